@@ -1,0 +1,1 @@
+"""Where kernels run: `cuda` on a device, `interpreter` on the CPU."""

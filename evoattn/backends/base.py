@@ -1,0 +1,28 @@
+"""What a backend does: run one candidate's launches over named buffers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from evoattn.trial import CompiledKernel, KernelLaunch
+
+
+class LaunchError(RuntimeError):
+    """The launch was refused or failed: the message is the driver's, in one sentence."""
+
+
+class Backend(Protocol):
+    """Runs kernels. A backend belongs to one process."""
+
+    name: str
+    device: torch.device
+
+    def run(self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]) -> tuple[str, ...]:
+        """Run `launches` in order, to completion. `buffers` maps each `Buffer.name` to a flat tensor on `device`, changed in place.
+
+        Returns the faults that the run itself showed (a race, an access out of bounds), one sentence each; empty where there
+        are none or the backend cannot see them. Raises `LaunchError` when a launch is refused or fails.
+        """
+        ...

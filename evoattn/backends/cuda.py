@@ -1,0 +1,112 @@
+"""Runs cubins on a CUDA device through CuPy, on torch's stream. Only a worker process imports this: it makes a CUDA context."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import cupy
+import numpy as np
+import torch
+
+from evoattn.backends import tensor_map
+from evoattn.backends.base import LaunchError
+from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, TensorMap
+
+SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+MODULES_KEPT = 32
+STATIC_SMEM_LIMIT = 48 * 1024
+"""Bytes of dynamic shared memory that a kernel may have without opting in."""
+
+
+class StickyError(RuntimeError):
+    """The CUDA context is lost (illegal address, trap, …): the process must end. The message is the driver's."""
+
+
+def _argument(argument: KernelArg, buffers: dict[str, torch.Tensor]) -> np.generic | np.ndarray:
+    """A kernel argument as CuPy passes it by value. Raises `LaunchError` where a tensor map is refused."""
+    if isinstance(argument, Buffer):
+        return np.uint64(buffers[argument.name].data_ptr())
+    if isinstance(argument, TensorMap):
+        return tensor_map.encode(argument, buffers[argument.buffer].data_ptr())
+    return SCALAR_TYPES[argument.ctype](argument.value)
+
+
+def _is_sticky() -> bool:
+    """Whether the context answers no more."""
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+        return False
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return True
+
+
+class CudaBackend:
+    """A `Backend` on CUDA device `index`."""
+
+    name = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        torch.zeros(1, device=self.device)                        # makes the primary context that CuPy shares
+        cupy.cuda.Device(index).use()
+        self._modules: OrderedDict[bytes, cupy.cuda.function.Module] = OrderedDict()
+
+    def prepare(
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor],
+    ) -> Callable[[], None]:
+        """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to capture in a graph.
+
+        Raises `LaunchError` where the module cannot be loaded or an attribute or a tensor map is refused.
+        """
+        try:
+            module = self._module(compiled.cubin)
+            steps = []
+            for launch in launches:
+                function = module.get_function(launch.kernel)
+                if launch.smem_bytes > STATIC_SMEM_LIMIT:
+                    cupy.cuda.driver.funcSetAttribute(
+                        function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.smem_bytes)
+                args = tuple(_argument(a, buffers) for a in launch.args)
+                steps.append((function, launch.grid, launch.block, args, launch.smem_bytes))
+        except cupy.cuda.driver.CUDADriverError as error:
+            raise LaunchError(f"The driver refused the kernel: {error}.") from None
+
+        def enqueue() -> None:
+            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+                for function, grid, block, args, smem in steps:
+                    try:
+                        function(grid, block, args, shared_mem=smem)
+                    except cupy.cuda.driver.CUDADriverError as error:
+                        raise LaunchError(f"The launch failed: {error}.") from None
+
+        return enqueue
+
+    def run(self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]) -> tuple[str, ...]:
+        """See `Backend.run`. The device shows no faults of its own. Raises `StickyError` when the context is lost."""
+        enqueue = self.prepare(compiled, launches, buffers)
+        enqueue()
+        self.synchronize()
+        return ()
+
+    def synchronize(self) -> None:
+        """Wait for the device. Raises `StickyError` when the context is lost, `LaunchError` on any other failure."""
+        try:
+            cupy.cuda.runtime.deviceSynchronize()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            if _is_sticky():
+                raise StickyError(f"The kernel broke the CUDA context: {error}.") from None
+            raise LaunchError(f"The launch failed: {error}.") from None
+
+    def _module(self, cubin: bytes) -> cupy.cuda.function.Module:
+        """The loaded module of a cubin, out of the most recent ones."""
+        if cubin in self._modules:
+            self._modules.move_to_end(cubin)
+            return self._modules[cubin]
+        module = cupy.cuda.function.Module()
+        module.load(cubin)
+        self._modules[cubin] = module
+        if len(self._modules) > MODULES_KEPT:
+            self._modules.popitem(last=False)
+        return module

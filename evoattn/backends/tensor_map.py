@@ -1,0 +1,47 @@
+"""A `TensorMap` as the 128 bytes that the tensor copy engine reads; asks libcuda by ctypes, which torch has loaded already."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import numpy as np
+
+from evoattn.backends.base import LaunchError
+from evoattn.trial import TensorMap
+
+BYTES, ALIGNMENT = 128, 64
+# Enumerators of cuda.h: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
+DATA_TYPES = {"fp16": 6, "bf16": 9}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+L2_PROMOTION_128_BYTES = 2
+
+
+@cache
+def _encoder() -> ctypes._CFuncPtr:
+    """cuTensorMapEncodeTiled of the driver. Raises `LaunchError` if it is too old to have one."""
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError) as error:
+        raise LaunchError(f"The driver has no tensor maps: {error}.") from None
+    function.restype = ctypes.c_int
+    return function
+
+
+def encode(tensor_map: TensorMap, address: int) -> np.ndarray:
+    """The CUtensorMap of `tensor_map` over the buffer at device `address`, as an array of one 128-byte item: what CuPy passes by value.
+
+    Raises `LaunchError` where the driver refuses (an address or a stride that is no multiple of 16 bytes, a box side over 256 …).
+    """
+    rank = len(tensor_map.shape)
+    raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)
+    aligned = (ctypes.addressof(raw) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    status = _encoder()(
+        ctypes.c_void_p(aligned), DATA_TYPES[tensor_map.dtype], rank, ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*tensor_map.shape), (ctypes.c_uint64 * (rank - 1))(*tensor_map.strides_bytes),
+        (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank),
+        0, SWIZZLES[tensor_map.swizzle_bytes], L2_PROMOTION_128_BYTES, 0,
+    )
+    if status:
+        raise LaunchError(f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}.")
+    return np.frombuffer(ctypes.string_at(aligned, BYTES), dtype=np.dtype((np.void, BYTES))).copy()

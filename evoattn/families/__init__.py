@@ -1,0 +1,1 @@
+"""Kernel families: one file each, one row each in `registry.py`."""

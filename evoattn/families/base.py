@@ -1,0 +1,69 @@
+"""What a kernel family is: a template, its constants, its launches, and why a config cannot be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Protocol
+
+from evoattn.config import KernelConfig
+from evoattn.gpu import GpuSpec
+from evoattn.problem import AttentionProblem
+from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
+
+
+class Family(Protocol):
+    """One kind of kernel. A family is stateless; `templates/<name>.cu.j2` and `search_spaces/<name>.yaml` belong to it.
+
+    A compiled kernel serves every problem with the same `compile_key`: lengths, batch, heads and strides are run-time arguments,
+    so one cubin is validated at ragged shapes and timed at the problem's own.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `evoattn families`."""
+    devices: ClassVar[str]
+    """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`."""
+    dtypes: ClassVar[tuple[str, ...]]
+
+    def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        """One sentence if no config of this family can serve the problem on this GPU, else None."""
+        ...
+
+    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        """One sentence if this config cannot be, else None. All that is knowable before compiling is said here."""
+        ...
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+        """Everything that the template may see. Depends on the problem only through `compile_key`."""
+        ...
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+        """One to three launches, in order."""
+        ...
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+        """Named scratch buffers in bytes; empty for a single-pass kernel."""
+        ...
+
+
+def compile_key(problem: AttentionProblem) -> tuple[int, str, str]:
+    """What of a problem a template may compile in: head_dim, dtype and mask."""
+    return problem.head_dim, problem.dtype, problem.mask
+
+
+def softmax_scale_log2(problem: AttentionProblem) -> float:
+    """softmax_scale · log2(e): kernels take exponentials base 2, `exp(x) = exp2(x · log2 e)`."""
+    return problem.softmax_scale * math.log2(math.e)
+
+
+def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """The arguments that every fused forward kernel takes, in this order:
+
+    `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v, o
+    in elements (twelve int64), `softmax_scale_log2` (float32).
+    """
+    args: list[KernelArg] = [Buffer(t) for t in "qkvo"]
+    args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
+    args += [Scalar("int64", stride) for t in "qkvo" for stride in problem.strides(t)[:3]]
+    args.append(Scalar("float32", softmax_scale_log2(problem)))
+    return tuple(args)

@@ -1,0 +1,22 @@
+"""The one table of families."""
+
+from __future__ import annotations
+
+from evoattn.families.base import Family
+from evoattn.families.flash_mma import FlashMma
+from evoattn.families.flash_scalar import FlashScalar
+
+
+class FamilyError(ValueError):
+    """A family that is not in the table: its message is one sentence."""
+
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma())}
+
+
+def lookup(name: str) -> Family:
+    """The family called `name`. Raises `FamilyError` on an unknown one."""
+    try:
+        return FAMILIES[name]
+    except KeyError:
+        raise FamilyError(f"Unknown family {name!r}; evoattn has {', '.join(FAMILIES)} (see `evoattn families`).") from None

@@ -1,0 +1,1 @@
+"""A PTX interpreter: runs the PTX of our kernels on the CPU."""

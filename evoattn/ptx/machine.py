@@ -1,0 +1,119 @@
+"""Runs one kernel launch on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import evoattn.ptx.instruction_set  # noqa: F401  fills the table of instructions
+from evoattn.ptx.context import Context
+from evoattn.ptx.counters import CLASS_FIELDS, Counters
+from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
+from evoattn.ptx.flow import Flow, flow_of
+from evoattn.ptx.memory import GlobalMemory
+from evoattn.ptx.program import Kernel
+from evoattn.ptx.scheduler import Scheduler
+from evoattn.ptx.threads import WARP, Threads
+
+DEFAULT_STEP_LIMIT = 5_000_000
+"""Instructions of one batch of blocks: some ten seconds."""
+MAX_THREADS_A_BLOCK = 1024
+_BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
+"""Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came of a launch. `faults` has one sentence for each; counters are zero where not asked for."""
+
+    faults: tuple[str, ...]
+    counters: Counters
+    steps: int
+    """Instructions executed, each once for all threads that ran it together."""
+
+
+class Machine:
+    """One launch of `kernel`. `run` executes it, changing `memory`."""
+
+    def __init__(self, kernel: Kernel, memory: GlobalMemory, params: Sequence[object], grid: tuple[int, int, int],
+                 block: tuple[int, int, int], dynamic_smem_bytes: int = 0, *, detect_races: bool = True, count: bool = True,
+                 step_limit: int = DEFAULT_STEP_LIMIT) -> None:
+        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size.
+
+        Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
+        """
+        if min(*grid, *block) < 1 or int(np.prod(block)) > MAX_THREADS_A_BLOCK:
+            raise ImpossibleLaunch(f"A block of {block} threads in a grid of {grid} blocks cannot be launched.")
+        self.kernel, self.memory, self.grid, self.block = kernel, memory, grid, block
+        self.dynamic_smem_bytes = dynamic_smem_bytes
+        self.detect_races, self.count, self.step_limit = detect_races, count, step_limit
+        self.parameters = _pack(kernel, params)
+        self.flow: Flow = flow_of(kernel)
+
+    def run(self) -> Execution:
+        """Run the whole grid. Faults stop the batch of blocks they are in, and the rest is not run."""
+        blocks = int(np.prod(self.grid))
+        smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
+        block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
+        at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
+        faults: list[str] = []
+        counters, steps = Counters(), 0
+        self.memory.load()
+        for first in range(0, blocks, at_once):
+            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first))
+            context = Context(self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, self.detect_races, self.count)
+            scheduler = Scheduler(context, self.flow, self.step_limit)
+            try:
+                scheduler.run()
+            except UnsupportedInstruction:
+                raise
+            except PtxError as error:
+                faults.append(str(error))
+            if context.races is not None:
+                context.races.check()
+                faults += [text for _, text in sorted(context.races.found.items())]
+            if self.count:
+                counters += count_instructions(self.flow, scheduler, context)
+            steps += scheduler.steps
+            if faults:
+                break
+        self.memory.store()
+        return Execution(tuple(faults), counters, steps)
+
+
+def _pack(kernel: Kernel, params: Sequence[object]) -> np.ndarray:
+    """The parameter space, uint8, padded so that every type can be read from it."""
+    if len(params) != len(kernel.parameters):
+        raise ImpossibleLaunch(f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(params)}.")
+    space = np.zeros(-(-kernel.parameter_bytes // 16) * 16, np.uint8)
+    for parameter, value in zip(kernel.parameters, params):
+        raw = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+        if len(raw) != parameter.size:
+            raise ImpossibleLaunch(f"The parameter {parameter.name} has {parameter.size} bytes, not {len(raw)}.")
+        space[parameter.offset:parameter.offset + parameter.size] = np.frombuffer(raw, np.uint8)
+    return space
+
+
+_TENSOR_FLOPS = {"m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
+"""Two a multiply-add, for a whole warp."""
+
+
+def count_instructions(flow: Flow, scheduler: Scheduler, context: Context) -> Counters:
+    """Counters of one scheduler's execution."""
+    totals = dict.fromkeys(Counters.__dataclass_fields__, 0.0)
+    for ins, (entry, _), executed in zip(flow.kernel.instructions, flow.entries, scheduler.executions().tolist()):
+        if not executed or entry.kind == "move":
+            continue
+        totals["issue_slots"] += executed
+        if entry.kind == "tensor":
+            totals["tensor_flops"] += executed * next((n for shape, n in _TENSOR_FLOPS.items() if f".{shape}." in ins.opcode), 0)
+        elif entry.kind in CLASS_FIELDS:
+            totals[CLASS_FIELDS[entry.kind]] += executed
+    traffic = context.traffic
+    totals |= {
+        "shared_wavefronts": traffic.wavefronts, "shared_wavefronts_ideal": traffic.wavefronts_ideal,
+        "global_sectors": traffic.sectors, "global_bytes": traffic.global_bytes, "async_copy_bytes": traffic.copied_bytes,
+    }
+    return Counters(**{name: float(value) for name, value in totals.items()})

@@ -1,0 +1,111 @@
+"""What the trials of a study say together: progress, failures, lineage, the cost model's rank."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import numpy as np
+
+from evoattn.report.data import Ancestor, CostModelRank, FailureGroup, Progress
+from evoattn.trial import Study, Trial, TrialState
+
+MIN_TRIALS_TO_CORRELATE = 10
+MAX_ANCESTORS = 24
+MAX_REASON = 240
+
+
+def is_positive(value: float) -> bool:
+    """Whether a time or cost can be divided by and drawn on a logarithmic axis; a damaged database may hold anything."""
+    return 0 < value < math.inf
+
+
+def value_of(trial: Trial, offline: bool) -> float | None:
+    """What the study ranks by: the median in µs, or the relative cost offline; None for a trial that is not right."""
+    if offline:
+        value = trial.relative_cost if trial.state is TrialState.ESTIMATED else None
+    else:
+        value = trial.timing.median_us if trial.state is TrialState.COMPLETE and trial.timing else None
+    return value if value is not None and is_positive(value) else None
+
+
+def _seconds_between(start: str, end: str) -> float:
+    try:
+        return max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def progress(study: Study, trials: Iterable[Trial]) -> Progress:
+    """The right candidates in the order tried; `trials` by number."""
+    numbers, elapsed, values, improvements = [], [], [], []
+    best = float("inf")
+    for trial in trials:
+        value = value_of(trial, study.offline)
+        if value is None:
+            continue
+        if value < best:
+            best = value
+            improvements.append(len(values))
+        numbers.append(trial.number)
+        elapsed.append(_seconds_between(study.created_at, trial.created_at))
+        values.append(value)
+    return Progress("relative_cost" if study.offline else "median_us", numbers, elapsed, values, improvements)
+
+
+def group_failures(failures: Iterable[tuple[TrialState, str, int]]) -> tuple[FailureGroup, ...]:
+    """Failures by state and reason, most frequent first; reasons that differ only in numbers are one group.
+
+    Only the first line of a reason is kept, and of a long one its beginning.
+    """
+    groups: dict[tuple[str, str], Counter[str]] = {}
+    for state, reason, count in failures:
+        first = next(iter(reason.strip().splitlines()), "")
+        text = first if len(first) <= MAX_REASON else first[:MAX_REASON] + "…"
+        key = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
+        groups.setdefault((state.value, key), Counter())[text] += count
+    rows = [FailureGroup(state, reasons.most_common(1)[0][0], reasons.total(), len(reasons)) for (state, _), reasons in groups.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.count, row.state, row.reason)))
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks from 0, equal values sharing their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
+
+
+def rank_cost_model(trials: Iterable[Trial]) -> CostModelRank | None:
+    """Spearman's correlation (Pearson's over ranks) of `relative_cost` with the median over `COMPLETE` trials; None below 10 of them."""
+    right = [(t.relative_cost, value_of(t, offline=False)) for t in trials]
+    pairs = [(cost, us) for cost, us in right if us is not None and cost is not None and is_positive(cost)]
+    if len(pairs) < MIN_TRIALS_TO_CORRELATE:
+        return None
+    cost, time = (_ranks(column) for column in zip(*pairs, strict=True))
+    if cost.std() == 0 or time.std() == 0:
+        return None
+    return CostModelRank(float(np.corrcoef(cost, time)[0, 1]), len(pairs))
+
+
+def lineage(best: Trial | None, trials: dict[int, Trial], offline: bool) -> tuple[Ancestor, ...]:
+    """`best` and its ancestors, youngest first, at most `MAX_ANCESTORS`; parents that are not in the study are passed over."""
+    found: dict[int, Trial] = {}
+    front = [best] if best else []
+    while front and len(found) < MAX_ANCESTORS:
+        trial = max(front, key=lambda t: t.number)              # a child is always younger than its parents
+        front.remove(trial)
+        found[trial.number] = trial
+        front += [trials[n] for n in dict.fromkeys(trial.parents) if n in trials and n < trial.number and trials[n] not in front]
+    return tuple(_ancestor(trial, trials, offline) for trial in found.values())
+
+
+def _ancestor(trial: Trial, trials: dict[int, Trial], offline: bool) -> Ancestor:
+    parents = [trials[n] for n in trial.parents if n in trials and trials[n].family == trial.family]
+    changes = {}
+    if parents:
+        values = {p.number: value_of(p, offline) for p in parents}
+        parent = min(parents, key=lambda p: (values[p.number] is None, values[p.number] or 0.0))
+        changes = {name: (parent.config.get(name), value) for name, value in trial.config.items() if parent.config.get(name) != value}
+    return Ancestor(trial.number, trial.family, trial.state.value, trial.operator, trial.parents, value_of(trial, offline), changes)

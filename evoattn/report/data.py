@@ -1,0 +1,204 @@
+"""The summary of a study: all that the table, the JSON and the page say, computed once."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LeaderboardRow:
+    """One candidate. Times in µs a call, None together with all that follows from them for a trial that was never timed."""
+
+    rank: int
+    trial: int
+    family: str
+    config: dict[str, Any]
+    state: str
+    operator: str
+    median_us: float | None
+    p10_us: float | None
+    p90_us: float | None
+    stage: str
+    """Of the timing: `screen`, `repeat` or `final`; empty if never timed."""
+    tflops: float | None
+    """Useful TFLOP/s: the FLOP of the visible query-key pairs over the median."""
+    peak_share: float | None
+    """Of the GPU's dense peak for the dtype, 0 to 1."""
+    speedups: dict[str, float]
+    """By SDPA backend: its median over ours. Only where both were timed in finals, which run interleaved."""
+    relative_cost: float | None
+    """The cost model's estimate, for ranking only."""
+    registers: int | None
+    spill_bytes: int | None
+    smem_bytes: int | None
+    """Static and dynamic shared memory of a block, the most over the launches."""
+
+
+@dataclass(frozen=True)
+class BaselineRow:
+    """One SDPA backend: times in µs of its last final (else of its last timing), or the sentence with which it refused."""
+
+    backend: str
+    median_us: float | None
+    p10_us: float | None
+    p90_us: float | None
+    stage: str
+    tflops: float | None
+    refusal: str
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failures of one state whose reasons differ only in numbers."""
+
+    state: str
+    reason: str
+    """The most frequent of the group's sentences."""
+    count: int
+    variants: int
+    """Different sentences in the group."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Every right candidate in the order tried, as columns of one length, and the improvements among them."""
+
+    quantity: str
+    """`median_us`, or `relative_cost` in an offline study."""
+    trial: list[int]
+    elapsed_s: list[float]
+    """Since the study was made; pauses between resumed runs count."""
+    value: list[float]
+    improvements: list[int]
+    """Indices into the columns at which the best so far became better."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much each parameter of one family tells the best tenth of its trials from all: shares that add up to 1, by PED-ANOVA."""
+
+    family: str
+    trials: int
+    """Right trials of the family."""
+    shares: dict[str, float]
+    """Largest first; empty where `why_not` says why."""
+    why_not: str
+
+
+@dataclass(frozen=True)
+class CostModelRank:
+    """Spearman correlation of the cost model's estimates with the measured medians, over all `trials` that have both."""
+
+    correlation: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A trial in the lineage of the best: how it was bred, what came out, and which genes it has anew against its best parent."""
+
+    trial: int
+    family: str
+    state: str
+    operator: str
+    parents: tuple[int, ...]
+    value: float | None
+    """µs or relative cost, whichever `Progress.quantity` says."""
+    changes: dict[str, tuple[Any, Any]]
+    """Parameter: (value in the best parent, value here)."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """One limit of the GPU for the problem, in TFLOP/s; `per_intensity` roofs rise with the FLOP a byte up to the peak."""
+
+    name: str
+    tflops: float
+    """At the problem's arithmetic intensity for the DRAM roof, everywhere else for the others."""
+    gb_per_s: float | None
+    """Set for the DRAM roof."""
+
+
+@dataclass(frozen=True)
+class StudySummary:
+    """A study's result. `render_json` prints exactly these fields, under these names; a null is something that is not known.
+
+    `kind` is `measured` or `estimated`. An estimated (offline) study has no times, no TFLOP/s, no speedups and no roofline anywhere,
+    and measured and estimated trials never share a leaderboard.
+    """
+
+    study: str
+    kind: str
+    problem: dict[str, Any]
+    problem_text: str
+    gpu: str
+    arch: str
+    sampler: str
+    seed: int
+    families: tuple[str, ...]
+    versions: dict[str, str]
+    """Names and versions as recorded when the study was made, the device and its driver among them."""
+    created_at: str
+    flops: int
+    bytes: int
+    """Fewest bytes through device memory."""
+    fits_l2: bool | None
+    counts: dict[str, int]
+    """Trials by state."""
+    leaderboard: tuple[LeaderboardRow, ...]
+    baselines: tuple[BaselineRow, ...]
+    failures: tuple[FailureGroup, ...]
+    progress: Progress
+    importances: tuple[Importance, ...]
+    cost_model: CostModelRank | None
+    """None below 10 trials with both an estimate and a time."""
+    lineage: tuple[Ancestor, ...]
+    """The best trial and its ancestors, youngest first."""
+    roofs: tuple[Roof, ...]
+
+    @property
+    def trials(self) -> int:
+        """Trials recorded, of whatever state."""
+        return sum(self.counts.values())
+
+    @property
+    def provenance(self) -> str:
+        """One line: where the numbers come from."""
+        device = self.versions.get("device")
+        driver = self.versions.get("driver", "driver unknown")
+        where = f"{device} ({driver})" if device else f"{self.gpu} ({self.arch}), compiled for, not run on"
+        skipped = ("device", "driver")
+        rest = ", ".join(f"{name} {version}" for name, version in self.versions.items() if name not in skipped)
+        return f"{where}; sampler {self.sampler}, seed {self.seed}; {rest}; {self.created_at}"
+
+    @property
+    def notice(self) -> str:
+        """What a reader must know before the numbers; empty if nothing."""
+        if self.kind == "estimated":
+            return (f"No {self.gpu} took part: every trial was compiled for it, run on the PTX interpreter and ranked by the cost model. "
+                    "The relative cost orders candidates within this study; it is not a time, and nothing here was measured.")
+        return ""
+
+
+def cost_text(value: float | None) -> str:
+    """A relative cost for people."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def render_json(summary: StudySummary) -> str:
+    """The fields of `StudySummary` as JSON, with a line break at the end."""
+    return json.dumps(_finite(asdict(summary) | {"trials": summary.trials, "notice": summary.notice}), indent=1, ensure_ascii=False) + "\n"

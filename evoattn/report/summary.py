@@ -1,0 +1,125 @@
+"""Storage → `StudySummary`."""
+
+from __future__ import annotations
+
+from evoattn import gpu
+from evoattn.config import KernelConfig
+from evoattn.families import registry
+from evoattn.gpu import GpuError, GpuSpec
+from evoattn.problem import AttentionProblem
+from evoattn.report.analysis import group_failures, is_positive, lineage, progress, rank_cost_model, value_of
+from evoattn.report.data import BaselineRow, LeaderboardRow, Roof, StudySummary
+from evoattn.report.importance import importance_of
+from evoattn.storage import Storage
+from evoattn.trial import Study, Timing, Trial
+
+MAX_REASONS = 10_000
+"""Different failure sentences that are read before those alike but for their numbers are put together."""
+
+
+def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
+    """All that a report says about `study`, with the best `limit` trials. Raises `StorageError` where the database fails."""
+    problem = AttentionProblem(**study.problem)
+    spec = _spec(study)
+    trials = {trial.number: trial for trial in storage.iter_trials(study)}
+    competitors = {} if study.offline else storage.baselines(study)
+    leaders = storage.leaderboard(study, limit)
+    return StudySummary(
+        study=study.name, kind="estimated" if study.offline else "measured", problem=study.problem, problem_text=problem.describe(),
+        gpu=study.gpu, arch=study.arch, sampler=study.sampler, seed=study.seed, families=study.families, versions=study.versions,
+        created_at=study.created_at, flops=problem.flops, bytes=problem.bytes, fits_l2=spec and problem.bytes <= spec.l2_bytes,
+        counts={state.value: count for state, count in sorted(storage.counts(study).items(), key=lambda item: -item[1])},
+        leaderboard=tuple(_row(rank, trial, problem, spec, competitors, study.offline) for rank, trial in enumerate(leaders, 1)),
+        baselines=() if study.offline else _baselines(storage, study, problem),
+        failures=group_failures(storage.failures(study, MAX_REASONS)),
+        progress=progress(study, trials.values()),
+        importances=_importances(study, trials),
+        cost_model=None if study.offline else rank_cost_model(trials.values()),
+        lineage=lineage(leaders[0] if leaders else None, trials, study.offline),
+        roofs=() if study.offline or spec is None else _roofs(problem, spec),
+    )
+
+
+def _spec(study: Study) -> GpuSpec | None:
+    """The table row of the study's GPU; None if this version does not know it."""
+    try:
+        return gpu.lookup(study.gpu)
+    except GpuError:
+        return None
+
+
+def _tflops(problem: AttentionProblem, timing: Timing) -> float:
+    return problem.flops / timing.median_us / 1e6
+
+
+def _row(
+    rank: int, trial: Trial, problem: AttentionProblem, spec: GpuSpec | None, competitors: dict[str, list[Timing]], offline: bool,
+) -> LeaderboardRow:
+    timing, info = trial.timing, trial.compile_info
+    if offline or timing and not is_positive(timing.median_us):
+        timing = None
+    tflops = _tflops(problem, timing) if timing else None
+    return LeaderboardRow(
+        rank=rank, trial=trial.number, family=trial.family, config=trial.config, state=trial.state.value, operator=trial.operator,
+        median_us=timing and timing.median_us, p10_us=timing and timing.quantile_us(0.1), p90_us=timing and timing.quantile_us(0.9),
+        stage=str(timing.protocol.get("stage", "")) if timing else "", tflops=tflops,
+        peak_share=tflops / spec.peak_tflops(problem.dtype) if tflops and spec else None,
+        speedups={name: t.median_us / timing.median_us for name, ts in competitors.items() for t in ts if timing and t.interleaved_with(timing)},
+        relative_cost=trial.relative_cost, registers=info and info.registers, spill_bytes=info and info.spill_bytes,
+        smem_bytes=_smem_bytes(trial, problem),
+    )
+
+
+def _smem_bytes(trial: Trial, problem: AttentionProblem) -> int | None:
+    """Static and dynamic shared memory; None where the record is not of this version's families."""
+    if trial.compile_info is None:
+        return None
+    try:
+        launches = registry.lookup(trial.family).launches(problem, KernelConfig(trial.family, trial.config))
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return None
+    return trial.compile_info.static_smem_bytes + max(launch.smem_bytes for launch in launches)
+
+
+def _baselines(storage: Storage, study: Study, problem: AttentionProblem) -> tuple[BaselineRow, ...]:
+    rows = []
+    for name, timings in storage.baselines(study).items():
+        t = timings[-1]
+        if not is_positive(t.median_us):
+            continue
+        stage = str(t.protocol.get("stage", ""))
+        rows.append(BaselineRow(name, t.median_us, t.quantile_us(0.1), t.quantile_us(0.9), stage, _tflops(problem, t), ""))
+    timed = {row.backend for row in rows}
+    rows += [BaselineRow(name, None, None, None, "", None, text) for name, text in storage.refusals(study).items() if name not in timed]
+    return tuple(sorted(rows, key=lambda row: (row.median_us is None, row.median_us or 0.0, row.backend)))
+
+
+def _importances(study: Study, trials: dict[int, Trial]):
+    results = {family: [] for family in study.families}
+    for trial in trials.values():
+        value = value_of(trial, study.offline)
+        if value is not None and trial.family in results:
+            results[trial.family].append((trial.config, value))
+    return tuple(importance_of(family, found) for family, found in results.items())
+
+
+def _roofs(problem: AttentionProblem, spec: GpuSpec) -> tuple[Roof, ...]:
+    """What bounds the problem on the GPU, in TFLOP/s at its boost clock.
+
+    Matrix and CUDA-core peaks, `mma.sync` where it reaches less than `wgmma`; the exponentials: one for each 4·head_dim FLOP, at
+    `exp2_per_clock` a SM; DRAM: the problem's fewest bytes.
+    """
+    intensity = problem.flops / problem.bytes
+    clocks = spec.sm_count * spec.boost_clock_ghz / 1e3                     # tera SM-clocks a second
+    cuda_cores = Roof("CUDA cores, fp32", spec.peak_tflops("fp32"), None)
+    roofs = [Roof("DRAM", intensity * spec.dram_gb_per_s / 1e3, spec.dram_gb_per_s)]
+    if problem.dtype == "fp32":
+        roofs.append(cuda_cores)
+    else:
+        matrix = spec.peak_tflops(problem.dtype)
+        roofs.append(Roof(f"tensor cores, {problem.dtype}", matrix, None))
+        if spec.mma_sync_share < 1:
+            roofs.append(Roof("tensor cores by mma.sync", matrix * spec.mma_sync_share, None))
+        roofs.append(cuda_cores)
+    roofs.append(Roof(f"exponentials at head_dim {problem.head_dim}", 4 * problem.head_dim * spec.exp2_per_clock * clocks, None))
+    return tuple(roofs)

@@ -1,0 +1,93 @@
+"""What a sampler is, and the part of the work that all of them share."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from evoattn.config import SearchSpace
+from evoattn.problem import AttentionProblem
+from evoattn.samplers.pool import ConfigPool, WhyInvalid
+from evoattn.trial import Proposal, Trial, TrialState
+
+
+class Sampler(Protocol):
+    """Proposes configs and learns from what became of them. Results may come in any order, long after the proposal."""
+
+    rejected: Counter[str]
+    """Invalid configs that it drew and dropped, by reason."""
+
+    def ask(self, n: int) -> list[Proposal]:
+        """Up to `n` proposals, none of a config proposed or recorded before; fewer only when nothing valid is left."""
+        ...
+
+    def tell(self, proposal: Proposal, trial: Trial) -> None:
+        """What became of a proposal of this sampler. Trials that it did not propose go to `restore`."""
+        ...
+
+    def restore(self, trials: Iterable[Trial]) -> None:
+        """Take in the trials of the study recorded so far; called before the first `ask`."""
+        ...
+
+
+def objective(trial: Trial) -> float | None:
+    """What samplers minimise: the log of the median in µs, or of the relative cost (a study has one or the other). None for a failure."""
+    if trial.state is TrialState.COMPLETE:
+        cost = trial.timing.median_us
+    elif trial.state is TrialState.ESTIMATED:
+        cost = trial.relative_cost
+    else:
+        return None
+    return math.log(cost) if cost and math.isfinite(cost) and cost > 0 else None
+
+
+class ProposingSampler:
+    """Starting configs first, then `_propose`, which every sampler fills with its own way; random configs where that gives none."""
+
+    def __init__(self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> None:
+        self.rng = random.Random(seed)
+        self.pool = ConfigPool(spaces, why_invalid, self.rng)
+        self._starting = deque(config for space in spaces.values() for config in space.starting_configs(problem))
+
+    @property
+    def rejected(self) -> Counter[str]:
+        return self.pool.rejected
+
+    def ask(self, n: int) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        while len(proposals) < n and (proposal := self._next()):
+            proposals.append(proposal)
+        return proposals
+
+    def _next(self) -> Proposal | None:
+        while self._starting:
+            config = self._starting.popleft()
+            if self.pool.mark(config.id):           # valid or not: they come from outside, so a bad one is to be recorded as such
+                return Proposal(config.family, config.params, operator="starting")
+        return self._propose() or self._random()
+
+    def _random(self, family: str | None = None) -> Proposal | None:
+        drawn = self.pool.draw(family)
+        return Proposal(*drawn, operator="random") if drawn else None
+
+    def _propose(self) -> Proposal | None:
+        """A claimed config, or None to leave it to chance."""
+        return None
+
+    def tell(self, proposal: Proposal, trial: Trial) -> None:
+        """Nothing to learn here."""
+
+    def restore(self, trials: Iterable[Trial]) -> None:
+        """Mark the recorded configs as seen, learn from those of today's spaces, and go on with fresh random numbers."""
+        count = 0
+        for count, trial in enumerate(trials, 1):
+            self.pool.mark(trial.config_id)
+            if self.pool.fits(trial.family, trial.config):
+                self._learn(trial)
+        self.rng.seed(f"{self.rng.random()} after {count} trials")
+
+    def _learn(self, trial: Trial) -> None:
+        """Take in a trial recorded earlier."""

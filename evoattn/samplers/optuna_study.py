@@ -1,0 +1,11 @@
+"""Optuna kept in memory and kept quiet."""
+
+from __future__ import annotations
+
+import optuna
+
+
+def new_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """A study that minimises, held in memory: the database of `evoattn.storage` is the one that lasts."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(sampler=sampler)

@@ -1,0 +1,310 @@
+"""The loop: propose → render → compile → validate → benchmark → record → tell, within a budget; then the finals."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from evoattn import benchmark
+from evoattn.budget import Budget
+from evoattn.compiler import compile_candidate
+from evoattn.config import KernelConfig, SearchSpace
+from evoattn.evaluate import Compiled, with_cost
+from evoattn.families import registry
+from evoattn.gpu import GpuSpec
+from evoattn.problem import AttentionProblem
+from evoattn.render import render
+from evoattn.samplers.base import Sampler
+from evoattn.storage import Storage
+from evoattn.trial import Candidate, Evaluation, Proposal, Study, Timing, Trial, TrialState
+from evoattn.tasks import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
+from evoattn.worker import Ending, Outcome, Pool, Worker, wait_for_any
+
+FINALISTS = 8
+READY_A_COMPILER = 2
+"""Compiled candidates waiting for the device, a compile worker: enough to choose the promising from, few enough to stay fresh."""
+RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
+"""Part of a time budget kept for the finals: at least RESERVE_SECONDS, at most RESERVE_MOST."""
+
+
+class SearchError(RuntimeError):
+    """The search cannot go on: its message is one sentence."""
+
+
+@dataclass
+class Progress:
+    """What the live display shows; only the search writes it."""
+
+    started: float = field(default_factory=time.monotonic)
+    recorded: int = 0
+    states: Counter = field(default_factory=Counter)
+    compiling: int = 0
+    ready: int = 0
+    on_device: str = "starting"
+    device_seconds: float = 0.0
+    """Wall time in which the GPU worker had a task."""
+    best: Trial | None = None
+    baselines: dict[str, float] = field(default_factory=dict)
+    """Median µs by SDPA backend, from the first measurement of the study."""
+    stage: str = "starting workers"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def candidates_per_second(self) -> float:
+        return self.recorded / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A candidate on its way."""
+
+    proposal: Proposal
+    config: KernelConfig
+    candidate: Candidate
+
+
+class Search:
+    """One run of a study. `run` returns when the budget is spent, the spaces are exhausted, or `KeyboardInterrupt` came."""
+
+    def __init__(
+        self, storage: Storage, study: Study, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace],
+        sampler: Sampler, jobs: int, cache: benchmark.CacheMode = "warm",
+    ) -> None:
+        self.storage, self.study, self.problem, self.gpu = storage, study, problem, gpu
+        self.spaces, self.sampler, self.jobs, self.cache = spaces, sampler, jobs, cache
+        self.progress = Progress()
+        self.interrupted = self.exhausted = False
+        self._ready: list[tuple[float, int, _Pending, Compiled]] = []
+        self._order = itertools.count()
+        self._sources: dict[str, int | None] = {}
+        self._device: Worker | None = None
+        self._baselines_measured = False
+
+    def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
+        """Search until the budget is spent; `refresh` is called several times a second. Raises `SearchError` or `StorageError`."""
+        self.progress.started = started = time.monotonic()
+        self._budget = budget
+        self._deadline = None
+        if budget.seconds is not None:
+            reserve = 0.0 if self.study.offline else min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * budget.seconds))
+            self._deadline = started + max(budget.seconds - reserve, 0.5 * budget.seconds)
+        self._restore()
+        self._pool = Pool(self.jobs, CompileHandler, (self.problem, self.gpu, self.study.offline))
+        if not self.study.offline:
+            self._device = Worker(DeviceHandler, (self.problem, self.gpu, self.cache))
+        try:
+            self._loop(refresh)
+            if not self.study.offline and self.progress.best is not None:
+                self._finals(refresh)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            self._pool.stop()
+            if self._device:
+                self._device.stop()
+        self.progress.stage = "done"
+        return self.progress
+
+    # ---- before the loop
+
+    def _restore(self) -> None:
+        """Refill sampler and tables from the trials recorded so far: the database is the only memory of a study."""
+        trials = list(self.storage.iter_trials(self.study))
+        self.sampler.restore(trials)
+        for trial in trials:
+            self._sources[trial.source_hash] = trial.number
+            self._improve(trial)
+        for name, timings in self.storage.baselines(self.study).items():
+            self.progress.baselines[name] = timings[0].median_us
+
+    # ---- the loop
+
+    def _spent(self) -> bool:
+        if self._budget.trials is not None and self.progress.recorded >= self._budget.trials:
+            return True
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _loop(self, refresh: Callable[[], None]) -> None:
+        workers = [*self._pool.workers, *([self._device] if self._device else [])]
+        while not self._spent():
+            self._feed_pool()
+            self._feed_device()
+            if self.exhausted and not self._pool.in_flight and not self._ready and not (self._device and self._device.busy):
+                return
+            wait_for_any(workers, 0.1)
+            for outcome in self._pool.poll():
+                self._compiled(outcome)
+            if self._device and (outcome := self._device.poll()):
+                self._timed(outcome)
+            self._check_workers(workers)
+            self._show(refresh)
+
+    def _show(self, refresh: Callable[[], None]) -> None:
+        progress = self.progress
+        progress.compiling, progress.ready = self._pool.in_flight, len(self._ready)
+        if self._device:
+            progress.on_device = "starting" if not self._device.ready else "busy" if self._device.busy else "waiting"
+        progress.stage = "searching" if any(w.ready for w in self._pool.workers) else "starting workers"
+        refresh()
+
+    def _check_workers(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            if worker.failures_to_start >= 3:
+                raise SearchError(f"A worker process failed to start three times; the last time: {worker.start_failure}")
+
+    def _wanted(self) -> int:
+        """How many more candidates may enter the line now: a trial budget is not overrun by those on their way."""
+        on_the_way = self._pool.in_flight + len(self._ready) + (self._device is not None and self._device.busy)
+        room = len(self._pool.idle())
+        if not self.study.offline:
+            room = min(room, READY_A_COMPILER * self.jobs - len(self._ready))
+        if self._budget.trials is not None:
+            room = min(room, self._budget.trials - self.progress.recorded - on_the_way)
+        return max(room, 0)
+
+    def _feed_pool(self) -> None:
+        wanted = self._wanted()
+        while wanted and not self.exhausted:
+            proposals = self.sampler.ask(wanted)
+            if not proposals:
+                self.exhausted = self._pool.in_flight == 0 and not self._ready and not (self._device and self._device.busy)
+                return
+            for proposal in proposals:
+                wanted -= self._enter(proposal)
+
+    def _enter(self, proposal: Proposal) -> bool:
+        """Render a proposal and hand it to the pool; False if it ended before (invalid, or the source of an earlier trial)."""
+        config = self.spaces[proposal.family].make_config(proposal.params)
+        family = registry.lookup(proposal.family)
+        if reason := family.why_invalid(self.problem, config, self.gpu):
+            self._record(proposal, config, None, Evaluation(TrialState.INVALID_CONFIG, reason))
+            return False
+        candidate = render(family, self.problem, config, self.gpu)
+        if candidate.source_hash in self._sources:
+            earlier = self._sources[candidate.source_hash]
+            which = f"trial {earlier}" if earlier else "a candidate still on its way"
+            self._record(proposal, config, candidate, Evaluation(TrialState.DUPLICATE, f"It renders the same source as {which}."))
+            return False
+        self._sources[candidate.source_hash] = None
+        self._pool.idle()[0].submit(_Pending(proposal, config, candidate), (candidate, config), COMPILE_SECONDS)
+        return True
+
+    def _compiled(self, outcome: Outcome) -> None:
+        """A compile worker's result: into the queue of the device, or recorded."""
+        pending: _Pending = outcome.tag
+        if outcome.ending is not Ending.RESULT:
+            self._record_pending(pending, _ending(outcome, "compile"))
+        elif isinstance(outcome.value, Evaluation):
+            self._record_pending(pending, outcome.value)
+        elif outcome.value.failure:
+            self._record_pending(pending, outcome.value.failure)
+        else:
+            cost = outcome.value.relative_cost
+            heapq.heappush(self._ready, (float("inf") if cost is None else cost, next(self._order), pending, outcome.value))
+
+    def _feed_device(self) -> None:
+        """Give an idle device the most promising candidate, or its first measurement of the baselines."""
+        if not (self._device and self._device.idle):
+            return
+        if not self._baselines_measured:
+            self._baselines_measured = True
+            self._submit("baselines", "final", ({}, benchmark.SCREEN), DEVICE_SECONDS * 3)
+        elif self._ready:
+            _, _, pending, compiled = heapq.heappop(self._ready)
+            best = self.progress.best
+            task = pending.candidate.family, pending.config, compiled.kernel, best.timing.median_us if best else None
+            self._submit((pending, compiled), "evaluate", task, DEVICE_SECONDS)
+
+    def _submit(self, tag: Any, method: str, args: tuple, seconds: float) -> None:
+        self._device.submit(tag, (method, args), seconds)
+
+    def _timed(self, outcome: Outcome) -> None:
+        """The GPU worker's result."""
+        self.progress.device_seconds += outcome.seconds
+        if outcome.tag == "baselines":
+            if outcome.ending is not Ending.RESULT:
+                raise SearchError(f"The SDPA backends could not be measured: {outcome.value}")
+            self._record_baselines(*outcome.value)
+            return
+        pending, compiled = outcome.tag
+        evaluation = outcome.value if outcome.ending is Ending.RESULT else _ending(outcome, "device")
+        self._record_pending(pending, with_cost(evaluation, compiled.relative_cost, compiled.kernel.info))
+
+    # ---- recording
+
+    def _record_pending(self, pending: _Pending, evaluation: Evaluation) -> None:
+        trial = self._record(pending.proposal, pending.config, pending.candidate, evaluation)
+        self._sources[pending.candidate.source_hash] = trial.number
+
+    def _record(self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation) -> Trial:
+        trial = self.storage.record(self.study, config, candidate, evaluation, proposal.parents, proposal.operator)
+        self.sampler.tell(proposal, trial)
+        self.progress.recorded += 1
+        self.progress.states[trial.state] += 1
+        self._improve(trial)
+        return trial
+
+    def _improve(self, trial: Trial) -> None:
+        best = self.progress.best
+        if trial.state is TrialState.COMPLETE:
+            if best is None or trial.timing.median_us < best.timing.median_us:
+                self.progress.best = trial
+        elif trial.state is TrialState.ESTIMATED and (best is None or trial.relative_cost < best.relative_cost):
+            self.progress.best = trial
+
+    def _record_baselines(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
+        for name, timing in timings.items():
+            self.storage.add_baseline(self.study, name, timing, "")
+            self.progress.baselines[name] = timing.median_us
+        for name, reason in refusals.items():
+            self.storage.add_baseline(self.study, name, None, reason)
+
+    # ---- finals
+
+    def _finals(self, refresh: Callable[[], None]) -> None:
+        """The best candidates and every SDPA backend, interleaved, so that the winner is chosen by one and the same weather."""
+        self.progress.stage = "finals"
+        finalists = {}
+        for trial in self.storage.leaderboard(self.study, FINALISTS):
+            config = KernelConfig(trial.family, trial.config)
+            source = self.storage.source(trial.source_hash)
+            kernel = compile_candidate(Candidate(trial.family, trial.config, trial.config_id, source, self.gpu.arch))
+            finalists[str(trial.number)] = trial.family, config, kernel
+        device = self._device
+        while not device.idle:                        # the candidate in hand ends first, or hits its own deadline
+            wait_for_any([device], 0.1)
+            if outcome := device.poll():
+                self._timed(outcome)
+            self._check_workers([device])
+            refresh()
+        self._submit("finals", "final", (finalists, benchmark.FINAL), RESERVE_MOST * 2)
+        while not (outcome := device.poll()):
+            wait_for_any([device], 0.1)
+            refresh()
+        self.progress.device_seconds += outcome.seconds
+        if outcome.ending is not Ending.RESULT:
+            raise SearchError(f"The finals could not be held: {outcome.value} All trials are recorded; `--resume` holds them again.")
+        timings, refusals = outcome.value
+        for name, timing in timings.items():
+            if name in finalists:
+                self.storage.add_timing(int(name), timing)
+        self._record_baselines({n: t for n, t in timings.items() if n not in finalists}, refusals)
+        leaders = self.storage.leaderboard(self.study, 1)
+        self.progress.best = leaders[0] if leaders else None
+
+
+def _ending(outcome: Outcome, where: str) -> Evaluation:
+    """The evaluation of a task that did not return."""
+    if outcome.ending is Ending.TIMEOUT:
+        return Evaluation(TrialState.TIMEOUT, f"On the {where} worker: {outcome.value}", seconds=outcome.seconds)
+    if outcome.ending is Ending.DIED:
+        return Evaluation(TrialState.WORKER_DIED, f"On the {where} worker: {outcome.value}", seconds=outcome.seconds)
+    return Evaluation(TrialState.LAUNCH_ERROR if where == "device" else TrialState.COMPILE_ERROR, str(outcome.value), seconds=outcome.seconds)

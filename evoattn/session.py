@@ -1,0 +1,158 @@
+"""From the words of `evoattn search` to a running study: what to search, for which device, in which study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from evoattn import gpu as gpus
+from evoattn import problems
+from evoattn.budget import Budget, parse_budget
+from evoattn.config import ConfigError, KernelConfig, SearchSpace, load_space
+from evoattn.display import Display, best_sentence
+from evoattn.families import registry
+from evoattn.gpu import DetectedDevice, GpuError, GpuSpec
+from evoattn.problem import AttentionProblem, ProblemError
+from evoattn.report import render_table, summarise
+from evoattn.samplers.base import Sampler
+from evoattn.samplers.registry import make_sampler
+from evoattn.search import Search
+from evoattn.storage import Storage, StorageError
+from evoattn.trial import Study
+from evoattn.versions import collect
+
+DEFAULT_PROBLEM = "seed_h100"
+LEADERBOARD_ROWS = 10
+
+
+@dataclass(frozen=True)
+class PreparedSearch:
+    """A study that is ready to run."""
+
+    storage: Storage
+    study: Study
+    problem: AttentionProblem
+    gpu: GpuSpec
+    device: DetectedDevice | None
+    spaces: dict[str, SearchSpace]
+    budget: Budget
+    budget_text: str
+    jobs: int
+
+
+def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, DetectedDevice | None]:
+    """(GPU to search for, device to time on). The device is None where no GPU is: the search is then offline.
+
+    Raises `GpuError` on an unknown GPU, on `auto` without a known device, and where the device is another GPU than the named one.
+    """
+    if name == "auto":
+        if not devices:
+            raise GpuError("There is no CUDA device here; name the GPU to search for offline, for example --gpu l4.")
+        if devices[0].spec is None:
+            raise GpuError(f"The device here, {devices[0].product}, is not in evoattn's table; see `evoattn gpus`, and add a row to evoattn/gpu.py.")
+        return devices[0].spec, devices[0]
+    spec = gpus.lookup(name)
+    if not devices:
+        return spec, None
+    for device in devices[:1]:
+        if device.spec is spec:
+            return spec, device
+    raise GpuError(
+        f"The device here is a {devices[0].product}, not {spec.name}: use --gpu auto to search on it, "
+        "or hide it (CUDA_VISIBLE_DEVICES=) to search offline.")
+
+
+def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
+    """The spaces to search: the named families, or all that can serve the problem. Raises `FamilyError` or `ProblemError`."""
+    spaces, reasons = {}, []
+    for name in dict.fromkeys(names or registry.FAMILIES):
+        if reason := registry.lookup(name).why_unsupported(problem, gpu):
+            reasons.append(f"{name}: {reason}")
+        else:
+            spaces[name] = load_space(name, gpu)
+    if not spaces or (names and reasons):
+        raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
+    return spaces
+
+
+def prepare_search(
+    *, gpu: str, budget: str, problem: str | None, shape: str | None, families: list[str], sampler: str, study: str | None, seed: int, db: str,
+    jobs: int, cache: str, resume: bool,
+) -> PreparedSearch:
+    """Check every word before anything starts, open the database, and find or make the study."""
+    parsed = parse_budget(budget)
+    if cache not in ("warm", "cold"):
+        raise ConfigError(f"The cache mode is warm or cold, not {cache!r}.")
+    if problem and shape:
+        raise ProblemError("Give --problem or --shape, not both.")
+    wanted = problems.parse_shape(shape) if shape else problems.lookup(problem or DEFAULT_PROBLEM)
+    devices = gpus.detect_devices()
+    if resume:
+        if problem or shape or families:
+            raise ProblemError("A resumed study keeps its problem and families; leave --problem, --shape and --family out.")
+        return _resume(db, study, devices, gpu, parsed, budget, jobs)
+    spec, device = choose_device(gpu, devices)
+    spaces = choose_families(families, wanted, spec)
+    _make_sampler(sampler, spaces, wanted, spec, seed)
+    storage = Storage.open(db)
+    name = study or _free_name(storage, f"{wanted.name or 'shape'}_{spec.name}{'' if device else '_offline'}")
+    options = {"cache": cache, "jobs": jobs}
+    made = storage.create_study(name, wanted, spec, device is None, sampler, seed, tuple(spaces), collect(device), options)
+    return PreparedSearch(storage, made, wanted, spec, device, spaces, parsed, budget, jobs)
+
+
+def _resume(
+    db: str, name: str | None, devices: list[DetectedDevice], gpu: str, budget: Budget, budget_text: str, jobs: int,
+) -> PreparedSearch:
+    storage = Storage.open(db, create=False)
+    study = storage.find_study(name) if name else storage.latest_study()
+    if study is None:
+        raise StorageError(f"There is no study {name!r} to resume in {db}." if name else f"There is no study to resume in {db}.")
+    if gpu not in ("auto", study.gpu):
+        raise GpuError(f"Study {study.name} is for the GPU {study.gpu}, not {gpu}; leave --gpu out, or start another study.")
+    problem = AttentionProblem(**study.problem)
+    if study.offline:
+        spec, device = gpus.lookup(study.gpu), None
+    else:
+        if not devices:
+            raise GpuError(f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
+        spec, device = choose_device(study.gpu, devices)
+    spaces = choose_families(list(study.families), problem, spec)
+    return PreparedSearch(storage, study, problem, spec, device, spaces, budget, budget_text, jobs)
+
+
+def _make_sampler(name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec, seed: int) -> Sampler:
+    def why_invalid(family: str, params: dict) -> str | None:
+        return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), gpu)
+
+    return make_sampler(name, spaces, problem, seed, why_invalid)
+
+
+def _free_name(storage: Storage, stem: str) -> str:
+    taken = {s.name for s in storage.studies()}
+    return next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+
+
+def run_search(prepared: PreparedSearch, console: Console) -> None:
+    """Run the study under a live display, then print its leaderboard."""
+    p, storage, study = prepared, prepared.storage, prepared.study
+    if p.device:
+        console.print(f"Searching on the {p.device.product} for {p.problem.describe()} (study {study.name}).", markup=False)
+    else:
+        console.print(
+            f"No CUDA device is used: searching offline for the {p.gpu.product} ({p.gpu.arch}); kernels are compiled for it, "
+            "checked on the interpreter and ranked by a cost model, never timed.", soft_wrap=True, markup=False)
+        console.print(f"Problem {p.problem.describe()} (study {study.name}).", markup=False)
+    sampler = _make_sampler(study.sampler, p.spaces, p.problem, p.gpu, study.seed)
+    running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", "warm"))
+    title = f"evoattn search --gpu {p.gpu.name} --budget {p.budget_text}"
+    with storage.lock_study(study), Display(console, running.progress, title, p.budget.seconds, p.budget.trials) as display:
+        progress = running.run(p.budget, display.refresh)
+    ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"
+    console.print(
+        f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s, {progress.candidates_per_second:.2f} a second"
+        + (f"; the GPU worker was busy {progress.device_seconds / progress.seconds:.0%} of the time." if p.device else "."), markup=False)
+    console.print(f"Best: {best_sentence(progress)}.", markup=False)
+    render_table(summarise(storage, study, LEADERBOARD_ROWS), console)
+    storage.close()

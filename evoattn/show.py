@@ -1,0 +1,66 @@
+"""One trial for people: config, state, evidence, lineage, source."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evoattn.problem import AttentionProblem
+from evoattn.storage import Storage
+from evoattn.trial import Timing, Trial
+
+NOT_MODELLED = (
+    "The interpreter does not model: races in global memory, memory fences, denormals flushed by .ftz beyond exp2, "
+    "the last bits of approximate functions, and faults of ptxas (it runs PTX, not machine code)."
+)
+
+
+def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
+    """Print all that is recorded of `trial`, its source last."""
+    study = storage.study(trial.study_id)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+
+    def row(name: str, value: object) -> None:
+        rows.add_row(name, Text(str(value)))
+
+    row("trial", f"{trial.number} of study {study.name} ({trial.created_at})")
+    row("problem", AttentionProblem(**study.problem).describe())
+    row("gpu", f"{study.gpu} ({study.arch})" + (", offline" if study.offline else f", {study.versions.get('device', 'unknown device')}"))
+    row("state", f"{trial.state}" + (f": {trial.reason}" if trial.reason else ""))
+    row("family", trial.family)
+    row("config", " ".join(f"{k}={v}" for k, v in trial.config.items()))
+    row("config id", trial.config_id)
+    row("made by", f"{trial.operator}" + (f" of trials {', '.join(map(str, trial.parents))}" if trial.parents else ""))
+    if info := trial.compile_info:
+        row("compiler", f"{info.compiler} {' '.join(info.options)}, {info.seconds:.2f} s")
+        row("resources", f"{info.registers} registers a thread, {info.spill_bytes} bytes spilled, {info.static_smem_bytes} bytes of static shared memory")
+        if info.warnings:
+            row("warnings", ", ".join(info.warnings))
+    if report := trial.validation:
+        row("validated on", report.backend)
+        for check in report.checks:
+            row("", f"{'right' if check.passed else 'WRONG'}  {check.case}: error {check.max_error:.2e}, allowed {check.allowed_error:.2e}")
+        if report.backend == "interpreter":
+            row("", NOT_MODELLED)
+    for timing in trial.timings:
+        row(f"time ({timing.protocol.get('stage', '?')})", _timing_sentence(timing))
+    if trial.relative_cost is not None:
+        row("relative cost", f"{trial.relative_cost:.6g} (an estimate for ranking, not a time)")
+    row("evaluated in", f"{trial.seconds:.2f} s")
+    row("versions", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
+    row("source hash", trial.source_hash or "none: it never became source")
+    console.print(rows)
+    if trial.source_hash:
+        console.print()
+        console.print(storage.source(trial.source_hash), markup=False, soft_wrap=True)
+
+
+def _timing_sentence(timing: Timing) -> str:
+    p = timing.protocol
+    return (
+        f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-{timing.quantile_us(0.9):.2f}; "
+        f"{p.get('calls_per_replay', '?')} calls a replay, {p.get('cache', '?')} L2, {p.get('contestants', '?')} interleaved"
+    )

@@ -1,0 +1,110 @@
+"""Opening a database: its URL, SQLite's settings, read-only files, and the migration to this version's tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, column, create_engine, event, inspect, make_url, select, table
+from sqlalchemy.exc import ArgumentError
+
+from evoattn.paths import MIGRATIONS
+from evoattn.storage.errors import StorageError
+from evoattn.storage.schema import REVISION, VERSION_TABLE
+
+BUSY_TIMEOUT_S = 10.0
+"""How long a call waits for another program's write; ours take milliseconds."""
+
+
+def parse_url(text: str) -> URL:
+    """A SQLAlchemy URL; a bare path is a SQLite file. Raises `StorageError`."""
+    try:
+        url = make_url(text if "://" in text else f"sqlite:///{Path(text).absolute()}")
+    except ArgumentError:
+        raise StorageError(f"{text!r} is neither a file nor a database URL such as sqlite:///db/evoattn.sqlite.") from None
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise StorageError("A study must outlive its process; give --db a file.")
+    return url
+
+
+def place(url: URL) -> str:
+    """What to call the database in a sentence: its path, or its URL without the password."""
+    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+
+
+def is_read_only(url: URL) -> bool:
+    """True for a SQLite file that may be read but not written; WAL also needs the right to write beside it."""
+    if url.get_backend_name() != "sqlite":
+        return False
+    path = Path(url.database)
+    return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+
+
+def _read_only_url(url: URL) -> URL:
+    """SQLite opens a WAL file without write access only if it may use the -wal and -shm files that are there, or is told that nothing
+    changes the file (`immutable`, sqlite.org/wal.html §5)."""
+    path = Path(url.database).absolute()
+    mode = {"mode": "ro"} if Path(f"{path}-wal").exists() else {"immutable": "1"}
+    return url.set(database=f"file:{quote(str(path))}", query={**url.query, **mode, "uri": "true"})
+
+
+def connect(url: URL) -> Engine:
+    """An engine with evoattn's settings. Raises `StorageError` where the URL names no driver that is installed."""
+    sqlite = url.get_backend_name() == "sqlite"
+    read_only = is_read_only(url)
+    try:
+        engine = create_engine(_read_only_url(url) if read_only else url, connect_args={"timeout": BUSY_TIMEOUT_S} if sqlite else {})
+    except (ArgumentError, ImportError) as error:
+        raise StorageError(f"No driver for the database {place(url)} is installed ({error}).") from None
+    if sqlite:
+        event.listen(engine, "connect", _set_up_reading if read_only else _set_up)
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _set_up_reading(connection, _record) -> None:
+    connection.isolation_level = None              # _begin begins; Python's own way leaves DDL outside transactions
+    connection.execute("PRAGMA trusted_schema=OFF")  # a database from elsewhere may define views and triggers: no functions for them
+
+
+def _set_up(connection, record) -> None:
+    _set_up_reading(connection, record)
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA journal_mode=WAL")
+    # NORMAL would survive kill -9 too, but lose the last minutes at a power cut. FULL is one fsync a trial: 0.3 ms to some
+    # 10 ms, where a trial takes 250 ms and more.
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin(connection: Connection) -> None:
+    # IMMEDIATE takes the write lock at the start, where SQLite waits for it; a reader that turns writer is refused at once.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
+
+
+def revision(connection: Connection, where: str) -> str | None:
+    """The revision that the database is at; None if it has no tables at all. Raises `StorageError` if it is not evoattn's."""
+    names = inspect(connection).get_table_names()
+    if not names:
+        return None
+    if VERSION_TABLE not in names:
+        raise StorageError(f"{where} is some other program's database (it has the table {names[0]!r}); choose another file with --db.")
+    return connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
+
+
+def migrate(connection: Connection, current: str | None, where: str) -> None:
+    """Bring the tables to `REVISION`, in the connection's transaction. Raises `StorageError` if they are not older."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if current is not None and current not in known:
+        raise StorageError(
+            f"The database {where} was written by another version of evoattn (its tables are at {current}, "
+            f"this one's at {REVISION}); update evoattn, or choose another database with --db."
+        )
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

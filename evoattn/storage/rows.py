@@ -1,0 +1,140 @@
+"""Records to rows and back. A row may come from somebody else's database, so every value read is checked before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from evoattn.problem import AttentionProblem
+from evoattn.storage.errors import StorageError
+from evoattn.storage.schema import STAGES
+from evoattn.trial import CheckResult, CompileInfo, Study, Timing, Trial, TrialState, ValidationReport
+
+MAX_SOURCE_BYTES = 16 << 20
+"""No rendered kernel comes near; a row that unpacks to more is not ours."""
+
+Row = Mapping[str, Any]
+
+
+def _number(value: Any) -> float:
+    """A JSON number, or one of the words by which `_json_float` stands in for what JSON lacks."""
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _json_float(value: float) -> float | str:
+    """JSON has no NaN and no infinity, but a wrong kernel's error is often one of them."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
+    """`values` if it is a `container` that holds only `kind`. Raises `TypeError`."""
+    inside = values.values() if isinstance(values, dict) else values
+    if not isinstance(values, container) or not all(isinstance(v, kind) for v in inside):
+        raise TypeError(f"{str(values)[:80]!r} is not of the kind that belongs here")
+    return values
+
+
+def _checked(what: str, build: Callable[[], Any]) -> Any:
+    try:
+        return build()
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StorageError(f"{what} is damaged in the database ({error}); use another copy of it.") from None
+
+
+def study_from_row(row: Row) -> Study:
+    """Raises `StorageError` if a value is not of its kind."""
+    def build() -> Study:
+        AttentionProblem(**_each((int, str), row["problem"], dict))
+        return Study(
+            row["id"], str(row["name"]), row["problem"], str(row["gpu"]), str(row["arch"]), bool(row["offline"]), str(row["sampler"]),
+            int(row["seed"]), tuple(_each(str, row["families"], list)), _each(str, row["versions"], dict),
+            _each(object, row["options"], dict), str(row["created_at"]),
+        )
+    return _checked(f"Study {row['name']!r}", build)
+
+
+def timing_to_row(timing: Timing) -> dict[str, Any]:
+    return {"stage": STAGES.index(timing.protocol["stage"]), "median_us": timing.median_us,
+            "protocol": timing.protocol, "samples_us": list(timing.samples_us)}
+
+
+def timing_from_row(row: Row) -> Timing:
+    """Raises `StorageError` if a value is not of its kind."""
+    def build() -> Timing:
+        samples = tuple(_number(v) for v in _each((int, float), row["samples_us"], list))
+        STAGES.index(_each(object, row["protocol"], dict)["stage"])
+        if not samples:
+            raise ValueError("no samples")
+        return Timing(samples, row["protocol"])
+    return _checked("A timing", build)
+
+
+def _validation_to_json(report: ValidationReport) -> dict[str, Any]:
+    checks = [asdict(c) | {"max_error": _json_float(c.max_error), "allowed_error": _json_float(c.allowed_error)} for c in report.checks]
+    return {"backend": report.backend, "checks": checks}
+
+
+def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
+    return ValidationReport(str(value["backend"]), tuple(
+        CheckResult(str(c["case"]), c["passed"] is True, _number(c["max_error"]), _number(c["allowed_error"]), str(c["reason"]))
+        for c in _each(dict, value["checks"], list)
+    ))
+
+
+_COMPILE_COLUMNS = {
+    "registers": "registers", "spill_store_bytes": "spill_store_bytes", "spill_load_bytes": "spill_load_bytes",
+    "stack_bytes": "stack_bytes", "static_smem_bytes": "static_smem_bytes", "seconds": "compile_seconds", "compiler": "compiler",
+}
+"""Fields of `CompileInfo` that are plain columns; its two tuples are JSON."""
+
+
+def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | None) -> dict[str, Any]:
+    """The columns of `trials` that hold what compiler and validation said."""
+    row: dict[str, Any] = {"validation": validation and _validation_to_json(validation)}
+    if info:
+        row |= {column: getattr(info, field) for field, column in _COMPILE_COLUMNS.items()}
+        row |= {"compile_options": list(info.options), "compile_warnings": list(info.warnings)}
+    return row
+
+
+def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
+    """The trial, without a validation report where the query left that column out. Raises `StorageError` if a value is not of its kind."""
+    def build() -> Trial:
+        info = None
+        if row["registers"] is not None:
+            fields = {field: row[column] for field, column in _COMPILE_COLUMNS.items()}
+            info = CompileInfo(
+                **_each((int, float, str), fields, dict),
+                options=tuple(_each(str, row["compile_options"], list)), warnings=tuple(_each(str, row["compile_warnings"], list)),
+            )
+            _each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
+        validation = row.get("validation")
+        return Trial(
+            row["number"], row["study_id"], str(row["family"]), _each((int, float, str), row["config"], dict), str(row["config_id"]),
+            TrialState(row["state"]), str(row["reason"]), row["source_hash"], info,
+            None if validation is None else _validation_from_json(validation), timings,
+            None if row["relative_cost"] is None else _number(row["relative_cost"]), tuple(_each(int, row["parents"], list)),
+            str(row["operator"]), str(row["created_at"]), _number(row["seconds"]),
+        )
+    return _checked(f"Trial {row['number']}", build)
+
+
+def pack_source(text: str) -> bytes:
+    return zlib.compress(text.encode())
+
+
+def unpack_source(source_hash: str, packed: bytes) -> str:
+    """The text, proved by its hash. Raises `StorageError` if it is not what was recorded."""
+    try:
+        data = zlib.decompressobj().decompress(packed, MAX_SOURCE_BYTES)
+    except (zlib.error, TypeError):
+        data = b""
+    if hashlib.sha256(data).hexdigest() != source_hash:
+        raise StorageError(f"The source {source_hash[:12]} is not in the database as it was recorded; use another copy of the database.")
+    return data.decode()

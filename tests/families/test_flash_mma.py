@@ -1,0 +1,160 @@
+"""flash_mma: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import yaml
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_source
+from evoattn.config import KernelConfig, load_space
+from evoattn.families.flash_mma import FlashMma, registers_needed, smem_bytes
+from evoattn.gpu import GPUS
+from evoattn.paths import SEARCH_SPACES
+from evoattn.problem import AttentionProblem
+from evoattn.render import MARKER, render
+from evoattn.validate import check, make_case
+
+FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
+BASE = {
+    "BLOCK_M": 32, "BLOCK_N": 32, "WARPS": 2, "KEY_WARPS": 1, "STAGES": 2, "SCHEDULE": "together", "SMEM_LAYOUT": "swizzled", "Q_PLACE": "shared",
+    "RESCALE": "always", "ROW_SUM": "add", "O_STORE": "direct", "BLOCK_ORDER": "rows", "BLOCKS_PER_SM": 1,
+}
+
+
+def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:
+    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
+
+
+def config(**genes) -> KernelConfig:
+    return load_space("flash_mma", L4).make_config(BASE | genes)
+
+
+def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
+    candidate = render(FAMILY, p, c, gpu)
+    return compile_source(edit(candidate.source), candidate.arch)
+
+
+RIGHT = [
+    (problem(113, 203, 64), {"O_STORE": "shared"}, "large_logits"),
+    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"KEY_WARPS": 2, "Q_PLACE": "registers", "O_STORE": "shared"}, "plain"),
+    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"SCHEDULE": "split", "STAGES": 1, "RESCALE": "vote"}, "plain"),
+    (problem(40, 163, 64, mask="causal_upper_left"), {"SCHEDULE": "overlapped", "RESCALE": "lazy", "Q_PLACE": "direct"}, "rising_maximum"),
+    (problem(1, 239, 40), {"BLOCK_M": 16, "WARPS": 1, "KEY_WARPS": 2, "SCHEDULE": "split_short_v", "SMEM_LAYOUT": "padded"}, "plain"),
+    (problem(50, 113, 128), {"RESCALE": "lazy", "ROW_SUM": "mma", "STAGES": 3, "O_STORE": "shared", "Q_PLACE": "direct"}, "late_huge_key"),
+    (problem(3, 3, 16, mask="causal_upper_left"), {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_ORDER": "heads_reversed"}, "plain"),
+    (problem(20, 70, 256, dtype="bf16"), {"BLOCK_ORDER": "heads", "ROW_SUM": "mma"}, "equal_keys"),
+]
+
+
+@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+def test_right_on_the_interpreter(p, genes, kind):
+    c = config(**genes)
+    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
+    assert result.passed, result.reason
+
+
+FAULTS = {
+    "missing barrier": ("none still reads V[tile - 1]\n", "__syncthreads();", ""),
+    "weak wait": ("cp_async_wait<2 * (V_STAGES - 1)>();\n", "(V_STAGES - 1)", "V_STAGES"),
+    "store out of bounds": ("if (row < valid_rows) *reinterpret_cast<uint32_t*>", "row < valid_rows", "true"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_injected_fault_is_found(fault):
+    line, old, new = FAULTS[fault]
+
+    def edit(source: str) -> str:
+        lines = source.splitlines(keepends=True)
+        hits = [i for i, text in enumerate(lines) if line in text and old in text]
+        assert len(hits) == 1
+        lines[hits[0]] = lines[hits[0]].replace(old, new)
+        return "".join(lines)
+
+    p, c = problem(113, 203), config(SCHEDULE="split")
+    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), make_case("plain", p, 1, "cpu", double=True)).passed
+
+
+REFUSED = [
+    ({"BLOCK_M": 48}, "BLOCK_M=48"), ({"BLOCK_N": 48, "KEY_WARPS": 2}, "BLOCK_N=48"), ({"STAGES": 1}, "STAGES of at least 2"),
+    ({"BLOCK_M": 128, "WARPS": 8, "BLOCK_N": 128, "KEY_WARPS": 4}, "over 16 warps"), ({"BLOCK_ORDER": "rows_reversed"}, "causal"),
+    ({"BLOCK_M": 256, "WARPS": 2}, "registers"), ({"BLOCK_N": 256, "KEY_WARPS": 4}, "101376"), ({"BLOCK_N": 128, "BLOCKS_PER_SM": 3}, "102400"),
+    ({"BLOCKS_PER_SM": 2}, "the same code"),
+]
+
+
+@pytest.mark.parametrize(("genes", "word"), REFUSED)
+def test_refusals_say_why(genes, word):
+    assert FAMILY.why_invalid(problem(), config(), L4) is None
+    reason = FAMILY.why_invalid(problem(), config(**genes), L4)
+    assert word in reason and reason.endswith(".")
+
+
+@pytest.mark.parametrize(("p", "genes", "word"), [
+    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(head_dim=8), {}, "not 8"),
+    (problem(16, 1024), {}, "16 queries"), (problem(1024, 16), {}, "16 keys"), (problem(1024, 20), {}, "split and always"),
+    (problem(1024, 60), {"STAGES": 3}, "2 tiles"), (problem(1024, 17), {"BLOCK_N": 32, "KEY_WARPS": 2, "STAGES": 1, "SCHEDULE": "split"}, None),
+    (problem(1024, 40), {"BLOCK_N": 64, "KEY_WARPS": 4, "STAGES": 1, "SCHEDULE": "split"}, "never sees"),
+    (problem(30, 1024), {"BLOCK_ORDER": "heads"}, "same order"),
+])
+def test_refusals_know_the_problem(p, genes, word):
+    reason = FAMILY.why_invalid(p, config(**genes), L4)
+    assert reason is None if word is None else word in reason
+
+
+def named_problems() -> list[AttentionProblem]:
+    rows = yaml.safe_load((SEARCH_SPACES / "problems.yaml").read_text())
+    return [AttentionProblem(**{"batch": 1, "kv_heads": row["heads"], "seqlen_k": row["seqlen_q"], "name": name, **row}) for name, row in rows.items()]
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_starting_configs_are_valid_everywhere(gpu):
+    space = load_space("flash_mma", gpu)
+    for head_dim, mask in itertools.product(range(16, 257, 8), ("full", "causal_upper_left")):
+        p = problem(4096, 4096, head_dim, mask=mask)
+        configs = space.starting_configs(p)
+        assert len(configs) >= 5
+        assert [FAMILY.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs)
+    for p in named_problems():
+        if FAMILY.why_unsupported(p, gpu) is None:
+            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
+
+
+@pytest.mark.parametrize(("gpu", "head_dim", "which"), [(L4, 32, 0), (H100, 64, 1), (L4, 128, 0), (H100, 256, 1)])
+def test_starting_configs_compile_without_spills(gpu, head_dim, which):
+    p = problem(head_dim=head_dim)
+    c = load_space("flash_mma", gpu).starting_configs(p)[which]
+    kernel = compiled(p, c, gpu)
+    assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
+    assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)      # the kernel's own sum: its static_assert
+
+
+def test_shared_memory_of_python_is_that_of_cuda():
+    """The static_assert of the kernel over draws of all genes that it depends on; the kernels themselves are left out."""
+    draw = random.Random(0)
+    cases = []
+    for i in range(24):
+        p = problem(head_dim=draw.choice((16, 24, 64, 72, 256)))
+        genes = {"KEY_WARPS": draw.choice((1, 2)), "SCHEDULE": draw.choice(("split", "split_short_v", "together")), "STAGES": draw.choice((2, 3))}
+        genes |= {name: draw.choice(values) for name, values in (
+            ("SMEM_LAYOUT", ("swizzled", "padded")), ("Q_PLACE", ("shared", "registers", "direct")), ("O_STORE", ("direct", "shared")))}
+        c = config(**genes)
+        text = render(FAMILY, p, c, L4).source.partition('extern "C" __global__')[0]
+        cases.append(f"namespace case{i} {{\n{text}\n}}")
+    compile_source("\n".join(cases), L4.arch)
+
+
+def test_a_kernel_serves_all_lengths():
+    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
+    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
+    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
+    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]
+
+
+def test_register_estimate_bounds_a_big_kernel():
+    p, c = problem(head_dim=128), config(BLOCK_M=128, BLOCK_N=64, WARPS=4)
+    assert 220 <= registers_needed(p, c) <= 255

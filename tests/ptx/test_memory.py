@@ -1,0 +1,140 @@
+"""Loads, stores, atomics, address spaces; every access out of bounds or misaligned is named."""
+
+import numpy as np
+import pytest
+
+from evoattn.ptx.errors import PtxError
+from evoattn.ptx.machine import Machine
+from evoattn.ptx.memory import GlobalMemory
+from ptx_harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
+
+AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
+
+
+def test_a_store_past_the_end_names_buffer_thread_and_line():
+    out = np.zeros(60, np.uint32)
+    [fault] = run_ptx(AT_4 + "\nst.global.u32 [%q0], %i;", out, blocks=2).faults
+    assert fault.startswith("thread (28, 0, 0) of block (1, 0, 0) accesses 4 bytes of global memory at byte 240 of buffer \"a0\"")
+    assert "st.global.u32" in fault and "PTX line" in fault and fault.endswith(".")
+    [fault] = run_ptx("ld.global.u32 %r0, [%a1+-4];", out, out.copy()).faults
+    assert 'at byte -4 of buffer "a1"' in fault
+
+
+def test_a_load_across_two_buffers_is_a_fault_in_the_gap():
+    body = "setp.eq.u32 %p0, %tid, 5; selp.b64 %q1, %a1, %a0, %p0; ld.global.u32 %r0, [%q1+32];"
+    [fault] = run_ptx(body, np.zeros(9, np.uint32), np.zeros(8, np.uint32)).faults
+    assert 'thread (5, 0, 0)' in fault and '"a1"' in fault
+    assert not run_ptx(body, np.zeros(9, np.uint32), np.zeros(9, np.uint32)).faults
+    [fault] = run_ptx("mov.u64 %q0, 0; ld.global.u32 %r0, [%q0];", np.zeros(9, np.uint32)).faults
+    assert "outside" in fault or "buffer" in fault
+
+
+def test_misaligned_accesses():
+    assert "no multiple of 8" in run_ptx("ld.global.v2.u32 {%r0,%r1}, [%a0+4];", np.zeros(9, np.uint32)).faults[0]
+    tile = ".shared .align 16 .b8 tile[64];"
+    assert "misaligned" in run_ptx("mov.u32 %r0, tile; ld.shared.u32 %r1, [%r0+2];", declarations=tile).faults[0]
+    assert not run_ptx("mov.u32 %r0, tile; add.u32 %r0, %r0, 2; ld.shared.u32 %r1, [%r0+2];", declarations=tile).faults
+
+
+def test_shared_bounds_are_static_plus_dynamic():
+    declarations = ".shared .align 16 .b8 tile[64]; .extern .shared .align 16 .b8 more[];"
+    body = "mov.u32 %r0, more; shl.b32 %r1, %tid, 2; add.u32 %r0, %r0, %r1; st.shared.u32 [%r0], %tid;"
+    assert not run_ptx(body, declarations=declarations, smem=128).faults
+    [fault] = run_ptx(body + "st.shared.u32 [tile], 0;", declarations=declarations, smem=124).faults
+    assert "thread (31, 0, 0)" in fault and "at byte 188, outside its 188 bytes" in fault
+    [fault] = run_ptx("st.shared.u32 [tile+-4], %tid;", declarations=declarations, smem=124).faults
+    assert "byte -4" in fault
+
+
+def test_shared_memory_starts_as_nan_and_belongs_to_its_block():
+    body = AT_4 + """
+setp.eq.u32 %p0, %bid, 0; shl.b32 %r1, %tid, 2; mov.u32 %r0, tile; add.u32 %r0, %r0, %r1;
+@%p0 st.shared.f32 [%r0], 0f3F800000;
+ld.shared.f32 %f0, [%r0]; st.global.f32 [%q0], %f0;"""
+    out = np.zeros(64, np.float32)
+    assert not run_ptx(body, out, blocks=2, declarations=".shared .align 4 .b8 tile[128];").faults
+    assert (out[:32] == 1).all() and np.isnan(out[32:]).all()
+
+
+def test_vectors_and_narrow_types():
+    data = np.arange(256, dtype=np.uint8)
+    out = np.zeros((16, 4), np.int32)
+    body = """
+mul.wide.u32 %q0, %tid, 16; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; setp.ge.u32 %p0, %tid, 16; @%p0 exit;
+ld.global.nc.L1::no_allocate.v4.u32 {%r0,%r1,%r2,%r3}, [%q1];
+ld.global.s8 %r4, [%q1+3]; ld.global.u16 %h0, [%q1+14]; cvt.u32.u16 %r5, %h0;
+ld.volatile.global.v2.u32 {%r6,%r7}, [%q1+8];
+st.global.cs.v4.u32 [%q2], {%r3,%r4,%r5,%r6}; st.global.u8 [%q2+3], %r1;"""
+    assert not run_ptx(body, data, out).faults
+    words = data.view(np.uint32).reshape(16, 4)
+    signed = data.view(np.int8).reshape(16, 16)[:, 3].astype(np.int32).view(np.uint32)
+    expected = np.stack([words[:, 3], signed, words[:, 3] >> 16, words[:, 2]], 1)
+    octets = expected.astype(np.uint32).view(np.uint8).reshape(16, 16)
+    octets[:, 3] = words[:, 1] & 0xFF
+    assert np.array_equal(out.view(np.uint8).reshape(16, 16), octets)
+
+
+def test_generic_addresses_local_arrays_and_structs():
+    """By NVRTC: a struct by value, an array indexed at run time (local memory), pointers whose space is known at run time only."""
+    source = """
+struct Pair { int scale; float weights[3]; };
+extern "C" __global__ void k(float* out, const float* in, Pair pair, int n) {
+  __shared__ float tile[32];
+  float local[8];
+  for (int i = 0; i < 8; i++) local[i] = in[(threadIdx.x + i) % 32];
+  tile[threadIdx.x] = in[threadIdx.x] * pair.weights[threadIdx.x % 3];
+  __syncthreads();
+  const float* choice = threadIdx.x % 2 ? &tile[31 - threadIdx.x] : &in[threadIdx.x];
+  out[threadIdx.x] = *choice * pair.scale + local[(threadIdx.x * n) % 8];
+}"""
+    values = np.arange(1, 33, dtype=np.float32)
+    out = np.zeros(32, np.float32)
+    weights = np.float32([2, 3, 5])
+    pair = np.int32(10).tobytes() + weights.tobytes()
+    assert not launch(cuda_kernel(source), out, values, scalars=(pair, np.int32(3))).faults
+    i = np.arange(32)
+    chosen = np.where(i % 2, (values * weights[i % 3])[31 - i], values)
+    assert np.array_equal(out, chosen * 10 + values[(i + i * 3 % 8) % 32])
+
+
+def test_atomics():
+    source = """
+extern "C" __global__ void k(float* sum, unsigned* numbers, int* owner) {
+  __shared__ int count; if (threadIdx.x == 0) count = 0; __syncthreads();
+  atomicAdd(&count, 2); __syncthreads();
+  atomicAdd(sum, 0.5f); atomicMax(numbers, threadIdx.x); atomicMin(numbers + 1, 1000 - threadIdx.x);
+  atomicOr(numbers + 2, 1u << (threadIdx.x % 32)); atomicInc(numbers + 3, 9); atomicExch(numbers + 4, (unsigned)count);
+  if (atomicCAS(owner, -1, (int)threadIdx.x) == -1) owner[1] = threadIdx.x;
+}"""
+    total, numbers, owner = np.zeros(1, np.float32), np.array([0, 5000, 0, 0, 0], np.uint32), np.array([-1, -1], np.int32)
+    assert not run_cuda(source, total, numbers, owner, threads=64).faults
+    assert total[0] == 32 and numbers.tolist() == [63, 937, 0xFFFFFFFF, 4, 128] and owner[0] == owner[1] >= 0
+
+
+def test_blocks_beyond_one_batch_and_odd_block_sizes():
+    """More blocks than run together, of 40 threads: two warps, the second a quarter full."""
+    out = np.zeros(40 * 150, np.uint32)
+    body = "activemask.b32 %r1; popc.b32 %r1, %r1; mad.lo.u32 %r1, %r1, 65536, %i; bar.sync 0; st.global.u32 [%q0], %r1;"
+    execution = run_ptx(AT_4 + body, out, blocks=150, threads=40)
+    assert not execution.faults
+    i = np.arange(6000)
+    assert np.array_equal(out, i + 65536 * np.where(i % 40 < 32, 32, 8))
+
+
+def test_arguments_and_sizes_must_fit():
+    kernel = ptx_kernel("", 1)
+    with pytest.raises(PtxError, match="takes 1 arguments"):
+        launch(kernel)
+    with pytest.raises(PtxError, match="8 bytes, not 4"):
+        launch(kernel, scalars=(np.int32(1),))
+    with pytest.raises(PtxError, match="cannot be launched"):
+        launch(ptx_kernel(""), threads=1025)
+
+
+def test_several_launches_see_one_memory():
+    kernel = ptx_kernel(AT_4 + "ld.global.u32 %r0, [%q0]; add.u32 %r0, %r0, 1; st.global.u32 [%q0], %r0;", 1)
+    array, memory = np.zeros(32, np.uint32), GlobalMemory()
+    address = np.uint64(memory.map("x", array.view(np.uint8)))
+    for _ in range(3):
+        Machine(kernel, memory, [address], (1, 1, 1), (32, 1, 1)).run()
+    assert (array == 3).all()

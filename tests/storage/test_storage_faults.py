@@ -1,0 +1,163 @@
+"""Killed, locked, full, read-only: a sentence, and nothing lost that was acknowledged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+from storage_records import make_study, record, timing
+
+from evoattn.paths import ROOT
+from evoattn.storage import Storage, StorageError
+from evoattn.storage import engine as database
+
+RECORDER = """
+import sys
+from evoattn.storage import Storage
+from storage_records import record, timing
+storage = Storage.open(sys.argv[1])
+study = storage.find_study("first")
+with storage.lock_study(study):
+    index = 0
+    while True:
+        trial = record(storage, study, index := index + 1, timings=(timing("screen", 1.0), timing("repeat", 2.0)))
+        print(trial.number, flush=True)
+"""
+
+
+def start_recorder(path: Path) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
+    return subprocess.Popen([sys.executable, "-c", RECORDER, str(path)], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_9_loses_no_recorded_trial_and_leaves_none_half_written(path):
+    storage = Storage.open(str(path))
+    study = make_study(storage)
+    storage.close()
+    process = start_recorder(path)
+    first = process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    acknowledged = [int(line) for line in [first, *process.stdout] if line.endswith("\n")]
+    process.wait()
+    with sqlite3.connect(path) as plain:
+        assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert plain.execute("PRAGMA foreign_key_check").fetchall() == []
+    storage = Storage.open(str(path))
+    kept = list(storage.iter_trials(study))
+    assert len(acknowledged) > 10 and [t.number for t in kept][:len(acknowledged)] == acknowledged
+    assert len(kept) <= len(acknowledged) + 1 and all(len(t.timings) == 2 for t in kept)
+    assert all(storage.source(t.source_hash) for t in kept[-3:])
+    with storage.lock_study(study):                                         # the dead process holds it no more
+        assert record(storage, study, 0).number > acknowledged[-1]
+    storage.close()
+
+
+def test_one_search_a_study(storage, path):
+    study, other = make_study(storage), make_study(storage, "other")
+    process = start_recorder(path)
+    try:
+        process.stdout.readline()
+        with pytest.raises(StorageError, match="Another search is running on study 'first'; .*"), storage.lock_study(study):
+            pass
+        with storage.lock_study(other):                                     # two searches on one database are welcome
+            with pytest.raises(StorageError, match="Another search is running on study 'other'"), storage.lock_study(other):
+                pass
+            record(storage, other, 1)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_locked_database_is_a_sentence(storage, path, monkeypatch):
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    impatient = Storage.open(str(path))
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match="is locked by another program; wait until that is done"):
+        make_study(impatient)
+    blocker.execute("ROLLBACK")
+    make_study(impatient)
+    blocker.close()
+    impatient.close()
+
+
+def test_a_full_disk_is_a_sentence_and_costs_only_the_trial_in_hand(storage, path):
+    study = make_study(storage)
+    kept = record(storage, study, 1, timings=(timing("screen", 1.0),))
+
+    def limit(connection, _record):
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages + 2}")
+
+    storage.close()
+    full = Storage(database.parse_url(str(path)))
+    event.listen(full._engine, "connect", limit)
+    with pytest.raises(StorageError, match="is full; free some space and go on with --resume"):
+        for i in range(2, 200):
+            record(full, study, i, timings=(timing("screen", 1.0),), source=os.urandom(3000).hex())
+    full.close()
+    again = Storage.open(str(path))
+    assert [t.number for t in again.iter_trials(study)][0] == kept.number
+    assert all(len(t.timings) == 1 and again.source(t.source_hash) for t in again.iter_trials(study))
+    assert record(again, study, 500).number
+    again.close()
+    with sqlite3.connect(path) as plain:
+        assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def as_nobody(work) -> str:
+    """What `work()` says in a forked process without root's right to write everywhere."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            said = work()
+        except BaseException as error:                                      # the parent is to see whatever it was
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["closed", "being written by its owner"])
+def test_a_read_only_database_serves_reading_and_refuses_writing(busy):
+    folder = Path(tempfile.mkdtemp())                                       # pytest's own are closed to other users
+    try:
+        storage = Storage.open(str(folder / "evoattn.sqlite"))
+        study = make_study(storage)
+        trial = record(storage, study, 1, timings=(timing("screen", 1.0),))
+        if not busy:
+            storage.close()
+        for file in folder.iterdir():
+            file.chmod(0o444)
+        folder.chmod(0o555)
+
+        def read_then_write() -> str:
+            reader = Storage.open(str(folder / "evoattn.sqlite"), create=False)
+            found = reader.leaderboard(reader.latest_study(), 5) == [trial] and bool(reader.source(trial.source_hash))
+            make_study(reader, "second")
+            return str(found)
+
+        said = as_nobody(read_then_write)
+        assert said.startswith("StorageError: The database") and "is read-only; make the file and its folder writable" in said, said
+        said = as_nobody(lambda: str(len(Storage.open(str(folder / "evoattn.sqlite"), create=False).leaderboard(study, 5))))
+        assert said == "1"
+        storage.close()
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)

@@ -1,0 +1,130 @@
+"""Databases of other versions, of other programs, and tampered with: checked before they are used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from storage_records import PROBLEM, make_study, record, refusal, timing
+
+from evoattn.paths import MIGRATIONS
+from evoattn.storage import Storage, StorageError
+from evoattn.storage import engine as database
+from evoattn.storage import storage as storage_module
+from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
+
+
+def test_migrations_build_the_tables_that_the_program_uses(storage):
+    with storage._engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        assert compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == REVISION
+
+
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision = "next", {base!r}
+def upgrade():
+    op.add_column("studies", sa.Column("note", sa.Text, server_default="none"))
+    {then}
+"""
+
+
+def test_an_older_database_is_migrated_whole_or_not_at_all(storage, path, tmp_path, monkeypatch):
+    study = make_study(storage)
+    storage.close()
+    folder = tmp_path / "db"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("*.sqlite*", "__pycache__"))
+    for module in (database, storage_module):
+        monkeypatch.setattr(module, "REVISION", "next")
+    monkeypatch.setattr(database, "MIGRATIONS", folder)
+    (folder / "versions" / "next.py").write_text(NEXT.format(base=REVISION, then="op.execute('SELECT * FROM nowhere')"))
+    assert "does not have the tables" in refusal(path)
+    with sqlite3.connect(path) as plain:
+        assert "note" not in plain.execute("SELECT sql FROM sqlite_master WHERE name = 'studies'").fetchone()[0]
+    (folder / "versions" / "next.py").write_text(NEXT.format(base=REVISION, then="pass"))
+    migrated = Storage.open(str(path), create=False)
+    assert migrated.studies() == [study]
+    migrated.close()
+    with sqlite3.connect(path) as plain:
+        assert plain.execute(f"SELECT note, version_num FROM studies, {VERSION_TABLE}").fetchall() == [("none", "next")]
+
+
+def test_another_versions_database_is_refused(storage, path):
+    storage.close()
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    assert "another version of evoattn (its tables are at 9999, this one's at" in refusal(path)
+
+
+def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):
+    foreign, text, empty = tmp_path / "foreign.sqlite", tmp_path / "notes.txt", tmp_path / "empty.sqlite"
+    with sqlite3.connect(foreign) as plain:
+        plain.execute("CREATE TABLE cats (name)")
+    text.write_text("no database " * 200)
+    empty.touch()
+    assert "is some other program's database (it has the table 'cats')" in refusal(foreign)
+    assert "is not a SQLite database" in refusal(text)
+    assert "is empty; run `evoattn search` first" in refusal(empty, create=False)
+    assert "There is no database at" in refusal(tmp_path / "none.sqlite", create=False)
+    assert "cannot be opened; see that its folder is there" in refusal(tmp_path / "nowhere" / "a.sqlite")
+    assert "cannot be opened" in refusal(tmp_path)
+    assert text.read_text() == "no database " * 200 and not (tmp_path / "none.sqlite").exists()
+
+
+@pytest.mark.parametrize("url, part", [
+    ("nodialect://x", "No driver"), ("sqlite://", "give --db a file"), ("sqlite:///:memory:", "give --db a file"),
+    ("://", "neither a file nor"),
+])
+def test_urls_that_cannot_be_are_sentences(url, part):
+    assert part in refusal(url)
+
+
+@pytest.mark.parametrize("column, value", [
+    ("state", "BEST"), ("config", "[1]"), ("config", '{"BLOCK_M": {"a": 1}}'), ("config", "{"), ("config", "[" * 100_000),
+    ("parents", '["1"]'), ("validation", '{"backend": "cuda", "checks": [{"case": "x"}]}'), ("registers", "many"),
+    ("relative_cost", "cheap"), ("compile_options", "3"),
+])
+def test_a_tampered_trial_is_a_sentence(storage, path, column, value):
+    trial = record(storage, make_study(storage), 1, timings=(timing("screen", 1.0),))
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE trials SET {column} = ?", (value,))
+    with pytest.raises(StorageError, match="use another copy"):
+        storage.trial(trial.number)
+
+
+@pytest.mark.parametrize("column, value", [
+    ("samples_us", "[]"), ("samples_us", '["fast"]'), ("samples_us", "{}"), ("protocol", '{"stage": "quick"}'), ("protocol", "[]"),
+])
+def test_tampered_samples_are_a_sentence(storage, path, column, value):
+    trial = record(storage, make_study(storage), 1, timings=(timing("screen", 1.0),))
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE samples SET {column} = ?", (value,))
+    with pytest.raises(StorageError, match="A timing is damaged"):
+        storage.trial(trial.number)
+
+
+@pytest.mark.parametrize("change", [{"head_dim": 65}, {"heads": "16"}, {"extra": 1}, {"name": ["a"]}])
+def test_a_tampered_study_is_a_sentence(storage, path, change):
+    make_study(storage)
+    with sqlite3.connect(path) as plain:
+        plain.execute("UPDATE studies SET problem = ?", (json.dumps(PROBLEM.to_dict() | change),))
+    with pytest.raises(StorageError, match="Study 'first' is damaged"):
+        storage.latest_study()
+
+
+@pytest.mark.parametrize("packed", [b"", b"text", None], ids=["empty", "not compressed", "another text"])
+def test_a_tampered_source_is_refused(storage, path, packed):
+    trial = record(storage, make_study(storage), 1)
+    other = record(storage, storage.latest_study(), 2)
+    with sqlite3.connect(path) as plain:
+        if packed is None:
+            (packed,) = plain.execute("SELECT zlib FROM sources WHERE hash = ?", (other.source_hash,)).fetchone()
+        plain.execute("UPDATE sources SET zlib = ? WHERE hash = ?", (packed, trial.source_hash))
+    with pytest.raises(StorageError, match="is not in the database as it was recorded"):
+        storage.source(trial.source_hash)

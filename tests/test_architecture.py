@@ -1,0 +1,76 @@
+"""Imports point down, each heavy library has its home, templates are plain below the marker."""
+
+import ast
+from pathlib import Path
+
+from evoattn.paths import ROOT, TEMPLATES
+from evoattn.render import MARKER
+
+LAYERS = [                                            # design §2; a module may import from its own layer's files and from below
+    ["cli"],
+    ["session"],
+    ["display", "export", "report", "reproduce", "search", "show", "versions"],
+    ["tasks"],
+    ["samplers", "storage", "worker"],
+    ["evaluate"],
+    ["baselines", "benchmark", "cost_model", "validate"],
+    ["backends", "compiler", "ptx", "reference", "render"],
+    ["families"],
+    ["budget", "config", "gpu", "paths", "problem", "problems", "trial"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+HOMES = {
+    "cupy": {"compiler", "backends"}, "optuna": {"samplers", "report"}, "sqlalchemy": {"storage"}, "alembic": {"storage"},
+    "jinja2": {"render", "report", "export"}, "plotly": {"report"}, "typer": {"cli"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def modules() -> list[tuple[str, Path]]:
+    """(room, file): the room is the module or package right under `evoattn`."""
+    package = ROOT / "evoattn"
+    files = [p for p in package.rglob("*.py") if p != package / "__init__.py"]
+    return [(p.relative_to(package).parts[0].removesuffix(".py"), p) for p in files]
+
+
+def test_every_room_has_a_layer():
+    assert {room for room, _ in modules()} == set(RANK)
+
+
+def test_imports_point_down():
+    wrong = []
+    for room, path in modules():
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "evoattn" and len(parts) > 1 and parts[1] in RANK and RANK[parts[1]] < RANK[room]:
+                wrong.append(f"{path.name} imports {name}")
+    assert not wrong
+
+
+def test_libraries_stay_in_their_homes():
+    wrong = []
+    for room, path in modules():
+        for name in imports(path):
+            if room not in HOMES.get(name.split(".")[0], {room}):
+                wrong.append(f"{path.name} imports {name}")
+    assert not wrong
+
+
+def test_templates_are_plain_cuda_below_the_marker():
+    templates = [p for p in TEMPLATES.glob("flash_*.cu.j2")]
+    assert templates
+    for path in templates:
+        above, marker, below = path.read_text().partition(MARKER)
+        assert marker, path.name
+        assert not any(sign in below for sign in ("{{", "{%", "{#")), path.name
+        assert "asm" not in below, f"{path.name}: PTX belongs under templates/device"

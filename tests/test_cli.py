@@ -1,0 +1,147 @@
+"""The command line from end to end without a GPU: the main job, and one sentence for every wrong use."""
+
+import json
+import re
+import sqlite3
+
+import pytest
+from typer.testing import CliRunner
+
+from evoattn import session
+from evoattn.cli import app
+from evoattn.gpu import DetectedDevice
+
+runner = CliRunner()
+SHAPE = "B=1,H=2,S=96,D=32"
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch):
+    """These tests are about a machine without a GPU, wherever they run."""
+    monkeypatch.setattr("evoattn.gpu.detect_devices", lambda: [])
+
+
+def run(*words: str):
+    return runner.invoke(app, [str(w) for w in words])
+
+
+def refused(result, code: int, *words: str) -> None:
+    """One sentence on stderr, no traceback, the exit code of the contract."""
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("evoattn: "), result.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The database of a small finished search, and what the search printed."""
+    db = tmp_path_factory.mktemp("study") / "evoattn.sqlite"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evoattn.gpu.detect_devices", lambda: [])
+        result = run("search", "--gpu", "l4", "--budget", "14trials", "--shape", SHAPE, "--study", "small", "--jobs", 2, "--db", db)
+    assert result.exit_code == 0, result.output
+    return db, result.stdout
+
+
+def test_search_says_first_that_it_is_offline_and_prints_a_leaderboard(study):
+    _, output = study
+    assert "offline" in output.splitlines()[0]
+    assert re.search(r"14 candidates in", output)
+    assert "ESTIMATED" in output and "µs" not in output
+
+
+def test_every_trial_is_recorded_with_its_source(study):
+    rows = sqlite3.connect(study[0]).execute("select state, source_hash, operator from trials").fetchall()
+    assert len(rows) == 14
+    right = [h for state, h, _ in rows if state == "ESTIMATED"]
+    assert len(right) >= 10 and None not in right and len(set(right)) == len(right)
+    assert {(state, operator) for state, _, operator in rows if state != "ESTIMATED"} <= {("INVALID_CONFIG", "starting")}
+
+
+def test_resume_goes_on_without_repeating(study):
+    db, _ = study
+    result = run("search", "--resume", "--study", "small", "--budget", "6trials", "--jobs", 2, "--db", db)
+    assert result.exit_code == 0, result.output
+    rows = sqlite3.connect(db).execute("select config_id from trials").fetchall()
+    assert len(rows) == 20 and len(set(rows)) == 20
+
+
+def test_report_formats(study, tmp_path):
+    db, _ = study
+    assert "ESTIMATED" in run("report", "--db", db).stdout
+    data = json.loads(run("report", "small", "--format", "json", "--db", db).stdout)
+    assert data["leaderboard"]
+    page = tmp_path / "report.html"
+    assert run("report", "--format", "html", "-o", page, "--db", db).exit_code == 0
+    assert page.read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_show_export_and_reproduce(study, tmp_path):
+    db, _ = study
+    assert "config id" in run("show", 1, "--db", db).stdout
+    kernel = tmp_path / "kernel.cu"
+    assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
+    assert "__global__" in kernel.read_text() and "int main" in kernel.read_text()
+    result = run("reproduce", "best", "--db", db)
+    assert result.exit_code == 0 and result.stdout.rstrip().endswith("\nreproduced"), result.output
+
+
+def test_a_changed_record_does_not_reproduce(study, tmp_path):
+    """The check can fail: a record with another cost than the kernel has is not reproduced."""
+    copy = tmp_path / "copy.sqlite"
+    with sqlite3.connect(study[0]) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    with sqlite3.connect(copy) as db:
+        db.execute("update trials set relative_cost = relative_cost * 1.5")
+    result = run("reproduce", "best", "--db", copy)
+    assert result.exit_code == 1 and "NOT reproduced" in result.stdout
+
+
+def test_gpus_and_families():
+    assert "l4" in run("gpus").stdout
+    assert "flash_mma" in run("families").stdout
+
+
+@pytest.mark.parametrize("words, expected", [
+    (("--gpu", "gtx"), "gtx"),
+    (("--gpu", "auto"), "--gpu l4"),
+    (("--gpu", "l4", "--budget", "soon"), "soon"),
+    (("--gpu", "l4", "--problem", "nothing"), "nothing"),
+    (("--gpu", "l4", "--shape", "B=1,H=x"), "H"),
+    (("--gpu", "l4", "--shape", SHAPE, "--problem", "seed_h100"), "not both"),
+    (("--gpu", "l4", "--family", "flash_magic"), "flash_magic"),
+    (("--gpu", "l4", "--sampler", "oracle"), "oracle"),
+    (("--gpu", "l4", "--cache", "tepid"), "tepid"),
+    (("--gpu", "l4", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
+    (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=64,dtype=fp32"), "fp32"),
+])
+def test_wrong_use_of_search(tmp_path, words, expected):
+    refused(run("search", *words, "--db", tmp_path / "db.sqlite"), 2, expected)
+
+
+@pytest.mark.parametrize("command", [("show", "999"), ("show", "first"), ("export", "999"), ("reproduce", "-1e9"), ("report", "nothing"), ("export", "best", "--study", "x")])
+def test_what_is_not_there(study, command):
+    result = run(*command[:1], "--db", study[0], "--", *command[1:]) if "--study" not in command else run(*command, "--db", study[0])
+    refused(result, 2)
+
+
+def test_another_device_than_the_named_one_is_refused(tmp_path, monkeypatch):
+    device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
+    monkeypatch.setattr("evoattn.gpu.detect_devices", lambda: [device])
+    refused(run("search", "--gpu", "l4", "--db", tmp_path / "db.sqlite"), 2, "H100", "--gpu auto")
+    assert session.choose_device("auto", [device])[0].name == "h100"
+
+
+def test_broken_databases(study, tmp_path):
+    text = tmp_path / "text.sqlite"
+    text.write_text("this is not a database, but it is long enough to be read as one " * 20)
+    refused(run("report", "--db", text), 1)
+    foreign = tmp_path / "foreign.sqlite"
+    with sqlite3.connect(foreign) as db:
+        db.execute("create table people (name text)")
+    refused(run("report", "--db", foreign), 1)
+    refused(run("report", "--db", tmp_path / "absent.sqlite"), 1)
+    refused(run("search", "--gpu", "l4", "--db", tmp_path / "no" / "such" / "folder" / "db.sqlite", "--budget", "1trials"), 1)

@@ -1,0 +1,133 @@
+"""The exported file: the recorded kernel in it, and nothing of the database that is more than a comment."""
+
+import hashlib
+import re
+
+import pytest
+
+from evoattn import export, gpu
+from evoattn.config import KernelConfig
+from evoattn.export import BEGIN, END, export_source, recorded_source
+from evoattn.families import registry
+from evoattn.families.base import attention_args
+from evoattn.problem import AttentionProblem
+from evoattn.storage import Storage, StorageError
+from evoattn.trial import Buffer, Candidate, CompileInfo, Evaluation, KernelLaunch, Scalar, Timing, TrialState
+
+PROBLEM = AttentionProblem(2, 4, 2, 100, 130, 64, "bf16", "causal_lower_right", "bshd", name='*/ int x; //\n#error "out"\\')
+EVIL = '*/ int escaped;\n#include "escaped"\r\x0b\u2028#define escaped\\'
+
+
+class SplitKv:
+    """A family of two launches and two scratch buffers."""
+
+    name = "split_kv"
+    devices = "sm_90a"
+
+    def launches(self, problem, config):
+        partial = (*attention_args(problem), Buffer("sums"), Buffer("tiles"))
+        combine = (Buffer("o"), Buffer("tiles"), Scalar("int64", 1 << 40), Scalar("float32", 0.1))
+        return (
+            KernelLaunch("partial", (7, config["SPLITS"], 1), (128, 1, 1), 65536, partial),
+            KernelLaunch("combine", (3, 1, 1), (32, 2, 1), 0, combine),
+        )
+
+    def workspace(self, problem, config):
+        return {"tiles": 4096, "sums": 128}
+
+
+@pytest.fixture
+def storage(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.FAMILIES, "split_kv", SplitKv())
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()
+
+
+def record(storage, source, offline=False, params=None, state=TrialState.COMPLETE):
+    versions = {"evoattn": "0.1", "device": EVIL, "driver": "CUDA 13.0"}
+    study = storage.create_study("study " + EVIL, PROBLEM, gpu.lookup("h100"), offline, "genetic", 0, ("split_kv",), versions, {})
+    config = KernelConfig("split_kv", params or {"SPLITS": 4, "NOTE": EVIL})
+    candidate = source and Candidate("split_kv", config.params, config.id, source, "sm_90a")
+    timings = () if offline else (Timing((10.0, 11.0, 12.0), {"stage": "final", "cache": "warm", "run": "the final"}),)
+    info = CompileInfo(registers=99, compiler="NVRTC 13.0", options=("-arch=sm_90a", EVIL))
+    storage.add_baseline(study, "flash", Timing((22.0,), {"stage": "final", "cache": "warm", "run": "the final"}))
+    storage.add_baseline(study, "cudnn", None, EVIL)
+    return storage.record(study, config, candidate, Evaluation(state, EVIL, info, timings=timings), (1, 2), EVIL)
+
+
+@pytest.mark.parametrize("source", ("kernel\n", "no line break", "\n\n two\r\n", "", f"{BEGIN}\nnested\n{END}\n", "µ 中 // \\\n"))
+def test_the_kernel_is_the_recorded_one_byte_for_byte(storage, source):
+    trial = record(storage, source or " ")
+    text = recorded_source(export_source(storage, trial))
+    assert text == (source or " ")
+    assert hashlib.sha256(text.encode()).hexdigest() == trial.source_hash
+
+
+def test_nothing_of_the_database_leaves_its_comment(storage):
+    trial = record(storage, "KERNEL\n")
+    text = export_source(storage, trial)
+    head, tail = text[:text.index(BEGIN)], text[text.index(END):]
+    provenance = head[:head.index("#include <")]
+    assert "escaped" in provenance and "escaped" not in head[len(provenance):] and "escaped" not in tail
+    assert all(line.startswith("//") and not line.endswith("\\") and "*/" not in line for line in provenance.strip().split("\n"))
+    assert re.fullmatch(r"[\n -~]*", provenance) and "\\" not in provenance and '"out"' not in tail
+    assert "??" not in provenance                                            # ??/ was a backslash once
+
+
+def test_provenance_says_where_it_comes_from(storage):
+    trial = record(storage, "KERNEL\n")
+    text = export_source(storage, trial)
+    numbers = ("11.000 us", "2.000 x its speed", "99 registers")
+    for said in (f"trial {trial.number}", trial.source_hash, "SPLITS=4", "NVRTC 13.0", "-arch=sm_90a", *numbers):
+        assert said in text.split(BEGIN)[0].replace("\n//     ", " ")
+
+
+def test_an_estimated_trial_has_no_numbers(storage):
+    provenance = export_source(storage, record(storage, "KERNEL\n", offline=True, state=TrialState.ESTIMATED)).split(BEGIN)[0]
+    assert "never timed" in provenance and "TFLOP/s" not in provenance and "SDPA" not in provenance
+
+
+def test_launches_and_arguments_follow_the_family(storage):
+    text = export_source(storage, record(storage, "KERNEL\n")).split(END)[1]
+    strides = PROBLEM.strides("o")
+    assert f"constexpr long O_STRIDES[3] = {{{strides[0]}, {strides[1]}, {strides[2]}}};" in text
+    assert "constexpr bool CAUSAL = true;" in text and "constexpr long CAUSAL_OFFSET = 30;" in text
+    assert "constexpr int BUFFERS = 6;" in text and "constexpr int LARGEST_SMEM = 65536;" in text
+    first, second = re.findall(r"arguments\[\] = \{(.*?)\};", text)
+    assert first.startswith("&buffer[0], &buffer[1], &buffer[2], &buffer[3], &argument_4") and first.endswith("&buffer[5], &buffer[4]")
+    assert second == "&buffer[3], &buffer[4], &argument_2, &argument_3"
+    assert "long long argument_2 = 1099511627776;" in text and "float argument_3 = float(0.1);" in text
+    assert text.index("::partial, dim3(7, 4, 1), dim3(128, 1, 1)") < text.index("::combine, dim3(3, 1, 1), dim3(32, 2, 1)")
+
+
+def test_the_check_uses_what_is_generated_and_nothing_else(storage):
+    text = export_source(storage, record(storage, "KERNEL\n")).split(END)[1]
+    generated, check = text[:text.index("// export_check.cuh")], export.CHECK.read_text()
+    code = re.sub(r'"[^"]*"|//.*', "", check)
+    used = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", code))
+    own = set(re.findall(r"#define (\w+)|\b([A-Z][A-Z0-9_]+) = ", code))
+    offered = set(re.findall(r"\b([A-Z][A-Z0-9_]+)(?:\[\w*\])? = ", generated))
+    assert used - {"__GNUC__"} - {name for pair in own for name in pair} == offered
+
+
+def test_the_architecture_that_the_family_needs(storage):
+    text = export_source(storage, record(storage, "KERNEL\n"))
+    assert "#error \"this kernel needs sm_90a" in text and "__CUDA_ARCH_FEAT_SM90_ALL" in text and "MINIMUM_SM = 90;" in text
+
+
+def test_what_cannot_be_exported(storage):
+    with pytest.raises(StorageError, match="never became source"):
+        export_source(storage, record(storage, None))
+
+
+def test_a_config_of_another_version(storage):
+    with pytest.raises(StorageError, match="not of this version"):
+        export_source(storage, record(storage, "KERNEL\n", params={"OTHER": 1}))
+
+
+def test_a_source_that_was_changed(storage, monkeypatch):
+    trial = record(storage, "KERNEL\n")
+    monkeypatch.setattr(storage, "source", lambda _: "KERNEL ")
+    with pytest.raises(StorageError, match="not what was recorded"):
+        export_source(storage, trial)

@@ -1,0 +1,66 @@
+"""Problems: counts against brute force, strides against torch, and every wrong shape refused by a sentence."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoattn.problem import LAYOUTS, MASKS, AttentionProblem, ProblemError
+from evoattn.problems import lookup, named_problems, parse_shape
+
+sizes = st.integers(1, 40)
+
+
+def visible(problem: AttentionProblem) -> torch.Tensor:
+    ones = torch.ones(problem.seqlen_q, problem.seqlen_k, dtype=torch.bool)
+    return ones.tril(problem.causal_offset) if problem.causal else ones
+
+
+@given(sizes, sizes, st.sampled_from(MASKS), st.integers(1, 3), st.integers(1, 4))
+def test_flops_count_the_visible_pairs(seqlen_q, seqlen_k, mask, batch, heads):
+    problem = AttentionProblem(batch, heads, heads, seqlen_q, seqlen_k, 64, mask=mask)
+    assert problem.visible_pairs == batch * heads * int(visible(problem).sum())
+    assert problem.flops == 4 * 64 * problem.visible_pairs
+
+
+@given(sizes, st.sampled_from(LAYOUTS))
+def test_strides_are_those_of_the_layout(seqlen, layout):
+    problem = AttentionProblem(2, 3, 3, seqlen, seqlen, 16, layout=layout)
+    order = (2, 3, seqlen, 16) if layout == "bhsd" else (2, seqlen, 3, 16)
+    tensor = torch.empty(order)
+    view = tensor if layout == "bhsd" else tensor.transpose(1, 2)
+    assert view.shape == problem.shape("q")
+    assert view.stride() == problem.strides("q")
+
+
+def test_parse_shape_fills_in_what_is_left_out():
+    assert parse_shape("B=1,H=16,S=1024,D=64") == AttentionProblem(1, 16, 16, 1024, 1024, 64)
+    assert parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=77,D=128,dtype=bf16,mask=causal_lower_right,layout=bshd") == AttentionProblem(
+        2, 8, 2, 1, 77, 128, "bf16", "causal_lower_right", "bshd")
+
+
+@pytest.mark.parametrize("text", [
+    "", "B=1", "B=1,H=16,S=1024", "B=1,H=16,S=1024,D=63", "B=0,H=1,S=4,D=64", "B=1,H=1,S=-4,D=64", "B=1,H=1,S=1e3,D=64", "B=1,H=3,Hkv=2,S=4,D=64",
+    "B=1,H=1,S=4,D=64,dtype=fp8", "B=1,H=1,S=4,D=64,mask=window", "B=1,H=1,S=4,S=5,D=64", "B=1,H=1,S=4,D=64,colour=red", "B=1 H=1 S=4 D=64",
+    "B=1,H=1,S=999999999,D=8192", "B=²,H=1,S=4,D=64",
+])
+def test_a_wrong_shape_is_one_sentence(text):
+    with pytest.raises(ProblemError) as error:
+        parse_shape(text)
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_the_shape_parser(text):
+    try:
+        parse_shape(text)
+    except ProblemError:
+        pass
+
+
+def test_named_problems_hold_the_table_of_kernel_facts():
+    assert len(named_problems()) == 27
+    assert lookup("llama_gqa_prefill").group_size == 4
+    assert lookup("seed_h100").flops == 4 * 16 * 1024 * 1024 * 64
+    with pytest.raises(ProblemError, match="seed_h100"):
+        lookup("seed_h1000")

@@ -1,0 +1,54 @@
+"""The answer that everything is judged by, against torch's own attention in float64, and the judge against planted errors."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from evoattn import reference
+from evoattn.problem import MASKS, AttentionProblem
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("seqlens", [(37, 53), (53, 37), (1, 9), (9, 1)])
+def test_exact_attention_is_sdpa_in_float64(mask, seqlens):
+    problem = AttentionProblem(2, 4, 2, *seqlens, 24, "fp16", mask, "bshd")
+    tensors = reference.make_inputs(problem, 3, "cpu")
+    q, k, v = (tensors[t].double() for t in "qkv")
+    allowed = torch.ones(seqlens, dtype=torch.bool).tril(problem.causal_offset) if problem.causal else None
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=allowed, enable_gqa=True)
+    if allowed is not None:
+        expected[:, :, ~allowed.any(-1)] = 0
+    exact = reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64)
+    torch.testing.assert_close(exact, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    problem = AttentionProblem(1, 4, 2, 50, 70, 16, mask="causal_lower_right")
+    tensors = reference.make_inputs(problem, 0, "cpu")
+    whole = reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64)
+    monkeypatch.setattr(reference, "SCORES_PER_CHUNK", 7 * 70)
+    torch.testing.assert_close(reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64), whole)
+
+
+@pytest.mark.parametrize("kind", reference.INPUTS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
+    """An output rounded from the exact one is within the rule; one that leaves out 16 of 1024 keys is not."""
+    problem = AttentionProblem(1, 2, 2, 33, 1024, 64, dtype)
+    tensors = reference.make_inputs(problem, 5, "cpu", kind)
+    answer = reference.make_answer(problem, tensors, double=True)
+    rounded = answer.exact.to(reference.TORCH_DTYPES[dtype])
+    largest, rms = reference.rms_error(rounded, answer.exact)
+    assert largest <= answer.allowed_error and rms <= answer.allowed_rms
+    short = problem.with_(seqlen_k=1008)
+    skipped = reference.exact_attention(short, tensors["q"], tensors["k"][:, :, :1008], tensors["v"][:, :, :1008], torch.float64)
+    largest, rms = reference.rms_error(skipped, answer.exact)
+    assert largest > answer.allowed_error or rms > answer.allowed_rms
+
+
+def test_guards_see_a_write_outside():
+    whole, inner = reference.guarded_like(torch.zeros(2, 3, 4))
+    inner.fill_(7)
+    assert reference.guards_intact(whole)
+    whole[reference.GUARD_BYTES - 1] = 0
+    assert not reference.guards_intact(whole)
