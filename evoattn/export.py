@@ -12,14 +12,18 @@ from evoattn.families.base import Family
 from evoattn.paths import TEMPLATES
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage, StorageError
-from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, Study, Timing, Trial
+from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, Study, TensorMap, Timing, Trial
 
 BEGIN = "// ==== evoattn: begin of the recorded kernel ===="
 END = "// ==== evoattn: end of the recorded kernel ===="
 """Lines around the recorded source. The line break before END is the marker's, so that the text between is the source byte for byte."""
 CHECK = TEMPLATES / "export_check.cuh"
+TENSOR_MAP = TEMPLATES / "export_tensor_map.cuh"
 COMMENT_WIDTH = 136
 HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda_runtime.h")
+TENSOR_MAP_HEADERS = ("cuda.h",)
+TENSOR_MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+TENSOR_MAP_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 CPP_TYPES = {"int32": "int", "int64": "long long", "float32": "float"}
 MASK_OF_NO_KEY = "A query that sees no key has the output 0."
 LOWEST_SM = 75
@@ -47,17 +51,19 @@ def export_source(storage: Storage, trial: Trial) -> str:
         raise StorageError(
             f"Trial {trial.number} is not of this version's {trial.family} ({error!r}); export it with the evoattn that made it."
         ) from None
+    guard, end_guard = _target_guard(family)
     return "\n".join((
         _comment(_provenance(storage, study, trial, problem, launches)),
-        *(f"#include <{header}>" for header in HEADERS),
+        *(f"#include <{header}>" for header in HEADERS + TENSOR_MAP_HEADERS * _has_tensor_maps(launches)),
         _requirement(family),
+        *guard,
         BEGIN, source, END, "",
         "namespace evoattn_check {",
         _constants(problem, family, launches, workspace),
         _launcher(launches, workspace),
         CHECK.read_text().rstrip(),
         "}  // namespace evoattn_check", "",
-        "int main() { return evoattn_check::run(); }", "",
+        "int main() { return evoattn_check::run(); }", *end_guard, "",
     ))
 
 
@@ -119,17 +125,22 @@ def _least_sm(family: Family) -> tuple[int, str]:
 
 
 def _requirement(family: Family) -> str:
-    """An `#error` for an -arch that the family's instructions do not exist on; `a` targets have a macro of their own."""
+    """An `#error` for an -arch that the family's instructions do not exist on."""
     number, name = _least_sm(family)
-    condition = f"__CUDA_ARCH__ < {number}0"
-    if name.endswith("a"):
-        condition += f" || !defined(__CUDA_ARCH_FEAT_SM{number}_ALL)"
     newer = "" if name.endswith("a") else " or newer"
     return f'''
-#if defined(__CUDA_ARCH__) && ({condition})
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < {number}0
 #error "this kernel needs {name}: build with nvcc -arch={name}{newer}"
 #endif
 '''
+
+
+def _target_guard(family: Family) -> tuple[list[str], list[str]]:
+    """(lines before, lines after) all code of an `a` target: nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none of it."""
+    number, name = _least_sm(family)
+    if not name.endswith("a"):
+        return [], []
+    return [f"#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM{number}_ALL)"], ["#endif", ""]
 
 
 def _buffers(workspace: dict[str, int]) -> list[str]:
@@ -168,19 +179,32 @@ def _elements(problem: AttentionProblem, tensor: str) -> int:
 
 def _launcher(launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
     """`allow_shared_memory()` and `launch(buffer, stream)`: the family's launches in order, each argument by its exact type."""
-    lines = ["void require(cudaError_t status, const char* call, int line);", "", "inline void allow_shared_memory() {"]
+    lines = ["void require(cudaError_t status, const char* call, int line);", ""]
+    lines += [TENSOR_MAP.read_text()] * _has_tensor_maps(launches) + ["inline void allow_shared_memory() {"]
     for n in launches:
         call = f"cudaFuncSetAttribute((const void*)::{n.kernel}, cudaFuncAttributeMaxDynamicSharedMemorySize, {n.smem_bytes})"
         lines += [f"  require({call},", f'          "shared memory of {n.kernel}", __LINE__);']
     lines += ["}", "inline void launch(void* (&buffer)[BUFFERS], cudaStream_t stream) {"]
     for n in launches:
         grid, block = (", ".join(map(str, shape)) for shape in (n.grid, n.block))
-        scalars = [f"    {CPP_TYPES[a.ctype]} argument_{i} = {_literal(a.value)};" for i, a in enumerate(n.args) if isinstance(a, Scalar)]
+        values = [f"    {CPP_TYPES[a.ctype]} argument_{i} = {_literal(a.value)};" for i, a in enumerate(n.args) if isinstance(a, Scalar)]
+        values += [f"    CUtensorMap argument_{i} = {_tensor_map(a, _buffers(workspace))};" for i, a in enumerate(n.args) if isinstance(a, TensorMap)]
         addresses = ", ".join(_address(i, a, _buffers(workspace)) for i, a in enumerate(n.args))
         call = f"cudaLaunchKernel((const void*)::{n.kernel}, dim3({grid}), dim3({block}), arguments, {n.smem_bytes}, stream)"
-        lines += ["  {", *scalars, f"    void* arguments[] = {{{addresses}}};", f"    require({call},",
+        lines += ["  {", *values, f"    void* arguments[] = {{{addresses}}};", f"    require({call},",
                   f'            "launch of {n.kernel}", __LINE__);', "  }"]
     return "\n".join([*lines, "}", ""])
+
+
+def _has_tensor_maps(launches: tuple[KernelLaunch, ...]) -> bool:
+    return any(isinstance(a, TensorMap) for n in launches for a in n.args)
+
+
+def _tensor_map(tensor_map: TensorMap, buffers: list[str]) -> str:
+    """A call of `tensor_map` in `templates/export_tensor_map.cuh`."""
+    lists = ", ".join(f"{{{', '.join(map(str, values))}}}" for values in (tensor_map.shape, tensor_map.strides_bytes, tensor_map.box))
+    return (f"tensor_map(buffer[{buffers.index(tensor_map.buffer)}], CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_TYPES[tensor_map.dtype]}, "
+            f"CU_TENSOR_MAP_SWIZZLE_{TENSOR_MAP_SWIZZLES[tensor_map.swizzle_bytes]}, {lists})")
 
 
 def _literal(value: int | float) -> str:

@@ -273,7 +273,7 @@ class Search:
         """The best candidates and every SDPA backend, interleaved, so that the winner is chosen by one and the same weather."""
         self.progress.stage = "finals"
         finalists = {}
-        for trial in self.storage.leaderboard(self.study, FINALISTS):
+        for trial in self.storage.leaderboard(self.study, FINALISTS, finalists_first=False):
             config = KernelConfig(trial.family, trial.config)
             source = self.storage.source(trial.source_hash)
             kernel = compile_candidate(Candidate(trial.family, trial.config, trial.config_id, source, self.gpu.arch))

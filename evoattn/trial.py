@@ -206,8 +206,6 @@ class Proposal:
     """Trial numbers that it was bred from."""
     operator: str = ""
     """How it was made: `starting`, `random`, `crossover`, `mutation`, `tpe` …"""
-    token: Any = None
-    """The sampler's own handle, given back with the result."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from evoattn import export, gpu
-from evoattn.config import KernelConfig
+from evoattn import export, gpu, problems
+from evoattn.config import KernelConfig, load_space
 from evoattn.export import BEGIN, END, export_source, recorded_source
 from evoattn.families import registry
 from evoattn.families.base import attention_args
@@ -113,7 +113,18 @@ def test_the_check_uses_what_is_generated_and_nothing_else(storage):
 
 def test_the_architecture_that_the_family_needs(storage):
     text = export_source(storage, record(storage, "KERNEL\n"))
-    assert "#error \"this kernel needs sm_90a" in text and "__CUDA_ARCH_FEAT_SM90_ALL" in text and "MINIMUM_SM = 90;" in text
+    assert "#error \"this kernel needs sm_90a" in text and "defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text and "MINIMUM_SM = 90;" in text
+
+
+def test_tensor_maps_are_encoded_by_the_driver(storage):
+    space = load_space("flash_wgmma", gpu.lookup("h100"))
+    params = space.starting_configs(problems.lookup("seed_h100"))[0].params
+    study = storage.create_study("maps", PROBLEM, gpu.lookup("h100"), True, "genetic", 0, ("flash_wgmma",), {}, {})
+    config = KernelConfig("flash_wgmma", params)
+    candidate = Candidate("flash_wgmma", params, config.id, "KERNEL\n", "sm_90a")
+    text = export_source(storage, storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE), (), "starting"))
+    assert "#include <cuda.h>" in text and "cudaGetDriverEntryPointByVersion" in text
+    assert "tensor_map(buffer[1], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, {64, 130, 1, 2, 2}, {256, 128, 128, 33280}, {64, 128, 1, 1, 1})" in text
 
 
 def test_what_cannot_be_exported(storage):

@@ -11,7 +11,7 @@ from evoattn.ptx.errors import ImpossibleLaunch, UnsupportedInstruction
 from evoattn.ptx.machine import Execution, Machine
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel, parse_program
-from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch
+from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, TensorMap
 
 SMEM_LIMIT_BYTES = 232448
 """Most shared memory that a block may have on any GPU (sm_90); the limit of one GPU is the family's to check."""
@@ -84,4 +84,6 @@ def _value(argument: KernelArg, addresses: dict[str, int]) -> np.generic:
         if argument.name not in addresses:
             raise ImpossibleLaunch(f"The launch names a buffer {argument.name} that was not given.")
         return np.uint64(addresses[argument.name])
+    if isinstance(argument, TensorMap):
+        raise UnsupportedInstruction(f"The launch has a tensor map of {argument.buffer}; tensor copies are not interpreted.")
     return _SCALAR_TYPES[argument.ctype](argument.value)

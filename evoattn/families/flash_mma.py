@@ -46,7 +46,7 @@ def _stages(config: KernelConfig) -> tuple[int, int]:
 
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block: Q and the rings of K and V in the loop, then O and the partial results of the key warps in their place."""
+    """Dynamic shared memory of a block: Q and the rings of K and V; in their place later O and the partial results of the key warps."""
     row_bytes = _row_bytes(problem, config)
     q_bytes = 0 if config["Q_PLACE"] == "direct" else config["BLOCK_M"] * row_bytes
     loop = q_bytes + sum(_stages(config)) * config["BLOCK_N"] * row_bytes
@@ -66,7 +66,7 @@ def _why_wrong_shape(config: KernelConfig) -> str | None:
     if block_n // key_warps > MAX_WARP_KEYS:
         return f"BLOCK_N={block_n} over KEY_WARPS={key_warps} is more than {MAX_WARP_KEYS} keys a warp."
     if _warps(config) > MAX_WARPS:
-        return f"WARPS={warps} times KEY_WARPS={key_warps} is over {MAX_WARPS} warps, which leave a thread fewer than {65536 // (MAX_WARPS * WARP)} registers."
+        return f"WARPS={warps} times KEY_WARPS={key_warps} is over {MAX_WARPS} warps, with which a thread has 128 registers."
     return None
 
 
@@ -74,7 +74,7 @@ def _why_wrong_ring(config: KernelConfig) -> str | None:
     """A ring too short for its schedule."""
     stages, schedule = config["STAGES"], config["SCHEDULE"]
     if stages == 1 and schedule != "split":
-        return f"SCHEDULE={schedule} needs STAGES of at least 2: with one tile of K and of V in shared memory only split has room to copy the next."
+        return f"SCHEDULE={schedule} needs STAGES of at least 2: with one tile of K and V only split has room to copy the next."
     return None
 
 
@@ -89,7 +89,7 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
     if problem.seqlen_k <= block_n // key_warps * (key_warps - 1):
         return f"KEY_WARPS={key_warps}: with {problem.seqlen_k} keys in a tile of {block_n} the last key warp never sees one."
     if tiles == 1 and (config["SCHEDULE"] != "split" or config["RESCALE"] != "always"):
-        return f"All {problem.seqlen_k} keys are one tile of {block_n}: SCHEDULE and RESCALE have nothing to do and must be split and always."
+        return f"All {problem.seqlen_k} keys are one tile of {block_n}: SCHEDULE and RESCALE must be split and always, to do nothing."
     if config["STAGES"] > tiles:
         return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
     if order.endswith("reversed") and not problem.causal:
@@ -102,8 +102,9 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     """Estimate of the registers a thread below which ptxas spills.
 
-    A tile of 16 rows has head_dim / 2 accumulators of O, a lane's keys / 2 of S (the next tile's too if overlapped) and head_dim / 4 registers of Q if Q
-    stays there (kernel-facts §4); the rest was fitted to 300 random configs near the limit (NVRTC 13.0, sm_89 and sm_90a).
+    A tile of 16 rows has head_dim / 2 accumulators of O, the warp's keys / 2 of S (of two tiles if overlapped) and head_dim / 4 registers
+    of Q if Q stays there (kernel-facts §4). The rest was fitted to NVRTC 13.0 on sm_89 and sm_90a: of 340 random configs let through 4
+    spilled.
     """
     row_tiles = config["BLOCK_M"] // (16 * config["WARPS"])
     scores = config["BLOCK_N"] // config["KEY_WARPS"] // 2 * (2 if config["SCHEDULE"] == "overlapped" else 1)
@@ -113,17 +114,20 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
 
 
 def register_cap(config: KernelConfig, blocks: int) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 registers a lane, in steps of 8 (hopper-findings §2)."""
+    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8 (hopper-findings §2)."""
     return min(MAX_REGISTERS, 512 // math.ceil(_warps(config) * blocks / 4) // 8 * 8)
 
 
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-    """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
+    """Grid, shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
+    rows = math.ceil(problem.seqlen_q / config["BLOCK_M"])
+    if config["BLOCK_ORDER"].startswith("heads") and rows > MAX_GRID_YZ:
+        return f"BLOCK_ORDER={config['BLOCK_ORDER']} puts {rows} row blocks in grid z, which ends at {MAX_GRID_YZ}."
     blocks, threads, smem = config["BLOCKS_PER_SM"], WARP * _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
     if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory (and 1 KB each) are over the {gpu.smem_per_sm} of a {gpu.name} SM."
+        return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
     if blocks * threads > gpu.threads_per_sm:
         return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
     cap, needed = register_cap(config, blocks), registers_needed(problem, config)

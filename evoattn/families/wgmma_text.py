@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
-OPERANDS_A_LINE = 16
+OPERANDS_A_LINE = 8
 
 
 def _lines(items: list[str], indent: str) -> str:

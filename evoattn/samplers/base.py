@@ -14,6 +14,10 @@ from evoattn.samplers.pool import ConfigPool, WhyInvalid
 from evoattn.trial import Proposal, Trial, TrialState
 
 
+STARTING = "starting"
+"""The operator of known-good configs."""
+
+
 class Sampler(Protocol):
     """Proposes configs and learns from what became of them. Results may come in any order, long after the proposal."""
 
@@ -65,8 +69,8 @@ class ProposingSampler:
     def _next(self) -> Proposal | None:
         while self._starting:
             config = self._starting.popleft()
-            if self.pool.mark(config.id):           # valid or not: they come from outside, so a bad one is to be recorded as such
-                return Proposal(config.family, config.params, operator="starting")
+            if params := self.pool.claim(config.family, config.params):       # one that does not fit this problem becomes a near one that does
+                return Proposal(config.family, params, operator=STARTING)
         return self._propose() or self._random()
 
     def _random(self, family: str | None = None) -> Proposal | None:
@@ -85,6 +89,8 @@ class ProposingSampler:
         count = 0
         for count, trial in enumerate(trials, 1):
             self.pool.mark(trial.config_id)
+            if trial.operator == STARTING and self._starting:                  # they were proposed in order; each was recorded as it is or mended
+                self._starting.popleft()
             if self.pool.fits(trial.family, trial.config):
                 self._learn(trial)
         self.rng.seed(f"{self.rng.random()} after {count} trials")

@@ -22,7 +22,7 @@ from evoattn.storage.errors import StorageError, UnknownRecord, explain
 from evoattn.storage.rows import (
     evidence_to_row, pack_source, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
 )
-from evoattn.storage.schema import REVISION, baselines, samples, sources, studies, trials
+from evoattn.storage.schema import REVISION, STAGES, baselines, samples, sources, studies, trials
 from evoattn.trial import Candidate, Evaluation, Study, Timing, Trial, TrialState
 
 PAGE = 500
@@ -204,24 +204,35 @@ class Storage:
             yield from found
             last = found[-1].number
 
-    def leaderboard(self, study: Study, limit: int) -> list[Trial]:
+    def leaderboard(self, study: Study, limit: int, finalists_first: bool = True) -> list[Trial]:
         """The best `limit` trials, best first: `ESTIMATED` ones by relative cost in an offline study, else `COMPLETE` ones by the median
-        of their most trusted timing (final before repeat before screen; the last recorded of a stage). The two never mix."""
+        of their most trusted timing (final before repeat before screen; the last recorded of a stage). The two never mix.
+
+        With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a lucky
+        sample taken alone does not beat them. Without, a trial found after that final can enter the next one.
+        """
         if study.offline:
             query = (
                 select(trials).where(trials.c.study_id == study.id, trials.c.state == TrialState.ESTIMATED.value)
                 .order_by(trials.c.relative_cost, trials.c.number).limit(limit)
             )
         else:
+            run = samples.c.protocol["run"].as_string()
+            latest_final = (
+                select(run).join(trials, trials.c.number == samples.c.trial_number)
+                .where(trials.c.study_id == study.id, samples.c.stage == STAGES.index("final"))
+                .order_by(samples.c.id.desc()).limit(1).scalar_subquery()
+            )
+            finalist = func.coalesce(run == latest_final, False) if finalists_first else literal(False)
             rank = func.row_number().over(partition_by=samples.c.trial_number, order_by=[samples.c.stage.desc(), samples.c.id.desc()])
             ranked = (
-                select(samples.c.trial_number, samples.c.median_us, rank.label("rank"))
+                select(samples.c.trial_number, samples.c.median_us, finalist.label("finalist"), rank.label("rank"))
                 .join(trials, trials.c.number == samples.c.trial_number)
                 .where(trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value).subquery()
             )
             query = (
                 select(trials).join(ranked, ranked.c.trial_number == trials.c.number).where(ranked.c.rank == 1)
-                .order_by(ranked.c.median_us, trials.c.number).limit(limit)
+                .order_by(ranked.c.finalist.desc(), ranked.c.median_us, trials.c.number).limit(limit)
             )
         with self._reading() as connection:
             return _load(connection, query)

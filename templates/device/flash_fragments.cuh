@@ -1,5 +1,6 @@
 // flash_fragments.cuh: the two products of attention for the rows and keys of one warp, in mma fragments (needs element, exp2, ldmatrix,
-// mma_m16n8k16, swizzle). Fragments are in the order of mma_m16n8k16's c: [tile of 16 rows][tile of 8 columns][row g: 0 1 | row g + 8: 2 3].
+// mma_m16n8k16, swizzle). Fragments are in the order of mma_m16n8k16's c: [tile of 16 rows][tile of 8 columns][row g: 0 1 | row g + 8: 2
+// 3].
 
 // What a warp carries from one tile of keys to the next.
 template <int ROW_TILES, int DIM_TILES> struct RowState {

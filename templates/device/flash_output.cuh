@@ -1,12 +1,14 @@
-// flash_output.cuh: a warp's part of O to its end: merged over the warps that split the keys, divided by the row sums, stored (needs flash_fragments.cuh).
+// flash_output.cuh: a warp's part of O to its end: merged over the warps that split the keys, divided by the row sums, stored (needs
+// flash_fragments.cuh).
 
 // Floats that a lane hands over in a merge: O, two shifts and two sums of each row tile.
 constexpr int merge_floats(int row_tiles, int dim_tiles) { return row_tiles * (4 * dim_tiles + 4); }
 
-// Partial results of the key warps of the same rows into the first of them: O = Σ_w 2^(shift_w - shift) O_w with shift = max_w shift_w, sums alike.
+// Partial results of the key warps of the same rows into the first of them: O = Σ_w 2^(shift_w - shift) O_w with shift = max_w shift_w,
+// sums alike.
 template <int WARPS, int KEY_WARPS, int ROW_TILES, int DIM_TILES>
 __device__ __forceinline__ void merge_key_warps(RowState<ROW_TILES, DIM_TILES>& state,
-                                                float4* merge_smem,        // [KEY_WARPS - 1, WARPS, merge_floats / 4, 32]: 16 bytes a lane side by side
+                                                float4* merge_smem,      // [KEY_WARPS - 1, WARPS, merge_floats / 4, 32 lanes]
                                                 int row_warp, int key_warp, int lane) {
   constexpr int WARP_VECTORS = merge_floats(ROW_TILES, DIM_TILES) / 4 * 32;
   merge_smem += row_warp * WARP_VECTORS + lane;
@@ -45,11 +47,13 @@ __device__ __forceinline__ void merge_key_warps(RowState<ROW_TILES, DIM_TILES>& 
   }
 }
 
-// O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way of the warp's own rows of `o_smem`;
-// otherwise 4 bytes a lane, as the fragments lie. SUM_BY_MMA: the sums are those of all four lanes of a row already.
+// O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way of the warp's own
+// rows of `o_smem`; otherwise 4 bytes a lane, as the fragments lie. SUM_BY_MMA: the sums are those of all four lanes of a row already.
 template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, typename Element, int ROW_TILES, int DIM_TILES>
-__device__ __forceinline__ void store_output(RowState<ROW_TILES, DIM_TILES>& state, unsigned char* o_smem,      // [16 ROW_TILES, head_dim] of this warp
-                                             Element* o_gmem, int64_t row_stride, int valid_rows, int lane) {    // [valid_rows, row_stride]
+__device__ __forceinline__ void store_output(RowState<ROW_TILES, DIM_TILES>& state,
+                                             unsigned char* o_smem,      // [16 ROW_TILES, head_dim] of this warp
+                                             Element* o_gmem,            // [valid_rows, head_dim], rows `row_stride` elements apart
+                                             int64_t row_stride, int valid_rows, int lane) {
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll

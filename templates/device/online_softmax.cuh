@@ -1,4 +1,5 @@
-// online_softmax.cuh: scores of one tile of keys to exponents of 2 that are never positive, with O and its sums kept in step (needs flash_fragments.cuh).
+// online_softmax.cuh: scores of one tile of keys to exponents of 2 that are never positive, with O and its sums kept in step (needs
+// flash_fragments.cuh).
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
 enum class Rescale {
@@ -9,8 +10,8 @@ enum class Rescale {
 // P then begins at 2^-5, far above the 2^-14 below which fp16 loses bits, and scores may grow 32-fold in weight before the shift must rise.
 constexpr float LAZY_OCTAVES = 5.f;
 
-// s = -inf for keys that a row does not see. Keys count from this lane's first: row g of row tile 0 sees `row_keys` (CAUSAL: each next row one more), no row
-// more than `all_keys`.
+// s = -inf for keys that a row does not see. Keys count from this lane's first: row g of row tile 0 sees `row_keys` (CAUSAL: each next row
+// one more), no row more than `all_keys`.
 template <bool CAUSAL, int ROW_TILES, int KEY_TILES>
 __device__ __forceinline__ void mask_scores(float (&s)[ROW_TILES][KEY_TILES][4], int row_keys, int all_keys) {
 #pragma unroll
@@ -62,10 +63,11 @@ __device__ __forceinline__ void raise_shift(RowState<ROW_TILES, DIM_TILES>& stat
   }
 }
 
-// s = s · scale - shift, the exponent of P. `raise` = the shifts may be below the maxima: the first tile, and tiles with masked scores. LAZY trusts them
-// otherwise, and if a score reaches its shift after all (one sign bit a score tells), lifts the shift of that row.
+// s = s · scale - shift, the exponent of P. `raise` = the shifts may be below the maxima: the first tile, and tiles with masked scores.
+// LAZY trusts them otherwise, and if a score reaches its shift after all (one sign bit a score tells), lifts the shift of that row.
 template <Rescale RESCALE, int ROW_TILES, int KEY_TILES, int DIM_TILES>
-__device__ __forceinline__ void shift_scores(RowState<ROW_TILES, DIM_TILES>& state, float (&s)[ROW_TILES][KEY_TILES][4], float scale, bool raise) {
+__device__ __forceinline__ void shift_scores(RowState<ROW_TILES, DIM_TILES>& state, float (&s)[ROW_TILES][KEY_TILES][4], float scale,
+                                             bool raise) {
   if (RESCALE != Rescale::LAZY || raise) raise_shift<RESCALE>(state, s, scale);
   int all_negative = -1;
 #pragma unroll

@@ -95,11 +95,12 @@ def test_an_unknown_sampler_is_one_sentence():
 
 
 @every_sampler
-def test_starting_configs_come_first_even_invalid_ones_for_the_record(name):
+def test_starting_configs_come_first_an_invalid_one_mended(name):
     proposals = make_sampler(name, SPACES, PROBLEM, 0, why_invalid).ask(3)
-    assert proposals[0].params == SPACES["round"].starting[0]["config"] and proposals[0].operator == "starting"
-    assert why_invalid("round", proposals[0].params)
-    assert [p.operator for p in proposals[1:]] == ["random", "random"]
+    config = SPACES["round"].starting[0]["config"]
+    assert why_invalid("round", config) and not why_invalid("round", proposals[0].params)
+    assert [p.operator for p in proposals] == ["starting", "random", "random"]
+    assert make_sampler(name, SPACES, PROBLEM, 0, lambda family, params: None).ask(1)[0].params == config
 
 
 @every_sampler
@@ -108,7 +109,7 @@ def test_all_others_are_valid_and_none_comes_twice(name):
     assert len({t.config_id for t in trials}) == 400
     for t in trials:
         SPACES[t.family].make_config(t.config)
-        assert t.operator == "starting" or why_invalid(t.family, t.config) is None
+        assert why_invalid(t.family, t.config) is None
     assert {t.family for t in trials} == set(SPACES)
 
 
@@ -132,7 +133,7 @@ def test_resume_repeats_nothing_and_goes_on_from_the_best(name):
 
 @every_sampler
 def test_recorded_trials_of_other_spaces_do_no_harm(name):
-    old = trial(1, Proposal("round", {"TILE": 7, **{f"round_{i}": 7 for i in range(1, 6)}}))
+    old = trial(1, Proposal("round", {"TILE": 7, **{f"round_{i}": 7 for i in range(1, 6)}}, operator="starting"))
     gone = [old.__class__(**{**old.__dict__, "number": n, "family": family, "config": config, "config_id": str(n)})
             for n, family, config in ((2, "unknown", {"A": 1}), (3, "round", {"TILE": 99}))]
     sampler = make_sampler(name, SPACES, PROBLEM, 0, why_invalid)

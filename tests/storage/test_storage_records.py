@@ -13,7 +13,7 @@ from storage_records import INFO, PROBLEM, make_study, record, timing
 from evoattn.config import KernelConfig
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage, StorageError, UnknownRecord
-from evoattn.trial import CheckResult, Evaluation, TrialState, ValidationReport
+from evoattn.trial import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 
 
 def test_records_come_back_as_they_went_in(storage, path):
@@ -65,6 +65,17 @@ def test_measured_trials_rank_by_their_most_trusted_stage(storage):
     leaders = storage.leaderboard(study, 2)
     assert [(t.number, t.timing.median_us) for t in leaders] == [(steady.number, 18.5), (lucky.number, 19.0)]
     assert [t.protocol["stage"] for t in leaders[1].timings] == ["screen", "repeat", "final"]
+
+
+def test_finalists_stand_before_a_lucky_sample_taken_alone(storage):
+    study = make_study(storage)
+    lucky, slow, fast = (record(storage, study, i, timings=(timing("screen", us),)) for i, us in enumerate((9.0, 10.0, 11.0)))
+    earlier, latest = (Timing((12.0,), {"stage": "final", "run": run}) for run in ("first", "second"))
+    storage.add_timing(slow.number, earlier)
+    assert [t.number for t in storage.leaderboard(study, 9)] == [slow.number, lucky.number, fast.number]
+    storage.add_timing(fast.number, latest)
+    assert [t.number for t in storage.leaderboard(study, 9)] == [fast.number, lucky.number, slow.number]
+    assert [t.number for t in storage.leaderboard(study, 9, finalists_first=False)] == [lucky.number, slow.number, fast.number]
 
 
 def test_offline_trials_rank_by_relative_cost(storage):
