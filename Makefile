@@ -18,7 +18,7 @@ demo: setup
 	rm -rf demo && mkdir demo
 	$(BIN)/evoattn search --gpu $$($(BIN)/python -c "from evoattn.gpu import detect_devices; print('auto' if detect_devices() else 'l4')") \
 		--budget $(DEMO_BUDGET) --problem seed_h100 --db $(DEMO_DB)
-	$(BIN)/evoattn report --db $(DEMO_DB)
+	$(BIN)/evoattn report --limit 5 --db $(DEMO_DB)
 	$(BIN)/evoattn report --format html -o demo/report.html --db $(DEMO_DB)
 	$(BIN)/evoattn export best -o demo/kernel.cu --db $(DEMO_DB)
 	$(BIN)/evoattn reproduce best --db $(DEMO_DB)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with a CUDA device and nvcc: search each problem, then report, export (built and run by nvcc) and reproduce its best.
 #   scripts/measure.sh OUTPUT_FOLDER BUDGET PROBLEM...
-# EVOATTN is the command to run (default `.venv/bin/evoattn`). Everything it prints is also in OUTPUT_FOLDER, with the database and the kernels.
+# SEARCH_OPTIONS are further options of `evoattn search`, e.g. "--family flash_mma"; EVOATTN is the command to run (default `.venv/bin/evoattn`).
+# Everything it prints is also in OUTPUT_FOLDER, with the database and the kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1 budget=$2
@@ -12,7 +13,7 @@ export EVOATTN_DB=$out/evoattn.sqlite
 for problem in "$@"; do
   {
     echo "== $problem, $budget"
-    $evoattn search --gpu auto --budget "$budget" --problem "$problem" --study "$problem"
+    $evoattn search --gpu auto --budget "$budget" --problem "$problem" --study "$problem" ${SEARCH_OPTIONS:-}
     $evoattn report "$problem" --format json -o "$out/$problem.json"
     $evoattn report "$problem" --format html -o "$out/$problem.html"
     $evoattn export best --study "$problem" -o "$out/$problem.cu"

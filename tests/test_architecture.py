@@ -1,9 +1,10 @@
 """Imports point down, each heavy library has its home, templates are plain below the marker."""
 
 import ast
+import re
 from pathlib import Path
 
-from evoattn.paths import ROOT, TEMPLATES
+from evoattn.paths import DEVICE_HEADERS, ROOT, TEMPLATES
 from evoattn.render import MARKER
 
 LAYERS = [                                            # design §2; a module may import from its own layer's files and from below
@@ -74,3 +75,11 @@ def test_templates_are_plain_cuda_below_the_marker():
         assert marker, path.name
         assert not any(sign in below for sign in ("{{", "{%", "{#")), path.name
         assert "asm" not in below, f"{path.name}: PTX belongs under templates/device"
+
+
+def test_constexpr_functions_are_for_the_device():
+    """NVRTC takes every function as a device function (-default-device), plain nvcc, which builds the exports, does not."""
+    for path in (*TEMPLATES.glob("flash_*.cu.j2"), *DEVICE_HEADERS.glob("*.cuh")):
+        for line in path.read_text().splitlines():
+            if re.search(r"(?<!if )constexpr\b[^=(]*\w+\([^()]*\)\s*\{", line):
+                assert "__device__" in line, f"{path.name}: {line.strip()}"

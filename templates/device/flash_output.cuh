@@ -2,7 +2,7 @@
 // flash_fragments.cuh).
 
 // Floats that a lane hands over in a merge: O, two shifts and two sums of each row tile.
-constexpr int merge_floats(int row_tiles, int dim_tiles) { return row_tiles * (4 * dim_tiles + 4); }
+constexpr __host__ __device__ int merge_floats(int row_tiles, int dim_tiles) { return row_tiles * (4 * dim_tiles + 4); }
 
 // Partial results of the key warps of the same rows into the first of them: O = Σ_w 2^(shift_w - shift) O_w with shift = max_w shift_w,
 // sums alike.

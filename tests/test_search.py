@@ -1,0 +1,156 @@
+"""The loop on a device that misbehaves: a death, a hang or a failed compile costs its candidate and no more; kill -9 and Ctrl-C lose nothing."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+from evoattn import gpu, search
+from evoattn.budget import Budget
+from evoattn.config import KernelConfig, load_space
+from evoattn.evaluate import Compiled
+from evoattn.families.registry import FAMILIES
+from evoattn.problem import AttentionProblem
+from evoattn.samplers.registry import make_sampler
+from evoattn.search import Search
+from evoattn.storage import Storage
+from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.worker import Handler
+
+PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
+GPU = gpu.GPUS["h100"]
+INFO = CompileInfo(registers=64)
+
+
+def cost(params: dict) -> float:
+    return 10.0 + abs(params["BLOCK_M"] - 64) + abs(params["BLOCK_N"] - 64) + params["STAGES"]
+
+
+class FakeCompiler(Handler):
+    """Compiles nothing; some configs hang."""
+
+    def __init__(self, problem, gpu, offline):
+        pass
+
+    def __call__(self, task):
+        candidate, config = task
+        if config["WARPS"] == 3:
+            time.sleep(60)
+        if config["WARPS"] == 6:
+            return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, "No such instruction."))
+        return Compiled(CompiledKernel(b"", "", INFO), None, cost(config.params))
+
+
+class FakeDevice(Handler):
+    """Times nothing; some configs kill the process, hang, or lose the context."""
+
+    def __init__(self, problem, gpu, cache):
+        pass
+
+    def __call__(self, task):
+        method, args = task
+        if method == "final":
+            finalists, _ = args
+            run = {"stage": "final", "run": "final" if finalists else "first"}
+            timings = {name: Timing((cost(config.params),), run) for name, (_, config, _) in finalists.items()}
+            return timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."}
+        _, config, kernel, _ = args
+        if config["STAGES"] == 3:
+            os._exit(7)
+        if config["STAGES"] == 4 and config["BLOCK_N"] < 64:
+            time.sleep(60)
+        if config["KEY_WARPS"] == 2:
+            self.broken = True
+            return Evaluation(TrialState.LAUNCH_ERROR, "The kernel broke the CUDA context.", INFO)
+        return Evaluation(TrialState.COMPLETE, "", INFO, None, (Timing((cost(config.params),), {"stage": "screen", "run": str(config.id)}),))
+
+
+def why_invalid(family: str, params: dict) -> str | None:
+    return FAMILIES[family].why_invalid(PROBLEM, KernelConfig(family, params), GPU)
+
+
+def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", FakeDevice), ("COMPILE_SECONDS", 1.0), ("DEVICE_SECONDS", 1.0)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(search, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    spaces = {"flash_mma": load_space("flash_mma", GPU)}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=3)
+    progress = running.run(Budget(trials=28))
+    counts = storage.counts(study)
+    assert progress.recorded == 28 == sum(counts.values())
+    assert set(counts) >= {TrialState.COMPLETE, TrialState.COMPILE_ERROR, TrialState.LAUNCH_ERROR, TrialState.WORKER_DIED, TrialState.TIMEOUT}
+    fates = {
+        TrialState.COMPILE_ERROR: lambda c: c["WARPS"] == 6, TrialState.WORKER_DIED: lambda c: c["STAGES"] == 3,
+        TrialState.LAUNCH_ERROR: lambda c: c["KEY_WARPS"] == 2,
+        TrialState.TIMEOUT: lambda c: c["WARPS"] == 3 or c["STAGES"] == 4 and c["BLOCK_N"] < 64,
+    }
+    for trial in storage.iter_trials(study):
+        if trial.state in fates:
+            assert fates[trial.state](trial.config) and trial.reason, trial
+        else:
+            assert trial.state is TrialState.COMPLETE and trial.relative_cost == cost(trial.config)
+    best = storage.leaderboard(study, 1)[0]
+    assert best.timing.protocol["stage"] == "final"
+    assert best.timing.median_us == min(t.timing.median_us for t in storage.iter_trials(study) if t.timing)
+    assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
+
+
+def start(db, *words):
+    command = [sys.executable, "-m", "evoattn.cli", "search", "--gpu", "l4", "--jobs", "2", "--db", str(db), *words]
+    return subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def recorded(db) -> list[str]:
+    """Config ids of the trials recorded so far."""
+    try:
+        with sqlite3.connect(f"file:{db}?mode=ro", uri=True, timeout=10) as connection:
+            return [row[0] for row in connection.execute("select config_id from trials order by number")]
+    except sqlite3.OperationalError:
+        return []
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
+    db = tmp_path / "db.sqlite"
+    process = start(db, "--budget", "10m", "--study", "stopped", "--shape", "B=1,H=1,S=64,D=16")
+    wait_until(lambda: len(recorded(db)) >= 4)
+    workers = children(process.pid)
+    process.send_signal(how)
+    output, _ = process.communicate(timeout=30)
+    before = recorded(db)
+    assert len(before) >= 4 and len(set(before)) == len(before)
+    if how == signal.SIGINT:
+        assert process.returncode == 0 and "interrupted" in output and "Leaderboard" in output
+    assert workers
+    wait_until(lambda: not any(map(lives, workers)), 10)             # no worker outlives the search
+    resumed = start(db, "--budget", "3trials", "--resume")
+    assert resumed.wait(timeout=120) == 0
+    after = recorded(db)
+    assert after[:len(before)] == before and len(after) == len(before) + 3 == len(set(after))
+    assert sqlite3.connect(db).execute("pragma integrity_check").fetchone() == ("ok",)
