@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -30,7 +30,8 @@ def best_sentence(progress: Progress) -> str:
     if best.timing is None:
         return f"trial {best.number} ({best.family}), relative cost {best.relative_cost:.4g}, never timed"
     text = f"trial {best.number} ({best.family}), {best.timing.median_us:.2f} µs"
-    versus = [f"{us / best.timing.median_us:.2f}x {name}" for name, us in sorted(progress.baselines.items(), key=lambda i: i[1])]
+    baselines = sorted(progress.baselines.items(), key=lambda item: item[1])
+    versus = [f"{us / best.timing.median_us:.2f}x {name}" for name, us in baselines]
     return f"{text}; against SDPA: {', '.join(versus)}" if versus else text
 
 
@@ -58,7 +59,8 @@ class Display:
             self._live.update(self._panel())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_EVERY
-            self._console.print(f"[{_clock(self._progress.seconds)}] {self._left()}, {self._counts()}; best: {best_sentence(self._progress)}", highlight=False, soft_wrap=True)
+            line = f"{_clock(self._progress.seconds)}: {self._left()}, {self._counts()}; best: {best_sentence(self._progress)}"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
         if self._seconds is not None:
@@ -76,8 +78,10 @@ class Display:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="bold")
         rows.add_column()
+        rows.add_row("budget", ProgressBar(total=total, completed=min(done, total), width=60))
         rows.add_row("stage", f"{progress.stage}; {self._left()}")
         rows.add_row("trials", self._counts())
-        rows.add_row("on the way", f"{progress.compiling} compiling, {progress.ready} waiting for the device; device {progress.on_device}")
+        waiting = f", {progress.ready} waiting for the device; the device is {progress.on_device}" if progress.on_device else ", no device"
+        rows.add_row("on the way", f"{progress.compiling} compiling{waiting}")
         rows.add_row("best", Text(best_sentence(progress)))
-        return Panel(Group(ProgressBar(total=total, completed=min(done, total)), rows), title=self._title)
+        return Panel(rows, title=self._title)

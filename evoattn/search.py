@@ -45,7 +45,8 @@ class Progress:
     states: Counter = field(default_factory=Counter)
     compiling: int = 0
     ready: int = 0
-    on_device: str = "starting"
+    on_device: str = ""
+    """What the GPU worker does; empty in an offline search."""
     device_seconds: float = 0.0
     """Wall time in which the GPU worker had a task."""
     best: Trial | None = None
@@ -84,7 +85,8 @@ class Search:
         self.interrupted = self.exhausted = False
         self._ready: list[tuple[float, int, _Pending, Compiled]] = []
         self._order = itertools.count()
-        self._sources: dict[str, int | None] = {}
+        self._seen: dict[tuple, int | None] = {}
+        """What ran or is on its way (see `_identity`): the number of its trial once it has one."""
         self._device: Worker | None = None
         self._baselines_measured = False
 
@@ -120,10 +122,18 @@ class Search:
         trials = list(self.storage.iter_trials(self.study))
         self.sampler.restore(trials)
         for trial in trials:
-            self._sources[trial.source_hash] = trial.number
+            if trial.source_hash and trial.family in registry.FAMILIES and set(trial.config) == set(self._names(trial.family)):
+                self._seen[self._identity(KernelConfig(trial.family, trial.config), trial.source_hash)] = trial.number
             self._improve(trial)
         for name, timings in self.storage.baselines(self.study).items():
             self.progress.baselines[name] = timings[0].median_us
+
+    def _names(self, family: str) -> tuple[str, ...]:
+        return self.spaces[family].names() if family in self.spaces else ()
+
+    def _identity(self, config: KernelConfig, source_hash: str) -> tuple:
+        """What tells one behaviour from another: the source and how it is launched."""
+        return source_hash, registry.lookup(config.family).launches(self.problem, config)
 
     # ---- the loop
 
@@ -137,7 +147,7 @@ class Search:
         while not self._spent():
             self._feed_pool()
             self._feed_device()
-            if self.exhausted and not self._pool.in_flight and not self._ready and not (self._device and self._device.busy):
+            if self.exhausted and not self._on_the_way():
                 return
             wait_for_any(workers, 0.1)
             for outcome in self._pool.poll():
@@ -160,42 +170,44 @@ class Search:
             if worker.failures_to_start >= 3:
                 raise SearchError(f"A worker process failed to start three times; the last time: {worker.start_failure}")
 
+    def _on_the_way(self) -> int:
+        """Candidates that are compiled, wait for the device, or are on it."""
+        return self._pool.in_flight + len(self._ready) + bool(self._device and self._device.busy)
+
     def _wanted(self) -> int:
         """How many more candidates may enter the line now: a trial budget is not overrun by those on their way."""
-        on_the_way = self._pool.in_flight + len(self._ready) + (self._device is not None and self._device.busy)
         room = len(self._pool.idle())
         if not self.study.offline:
             room = min(room, READY_A_COMPILER * self.jobs - len(self._ready))
         if self._budget.trials is not None:
-            room = min(room, self._budget.trials - self.progress.recorded - on_the_way)
+            room = min(room, self._budget.trials - self.progress.recorded - self._on_the_way())
         return max(room, 0)
 
     def _feed_pool(self) -> None:
-        wanted = self._wanted()
-        while wanted and not self.exhausted:
+        while not self.exhausted and (wanted := self._wanted()):
             proposals = self.sampler.ask(wanted)
             if not proposals:
-                self.exhausted = self._pool.in_flight == 0 and not self._ready and not (self._device and self._device.busy)
+                self.exhausted = not self._on_the_way()
                 return
             for proposal in proposals:
-                wanted -= self._enter(proposal)
+                self._enter(proposal)
 
-    def _enter(self, proposal: Proposal) -> bool:
-        """Render a proposal and hand it to the pool; False if it ended before (invalid, or the source of an earlier trial)."""
+    def _enter(self, proposal: Proposal) -> None:
+        """Render a proposal and hand it to the pool, or record why it got no further (invalid, or the source of an earlier trial)."""
         config = self.spaces[proposal.family].make_config(proposal.params)
         family = registry.lookup(proposal.family)
         if reason := family.why_invalid(self.problem, config, self.gpu):
             self._record(proposal, config, None, Evaluation(TrialState.INVALID_CONFIG, reason))
-            return False
+            return
         candidate = render(family, self.problem, config, self.gpu)
-        if candidate.source_hash in self._sources:
-            earlier = self._sources[candidate.source_hash]
+        identity = self._identity(config, candidate.source_hash)
+        if identity in self._seen:
+            earlier = self._seen[identity]
             which = f"trial {earlier}" if earlier else "a candidate still on its way"
-            self._record(proposal, config, candidate, Evaluation(TrialState.DUPLICATE, f"It renders the same source as {which}."))
-            return False
-        self._sources[candidate.source_hash] = None
+            self._record(proposal, config, candidate, Evaluation(TrialState.DUPLICATE, f"It renders the same source and launches it as {which} does."))
+            return
+        self._seen[identity] = None
         self._pool.idle()[0].submit(_Pending(proposal, config, candidate), (candidate, config), COMPILE_SECONDS)
-        return True
 
     def _compiled(self, outcome: Outcome) -> None:
         """A compile worker's result: into the queue of the device, or recorded."""
@@ -242,7 +254,7 @@ class Search:
 
     def _record_pending(self, pending: _Pending, evaluation: Evaluation) -> None:
         trial = self._record(pending.proposal, pending.config, pending.candidate, evaluation)
-        self._sources[pending.candidate.source_hash] = trial.number
+        self._seen[self._identity(pending.config, pending.candidate.source_hash)] = trial.number
 
     def _record(self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation) -> Trial:
         trial = self.storage.record(self.study, config, candidate, evaluation, proposal.parents, proposal.operator)

@@ -101,6 +101,25 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
 
 
+def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path):
+    """Starting again on the same records: the sampler forgot nothing, the table of what ran holds every trial."""
+    spaces = {"flash_scalar": load_space("flash_scalar", GPU)}
+    problem = AttentionProblem(1, 1, 1, 32, 32, 16)
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("offline", problem, GPU, True, "random", 0, tuple(spaces), {}, {})
+
+    def run(trials):
+        invalid = lambda family, params: FAMILIES[family].why_invalid(problem, KernelConfig(family, params), GPU)
+        running = Search(storage, study, problem, GPU, spaces, make_sampler("random", spaces, problem, 0, invalid), jobs=2)
+        running.run(Budget(trials=trials))
+        return running
+
+    run(5)
+    again = run(4)
+    trials = list(storage.iter_trials(study))
+    assert len(trials) == 9 == len({t.config_id for t in trials}) == len(again._seen)
+
+
 def start(db, *words):
     command = [sys.executable, "-m", "evoattn.cli", "search", "--gpu", "l4", "--jobs", "2", "--db", str(db), *words]
     return subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
