@@ -81,7 +81,11 @@ def l2_flush(device: torch.device) -> Enqueue:
     """A call that overwrites `FLUSH_FACTOR` times the device's L2."""
     size = torch.cuda.get_device_properties(device).L2_cache_size * FLUSH_FACTOR
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    return lambda: buffer.fill_(1) and None
+
+    def flush() -> None:
+        buffer.fill_(1)
+
+    return flush
 
 
 def measure(contestants: list[Contestant], protocol: Protocol, cache: CacheMode, rounds: int | None = None, seed: int = 0) -> dict[str, Timing]:

@@ -220,7 +220,7 @@ class Search:
             self._record_pending(pending, outcome.value.failure)
         else:
             cost = outcome.value.relative_cost
-            heapq.heappush(self._ready, (float("inf") if cost is None else cost, next(self._order), pending, outcome.value))
+            heapq.heappush(self._ready, (0.0 if cost is None else cost, next(self._order), pending, outcome.value))
 
     def _feed_device(self) -> None:
         """Give an idle device the most promising candidate, or its first measurement of the baselines."""

@@ -22,9 +22,12 @@ def _installed(package: str) -> str:
 
 def _commit() -> str:
     """The checkout's commit, with `+` behind it if files differ from it; `unknown` outside a checkout."""
+    def git(*words: str) -> str:
+        done = subprocess.run(("git", "-C", ROOT, *words), capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
     try:
-        run = lambda *words: subprocess.run(("git", "-C", ROOT, *words), capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-        return run("rev-parse", "--short=12", "HEAD") + ("+" if run("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 

@@ -11,7 +11,8 @@ from evoattn.ptx.errors import ImpossibleLaunch, UnsupportedInstruction
 from evoattn.ptx.machine import Execution, Machine
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel, parse_program
-from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, TensorMap
+from evoattn.ptx.tensor_map import TiledMap
+from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, Scalar
 
 SMEM_LIMIT_BYTES = 232448
 """Most shared memory that a block may have on any GPU (sm_90); the limit of one GPU is the family's to check."""
@@ -79,11 +80,12 @@ def _kernel(compiled: CompiledKernel, name: str) -> Kernel:
     return kernels[name]
 
 
-def _value(argument: KernelArg, addresses: dict[str, int]) -> np.generic:
+def _value(argument: KernelArg, addresses: dict[str, int]) -> np.generic | bytes:
+    if isinstance(argument, Scalar):
+        return _SCALAR_TYPES[argument.ctype](argument.value)
+    name = argument.name if isinstance(argument, Buffer) else argument.buffer
+    if name not in addresses:
+        raise ImpossibleLaunch(f"The launch names a buffer {name} that was not given.")
     if isinstance(argument, Buffer):
-        if argument.name not in addresses:
-            raise ImpossibleLaunch(f"The launch names a buffer {argument.name} that was not given.")
-        return np.uint64(addresses[argument.name])
-    if isinstance(argument, TensorMap):
-        raise UnsupportedInstruction(f"The launch has a tensor map of {argument.buffer}; tensor copies are not interpreted.")
-    return _SCALAR_TYPES[argument.ctype](argument.value)
+        return np.uint64(addresses[name])
+    return TiledMap(addresses[name], argument.shape, argument.strides_bytes, argument.box, argument.swizzle_bytes).encode()

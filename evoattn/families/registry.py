@@ -5,13 +5,14 @@ from __future__ import annotations
 from evoattn.families.base import Family
 from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
+from evoattn.families.flash_wgmma import FlashWgmma
 
 
 class FamilyError(ValueError):
     """A family that is not in the table: its message is one sentence."""
 
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma())}
+FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma(), FlashWgmma())}
 
 
 def lookup(name: str) -> Family:

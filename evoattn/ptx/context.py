@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from evoattn.ptx.address_space import BankedMemory
+from evoattn.ptx.async_races import WARPGROUP_WARPS, AsyncRaces, agent_names
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Instruction, Kernel
 from evoattn.ptx.races import RaceDetector
@@ -42,7 +43,14 @@ class Context(Binder):
         self.local = BankedMemory("local", threads, everybody, threads.count if kernel.local_bytes else 1, kernel.local_bytes, 0)
         self.parameter_memory = BankedMemory("parameter", threads, np.zeros(threads.count, np.int64), 1, len(parameters), 0)
         self.parameter_memory.data[: len(parameters)] = parameters
-        self.races = RaceDetector(threads, self.shared, shared_granule(kernel)) if detect_races else None
+        asynchronous = any(ins.opcode.startswith(("mbarrier.", "cp.async.bulk.", "wgmma.")) for ins in kernel.instructions)
+        agents = agent_names(threads) if asynchronous else ()
+        self.races = RaceDetector(threads, self.shared, shared_granule(kernel), *agents) if detect_races else None
+        self.async_races = AsyncRaces(self.races) if detect_races and asynchronous else None
+        self.at_exit: list[Callable[[ActiveThreads], None]] = []
+        """Called when threads exit, before they are gone."""
+        self.before_run: list[Callable[[int, int, ActiveThreads], None]] = []
+        """Called before threads execute a straight run of instructions, with the pcs of its start and end."""
         self.traffic = Traffic() if count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
@@ -72,6 +80,22 @@ class Context(Binder):
         if missing.any():
             partial = active.by_warp & missing.any(1, keepdims=True)
             raise NotConverged(ins, partial.ravel())
+
+
+    def require_whole_warpgroups(self, active: ActiveThreads, ins: Instruction) -> None:
+        """Raise `NotConverged` unless all threads of every warpgroup with an active thread are active.
+
+        A warpgroup is four warps from a multiple of four on in their block.
+        """
+        if active.all and self.threads.block_warps % WARPGROUP_WARPS == 0 or getattr(active, "whole_groups", False):
+            return
+        first = self.threads.in_block // (WARP * WARPGROUP_WARPS)
+        group = self.threads.block_of * (int(first[-1]) + 1) + first
+        members = np.bincount(group, active.full_mask, minlength=int(group[-1]) + 1)
+        partial = active.full_mask & (members != WARP * WARPGROUP_WARPS)[group]
+        if partial.any():
+            raise NotConverged(ins, partial)
+        active.whole_groups = True
 
 
 def shared_granule(kernel: Kernel) -> int:

@@ -12,7 +12,7 @@ class Counters:
     issue_slots: float = 0.0
     """Instructions of every class but moves."""
     tensor_flops: float = 0.0
-    """Floating-point operations of mma and wmma, two a multiply-add."""
+    """Floating-point operations of mma, wmma and wgmma, two a multiply-add."""
     fp32: float = 0.0
     """Floating-point additions, products, extremes (of one number or a pair)."""
     int_ops: float = 0.0
@@ -36,7 +36,7 @@ class Counters:
     global_bytes: float = 0.0
     """Bytes that threads asked for, loads and stores."""
     async_copy_bytes: float = 0.0
-    """Bytes written to shared memory by cp.async."""
+    """Bytes written to shared memory by cp.async and by tensor copies."""
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

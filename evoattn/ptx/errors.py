@@ -33,3 +33,7 @@ class Trapped(PtxError):
 
 class StepLimitExceeded(PtxError):
     """The program ran longer than its step limit: it most likely never ends."""
+
+
+class AsyncFault(PtxError):
+    """Wrong use of an mbarrier, a tensor copy or a wgmma, where the result on a device is not defined."""

@@ -46,6 +46,19 @@ def binary(binder: Binder, ins: Instruction, fields: Fields):
     return finish(_BINARY[fields["op"]], (a, b), d, fields)
 
 
+@instruction("add", r"\.rm\.(?P<type>f32)", kind="fp32")
+def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields):
+    """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error exactly."""
+    a, b, d = operands(binder, ins, _type(ins, fields))
+
+    def run():
+        total = a + b
+        part = total - a
+        error = (a - (total - part)) + (b - part)
+        np.copyto(d, np.where(error < 0, np.nextafter(total, np.float32(-np.inf)), total))
+    return run
+
+
 @instruction("min max", r"(?P<ftz>\.ftz)?(?P<nan>\.NaN)?(?P<xor>\.xorsign\.abs)?\.(?P<type>f32|f64)", kind="fp32")
 def extreme(binder: Binder, ins: Instruction, fields: Fields):
     """Without `.NaN` a NaN operand loses to a number."""

@@ -11,11 +11,11 @@ from evoattn.ptx.errors import UnsupportedInstruction
 from evoattn.ptx.program import Instruction, Kernel
 from evoattn.ptx.registers import operand_registers
 
-_ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)")
+_ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
 
 
 def ends_run(ins: Instruction) -> bool:
-    """Whether the scheduler must act on this instruction: a branch, an exit, a barrier."""
+    """Whether the scheduler must act on this instruction: a branch, an exit, a wait at a barrier."""
     return _ENDS_RUN.match(ins.opcode) is not None
 
 
@@ -29,7 +29,7 @@ class Flow:
         self.count = len(kernel.instructions)
         self._bit = {name: 1 << i for i, name in enumerate(kernel.registers)}
         self.written: list[tuple[str, ...]] = []
-        self._reads: list[int] = []
+        self.reads: list[int] = []
         self._kills: list[int] = []
         for ins, (entry, _) in zip(kernel.instructions, self.entries):
             self._note_registers(ins, entry)
@@ -46,7 +46,7 @@ class Flow:
                 raise UnsupportedInstruction(f"The predicate of {ins} is not declared.")
             inputs.append(ins.predicate[0])
         self.written.append(tuple(dict.fromkeys(outputs)))
-        self._reads.append(self.bits(inputs))
+        self.reads.append(self.bits(inputs))
         self._kills.append(0 if ins.predicate else self.bits(outputs))
 
     def bits(self, registers: list[str] | tuple[str, ...]) -> int:
@@ -76,14 +76,14 @@ class Flow:
         word = ins.opcode.split(".")[0]
         if word == "bra":
             return [self.target(ins)] + ([end + 1] if ins.predicate else [])
-        return [end + 1] if word in ("bar", "barrier") or ins.predicate else []
+        return [end + 1] if word in ("bar", "barrier", "mbarrier") or ins.predicate else []
 
     def _effect(self, start: int, end: int) -> tuple[int, int]:
         """(registers read before they are written, registers written) from `start` through what ends the run at `end`."""
         last = end + 1 if end < self.count and ends_run(self.kernel.instructions[end]) else end
         reads = kills = 0
         for i in range(last - 1, start - 1, -1):
-            reads = (reads & ~self._kills[i]) | self._reads[i]
+            reads = (reads & ~self._kills[i]) | self.reads[i]
             kills |= self._kills[i]
         return reads, kills
 

@@ -2,10 +2,15 @@
 
 Time is one counter, `now`, that moves at every synchronization. An access at one time is ordered before another at a later time if a
 synchronization between the two, in which both their warps took part, carries it over:
-- a barrier of the whole block orders everything (`block_floor`), one of some warps what these warps knew (`_clock`);
-- threads of one warp are ordered by `bar.warp.sync` and barriers alone (`warp_floor`): shuffles and matrix instructions order nothing.
+- a barrier of the whole block orders everything (`block_floor`), one of some warps what these warps knew (`clock`);
+- threads of one warp are ordered by `bar.warp.sync` and barriers alone (`warp_floor`): shuffles and matrix instructions order nothing;
+- an mbarrier hands what arriving warps knew to those that see its phase end (`arrive`, `acquire`).
 
-An actor is a thread, or (from `threads.count` on) a warp acting as one.
+An actor is a thread, or (from `threads.count` on) a warp acting as one, or (after those) an agent of the asynchronous proxy: see
+`async_races.py`. A warp's clock has a column for each warp of its block, then one for each agent. No barrier orders what an agent does: a
+warp knows of it what it has waited for, or been told by a warp that had.
+
+Clocks are kept for warps: what one thread learns, its warp knows, and what it hands on is what its warp has done.
 """
 
 from __future__ import annotations
@@ -23,20 +28,28 @@ _ENDED = 1 << 40
 class HappensBefore:
     """Clocks of all warps of a machine."""
 
-    def __init__(self, threads: Threads) -> None:
-        self.threads = threads
+    def __init__(self, threads: Threads, agents: int = 0) -> None:
+        """`agents` of the asynchronous proxy in each block."""
+        self.threads, self.agents = threads, agents
+        self.first_agent = threads.count + threads.warp_count
+        """Actors from here on are agents."""
         self.now = 1
         self.block_floor = np.zeros(threads.block_count, np.int64)
         self.warp_floor = np.zeros(threads.warp_count, np.int64)
-        self._clock = np.zeros((threads.warp_count, threads.block_warps), np.int64)  # [warp, warp of its block]: known of it up to then
+        self.clock = np.zeros((threads.warp_count, threads.block_warps + agents), np.int64)
+        """`[warp, column]`: what the warp knows of a warp or an agent of its block up to then."""
         self._lane_clock: dict[int, np.ndarray] = {}      # of warps that synchronized in parts: [lane, other lane]
         self.warp_of = np.concatenate([threads.warp_of, np.arange(threads.warp_count)])
-        self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count, SEVERAL)])
+        self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count + agents, SEVERAL)])
+        self.column_of = np.concatenate([self.warp_of % threads.block_warps, threads.block_warps + np.arange(agents)])
 
     def barrier(self, blocks: np.ndarray) -> None:
         """All threads of these blocks met."""
         self.block_floor[blocks] = self.now
         self.warp_floor.reshape(self.threads.block_count, -1)[blocks] = self.now
+        if self.agents:
+            known = self.clock.reshape(self.threads.block_count, self.threads.block_warps, -1)[:, :, self.threads.block_warps:]
+            known[blocks] = known[blocks].max(1, keepdims=True)
         self.now += 1
 
     def retire(self, blocks: np.ndarray) -> None:
@@ -44,17 +57,26 @@ class HappensBefore:
         self.block_floor[blocks] = _ENDED
 
     def arrive(self, warp: int) -> np.ndarray:
-        """A warp signals a barrier without waiting: what it hands over, `[warp of the block]`."""
-        known = self._clock[warp].copy()
+        """A warp signals a barrier without waiting: what it hands over, `[column]`."""
+        known = self.clock[warp].copy()
         known[warp % self.threads.block_warps] = self.now
         self.now += 1
         return known
 
+    def acquire(self, warps: np.ndarray, known: np.ndarray) -> None:
+        """These warps of one block learn what was handed over, `[column]`."""
+        self.clock[warps] = np.maximum(self.clock[warps], known)
+
+    def learn(self, warps: np.ndarray, agent: int, time: int) -> None:
+        """These warps know of what an agent has done up to `time`."""
+        column = self.threads.block_warps + agent
+        self.clock[warps, column] = np.maximum(self.clock[warps, column], time)
+
     def barrier_of_warps(self, warps: np.ndarray, arrived: list[np.ndarray]) -> None:
         """Some warps of one block met; `arrived` is what others that only signalled handed over."""
-        known = np.max([self._clock[warps].max(0), *arrived], axis=0)
+        known = np.max([self.clock[warps].max(0), *arrived], axis=0)
         known[warps % self.threads.block_warps] = self.now
-        self._clock[warps] = known
+        self.clock[warps] = known
         self.warp_floor[warps] = self.now
         self.now += 1
 
@@ -80,14 +102,16 @@ class HappensBefore:
             return first
         return np.repeat(self.block_floor, self.threads.block_warps)[self.warp_of[actors]]
 
-    def unordered(self, actors: np.ndarray, other_warp: np.ndarray, other_lane: np.ndarray, time: np.ndarray) -> np.ndarray:
+    def unordered(self, actors: np.ndarray, other_column: np.ndarray, other_lane: np.ndarray, time: np.ndarray) -> np.ndarray:
         """Bool: which accesses, made by others of the actors' blocks at `time`, are not ordered before what the actors do now.
 
-        An actor's own earlier accesses are ordered; a lane that is `SEVERAL` differs from every other, itself included.
+        The actors are threads and warps; the others are given by their column of the clock and their lane. An actor's own earlier
+        accesses are ordered; a lane that is `SEVERAL` differs from every other, itself included. What is known from barriers of the block
+        is `floor`'s matter.
         """
         warp, lane = self.warp_of[actors], self.lane_of[actors]
-        result = time > self._clock[warp, other_warp % self.threads.block_warps]
-        same = warp == other_warp
+        result = time > self.clock[warp, other_column]
+        same = warp % self.threads.block_warps == other_column
         result[same] = ((time > self.warp_floor[warp]) & ((lane != other_lane) | (lane == SEVERAL)))[same]
         if self._lane_clock:
             for i in np.flatnonzero(result & same):

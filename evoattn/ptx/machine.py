@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,6 +101,13 @@ _TENSOR_FLOPS = {"m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16"
 """Two a multiply-add, for a whole warp."""
 
 
+def _tensor_flops(opcode: str) -> int:
+    """Of one warp: a quarter of a warpgroup's for wgmma."""
+    if shape := re.search(r"\.m64n(\d+)k16\.", opcode):
+        return 2 * 16 * 16 * int(shape[1])
+    return next((n for shape, n in _TENSOR_FLOPS.items() if f".{shape}." in opcode), 0)
+
+
 def count_instructions(flow: Flow, scheduler: Scheduler, context: Context) -> Counters:
     """Counters of one scheduler's execution."""
     totals = dict.fromkeys(Counters.__dataclass_fields__, 0.0)
@@ -108,7 +116,7 @@ def count_instructions(flow: Flow, scheduler: Scheduler, context: Context) -> Co
             continue
         totals["issue_slots"] += executed
         if entry.kind == "tensor":
-            totals["tensor_flops"] += executed * next((n for shape, n in _TENSOR_FLOPS.items() if f".{shape}." in ins.opcode), 0)
+            totals["tensor_flops"] += executed * _tensor_flops(ins.opcode)
         elif entry.kind in CLASS_FIELDS:
             totals[CLASS_FIELDS[entry.kind]] += executed
     traffic = context.traffic

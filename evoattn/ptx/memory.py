@@ -88,6 +88,13 @@ class GlobalMemory:
                 f"in {ins}."
             )
 
+    def place_outside(self, start: int, size: int) -> str:
+        """Where bytes from arena index `start` on end outside the buffer that they begin in, in words; an empty string if they do not."""
+        at = bisect_right(self._starts, start) - 1
+        if at >= 0 and start + size <= self._ends[at]:
+            return ""
+        return self._place(start + size - 1 if at >= 0 and start < self._ends[at] else start)
+
     def _place(self, index: int) -> str:
         """An arena index in words, by the nearest buffer."""
         if not self._starts:

@@ -2,14 +2,14 @@
 
 For each granule the last write and each warp's last read are kept, with their times; `happens_before.py` says which times are ordered.
 An asynchronous copy is in flight from its issue until its own thread has waited for it, and any access meanwhile is a race; from then on it
-counts as a write by that thread at that moment.
+counts as a write by that thread at that moment. What the asynchronous proxy of sm_90 does is told by `async_races.py`, on the same tables.
 
 Accesses are gathered and checked together at the next synchronization: between two of them no access can be ordered against another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,8 @@ from evoattn.ptx.happens_before import SEVERAL, HappensBefore
 from evoattn.ptx.program import Instruction
 from evoattn.ptx.threads import ActiveThreads, Threads
 
-_THREAD_BITS, _LANE_BITS = 20, 6
-_THREAD_MASK, _LANE_MASK = (1 << _THREAD_BITS) - 1, (1 << _LANE_BITS) - 1
+THREAD_BITS, LANE_BITS = 20, 6
+THREAD_MASK, LANE_MASK = (1 << THREAD_BITS) - 1, (1 << LANE_BITS) - 1
 _LOG_LIMIT = 1 << 22
 """Accesses (one a thread) kept before they are checked though nothing synchronized: 32 MiB."""
 _CHUNK = 1 << 14
@@ -42,22 +42,23 @@ class _Access:
 class RaceDetector:
     """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its pc."""
 
-    def __init__(self, threads: Threads, shared: BankedMemory, granule: int) -> None:
-        self.threads, self.shared = threads, shared
+    def __init__(self, threads: Threads, shared: BankedMemory, granule: int, agents: Sequence[str] = (), reading_agents: int = 0) -> None:
+        """`agents` has the name of each agent of the asynchronous proxy in a block; the first `reading_agents` of them read."""
+        self.threads, self.shared, self.agents = threads, shared, list(agents)
         self.found: dict[int, str] = {}
-        self._shift = granule.bit_length() - 1
-        granules = len(shared.data) >> self._shift
-        warps = threads.block_warps
-        self._last_write = np.zeros(granules, np.int64)             # time << 20 | actor
-        self._last_read = np.zeros(granules * warps, np.int32)      # time << 6 | lane, for each warp of the block
-        self._in_flight = np.zeros(granules, np.int32)              # issuing thread + 1
-        self._copies = 0
-        self.order = HappensBefore(threads)
+        self.shift = granule.bit_length() - 1
+        granules = len(shared.data) >> self.shift
+        self.columns = threads.block_warps + reading_agents
+        self.last_write = np.zeros(granules, np.int64)                          # time << 20 | actor
+        self._last_read = np.zeros(granules * self.columns, np.int32)           # time << 6 | lane, for each warp and agent of the block
+        self.in_flight = np.zeros(granules, np.int32)              # issuing thread + 1
+        self.copies = 0
+        self.order = HappensBefore(threads, len(self.agents))
         self._everyone = np.arange(threads.count)
         self._log: list[_Access] = []
         self._logged = 0
         self._unrecorded: list[tuple[int, list[_Access]]] = []       # (time, reads) not yet in `_last_read`
-        self._newest_write = np.zeros(threads.block_count, np.int64)
+        self.newest_write = np.zeros(threads.block_count, np.int64)
         self._last_kind_was_copy = False
 
     # ---- what the machine tells it
@@ -78,14 +79,19 @@ class RaceDetector:
         """Copies whose threads have waited for them."""
         self.check()
         granules, actors = self._expand(index, size, actors)
-        self._in_flight[granules] = 0
-        self._copies -= len(granules)
-        self._last_write[granules] = (self.order.now << _THREAD_BITS) | actors
-        self._newest_write[self.order.warp_of[actors] // self.threads.block_warps] = self.order.now
+        self.in_flight[granules] = 0
+        self.copies -= len(granules)
+        self.last_write[granules] = (self.order.now << THREAD_BITS) | actors
+        self.newest_write[self.order.warp_of[actors] // self.threads.block_warps] = self.order.now
 
     def collide(self, thread: int, ins: Instruction) -> None:
         """Two threads wrote different values to one place by one instruction."""
-        self._report(ins, f"{self.threads.describe(thread)} writes where another thread writes a different value by the same instruction")
+        self.report(ins, f"{self.threads.describe(thread)} writes where another thread writes a different value by the same instruction")
+
+    @property
+    def last_read(self) -> np.ndarray:
+        """`[granule, column]` with time << 6 | lane."""
+        return self._last_read.reshape(-1, self.columns)
 
     def synchronize(self) -> HappensBefore:
         """The clocks, for a synchronization that happens now: what was accessed before it is checked first."""
@@ -128,20 +134,20 @@ class RaceDetector:
             return
         log, self._log, self._logged = self._log, [], 0
         if self._last_kind_was_copy:
-            self._record_reads(log)
+            self.record_reads([access.blocks for access in log])
             self._check_copies(log)
             return
         writes = [a for a in log if a.kind == WRITE]
         reads = [a for a in log if a.kind == READ]
         if writes:
-            self._record_reads(writes)
+            self.record_reads([access.blocks for access in writes])
             self._check_writes(writes)
         if reads:
             self._check_reads(reads)
             self._unrecorded.append((self.order.now, reads))
 
     def _expand(self, index: np.ndarray, size: int, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        granules, count = index >> self._shift, max(size >> self._shift, 1)
+        granules, count = index >> self.shift, max(size >> self.shift, 1)
         if count == 1:
             return granules, actors
         return (granules[:, None] + np.arange(count)).ravel(), np.repeat(actors, count)
@@ -155,43 +161,46 @@ class RaceDetector:
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), starts
 
     def _check_against_writes(self, granules: np.ndarray, actors: np.ndarray, starts: np.ndarray, accesses: list[_Access]) -> None:
-        last = self._last_write[granules]
-        suspects = np.flatnonzero((last >= (self.order.floor(actors) + 1) << _THREAD_BITS) & ((last & _THREAD_MASK) != actors))
+        last = self.last_write[granules]
+        suspected = last >= (self.order.floor(actors) + 1) << THREAD_BITS
+        if self.agents:
+            suspected |= last & THREAD_MASK >= self.order.first_agent           # no barrier of the block orders what an agent wrote
+        suspects = np.flatnonzero(suspected & (last & THREAD_MASK != actors))
         if len(suspects):
-            writer = last[suspects] & _THREAD_MASK
-            time = last[suspects] >> _THREAD_BITS
-            racing = suspects[self.order.unordered(actors[suspects], self.order.warp_of[writer], self.order.lane_of[writer], time)]
+            writer = last[suspects] & THREAD_MASK
+            time = last[suspects] >> THREAD_BITS
+            racing = suspects[self.order.unordered(actors[suspects], self.order.column_of[writer], self.order.lane_of[writer], time)]
             for at in self._first_of_each(racing, starts):
-                self._tell(accesses, starts, at, actors[at], f"what {self._name(int(last[at]) & _THREAD_MASK)} wrote last")
-        if self._copies:
-            flying = np.flatnonzero(self._in_flight[granules])
+                self._tell(accesses, starts, at, actors[at], f"what {self.name(int(last[at]) & THREAD_MASK)} wrote last")
+        if self.copies:
+            flying = np.flatnonzero(self.in_flight[granules])
             for at in self._first_of_each(flying, starts):
-                issuer = int(self._in_flight[granules[at]]) - 1
-                self._tell(accesses, starts, at, actors[at], f"an asynchronous copy that {self._name(issuer)} has not yet waited for")
+                issuer = int(self.in_flight[granules[at]]) - 1
+                self._tell(accesses, starts, at, actors[at], f"an asynchronous copy that {self.name(issuer)} has not yet waited for")
 
     def _check_against_reads(self, granules: np.ndarray, actors: np.ndarray, starts: np.ndarray, accesses: list[_Access]) -> None:
-        warps = self.threads.block_warps
-        last = self._last_read.reshape(-1, warps)[granules]
+        last = self.last_read[granules]
         floor = self.order.floor(actors)
-        limit = ((floor[:, None] if isinstance(floor, np.ndarray) else floor) + 1) << _LANE_BITS
+        limit = ((floor[:, None] if isinstance(floor, np.ndarray) else floor) + 1) << LANE_BITS
+        if self.columns > self.threads.block_warps:                             # what agents read is ordered by no barrier of the block
+            limit = np.where(np.arange(self.columns) < self.threads.block_warps, limit, 1 << LANE_BITS)
         row, column = np.nonzero(last >= limit)
         if len(row):
-            reader = self.order.warp_of[actors[row]] // warps * warps + column
             values = last[row, column].astype(np.int64)
-            racing = self.order.unordered(actors[row], reader, values & _LANE_MASK, values >> _LANE_BITS)
-            readers = dict(zip(row[racing].tolist(), reader[racing].tolist()))
+            racing = self.order.unordered(actors[row], column, values & LANE_MASK, values >> LANE_BITS)
+            readers = dict(zip(row[racing].tolist(), column[racing].tolist()))
             for at in self._first_of_each(np.unique(row[racing]), starts):
-                self._tell(accesses, starts, at, actors[at], f"what warp {readers[int(at)] % warps} has read")
+                self._tell(accesses, starts, at, actors[at], f"what {self.name_of_column(readers[int(at)])} has read")
 
     def _check_writes(self, accesses: list[_Access]) -> None:
         granules, actors, starts = self._gather(accesses)
         self._check_against_writes(granules, actors, starts, accesses)
         self._check_against_reads(granules, actors, starts, accesses)
-        stamped = (self.order.now << _THREAD_BITS) | actors
-        self._last_write[granules] = stamped
+        stamped = (self.order.now << THREAD_BITS) | actors
+        self.last_write[granules] = stamped
         for access in accesses:
-            self._newest_write[access.blocks] = self.order.now
-        lost = np.flatnonzero(self._last_write[granules] != stamped)
+            self.newest_write[access.blocks] = self.order.now
+        lost = np.flatnonzero(self.last_write[granules] != stamped)
         if len(lost):
             self._check_overwritten(np.isin(granules, granules[lost]), granules, actors, starts, accesses)
 
@@ -208,22 +217,22 @@ class RaceDetector:
         racing = (granules[at][1:] == granules[at][:-1]) & (actors[at][1:] != actors[at][:-1]) & (entry[1:] != entry[:-1])
         others = dict(zip(at[1:][racing].tolist(), actors[at[:-1]][racing].tolist()))
         for index in self._first_of_each(np.sort(at[1:][racing]), starts):
-            self._tell(accesses, starts, index, actors[index], f"what {self._name(others[int(index)])} wrote")
+            self._tell(accesses, starts, index, actors[index], f"what {self.name(others[int(index)])} wrote")
 
     def _check_reads(self, accesses: list[_Access]) -> None:
-        if not self._copies:
-            accesses = self._those(accesses, lambda blocks: bool((self._newest_write[blocks] > self.order.block_floor[blocks]).any()))
+        if not self.copies:
+            accesses = self._those(accesses, lambda blocks: bool((self.newest_write[blocks] > self.order.block_floor[blocks]).any()))
         if not accesses:
             return
         for chunk in _chunks(accesses):
             granules, actors, starts = self._gather(chunk)
             self._check_against_writes(granules, actors, starts, chunk)
 
-    def _record_reads(self, writing: list[_Access]) -> None:
-        """Put the reads that these writes may race with into the table that they are checked against."""
+    def record_reads(self, writing: list[np.ndarray]) -> None:
+        """Put the reads that writes may race with into the table that they are checked against; `writing` has the blocks that write."""
         blocks_writing = np.zeros(self.threads.block_count, np.bool_)
-        for access in writing:
-            blocks_writing[access.blocks] = True
+        for blocks in writing:
+            blocks_writing[blocks] = True
         left = []
         for time, accesses in self._unrecorded:
             wanted = self._those(accesses, lambda blocks: bool((blocks_writing[blocks] & (time > self.order.block_floor[blocks])).any()))
@@ -237,24 +246,24 @@ class RaceDetector:
     def _record(self, time: int, accesses: list[_Access]) -> None:
         granules, actors, _ = self._gather(accesses)
         lanes, warps = self.order.lane_of[actors], self.order.warp_of[actors]
-        at = granules * self.threads.block_warps + warps % self.threads.block_warps
+        at = granules * self.columns + warps % self.threads.block_warps
         before = self._last_read[at]
-        again = (before >> _LANE_BITS > self.order.warp_floor[warps]) & (before & _LANE_MASK != lanes)
-        value = ((time << _LANE_BITS) | np.where(again, SEVERAL, lanes)).astype(np.int32)
+        again = (before >> LANE_BITS > self.order.warp_floor[warps]) & (before & LANE_MASK != lanes)
+        value = ((time << LANE_BITS) | np.where(again, SEVERAL, lanes)).astype(np.int32)
         np.maximum(value, before, out=value)             # a read recorded late does not hide a newer one
         self._last_read[at] = value
         lost = self._last_read[at] != value
         if lost.any():
-            self._last_read[at[lost]] = (time << _LANE_BITS) | SEVERAL
+            self._last_read[at[lost]] = (time << LANE_BITS) | SEVERAL
 
     def _check_copies(self, accesses: list[_Access]) -> None:
         granules, actors, starts = self._gather(accesses)
         self._check_against_writes(granules, actors, starts, accesses)
         self._check_against_reads(granules, actors, starts, accesses)
-        self._in_flight[granules] = actors + 1
-        self._copies += len(granules)
-        for at in self._first_of_each(np.flatnonzero(self._in_flight[granules] != actors + 1), starts):
-            self._tell(accesses, starts, at, actors[at], f"an asynchronous copy of {self._name(int(self._in_flight[granules[at]]) - 1)}")
+        self.in_flight[granules] = actors + 1
+        self.copies += len(granules)
+        for at in self._first_of_each(np.flatnonzero(self.in_flight[granules] != actors + 1), starts):
+            self._tell(accesses, starts, at, actors[at], f"an asynchronous copy of {self.name(int(self.in_flight[granules[at]]) - 1)}")
 
     # ---- reporting
 
@@ -265,7 +274,13 @@ class RaceDetector:
         _, first = np.unique(np.searchsorted(starts, positions, side="right"), return_index=True)
         return positions[first].tolist()
 
-    def _name(self, actor: int) -> str:
+    def name_of_column(self, column: int) -> str:
+        """The reader that a column of `last_read` stands for."""
+        return f"warp {column}" if column < self.threads.block_warps else self.agents[column - self.threads.block_warps]
+
+    def name(self, actor: int) -> str:
+        if actor >= self.order.first_agent:
+            return self.agents[actor - self.order.first_agent]
         if actor >= self.threads.count:
             return f"warp {(actor - self.threads.count) % self.threads.block_warps}"
         return f"thread {int(self.threads.in_block[actor])}"
@@ -274,9 +289,9 @@ class RaceDetector:
         access = accesses[int(np.searchsorted(starts, at, side="right")) - 1]
         verb = {READ: "reads", WRITE: "overwrites", COPY: "starts an asynchronous copy over"}[access.kind]
         block = int(self.order.warp_of[actor]) // self.threads.block_warps + self.threads.first_block
-        self._report(access.ins, f"{self._name(int(actor))} of block {block} {verb} {what}, with no barrier between")
+        self.report(access.ins, f"{self.name(int(actor))} of block {block} {verb} {what}, with no barrier between")
 
-    def _report(self, ins: Instruction, what: str) -> None:
+    def report(self, ins: Instruction, what: str) -> None:
         self.found.setdefault(ins.index, f"Race in shared memory: {what}, in {ins}.")
 
 

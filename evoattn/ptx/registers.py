@@ -134,6 +134,9 @@ class Binder:
         if base in self.shared_symbols or base in self.kernel.local:
             start = self.shared_symbols.get(base, self.kernel.local.get(base, 0))
             return np.asarray(start + int(offset or "0", 0), UNSIGNED[kind.bits])
+        for parameter in self.kernel.parameters:
+            if parameter.name == base:
+                return np.asarray(parameter.offset + int(offset or "0", 0), UNSIGNED[kind.bits])
         raise UnsupportedInstruction(f'The operand "{operand}" of {self.kernel.name} is outside the interpreter\'s whitelist.')
 
 

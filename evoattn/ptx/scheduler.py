@@ -14,6 +14,7 @@ from evoattn.ptx.control import BarrierArrival, Branch, Exit
 from evoattn.ptx.dtypes import parse_type
 from evoattn.ptx.errors import Deadlock, DivergentCollective, StepLimitExceeded, Trapped
 from evoattn.ptx.flow import Flow, ends_run
+from evoattn.ptx.mbarrier import PhaseWait, mbarriers_of
 from evoattn.ptx.threads import ActiveThreads
 
 _RUN_COST = 4
@@ -47,6 +48,7 @@ class Scheduler:
         self._runs: dict[int, _Run] = {}
         self._entered = np.zeros(flow.count + 1, np.int64)
         self._barriers = Barriers(context)
+        self._phases = mbarriers_of(context)
         self._ready: dict[int, ActiveThreads] = {}
         self._stalled: dict[int, np.ndarray] = {}
         self._interned: dict[bytes, ActiveThreads] = {}
@@ -106,7 +108,7 @@ class Scheduler:
         return run
 
     def _steps_apart(self, run: _Run) -> list[Step]:
-        waiting = frozenset((*self._ready, *self._stalled, *self._barriers.waiting_at))
+        waiting = frozenset((*self._ready, *self._stalled, *self._barriers.waiting_at, *self._phases.waiting_at))
         steps = run.apart.get(waiting)
         if steps is None:
             wanted = 0
@@ -124,11 +126,17 @@ class Scheduler:
             pc, active = 0, self._intern(self.context.alive)
             while True:
                 following = self._execute(pc, active)
+                if self._phases.woken:
+                    following += self._interned_groups(self._phases.woken)
+                    self._phases.woken = []
                 if len(following) == 1 and not self._ready and following[0][1] is active:
                     pc = following[0][0]
                     continue
                 for next_pc, threads in following:
                     self._make_ready(next_pc, threads)
+                if not self._ready:
+                    for next_pc, threads in self._interned_groups(self._phases.give_up()):
+                        self._make_ready(next_pc, threads)
                 if not self._ready:
                     self._finish()
                     return
@@ -146,6 +154,8 @@ class Scheduler:
                 f"{self.context.kernel.name} was stopped after {self.step_limit} instructions, at {self.instructions[pc]}: "
                 "it may never end."
             )
+        for told in self.context.before_run:
+            told(pc, run.end, active)
         warps = active.warp_count
         self._entered[pc] += warps
         if active.mask is None:
@@ -187,6 +197,11 @@ class Scheduler:
             if self._barriers.passes_at_once(ending, acting):
                 return [*following, (pc + 1, acting)]
             return [*following, *self._interned_groups(self._barriers.arrive(ending, acting, pc + 1))]
+        if isinstance(ending, PhaseWait):
+            passing = self._phases.wait(ending, acting, pc + 1)
+            if passing is None:
+                return [*following, (pc + 1, acting)]
+            return [*following, *([(pc + 1, self._intern(passing))] if passing.any() else [])]
         raise Trapped(f"{self.context.threads.describe(acting.index[0])} executed {self.instructions[pc]}.")
 
     def _predicate_at(self, pc: int):
@@ -236,15 +251,20 @@ class Scheduler:
         if pc in self._stalled or pc in self._ready:
             return [(pc, active)]                        # joins those, and then all try again
         self._stalled[pc] = stop.partial
-        return [(pc, self._intern(others))] if others.any() else []
+        return self._execute(pc, self._intern(others)) if others.any() else []     # at once: a ready group would join those that stall
 
     def _exit(self, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
         """Remove threads; barriers and warp-wide instructions no longer wait for them."""
+        for told in self.context.at_exit:
+            told(active)
         self.context.alive &= active.inactive
         self.context.alive_version += 1
         if self.context.races is not None:
             blocks = self.context.alive.reshape(self.context.threads.block_count, -1)
-            self.context.races.retire(np.flatnonzero(~blocks.any(1)))
+            ended = np.flatnonzero(~blocks.any(1))
+            if self.context.async_races is not None:
+                self.context.async_races.retire(ended)
+            self.context.races.retire(ended)
         following = self._interned_groups(self._barriers.release())
         following += self._interned_groups(list(self._stalled.items()))
         self._stalled.clear()
@@ -252,17 +272,18 @@ class Scheduler:
 
     def _finish(self) -> None:
         """Nobody can go on: either all have exited, or they wait for ever."""
-        if self._stalled:
+        if self._stalled and not self._phases.waiting_at:
             pc, mask = min(self._stalled.items())
             first = int(np.flatnonzero(mask)[0])
             raise DivergentCollective(
-                f"{self.context.threads.describe(first)} waits for ever at {self.instructions[pc]}, which a part of its warp never reaches."
+                f"{self.context.threads.describe(first)} waits for ever at {self.instructions[pc]}, which a part of its warp or warpgroup "
+                "never reaches."
             )
-        if self._barriers.waiting_at:
-            places = "; ".join(
-                f"{np.count_nonzero(mask)} threads at {self.instructions[pc - 1]}" for pc, mask in sorted(self._barriers.waiting_at.items())
-            )
-            raise Deadlock(f"{self.context.kernel.name} is deadlocked: all threads that are left wait, {places}.")
+        waiting = [(self.instructions[pc - 1], mask) for pc, mask in sorted(self._barriers.waiting_at.items())]
+        waiting += [(self.instructions[pc], mask) for pc, mask in sorted(self._stalled.items())]
+        places = [f"{np.count_nonzero(mask)} threads at {ins}" for ins, mask in waiting] + self._phases.describe_waits()
+        if places:
+            raise Deadlock(f"{self.context.kernel.name} is deadlocked: all threads that are left wait, " + "; ".join(places) + ".")
         if self.context.races is not None:
             self.context.races.check()
 

@@ -98,6 +98,11 @@ class ActiveThreads:
         return np.flatnonzero(self.by_warp.any(1))
 
     @cached_property
+    def warpgroups(self) -> np.ndarray:
+        """First warps of the warpgroups (four warps from a multiple of four on in their block) that have an active thread, ascending."""
+        return np.unique(self.warps - self.warps % self.threads.block_warps % 4)
+
+    @cached_property
     def blocks(self) -> np.ndarray:
         """Indices of the blocks that have an active thread, ascending."""
         return np.unique(self.warps // self.threads.block_warps)

@@ -36,6 +36,19 @@ class Traffic:
         self.sectors += len(np.unique(active.select(active.threads.warp_of) << 40 | index // _SECTOR_BYTES))
         self.global_bytes += len(index) * size
 
+    def tensor_copy(self, box_bytes: int, global_bytes: int, copied_bytes: int) -> None:
+        """The copy engine moved a box, `global_bytes` of it inside the tensor; `copied_bytes` of it into shared memory, or none."""
+        self.shared_rows(box_bytes)
+        self.sectors += -(-global_bytes // _SECTOR_BYTES)
+        self.global_bytes += global_bytes
+        self.copied_bytes += copied_bytes
+
+    def shared_rows(self, size: int) -> None:
+        """`size` bytes of shared memory accessed with no bank conflict."""
+        passes = -(-size // (4 * _BANKS))
+        self.wavefronts += passes
+        self.wavefronts_ideal += passes
+
 
 def _wavefronts(offset: np.ndarray, size: int, active: ActiveThreads) -> tuple[int, int]:
     phases = max(1, size // 4)

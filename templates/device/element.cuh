@@ -16,8 +16,12 @@ __device__ __forceinline__ float to_float(Bf16 x) { return __uint_as_float(uint3
 __device__ __forceinline__ float to_float(Fp32 x) { return x.value; }
 
 template <typename Element> __device__ __forceinline__ Element from_float(float x);
-template <> __device__ __forceinline__ Fp16 from_float<Fp16>(float x) { Fp16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
-template <> __device__ __forceinline__ Bf16 from_float<Bf16>(float x) { Bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+template <> __device__ __forceinline__ Fp16 from_float<Fp16>(float x) {
+  Fp16 y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y;
+}
+template <> __device__ __forceinline__ Bf16 from_float<Bf16>(float x) {
+  Bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y;
+}
 template <> __device__ __forceinline__ Fp32 from_float<Fp32>(float x) { return Fp32{x}; }
 
 // Two floats as one 32-bit register of two 16-bit elements, `low` in the lower half (the order of mma fragments).

@@ -1,0 +1,167 @@
+"""Races of the asynchronous proxy (sm_90): tensor copies and wgmma access shared memory as agents beside the threads that issue them.
+
+The agents of a block, in this order: for each warpgroup its matrix products, which read; for each warp its tensor stores, which read; for
+each mbarrier the tensor copies that complete on it, which write. What a thread does is ordered after an access by an agent once its warp
+knows of that time of the agent: through `wgmma.wait_group`, `cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that
+has so waited. What an agent does is ordered after what its issuing threads know. Besides, what a thread wrote (not what it read) must
+have been followed by its own `fence.proxy.async` before the agent's access was ordered after it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.happens_before import SEVERAL
+from evoattn.ptx.program import Instruction
+from evoattn.ptx.races import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, RaceDetector
+from evoattn.ptx.threads import WARP, ActiveThreads, Threads
+
+WARPGROUP_WARPS = 4
+MAX_MBARRIERS = 64
+"""Of a block that are watched."""
+_ALWAYS = 1 << 39
+"""Later than any time, and before that of a block that has ended."""
+Granules = slice | np.ndarray
+
+
+def agent_names(threads: Threads) -> tuple[list[str], int]:
+    """Names of the agents of one block, and how many of them read."""
+    products = [f"a wgmma of warpgroup {i}" for i in range(-(-threads.block_warps // WARPGROUP_WARPS))]
+    stores = [f"a tensor store of warp {i}" for i in range(threads.block_warps)]
+    return [*products, *stores, *["a tensor copy"] * MAX_MBARRIERS], len(products) + len(stores)
+
+
+def _lane_bits(lanes: np.ndarray) -> int:
+    """Bool `[32]` → a bit for each."""
+    return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
+
+
+class AsyncRaces:
+    """What the asynchronous proxy tells a `RaceDetector`. Issuers are actors: threads, or warps from `threads.count` on."""
+
+    def __init__(self, detector: RaceDetector) -> None:
+        self.detector, self.order, self.threads = detector, detector.order, detector.threads
+        self._first_store = -(-self.threads.block_warps // WARPGROUP_WARPS)
+        self._first_copy = self._first_store + self.threads.block_warps
+        self._mbarriers: dict[int, int] = {}
+        self._fences: dict[int, list[tuple[int, int]]] = {}         # by warp: (time, bits of the lanes)
+        self._known_ordered: set[tuple[int, int]] = set()           # (first issuer, stamp of a write)
+        self._last_copy: dict[tuple[int, int], tuple[int, Instruction]] = {}       # by block and agent
+
+    # ---- agents
+
+    def products(self, warp: int) -> int:
+        """The agent of matrix products of a warp's warpgroup."""
+        return warp % self.threads.block_warps // WARPGROUP_WARPS
+
+    def stores(self, warp: int) -> int:
+        """The agent of tensor stores of a warp."""
+        return self._first_store + warp % self.threads.block_warps
+
+    def copies(self, offset: int) -> int:
+        """The agent of copies that complete on the mbarrier at this byte of shared memory.
+
+        Raises `UnsupportedInstruction` beyond MAX_MBARRIERS.
+        """
+        number = self._mbarriers.get(offset)
+        if number is None:
+            number = self._mbarriers[offset] = len(self._mbarriers)
+            if number == MAX_MBARRIERS:
+                raise UnsupportedInstruction(f"More than {MAX_MBARRIERS} mbarriers in a block are outside the interpreter's whitelist.")
+            self.detector.agents[self._first_copy + number] = f"a tensor copy to the mbarrier at byte {offset}"
+        return self._first_copy + number
+
+    # ---- what it is told
+
+    def fence(self, active: ActiveThreads) -> None:
+        """`fence.proxy.async` by these threads."""
+        order = self.detector.synchronize()
+        for warp in active.warps.tolist():
+            self._fences.setdefault(warp, []).append((order.now, _lane_bits(active.by_warp[warp])))
+        order.now += 1
+
+    def read(self, agent: int, issuers: np.ndarray, granules: Granules, ins: Instruction) -> None:
+        """An agent reads granules of the issuers' block, from now until its issuers wait for it."""
+        self.detector.check()
+        self._check_against_writes("reads", issuers, granules, ins)
+        self.detector.last_read[granules, self.threads.block_warps + agent] = self.order.now << LANE_BITS | SEVERAL
+
+    def write(self, agent: int, issuer: int, granules: slice, ins: Instruction) -> None:
+        """An agent writes granules of the issuer's block, from now until the phase of its mbarrier ends."""
+        block = int(self.order.warp_of[issuer]) // self.threads.block_warps
+        self.detector.check()
+        self.detector.record_reads([np.array([block])])
+        self._check_against_writes("overwrites", np.array([issuer]), granules, ins)
+        self._check_against_reads(issuer, granules, ins)
+        self.detector.last_write[granules] = self.order.now << THREAD_BITS | self.order.first_agent + agent
+        self.detector.newest_write[block] = _ALWAYS
+        self._last_copy[block, agent] = self.order.now, ins
+
+    def retire(self, blocks: np.ndarray) -> None:
+        """All threads of these blocks have exited: somebody must have waited for every copy to their shared memory."""
+        for (block, agent), (time, ins) in list(self._last_copy.items()):
+            if block in blocks:
+                warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
+                if time > self.order.clock[warps, self.threads.block_warps + agent].max():
+                    copy = self.detector.agents[agent]
+                    self.detector.report(ins, f"block {block + self.threads.first_block} ends and nobody has waited for {copy}")
+                del self._last_copy[block, agent]
+
+    # ---- checking
+
+    def _check_against_writes(self, verb: str, issuers: np.ndarray, granules: Granules, ins: Instruction) -> None:
+        stamps = self.detector.last_write[granules]
+        different = stamps[:1] if (stamps == stamps[0]).all() else np.unique(stamps)
+        for stamp in different.tolist():
+            key = int(issuers[0]), stamp
+            if stamp == 0 or key in self._known_ordered:
+                continue
+            wrong = self._why_unordered(stamp >> THREAD_BITS, stamp & THREAD_MASK, issuers)
+            if wrong:
+                self._tell(int(issuers[0]), verb, f"what {self.detector.name(stamp & THREAD_MASK)} wrote last, {wrong}", ins)
+            else:
+                self._known_ordered.add(key)
+        if self.detector.copies and self.detector.in_flight[granules].any():
+            self._tell(int(issuers[0]), verb, "an asynchronous copy that its thread has not yet waited for", ins)
+
+    def _why_unordered(self, time: int, writer: int, issuers: np.ndarray) -> str:
+        """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing is."""
+        if writer < self.order.first_agent:
+            fenced = self._fenced(writer, time)
+            if fenced is None:
+                return "with no fence.proxy.async between"
+            time = fenced
+            block = int(self.order.warp_of[issuers[0]]) // self.threads.block_warps
+            if time <= self.order.block_floor[block]:
+                return ""
+        count = len(issuers)
+        column, lane = (np.full(count, array[writer]) for array in (self.order.column_of, self.order.lane_of))
+        return "with no barrier between" if self.order.unordered(issuers, column, lane, np.full(count, time)).any() else ""
+
+    def _fenced(self, writer: int, time: int) -> int | None:
+        """When the first fence of a thread (of all threads of a warp) after `time` was complete; None if it was not."""
+        lane, warp = int(self.order.lane_of[writer]), int(self.order.warp_of[writer])
+        wanted = 1 << lane if lane != SEVERAL else _lane_bits(self.threads.exists.reshape(-1, WARP)[warp])
+        for at, lanes in self._fences.get(warp, ()):
+            if at >= time:
+                wanted &= ~lanes
+                if not wanted:
+                    return at
+        return None
+
+    def _check_against_reads(self, issuer: int, granules: slice, ins: Instruction) -> None:
+        order, detector = self.order, self.detector
+        warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
+        block, own = divmod(warp, self.threads.block_warps)
+        reads = detector.last_read[granules]
+        known = order.clock[warp, :detector.columns].copy()
+        known[:self.threads.block_warps] = np.maximum(known[:self.threads.block_warps], order.block_floor[block])
+        late = reads.max(0) >> LANE_BITS > known
+        late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
+        for column in np.flatnonzero(late).tolist():
+            self._tell(issuer, "overwrites", f"what {detector.name_of_column(column)} has read, with no barrier between", ins)
+
+    def _tell(self, issuer: int, verb: str, what: str, ins: Instruction) -> None:
+        block = int(self.order.warp_of[issuer]) // self.threads.block_warps + self.threads.first_block
+        self.detector.report(ins, f"the asynchronous proxy for {self.detector.name(issuer)} of block {block} {verb} {what}")

@@ -1,0 +1,197 @@
+"""flash_wgmma: what `why_invalid` promises, its launches and tensor maps, and that what it lets through compiles as it should."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from evoattn import problems
+from evoattn.compiler import compile_source
+from evoattn.config import KernelConfig, load_space
+from evoattn.families.flash_wgmma import FlashWgmma, moved_registers, smem_bytes, threads
+from evoattn.families.wgmma_text import wgmma_function
+from evoattn.gpu import GPUS
+from evoattn.problem import AttentionProblem
+from evoattn.render import render
+from evoattn.samplers.pool import ConfigPool
+from evoattn.trial import Buffer, TensorMap
+
+FAMILY, H100 = FlashWgmma(), GPUS["h100"]
+SPACE = load_space("flash_wgmma", H100)
+BASE = {
+    "BLOCK_M": 64, "BLOCK_N": 128, "STAGES": 2, "BLOCKS_PER_SM": 2, "PRODUCER": "warp", "OVERLAP": True, "PING_PONG": False,
+    "RESCALE": "always", "KEY_SPLIT": 1, "SCHEDULE": "single", "TILE_ORDER": "by_head", "CAUSAL_SKIP": False, "POLYNOMIAL_EIGHTHS": 0,
+    "Q_IN_REGISTERS": False, "STORE": "tensor_map",
+}
+THREE = {"BLOCK_M": 192, "BLOCKS_PER_SM": 1, "PRODUCER": "warpgroup"}
+MASKS = ("full", "causal_upper_left", "causal_lower_right")
+
+
+def problem(seqlen_q=4096, seqlen_k=4096, head_dim=64, heads=32, kv_heads=8, **rest) -> AttentionProblem:
+    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
+
+
+def config(**genes) -> KernelConfig:
+    return SPACE.make_config(BASE | genes)
+
+
+def random_config(p: AttentionProblem, rng: random.Random) -> KernelConfig:
+    pool = ConfigPool({"flash_wgmma": SPACE}, lambda _, params: FAMILY.why_invalid(p, SPACE.make_config(params), H100), rng)
+    return SPACE.make_config(pool.draw(None)[1])
+
+
+def named_problems() -> list[AttentionProblem]:
+    return [p for p in problems.named_problems().values() if FAMILY.why_unsupported(p, H100) is None]
+
+
+REFUSED = [
+    ({"PING_PONG": True}, "PING_PONG"), ({"CAUSAL_SKIP": True}, "CAUSAL_SKIP"), ({"BLOCK_N": 256, "STAGES": 4}, "232448"),
+    ({"BLOCK_N": 192, "STAGES": 3}, "over the 233472"), ({"BLOCKS_PER_SM": 3}, "registers"),
+    ({"BLOCK_M": 256, "BLOCKS_PER_SM": 1}, "registers"), ({"KEY_SPLIT": 2, "SCHEDULE": "claimed"}, "single"),
+    ({"RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 1, "BLOCK_N": 64}, "POLYNOMIAL"), ({"RESCALE": "lazy_after"}, "RESCALE"),
+    ({"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 1}, "no registers to give"), ({"BLOCK_N": 144, "Q_IN_REGISTERS": True}, "Q_IN_REGISTERS"),
+]
+
+
+@pytest.mark.parametrize(("genes", "word"), REFUSED)
+def test_refusals_say_why(genes, word):
+    assert FAMILY.why_invalid(problem(), config(), H100) is None
+    reason = FAMILY.why_invalid(problem(), config(**genes), H100)
+    assert word in reason and reason.endswith(".")
+
+
+@pytest.mark.parametrize(("p", "genes", "word"), [
+    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(1, 4096), {"BLOCK_M": 128}, "1 queries"),
+    (problem(4096, 64), {}, "64 keys"), (problem(4096, 250), {"STAGES": 3}, "STAGES=3"),
+    (problem(1, 4096), {"TILE_ORDER": "heads_8"}, "row blocks"),
+    (problem(64, 250), {"KEY_SPLIT": 4}, "without work"), (problem(64, 512), {"KEY_SPLIT": 4}, "STAGES=2"),
+    (problem(), {"KEY_SPLIT": 2}, "fill"),
+    (problem(64, 512), {"KEY_SPLIT": 2, "STORE": "rows"}, None),
+    (problem(heads=8), {"TILE_ORDER": "heads_8"}, "8 heads"), (problem(heads=9, kv_heads=3), {"TILE_ORDER": "heads_8"}, None),
+    (problem(512), {"SCHEDULE": "fixed"}, "one wave"), (problem(576), {"SCHEDULE": "claimed"}, None),
+    (problem(mask="causal_upper_left"), {**THREE, "CAUSAL_SKIP": True, "PING_PONG": True}, None),
+    (problem(head_dim=200), {**THREE, "BLOCK_N": 48}, "need"),
+    (problem(head_dim=8), {"PRODUCER": "warpgroup", "BLOCK_N": 208}, "One wgmma"),
+])
+def test_refusals_know_the_problem(p, genes, word):
+    reason = FAMILY.why_invalid(p, config(**genes), H100)
+    assert reason is None if word is None else word in reason
+
+
+def test_other_gpus_are_refused():
+    assert all(FAMILY.why_unsupported(problem(), gpu) for gpu in GPUS.values() if gpu.arch != "sm_90a")
+
+
+def test_shared_memory_and_registers_of_the_prototype():
+    """Numbers that ran on an H100 (hopper-findings §2, kernel-facts §4)."""
+    barriers = 8 * (2 * 1 + 4 * 2 + 1) + 8
+    assert smem_bytes(problem(), config()) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
+    own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
+    assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 8
+    assert smem_bytes(problem(head_dim=96), own_output) == smem_bytes(problem(head_dim=128), own_output)
+    for genes, registers, count in (
+        (THREE, (32, 160), 512), ({**THREE, "BLOCK_M": 128}, (24, 240), 384), ({**THREE, "BLOCK_M": 256}, (24, 112), 640),
+        ({"PRODUCER": "warpgroup"}, (40, 216), 256), ({}, (0, 0), 160),
+    ):
+        assert (moved_registers(config(**genes)), threads(config(**genes))) == (registers, count)
+
+
+def test_setmaxnreg_never_asks_for_more_than_the_block_owns():
+    for block_m, blocks in itertools.product((64, 128, 192, 256), (1, 2, 3)):
+        c = config(BLOCK_M=block_m, BLOCKS_PER_SM=blocks, PRODUCER="warpgroup", BLOCK_N=48)
+        if FAMILY.why_invalid(problem(), c, H100) is None:
+            producer, consumer = moved_registers(c)
+            owned = 65536 // (blocks * threads(c)) // 8 * 8 * threads(c)
+            assert 24 <= producer < consumer <= 240 and producer % 8 == consumer % 8 == 0
+            assert 128 * (block_m // 64 * consumer + producer) <= owned
+
+
+def test_tensor_maps_keep_to_the_limits():
+    """Rank, box and stride limits of kernel-facts §4, and that every box fits the tile it fills."""
+    for head_dim, layout in itertools.product(range(8, 257, 8), ("bhsd", "bshd")):
+        p = problem(113, 203, head_dim, layout=layout)
+        maps = [a for a in FAMILY.launches(p, config())[-1].args if isinstance(a, TensorMap)]
+        assert [m.buffer for m in maps] == list("qkvo")
+        for m in maps:
+            assert len(m.shape) == len(m.box) == len(m.strides_bytes) + 1 <= 5
+            assert math.prod(m.shape) == math.prod(p.shape(m.buffer)) and m.box[0] * 2 == m.swizzle_bytes == 128
+            assert all(stride % 16 == 0 for stride in m.strides_bytes) and max(m.box) <= 256
+            assert math.prod(m.box) == (64 if m.buffer in "qo" else 128) * (head_dim if head_dim % 64 == 0 else 64)
+
+
+def test_a_persistent_grid_is_one_wave_and_claims_from_a_fresh_counter():
+    p = problem(1000)
+    assert [n.grid[0] for n in FAMILY.launches(p, config(SCHEDULE="fixed"))] == [2 * 132]
+    assert [n.grid[0] for n in FAMILY.launches(problem(64), config(SCHEDULE="fixed"))] == [32]
+    reset, main = FAMILY.launches(p, config(SCHEDULE="claimed"))
+    assert reset.args == (Buffer("claimed_tiles"),) and reset.args[0] in main.args
+    assert FAMILY.workspace(p, config(SCHEDULE="claimed")) == {"claimed_tiles": 4} and not FAMILY.workspace(p, config())
+
+
+def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:
+    """(row block, head of all) of a block, as `templates/device/block_tile.cuh` reads its grid."""
+    x, y, z = block[0] // split, *block[1:]
+    return {"by_head": (x, z * p.heads + y), "all_heads": (z, y * p.heads + x), "heads_8": (y, z * 8 + x)}[order]
+
+
+@pytest.mark.parametrize("order", ["by_head", "all_heads", "heads_8"])
+@pytest.mark.parametrize("split", [1, 4])
+def test_a_grid_has_every_tile_once_a_block_of_the_cluster(order, split):
+    p = AttentionProblem(3, 6, 2, 200, 1000, 64)
+    launch = FAMILY.launches(p, config(TILE_ORDER=order, KEY_SPLIT=split))[0]
+    assert launch.cluster == (split, 1, 1) and launch.grid[0] % split == 0
+    tiles = [block_tile(order, block, p, split) for block in itertools.product(*map(range, launch.grid))]
+    assert sorted(tile for tile in tiles if tile[1] < 18) == sorted([*itertools.product(range(4), range(18))] * split)
+
+
+def test_starting_configs_are_valid_and_differ():
+    for p in named_problems():
+        configs = SPACE.starting_configs(p)
+        assert configs, p.describe()
+        assert [FAMILY.why_invalid(p, c, H100) for c in configs] == [None] * len(configs), p.describe()
+        assert len({c.id for c in configs}) == len(configs)
+
+
+def test_a_kernel_serves_all_lengths():
+    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
+    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
+    for genes in ({}, {"SCHEDULE": "claimed", "TILE_ORDER": "heads_8"}, {"KEY_SPLIT": 2, "STORE": "rows"}):
+        assert render(FAMILY, a, config(**genes), H100).source == render(FAMILY, b, config(**genes), H100).source
+
+
+def test_wgmma_text_counts_its_operands():
+    text = wgmma_function("multiply", 96, "bf16", a_in_registers=True, b_transposed=True)
+    assert text.count("+f") == 48 and "m64n96k16.f32.bf16.bf16" in text and "{%48, %49, %50, %51}, %52, p, 1, 1, 1;" in text
+    assert max(map(len, text.splitlines())) <= 140
+
+
+@pytest.mark.parametrize("name", ["seed_h100", "seed_l4_s512", "fa_d64_2k_causal", "fa_d128_4k", "llama_gqa_prefill", "fa_d256_4k"])
+def test_a_starting_config_compiles_as_the_estimate_says(name):
+    p = problems.lookup(name)
+    assert_compiles(p, SPACE.starting_configs(p)[-1])
+
+
+@pytest.mark.parametrize(("head_dim", "dtype", "seed"), [
+    (8, "fp16", 0), (72, "bf16", 1), (96, "fp16", 2), (128, "fp16", 3), (192, "bf16", 4), (256, "fp16", 5),
+])
+def test_a_random_accepted_config_compiles_as_the_estimate_says(head_dim, dtype, seed):
+    p = problem(head_dim=head_dim, dtype=dtype, mask=MASKS[seed % 3])
+    assert_compiles(p, random_config(p, random.Random(seed)))
+
+
+@pytest.mark.parametrize("genes", [
+    {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"}, {"KEY_SPLIT": 8, "BLOCK_N": 64, "STAGES": 1, "BLOCKS_PER_SM": 1},
+])
+def test_rare_genes_compile_as_the_estimate_says(genes):
+    p = problem(64, 512)
+    assert FAMILY.why_invalid(p, config(**genes), H100) is None
+    assert_compiles(p, config(**genes))
+
+
+def assert_compiles(p: AttentionProblem, c: KernelConfig) -> None:
+    """No spill, no wgmma serialized, no setmaxnreg ignored (C7508, C7511, C7512); the static_assert on shared memory holds."""
+    info = compile_source(render(FAMILY, p, c, H100).source, H100.arch).info
+    assert (info.spill_bytes, info.warnings, info.static_smem_bytes) == (0, (), 0), c.describe()
