@@ -18,6 +18,7 @@ for problem in "$@"; do
     $evoattn report "$problem" --format html -o "$out/$problem.html"
     $evoattn export best --study "$problem" -o "$out/$problem.cu"
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+    if [ "$capability" = 90 ]; then capability=90a; fi     # Hopper's own instructions need the architecture-specific target
     nvcc -arch="sm_$capability" "$out/$problem.cu" -o "$out/$problem.bin" && "$out/$problem.bin"
     rm "$out/$problem.bin"
     $evoattn reproduce best --study "$problem"
