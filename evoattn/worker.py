@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -36,13 +37,14 @@ class Outcome:
     seconds: float
 
 
-class Handler:
+class Handler(ABC):
     """What a worker process runs. Made once in the process; `broken` asks for a fresh process after the task at hand."""
 
     broken = False
 
+    @abstractmethod
     def __call__(self, task: Any) -> Any:
-        raise NotImplementedError
+        """The result of one task; what it raises costs that task only."""
 
 
 def _main(connection: Connection, make_handler: Callable[..., Handler], args: tuple) -> None:
