@@ -21,7 +21,7 @@ class GpuSpec:
 
     name: str
     product: str
-    """What the driver calls it: a device matches when its name contains one of these, `|` between them."""
+    """What the driver calls it: a device matches when its name contains these words."""
     arch: str
     """Target of the compiler, e.g. `sm_89`; `sm_90a` has the Hopper-only instructions."""
     sm_count: int
@@ -112,7 +112,7 @@ class DetectedDevice:
         """The table row for this device, or None if it is not in the table."""
         words = self.product.replace("-", " ").split()
         for spec in GPUS.values():
-            if any(all(w in words for w in part.split()) for part in spec.product.split("|")):
+            if all(word in words for word in spec.product.split()):
                 return spec
         return None
 

@@ -14,7 +14,7 @@ from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
 class Family(Protocol):
     """One kind of kernel. A family is stateless; `templates/<name>.cu.j2` and `search_spaces/<name>.yaml` belong to it.
 
-    A compiled kernel serves every problem with the same `compile_key`: lengths, batch, heads and strides are run-time arguments,
+    A compiled kernel serves every problem of the same head_dim, dtype and mask: lengths, batch, heads and strides are run-time arguments,
     so one cubin is validated at ragged shapes and timed at the problem's own.
     """
 
@@ -34,7 +34,7 @@ class Family(Protocol):
         ...
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
-        """Everything that the template may see. Depends on the problem only through `compile_key`."""
+        """Everything that the template may see. Depends on nothing of the problem but head_dim, dtype and mask."""
         ...
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
@@ -44,11 +44,6 @@ class Family(Protocol):
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         """Named scratch buffers in bytes; empty for a single-pass kernel."""
         ...
-
-
-def compile_key(problem: AttentionProblem) -> tuple[int, str, str]:
-    """What of a problem a template may compile in: head_dim, dtype and mask."""
-    return problem.head_dim, problem.dtype, problem.mask
 
 
 def softmax_scale_log2(problem: AttentionProblem) -> float:
