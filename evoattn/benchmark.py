@@ -1,15 +1,19 @@
-"""The timing protocol: CUDA-graph replay, warm or cold L2, several contestants interleaved."""
+"""The timing protocol: CUDA-graph replay, warm or cold L2, several contestants interleaved, every replay's output looked at."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
 import torch
 
+from evoattn.arena import UNWRITTEN, Arena, bits
+from evoattn.clocks import Clocks
 from evoattn.trial import Timing
 
 CacheMode = Literal["warm", "cold"]
@@ -37,44 +41,107 @@ HOPELESS = 10.0
 """A candidate whose first calls take this many times the best so far gets one sample: it has no chance, and may be very slow."""
 FLUSH_FACTOR = 2
 """A cold call is preceded by writing this many times the L2's size."""
+CLOCK_DROP = 0.97
+"""A round of the final after which the SM clock is under this share of the median of all rounds so far is run again …"""
+MAX_REPEATED = 0.4
+"""… at most this share of the rounds: a GPU that throttles all the time is timed as it is."""
+
+
+class Timer:
+    """CUDA events and graphs on the current device."""
+
+    def __init__(self) -> None:
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def elapsed_us(self, work: Enqueue) -> float:
+        """Device time from before `work` to after it; waits for it."""
+        self._start.record()
+        work()
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) * 1e3
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """A stream other than the default one, as capture needs; starts when the device is done, and is done at the end."""
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def capture(self, calls: list[Enqueue]) -> Enqueue:
+        """A call that replays `calls` as one graph; only on a `side_stream`. Raises what `calls` raise."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()                         # torch.cuda.graph() would collect garbage first, which costs more than the timing
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+        return graph.replay
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
+class Witness:
+    """Sees to it that what is timed is the work: before a replay the inputs are the originals and the output is poisoned, after it both are
+    compared, bit for bit. Costs no wait: the counts stay on the device until they are asked for."""
+
+    def __init__(self, arena: Arena, expected: torch.Tensor | None) -> None:
+        """`expected`: the validated output for the arena's inputs; None for a contestant that writes elsewhere."""
+        self._arena, self._expected = arena, expected
+        self._counts = torch.zeros(3, dtype=torch.int64, device=arena.whole.device)
+        self.replays = 0
+
+    def before(self) -> None:
+        self._arena.restore()
+        self._arena.poison()
+
+    def after(self) -> None:
+        self.replays += 1
+        if self._expected is not None:
+            out = bits(self._arena.views["o"])
+            changed = torch.stack(self._arena.changed_inputs()).sum()
+            self._counts += torch.stack([(out != bits(self._expected)).any(), (out == UNWRITTEN).any(), changed > 0])
+
+    def fault(self) -> str:
+        """What the replays did wrong, in one sentence; waits for them."""
+        wrong, unwritten, changed = self._counts.tolist()
+        if changed:
+            return f"{changed} of {self.replays} timed replays changed the inputs."
+        if unwritten:
+            return f"{unwritten} of {self.replays} timed replays left outputs unwritten: the kernel does less work when it is timed."
+        if wrong:
+            return f"{wrong} of {self.replays} timed replays left another output than the validated one."
+        return ""
 
 
 class Contestant:
     """A captured graph of `calls` calls, ready to be replayed and timed."""
 
-    def __init__(self, name: str, enqueue: Enqueue, protocol: Protocol, cache: CacheMode, flush: Enqueue | None = None) -> None:
+    def __init__(
+        self, name: str, enqueue: Enqueue, protocol: Protocol, cache: CacheMode, timer: Timer, witness: Witness, flush: Enqueue | None = None,
+    ) -> None:
         """Warms up, estimates the time of one call (`estimate_us`, launch overhead included) and captures the graph. Raises what `enqueue` raises."""
-        self.name, self._flush = name, flush
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):               # capture needs a stream other than the default one
+        self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
+        with timer.side_stream():
             enqueue()
-            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            self.estimate_us = min(self._elapsed_us(enqueue) for _ in range(2))
+            self.estimate_us = min(timer.elapsed_us(enqueue) for _ in range(2))
             self.calls = 1 if cache == "cold" else max(1, min(protocol.max_calls, int(protocol.replay_us / max(self.estimate_us, 1.0))))
-            self.graph = torch.cuda.CUDAGraph()
-            self.graph.capture_begin()                # torch.cuda.graph() would collect garbage first, which costs more than the timing
-            try:
-                for _ in range(self.calls):
-                    enqueue()
-            finally:
-                self.graph.capture_end()
-        stream.synchronize()
-        self.graph.replay()
-        torch.cuda.synchronize()
-
-    def _elapsed_us(self, work: Enqueue) -> float:
-        start, end = self._events
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3
+            self.replay = timer.capture([enqueue] * self.calls)
+        self.replay()
+        timer.synchronize()
 
     def sample(self) -> float:
         """µs a call of one replay. Cold: the L2 is flushed first, outside the timed interval but queued right before it."""
+        self.witness.before()
         if self._flush:
             self._flush()
-        return self._elapsed_us(self.graph.replay) / self.calls
+        elapsed = self._timer.elapsed_us(self.replay) / self.calls
+        self.witness.after()
+        return elapsed
 
 
 def l2_flush(device: torch.device) -> Enqueue:
@@ -88,22 +155,36 @@ def l2_flush(device: torch.device) -> Enqueue:
     return flush
 
 
-def measure(contestants: list[Contestant], protocol: Protocol, cache: CacheMode, rounds: int | None = None, seed: int = 0) -> dict[str, Timing]:
-    """`rounds` (else `protocol.samples`) rounds; each contestant is replayed once a round, in an order shuffled by `seed`, so that drift hits all alike."""
-    run = f"{time.time_ns():x}"
+def measure(
+    contestants: list[Contestant], protocol: Protocol, cache: CacheMode, clocks: Clocks, rounds: int | None = None, seed: int = 0,
+) -> dict[str, Timing]:
+    """`rounds` (else `protocol.samples`) rounds; each contestant is replayed once a round, in an order shuffled by `seed`, so that drift hits all alike.
+
+    A round of the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`).
+    """
+    run, wanted = f"{time.time_ns():x}", rounds or protocol.samples
     order, samples = list(contestants), {c.name: [] for c in contestants}
+    watched = protocol.stage == "final" and clocks.read() is not None
+    spare, repeated, seen = int(MAX_REPEATED * wanted), 0, []
     shuffle = random.Random(seed)
-    for _ in range(rounds or protocol.samples):
+    while len(samples[contestants[0].name]) < wanted:
         shuffle.shuffle(order)
+        taken, slowest = {}, []
         for contestant in order:
-            samples[contestant.name].append(contestant.sample())
-    return {
-        c.name: Timing(
-            tuple(samples[c.name]),
-            {
-                "stage": protocol.stage, "cache": cache, "calls_per_replay": c.calls, "contestants": len(contestants), "run": run,
-                "timer": "graph replay, CUDA events",
-            },
-        )
-        for c in contestants
+            taken[contestant.name] = contestant.sample()
+            if watched:
+                slowest.append(clocks.read().sm_mhz)
+        if watched:
+            seen.append(min(slowest))
+            if repeated < spare and seen[-1] < CLOCK_DROP * median(seen):
+                repeated += 1
+                continue
+        for name, sample in taken.items():
+            samples[name].append(sample)
+    shared: dict[str, Any] = {
+        "stage": protocol.stage, "cache": cache, "contestants": len(contestants), "run": run, "timer": "graph replay, CUDA events",
+        "clocks": clocks.record(),
     }
+    if watched:
+        shared |= {"rounds_repeated": repeated, "sm_mhz": [min(seen), max(seen)]}
+    return {c.name: Timing(tuple(samples[c.name]), shared | {"calls_per_replay": c.calls}) for c in contestants}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,18 +10,23 @@ from functools import lru_cache
 import torch
 
 from evoattn import baselines, benchmark, cost_model
-from evoattn.backends.base import Backend, LaunchError
+from evoattn.arena import Arena, Vault
+from evoattn.backends.base import Backend, ContextLost, LaunchError
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.benchmark import CacheMode, Contestant, Protocol
+from evoattn.benchmark import CacheMode, Contestant, Protocol, Timer, Witness
+from evoattn.clocks import Clocks
 from evoattn.compiler import CompileError, compile_candidate
 from evoattn.config import KernelConfig
 from evoattn.families import registry
+from evoattn.families.base import Family
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
-from evoattn.trial import Candidate, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
-from evoattn.validate import Case, check, device_cases, interpreter_cases, make_case
+from evoattn.timed_run import Bench, TimedRun
+from evoattn.trial import Candidate, CheckResult, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
+from evoattn.validate import OUTSIDE, Case, check, device_cases, interpreter_cases, make_arena, make_case, run_case
 
-INPUT_SEED, FRESH_SEED = 1, 2
+INPUT_SEED = 1
+"""Of the interpreter's cases: the same in every process, so that its verdict is."""
 IMPLAUSIBLE_SHARE = 0.95
 """A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
 
@@ -89,94 +95,134 @@ def _interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) ->
 
 
 class DeviceEvaluator:
-    """Validates and times candidates for one problem on one device. Lives in the worker process; `broken` once its CUDA context is lost."""
+    """Validates and times candidates for one problem on one device. Lives in the worker process; `broken` once its CUDA context is lost,
+    or may have been harmed. The inputs' seed is drawn for each process, so that no kernel can have been made for them."""
 
-    def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode = "warm", device: int = 0) -> None:
-        from evoattn.backends.cuda import CudaBackend, StickyError
-
+    def __init__(
+        self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode = "warm", backend: Backend | None = None, timer: Timer | None = None,
+    ) -> None:
+        """`backend` and `timer` are CUDA device 0's unless given."""
         self.problem, self.gpu, self.cache, self.broken = problem, gpu, cache, False
-        self._sticky_error = StickyError
-        self.backend: Backend = CudaBackend(device)
+        self.backend = backend or _cuda_backend()
         dev = self.backend.device
-        self.ladder = [make_case(name, case, INPUT_SEED, dev, kind) for name, case, kind in device_cases(problem)]
-        self.own = make_case("the problem's own shape", problem, INPUT_SEED, dev)
-        self.fresh = make_case("fresh inputs after timing", problem, FRESH_SEED, dev)
-        self.flush = benchmark.l2_flush(dev) if cache == "cold" else None
-        self.output = torch.empty_like(self.own.tensors["q"])
+        self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
+        self.seed = int.from_bytes(os.urandom(4))
+        self.ladder = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
+        self.own = make_case("the problem's own shape", problem, self.seed, dev)
+        self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
+        cases = (*self.ladder, self.own, self.fresh)
+        self.vault = Vault([t for case in cases for t in (*case.tensors.values(), case.answer.exact)])
+        self.bench = Bench(self.backend, timer or Timer(), cache, self.own, self.fresh, benchmark.l2_flush(dev) if cache == "cold" else None)
+        self._canary: tuple[str, KernelConfig, CompiledKernel] | None = None
 
     def evaluate(self, family_name: str, config: KernelConfig, kernel: CompiledKernel, best_us: float | None) -> Evaluation:
-        """The whole ladder: small cases, own shape twice, screen, more samples if within reach of `best_us`, fresh inputs, plausibility."""
+        """The whole ladder: small cases, own shape twice, screen, more samples if within reach of `best_us`, the work that was timed, plausibility."""
         started = time.perf_counter()
-        checks, timings = [], []
-
-        def done(state: TrialState, reason: str = "") -> Evaluation:
-            report = ValidationReport("cuda", tuple(checks)) if checks else None
-            return Evaluation(state, reason, kernel.info, report, tuple(timings), seconds=time.perf_counter() - started)
-
-        family = registry.lookup(family_name)
+        checks: list[CheckResult] = []
+        timings: list[Timing] = []
+        doubtful = False
         try:
-            for case in (*self.ladder, self.own):
-                checks.append(check(self.backend, family, config, kernel, case, repeat=True))
-                if not checks[-1].passed:
-                    return done(TrialState.WRONG_RESULT, checks[-1].reason)
-            timings.append(self._time(family_name, config, kernel, benchmark.SCREEN, best_us))
-            if best_us is None or timings[0].median_us <= best_us * benchmark.REPEAT_WITHIN:
-                timings.append(self._time(family_name, config, kernel, benchmark.REPEAT, best_us))
-            checks.append(check(self.backend, family, config, kernel, self.fresh))
-            if not checks[-1].passed:
-                return done(TrialState.WRONG_RESULT, checks[-1].reason)
+            state, reason = self._climb(registry.lookup(family_name), config, kernel, best_us, checks, timings)
+            if not self.vault.intact():
+                self.broken = True
+                state, reason = TrialState.WRONG_RESULT, "The kernel overwrote memory that it was never given: the original inputs, or answers."
+            elif state is TrialState.WRONG_RESULT:
+                doubtful = not self._canary_lives()
+                self.broken = doubtful or OUTSIDE in reason
+            elif state is TrialState.COMPLETE and self._canary is None:
+                self._canary = family_name, config, kernel
         except LaunchError as error:
-            return done(TrialState.LAUNCH_ERROR, str(error))
-        except self._sticky_error as error:
-            self.broken = True
-            return done(TrialState.LAUNCH_ERROR, str(error))
+            state, reason, self.broken = TrialState.LAUNCH_ERROR, str(error), not self._context_lives()
+        except ContextLost as error:
+            self.broken, state, reason = True, TrialState.LAUNCH_ERROR, str(error)
         except RuntimeError as error:                 # torch's own complaint about a failed capture or a lost context
-            self.broken = True
-            return done(TrialState.LAUNCH_ERROR, f"Timing failed: {' '.join(str(error).split())[:200]}")
-        return done(*self._plausible(timings[-1]))
+            self.broken, state, reason = True, TrialState.LAUNCH_ERROR, f"Timing failed: {' '.join(str(error).split())[:200]}"
+        report = ValidationReport("cuda", tuple(checks), self.seed) if checks else None
+        return Evaluation(state, reason, kernel.info, report, tuple(timings), seconds=time.perf_counter() - started, doubtful=doubtful)
 
-    def _plausible(self, timing: Timing) -> tuple[TrialState, str]:
-        floor = self.gpu.floor_us(self.problem.flops, self.problem.bytes, self.problem.dtype)
-        if timing.median_us < IMPLAUSIBLE_SHARE * floor:
-            return TrialState.IMPLAUSIBLE, (
-                f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {self.gpu.product}'s peak rates allow: a broken measurement.")
-        return TrialState.COMPLETE, ""
+    def _context_lives(self) -> bool:
+        """Whether the device still answers, and the vault is as it was: a refused launch harms nothing, a faulty one may come out as refused."""
+        try:
+            return self.vault.intact()
+        except RuntimeError:
+            return False
 
-    def _enqueue(self, family_name: str, config: KernelConfig, kernel: CompiledKernel):
-        """An enqueue of the candidate over the problem's own inputs."""
-        family = registry.lookup(family_name)
-        buffers = {**self.own.tensors, "o": self.output}
-        for name, size in family.workspace(self.problem, config).items():
-            buffers[name] = torch.empty(size, dtype=torch.uint8, device=self.backend.device)
-        return self.backend.prepare(kernel, family.launches(self.problem, config), buffers), buffers
+    def _canary_lives(self) -> bool:
+        """Whether the first right candidate of this process still is right: else the process, not the candidate at hand, may be at fault."""
+        if self._canary is None:
+            return True
+        family, config, kernel = self._canary
+        return check(self.backend, registry.lookup(family), config, kernel, self.own).passed
 
-    def _time(self, family_name: str, config: KernelConfig, kernel: CompiledKernel, protocol: Protocol, best_us: float | None) -> Timing:
-        enqueue, buffers = self._enqueue(family_name, config, kernel)
-        contestant = Contestant("candidate", enqueue, protocol, self.cache, self.flush)
+    def _climb(
+        self, family: Family, config: KernelConfig, kernel: CompiledKernel, best_us: float | None, checks: list[CheckResult], timings: list[Timing],
+    ) -> tuple[TrialState, str]:
+        """Cheap checks first; what they find is added to `checks` and `timings`."""
+        for case in (*self.ladder, self.own):
+            result, output = run_case(self.backend, family, config, kernel, case, repeat=True)
+            checks.append(result)
+            if not result.passed:
+                return TrialState.WRONG_RESULT, result.reason
+        run = TimedRun(self.bench, family, config, kernel, output, self._timed_arena())
+        contestant = run.contestant("candidate", benchmark.SCREEN)
         hopeless = best_us is not None and contestant.estimate_us > benchmark.HOPELESS * best_us
-        timing = benchmark.measure([contestant], protocol, self.cache, rounds=1 if hopeless else None)["candidate"]
-        del buffers                                   # the graph used them until here
-        return timing
+        timings += benchmark.measure([contestant], benchmark.SCREEN, self.cache, self.clocks, rounds=1 if hopeless else None).values()
+        within_reach = best_us is None or timings[0].median_us <= best_us * benchmark.REPEAT_WITHIN
+        if within_reach:
+            contestant = run.contestant("candidate", benchmark.REPEAT)
+            timings += benchmark.measure([contestant], benchmark.REPEAT, self.cache, self.clocks).values()
+        checks.append(run.check_work(contestant, thorough=within_reach))
+        if not checks[-1].passed:
+            return TrialState.WRONG_RESULT, checks[-1].reason
+        reason = self._why_implausible(timings[-1])
+        return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
+
+    def _timed_arena(self) -> Arena:
+        arena = make_arena(self.own, {}, self.backend.device)
+        arena.arm()
+        return arena
+
+    def _why_implausible(self, timing: Timing) -> str:
+        floor = self.gpu.floor_us(self.problem.flops, self.problem.bytes, self.problem.dtype)
+        if timing.median_us >= IMPLAUSIBLE_SHARE * floor:
+            return ""
+        return f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {self.gpu.product}'s peak rates allow: a broken measurement."
 
     def final(self, finalists: dict[str, tuple[str, KernelConfig, CompiledKernel]], protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
-        """(timings by name, refusals by SDPA backend): finalists `{name: (family, config, kernel)}` and every SDPA backend, interleaved.
+        """(timings by name, refusals by SDPA backend): finalists `{name: (family, config, kernel)}` and every SDPA backend, interleaved, all
+        over the same inputs in the same memory. SDPA backends are named as in `baselines.SDPA_BACKENDS`.
 
-        SDPA backends are named as in `baselines.SDPA_BACKENDS`.
+        A finalist that proves wrong here has `disqualified` in its timing's protocol: the sentence that says why.
         """
-        contestants, refusals, kept = [], {}, []
+        shared = self._timed_arena()
+        contestants, refusals, runs, faults = [], {}, {}, {}
         for name, (family_name, config, kernel) in finalists.items():
-            enqueue, buffers = self._enqueue(family_name, config, kernel)
-            kept.append(buffers)
-            contestants.append(Contestant(name, enqueue, protocol, self.cache, self.flush))
+            family = registry.lookup(family_name)
+            result, output = run_case(self.backend, family, config, kernel, self.own, repeat=True)
+            runs[name] = TimedRun(self.bench, family, config, kernel, output, shared)
+            contestants.append(runs[name].contestant(name, protocol))
+            faults[name] = result.reason
         for backend in baselines.SDPA_BACKENDS:
             try:
-                call = baselines.sdpa_call(backend, self.problem, self.own.tensors)
-                contestants.append(Contestant(backend, call, protocol, self.cache, self.flush))
+                call = baselines.sdpa_call(backend, self.problem, shared.views)
+                contestants.append(Contestant(backend, call, protocol, self.cache, self.bench.timer, Witness(shared, None), self.bench.flush))
             except baselines.BaselineRefused as refused:
                 refusals[backend] = str(refused)
             except torch.cuda.OutOfMemoryError:
                 refusals[backend] = "It needs more device memory than is free."
-        return benchmark.measure(contestants, protocol, self.cache), refusals
+        timings = benchmark.measure(contestants, protocol, self.cache, self.clocks)
+        by_name = {c.name: c for c in contestants}
+        for name, run in runs.items():
+            fault = faults[name] or run.check_work(by_name[name], thorough=True).reason or self._why_implausible(timings[name])
+            if fault:
+                timings[name].protocol["disqualified"] = f"In the final: {fault}"
+        return timings, refusals
+
+
+def _cuda_backend() -> Backend:
+    from evoattn.backends.cuda import CudaBackend    # makes a CUDA context: only where one is wanted
+
+    return CudaBackend()
 
 
 def with_cost(evaluation: Evaluation, cost: float | None, info: CompileInfo) -> Evaluation:

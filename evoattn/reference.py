@@ -9,9 +9,6 @@ import torch
 from evoattn.problem import AttentionProblem
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-GUARD_BYTES = 4096
-"""On either side of every buffer on a device: one write of a whole tile row past an end still lands in it."""
-GUARD_VALUE = 0x5A
 SCORES_PER_CHUNK = 1 << 27
 """Scores that the reference materialises at once: 1 GiB in float64."""
 
@@ -51,20 +48,6 @@ def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> tor
     view = out.as_strided(problem.shape(name), problem.strides(name))
     view.copy_(values)
     return view
-
-
-def guarded_like(view: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(whole, copy of `view` with its strides inside it): the copy lies between two bands of GUARD_VALUE bytes."""
-    item, count = view.element_size(), view.numel()
-    whole = torch.full((count * item + 2 * GUARD_BYTES,), GUARD_VALUE, dtype=torch.uint8, device=view.device)
-    inner = whole[GUARD_BYTES:GUARD_BYTES + count * item].view(view.dtype).as_strided(view.shape, view.stride(), GUARD_BYTES // item)
-    inner.copy_(view)
-    return whole, inner
-
-
-def guards_intact(whole: torch.Tensor) -> bool:
-    """True while nobody wrote into the bands of a `guarded_like` buffer."""
-    return bool((whole[:GUARD_BYTES] == GUARD_VALUE).all() & (whole[-GUARD_BYTES:] == GUARD_VALUE).all())
 
 
 def _visible(problem: AttentionProblem, first: int, rows: int, device: torch.device) -> torch.Tensor | None:
@@ -143,9 +126,3 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
 
 def _rms(x: torch.Tensor) -> float:
     return x.double().square().mean().sqrt().item()
-
-
-def rms_error(out: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-    """(largest, root-mean-square) absolute error of `out`; NaN anywhere gives NaN."""
-    difference = out.to(exact.dtype) - exact
-    return difference.abs().max().item(), _rms(difference)

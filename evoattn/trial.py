@@ -131,6 +131,8 @@ class CheckResult:
     max_error: float
     allowed_error: float
     reason: str = ""
+    seconds: float = 0.0
+    """Wall time of the check."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class ValidationReport:
 
     backend: Literal["cuda", "interpreter"]
     checks: tuple[CheckResult, ...]
+    seed: int | None = None
+    """Of the inputs; drawn anew by each worker process, so that no kernel can have been made for them."""
 
     @property
     def passed(self) -> bool:
@@ -189,6 +193,8 @@ class Evaluation:
     """The cost model's estimate in its own unit: only for ranking, never a time."""
     seconds: float = 0.0
     """Wall time that the evaluation took."""
+    doubtful: bool = False
+    """A kernel known to be right failed in the same process: the candidate is evaluated again in a fresh one. Never recorded."""
 
     @property
     def timing(self) -> Timing | None:

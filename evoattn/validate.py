@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import torch
 
 from evoattn import reference
+from evoattn.arena import BANDS, UNWRITTEN, Arena, Layout, bits
 from evoattn.backends.base import Backend
 from evoattn.config import KernelConfig
 from evoattn.families.base import Family
 from evoattn.problem import AttentionProblem
 from evoattn.trial import CheckResult, CompiledKernel
 
-POISON = float("nan")
+OUTSIDE = "the kernel wrote outside its buffers"
 
 
 @dataclass(frozen=True)
@@ -69,69 +71,83 @@ def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> 
     return [("ragged", first, "plain"), ("grouped, strided, logits x30", second, "large_logits")]
 
 
+def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Arena:
+    """Guarded buffers for `case` and a family's `scratch` (name: bytes)."""
+    outputs = {"o": Layout(case.problem.shape("o"), case.problem.strides("o"), case.tensors["q"].dtype)}
+    return Arena(case.tensors, outputs, scratch, device)
+
+
 def check(
     backend: Backend, family: Family, config: KernelConfig, compiled: CompiledKernel, case: Case, repeat: bool = False,
 ) -> CheckResult:
     """Run a candidate once on `case` (twice if `repeat`, comparing bits) over poisoned output between guard bands, and judge it.
 
-    The inputs are copies between guard bands too, compared with the originals afterwards. Raises `LaunchError` if the launch fails.
+    The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other bytes in the bands,
+    so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
     """
-    problem, exact = case.problem, case.answer.exact
-    buffers, wholes, views = _guarded_buffers(case)
-    launches = family.launches(problem, config)
-    for name, size in family.workspace(problem, config).items():
-        wholes[name], buffers[name] = _guarded_bytes(size, backend.device)
-    outputs = []
-    for _ in range(2 if repeat else 1):
-        buffers["o"].fill_(POISON)
-        faults = backend.run(compiled, launches, buffers)
-        if faults:
-            return CheckResult(case.name, False, math.nan, case.answer.allowed_error, f"Case '{case.name}': {faults[0]}")
-        outputs.append(views["o"].clone())
-    reason = _judge(case, outputs, wholes, views)
-    largest, _ = reference.rms_error(outputs[0], exact)
-    return CheckResult(case.name, not reason, largest, case.answer.allowed_error, reason)
+    return run_case(backend, family, config, compiled, case, repeat)[0]
 
 
-def _guarded_buffers(case: Case) -> tuple[dict, dict, dict]:
-    """(flat buffers for the launch, whole allocations with guards, logical views) of q, k, v and o."""
-    buffers, wholes, views = {}, {}, {}
-    pattern = dict(case.tensors)
-    problem = case.problem
-    shape, strides = problem.shape("o"), problem.strides("o")
-    like = case.tensors["q"]
-    pattern["o"] = torch.zeros(like.numel(), dtype=like.dtype, device=like.device).as_strided(shape, strides)
-    for name, view in pattern.items():
-        wholes[name], views[name] = reference.guarded_like(view)
-        buffers[name] = wholes[name][reference.GUARD_BYTES:-reference.GUARD_BYTES].view(view.dtype)
-    return buffers, wholes, views
+def run_case(
+    backend: Backend, family: Family, config: KernelConfig, compiled: CompiledKernel, case: Case, repeat: bool = False,
+) -> tuple[CheckResult, torch.Tensor | None]:
+    """`check`, and the output that was judged (None where the run itself showed a fault)."""
+    started = time.perf_counter()
+    arena = make_arena(case, family.workspace(case.problem, config), backend.device)
+    launches = family.launches(case.problem, config)
+    outputs, damage = [], []
+
+    def result(reason: str, largest: float = math.nan) -> CheckResult:
+        sentence = f"Case '{case.name}': {reason}" if reason else ""
+        return CheckResult(case.name, not reason, largest, case.answer.allowed_error, sentence, time.perf_counter() - started)
+
+    def run(band: int) -> str:
+        arena.arm(band)
+        faults = backend.run(compiled, launches, arena.buffers)
+        if not faults:
+            outputs.append(arena.views["o"].clone())
+            damage.append(torch.stack([arena.changed_bands(), *arena.changed_inputs()]))
+        return faults[0] if faults else ""
+
+    for band in BANDS[:2 if repeat else 1]:
+        if fault := run(band):
+            return result(fault), None
+    bands, *inputs = torch.stack(damage).sum(0).tolist()
+    if bands:
+        return result(f"{OUTSIDE}, beside {arena.touched_band()}."), outputs[0]
+    for name, changed in zip(case.tensors, inputs, strict=True):
+        if changed:
+            return result(f"the kernel changed {changed} elements of its input {name}."), outputs[0]
+    reason, largest = judge(outputs[0], case.answer)
+    if repeat and not torch.equal(bits(outputs[0]), bits(outputs[1])):
+        run(BANDS[0])
+        reason = _why_different(*outputs)
+    return result(reason, largest), outputs[0]
 
 
-def _guarded_bytes(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(whole, `size` poisoned bytes between guard bands): a family's scratch buffer, uint8."""
-    guard = reference.GUARD_BYTES
-    whole = torch.full((size + 2 * guard,), reference.GUARD_VALUE, dtype=torch.uint8, device=device)
-    whole[guard:guard + size] = 0xFF
-    return whole, whole[guard:guard + size]
+def _why_different(first: torch.Tensor, other_bands: torch.Tensor, third: torch.Tensor) -> str:
+    """Two runs differ; a third one, between the bands of the first, tells why."""
+    count = int((bits(first) != bits(other_bands)).sum())
+    if torch.equal(bits(first), bits(third)):
+        return f"{count} outputs change with the bytes outside the buffers: the kernel reads out of bounds."
+    if torch.equal(bits(other_bands), bits(third)):
+        return f"{count} outputs of the first run are others than in later runs: the kernel remembers its launches."
+    return f"two runs on the same inputs differ in {count} outputs: a race, or a kernel that remembers its launches."
 
 
-def _judge(case: Case, outputs: list[torch.Tensor], wholes: dict[str, torch.Tensor], views: dict[str, torch.Tensor]) -> str:
-    """The sentence that says what is wrong, or an empty string."""
-    answer, out = case.answer, outputs[0]
-    for name, whole in wholes.items():
-        if not reference.guards_intact(whole):
-            return f"Case '{case.name}': the kernel wrote outside {name}."
-    for name in "qkv":
-        if not torch.equal(views[name], case.tensors[name]):
-            return f"Case '{case.name}': the kernel changed its input {name}."
-    unwritten = torch.isnan(out) & ~torch.isnan(answer.exact)
-    if unwritten.any():
-        return f"Case '{case.name}': {int(unwritten.sum())} of {out.numel()} outputs are NaN or were never written."
-    if len(outputs) > 1 and not torch.equal(outputs[0], outputs[1]):
-        return f"Case '{case.name}': two runs on the same inputs differ in {int((outputs[0] != outputs[1]).sum())} outputs."
-    largest, rms = reference.rms_error(out, answer.exact)
+def judge(out: torch.Tensor, answer: reference.Answer) -> tuple[str, float]:
+    """(what is wrong with an output, an empty string if nothing; its largest error)."""
+    difference = out.to(answer.exact.dtype) - answer.exact
+    missing, nan, largest, rms = torch.stack([
+        (bits(out) == UNWRITTEN).sum().double(), torch.isnan(out).sum().double(), difference.abs().max().double(),
+        difference.double().square().mean().sqrt(),
+    ]).tolist()
+    if missing:
+        return f"{missing:.0f} of {out.numel()} outputs were never written.", largest
+    if nan:
+        return f"{nan:.0f} of {out.numel()} outputs are NaN.", largest
     if not largest <= answer.allowed_error:
-        return f"Case '{case.name}': the largest error is {largest:.2e}, allowed are {answer.allowed_error:.2e}."
+        return f"the largest error is {largest:.2e}, allowed are {answer.allowed_error:.2e}.", largest
     if not rms <= answer.allowed_rms:
-        return f"Case '{case.name}': the root-mean-square error is {rms:.2e}, allowed are {answer.allowed_rms:.2e}."
-    return ""
+        return f"the root-mean-square error is {rms:.2e}, allowed are {answer.allowed_rms:.2e}.", largest
+    return "", largest

@@ -14,10 +14,11 @@ LAYERS = [                                            # design §2; a module may
     ["tasks"],
     ["samplers", "storage", "worker"],
     ["evaluate"],
+    ["timed_run"],
     ["baselines", "benchmark", "cost_model", "validate"],
     ["backends", "compiler", "ptx", "reference", "render"],
     ["families"],
-    ["budget", "config", "gpu", "paths", "problem", "problems", "trial"],
+    ["arena", "budget", "clocks", "config", "gpu", "paths", "problem", "problems", "ranking", "trial"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {

@@ -6,6 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn import reference
 from evoattn.problem import MASKS, AttentionProblem
+from evoattn.validate import judge
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -38,17 +39,7 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     tensors = reference.make_inputs(problem, 5, "cpu", kind)
     answer = reference.make_answer(problem, tensors, double=True)
     rounded = answer.exact.to(reference.TORCH_DTYPES[dtype])
-    largest, rms = reference.rms_error(rounded, answer.exact)
-    assert largest <= answer.allowed_error and rms <= answer.allowed_rms
+    assert judge(rounded, answer)[0] == ""
     short = problem.with_(seqlen_k=1008)
     skipped = reference.exact_attention(short, tensors["q"], tensors["k"][:, :, :1008], tensors["v"][:, :, :1008], torch.float64)
-    largest, rms = reference.rms_error(skipped, answer.exact)
-    assert largest > answer.allowed_error or rms > answer.allowed_rms
-
-
-def test_guards_see_a_write_outside():
-    whole, inner = reference.guarded_like(torch.zeros(2, 3, 4))
-    inner.fill_(7)
-    assert reference.guards_intact(whole)
-    whole[reference.GUARD_BYTES - 1] = 0
-    assert not reference.guards_intact(whole)
+    assert "error is" in judge(skipped, answer)[0]

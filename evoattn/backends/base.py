@@ -13,6 +13,10 @@ class LaunchError(RuntimeError):
     """The launch was refused or failed: the message is the driver's, in one sentence."""
 
 
+class ContextLost(RuntimeError):
+    """The device answers this process no more (illegal address, trap, …), and it must end: the message is the driver's."""
+
+
 class Backend(Protocol):
     """Runs kernels. A backend belongs to one process."""
 

@@ -10,17 +10,13 @@ import numpy as np
 import torch
 
 from evoattn.backends import tensor_map
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, TensorMap
 
 SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 MODULES_KEPT = 32
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
-
-
-class StickyError(RuntimeError):
-    """The CUDA context is lost (illegal address, trap, …): the process must end. The message is the driver's."""
 
 
 def _argument(argument: KernelArg, buffers: dict[str, torch.Tensor]) -> np.generic | np.ndarray:
@@ -84,19 +80,19 @@ class CudaBackend:
         return enqueue
 
     def run(self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]) -> tuple[str, ...]:
-        """See `Backend.run`. The device shows no faults of its own. Raises `StickyError` when the context is lost."""
+        """See `Backend.run`. The device shows no faults of its own. Raises `ContextLost` when the context is lost."""
         enqueue = self.prepare(compiled, launches, buffers)
         enqueue()
         self.synchronize()
         return ()
 
     def synchronize(self) -> None:
-        """Wait for the device. Raises `StickyError` when the context is lost, `LaunchError` on any other failure."""
+        """Wait for the device. Raises `ContextLost` when the context is lost, `LaunchError` on any other failure."""
         try:
             cupy.cuda.runtime.deviceSynchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             if _is_sticky():
-                raise StickyError(f"The kernel broke the CUDA context: {error}.") from None
+                raise ContextLost(f"The kernel broke the CUDA context: {error}.") from None
             raise LaunchError(f"The launch failed: {error}.") from None
 
     def _module(self, cubin: bytes) -> cupy.cuda.function.Module:

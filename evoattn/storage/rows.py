@@ -77,14 +77,18 @@ def timing_from_row(row: Row) -> Timing:
 
 def _validation_to_json(report: ValidationReport) -> dict[str, Any]:
     checks = [asdict(c) | {"max_error": _json_float(c.max_error), "allowed_error": _json_float(c.allowed_error)} for c in report.checks]
-    return {"backend": report.backend, "checks": checks}
+    return {"backend": report.backend, "checks": checks, "seed": report.seed}
 
 
 def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
-    return ValidationReport(str(value["backend"]), tuple(
-        CheckResult(str(c["case"]), c["passed"] is True, _number(c["max_error"]), _number(c["allowed_error"]), str(c["reason"]))
+    checks = tuple(
+        CheckResult(
+            str(c["case"]), c["passed"] is True, _number(c["max_error"]), _number(c["allowed_error"]), str(c["reason"]),
+            _number(c.get("seconds", 0.0)))
         for c in _each(dict, value["checks"], list)
-    ))
+    )
+    seed = value.get("seed")
+    return ValidationReport(str(value["backend"]), checks, None if seed is None else int(seed))
 
 
 _COMPILE_COLUMNS = {

@@ -1,0 +1,92 @@
+"""One candidate on the timed path, and the proof that the work was done there: a check before the timing says nothing about the timing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from evoattn.arena import POISON_BYTE, Arena, bits
+from evoattn.backends.base import Backend
+from evoattn.benchmark import CacheMode, Contestant, Enqueue, Protocol, Timer, Witness
+from evoattn.config import KernelConfig
+from evoattn.families.base import Family
+from evoattn.trial import CheckResult, CompiledKernel
+from evoattn.validate import OUTSIDE, Case, judge
+
+BACK_TO_BACK = 4
+"""Launches of the graph in which each writes an output of its own: a kernel that skips work in a graph of 60 skips it here too."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every candidate of a problem is timed with; `fresh` are other inputs of the same shape as `own`."""
+
+    backend: Backend
+    timer: Timer
+    cache: CacheMode
+    own: Case
+    fresh: Case
+    flush: Enqueue | None
+
+
+class TimedRun:
+    """A candidate over the buffers of `arena`, which holds the bench's own inputs; `output` is the validated answer to them."""
+
+    def __init__(
+        self, bench: Bench, family: Family, config: KernelConfig, kernel: CompiledKernel, output: torch.Tensor, arena: Arena,
+    ) -> None:
+        """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
+        self._bench, self._kernel, self._output, self._arena = bench, kernel, output, arena
+        self._launches = family.launches(bench.own.problem, config)
+        self._scratch = Arena({}, {}, family.workspace(bench.own.problem, config), bench.backend.device)
+        self._scratch.arm()
+        self._witnesses: list[Witness] = []
+
+    def _prepare(self, **others: torch.Tensor) -> Enqueue:
+        return self._bench.backend.prepare(self._kernel, self._launches, self._arena.buffers | self._scratch.buffers | others)
+
+    def contestant(self, name: str, protocol: Protocol) -> Contestant:
+        """Ready to be timed. Raises `LaunchError`."""
+        self._witnesses.append(Witness(self._arena, self._output))
+        return Contestant(name, self._prepare(), protocol, self._bench.cache, self._bench.timer, self._witnesses[-1], self._bench.flush)
+
+    def check_work(self, contestant: Contestant, thorough: bool) -> CheckResult:
+        """After the timing: what the replays left, the bands, and the graph again on fresh inputs in the very buffers that were timed.
+
+        `thorough` adds launches back to back with an output each: for those within reach of the best.
+        """
+        started = time.perf_counter()
+        reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
+        if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):
+            reason = f"{OUTSIDE} when it was timed."
+        if not reason and thorough:
+            reason = self._idle_launches()
+        fresh, largest = self._bench.fresh, float("nan")
+        if not reason:
+            self._arena.refill(fresh.tensors)
+            self._arena.poison()
+            contestant.replay()
+            self._bench.timer.synchronize()
+            reason, largest = judge(self._arena.views["o"], fresh.answer)
+            if reason:
+                reason = f"on fresh inputs in the timed buffers, {reason}"
+            self._arena.refill(self._bench.own.tensors)
+        sentence = f"Case '{fresh.name}': {reason}" if reason else ""
+        return CheckResult(fresh.name, not reason, largest, fresh.answer.allowed_error, sentence, time.perf_counter() - started)
+
+    def _idle_launches(self) -> str:
+        """Launches back to back in one graph, an output each: which of them did not do the work."""
+        self._arena.restore()
+        flat = self._arena.buffers["o"]
+        outputs = [torch.empty_like(flat) for _ in range(BACK_TO_BACK)]
+        for out in outputs:
+            out.view(torch.uint8).fill_(POISON_BYTE)
+        with self._bench.timer.side_stream():
+            replay = self._bench.timer.capture([self._prepare(o=out) for out in outputs])
+        replay()
+        self._bench.timer.synchronize()
+        shape, strides = self._output.shape, self._arena.views["o"].stride()
+        wrong = sum(not torch.equal(bits(out.as_strided(shape, strides)), bits(self._output)) for out in outputs)
+        return f"{wrong} of {BACK_TO_BACK} launches back to back, an output each, did not leave the validated one." if wrong else ""

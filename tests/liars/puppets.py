@@ -1,0 +1,112 @@
+"""A device made of Python: kernels are functions over the launch's buffers, so that the timed path and its defences run without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from evoattn import gpu
+from evoattn.benchmark import Timer
+from evoattn.config import load_space
+from evoattn.evaluate import DeviceEvaluator
+from evoattn.problem import AttentionProblem
+from evoattn.reference import exact_attention
+from evoattn.trial import CompileInfo, Evaluation
+
+PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)
+H100 = gpu.GPUS["h100"]
+CONFIG = load_space("flash_scalar", H100).starting_configs(PROBLEM)[0]
+
+
+@dataclass
+class Launch:
+    """What a puppet sees of one launch: flat `buffers`, logical `views`, how many launches there were of it before, and the true answer."""
+
+    buffers: dict[str, torch.Tensor]
+    views: dict[str, torch.Tensor]
+    problem: AttentionProblem
+    count: int
+
+    def answer(self) -> torch.Tensor:
+        exact = exact_attention(self.problem, *(self.views[t] for t in "qkv"), torch.float32)
+        return exact.to(self.views["o"].dtype)
+
+    def write(self) -> None:
+        self.views["o"].copy_(self.answer())
+
+
+@dataclass
+class Puppet:
+    """Stands where a `CompiledKernel` stands."""
+
+    play: Callable[[Launch], None]
+    us: float = 50.0
+    info: CompileInfo = CompileInfo()
+    launches: int = field(default=0)
+
+
+class PuppetBackend:
+    name = "cuda"
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.elapsed_us = 0.0
+
+    def prepare(self, compiled: Puppet, launches, buffers):
+        heads, kv_heads, seqlen_q, seqlen_k, *strides = (a.value for a in launches[0].args[4:20])
+        dim = PROBLEM.head_dim
+        batch = buffers["q"].numel() // (heads * seqlen_q * dim)
+        layout = "bshd" if strides[2] == heads * dim else "bhsd"
+        problem = AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, dim, PROBLEM.dtype, PROBLEM.mask, layout)
+        views = {
+            t: buffers[t].as_strided(problem.shape(t), problem.strides(t), buffers[t].storage_offset()) for t in "qkvo"
+        }
+
+        def enqueue() -> None:
+            compiled.play(Launch(buffers, views, problem, compiled.launches))
+            compiled.launches += 1
+            self.elapsed_us += compiled.us
+
+        return enqueue
+
+    def run(self, compiled: Puppet, launches, buffers) -> tuple[str, ...]:
+        self.prepare(compiled, launches, buffers)()
+        return ()
+
+
+class PuppetTimer(Timer):
+    """Takes what the puppets say for a time."""
+
+    def __init__(self, backend: PuppetBackend) -> None:
+        self._backend = backend
+
+    def elapsed_us(self, work: Callable[[], None]) -> float:
+        before = self._backend.elapsed_us
+        work()
+        return self._backend.elapsed_us - before
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        yield
+
+    def capture(self, calls: list[Callable[[], None]]) -> Callable[[], None]:
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay
+
+    def synchronize(self) -> None:
+        pass
+
+
+def make_evaluator() -> DeviceEvaluator:
+    backend = PuppetBackend()
+    return DeviceEvaluator(PROBLEM, H100, backend=backend, timer=PuppetTimer(backend))
+
+
+def evaluate(evaluator: DeviceEvaluator, play: Callable[[Launch], None], us: float = 50.0) -> Evaluation:
+    return evaluator.evaluate("flash_scalar", CONFIG, Puppet(play, us), None)
