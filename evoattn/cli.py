@@ -72,6 +72,7 @@ def search(
     jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
     cache: Annotated[str, typer.Option(help="`warm` keeps the inputs in L2 between calls, `cold` flushes it before each.")] = "warm",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study (by --study, else the latest).")] = False,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard.")] = False,
 ) -> None:
     """Search for the fastest kernel and print the leaderboard. Ctrl-C ends it with all that was found."""
     with _errors():
@@ -80,7 +81,7 @@ def search(
         console = _console()
         prepared = prepare_search(
             gpu=gpu, budget=budget, problem=problem, shape=shape, families=family or [], sampler=sampler, study=study, seed=seed, db=db,
-            jobs=jobs or os.cpu_count() or 1, cache=cache, resume=resume,
+            jobs=jobs or os.cpu_count() or 1, cache=cache, resume=resume, sanitize=sanitize,
         )
         run_search(prepared, console)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
@@ -23,10 +22,8 @@ from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.timed_run import Bench, TimedRun
 from evoattn.trial import Candidate, CheckResult, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
-from evoattn.validate import OUTSIDE, Case, check, device_cases, interpreter_cases, make_arena, make_case, run_case
+from evoattn.validate import OUTSIDE, check, device_cases, interpreter_cases, make_arena, make_case, run_case
 
-INPUT_SEED = 1
-"""Of the interpreter's cases: the same in every process, so that its verdict is."""
 IMPLAUSIBLE_SHARE = 0.95
 """A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
 
@@ -49,7 +46,7 @@ def compile_and_rank(candidate: Candidate, config: KernelConfig, problem: Attent
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
     try:
         cost = cost_model.estimate(registry.lookup(candidate.family), config, problem, gpu, kernel)
-    except NotInterpreted:
+    except (NotInterpreted, LaunchError):
         cost = None                                # the device decides; only the order in which it is timed knows less
     return Compiled(kernel, None, cost)
 
@@ -66,13 +63,15 @@ def evaluate_offline(candidate: Candidate, config: KernelConfig, problem: Attent
     except CompileError as error:
         return done(TrialState.COMPILE_ERROR, str(error))
     family, backend = registry.lookup(candidate.family), InterpreterBackend()
+    seed = int(candidate.source_hash[:8], 16)         # the same verdict every time, on inputs that no source can know: it would hold its own hash
     checks = []
     try:
-        for case in _interpreter_cases(problem, config["BLOCK_M"], config["BLOCK_N"]):
+        for name, small, kind in interpreter_cases(problem, config["BLOCK_M"], config["BLOCK_N"]):
+            case = make_case(name, small, seed, "cpu", kind, double=True)
             checks.append(check(backend, family, config, kernel, case))
             if not checks[-1].passed:
                 break
-        report = ValidationReport("interpreter", tuple(checks))
+        report = ValidationReport("interpreter", tuple(checks), seed)
         if not report.passed:
             return done(TrialState.WRONG_RESULT, report.first_failure, compile_info=kernel.info, validation=report)
         cost = cost_model.estimate(family, config, problem, gpu, kernel)
@@ -85,13 +84,6 @@ def evaluate_offline(candidate: Candidate, config: KernelConfig, problem: Attent
             TrialState.LAUNCH_ERROR, f"No block of {kernel.info.registers} registers a thread fits on an SM of the {gpu.product}.",
             compile_info=kernel.info, validation=report)
     return done(TrialState.ESTIMATED, "Right on the interpreter; never timed.", compile_info=kernel.info, validation=report, relative_cost=cost)
-
-
-@lru_cache(maxsize=64)
-def _interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[Case, ...]:
-    return tuple(
-        make_case(name, case, INPUT_SEED, "cpu", kind, double=True) for name, case, kind in interpreter_cases(problem, block_m, block_n)
-    )
 
 
 class DeviceEvaluator:

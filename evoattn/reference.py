@@ -12,14 +12,14 @@ TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.flo
 SCORES_PER_CHUNK = 1 << 27
 """Scores that the reference materialises at once: 1 GiB in float64."""
 
-INPUTS = ("plain", "large_logits", "late_huge_key", "rising_maximum", "equal_keys")
+INPUTS = ("plain", "large_logits", "late_huge_key", "large_logits_late_key", "rising_maximum", "equal_keys")
 
 
 def make_inputs(problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain") -> dict[str, torch.Tensor]:
     """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads, seqlen, head_dim]`.
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales q by 30,
-    `late_huge_key` makes one key near the end of each row 12 times as long, `rising_maximum` lets the largest score grow with every key,
+    `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both, `rising_maximum` lets the largest score grow with every key,
     `equal_keys` makes all keys the same.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -27,9 +27,9 @@ def make_inputs(problem: AttentionProblem, seed: int, device: torch.device | str
     tensors = {}
     for name in "qkv":
         values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
-        if kind == "large_logits" and name == "q":
+        if kind.startswith("large_logits") and name == "q":
             values *= 30
-        elif kind == "late_huge_key" and name == "k":
+        elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
             values[:, :, max(0, problem.seqlen_k - 3)] *= 12
         elif kind == "rising_maximum" and name == "q":
             values.abs_()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evoattn import benchmark
+from evoattn import benchmark, ranking, sanitizer
 from evoattn.budget import Budget
 from evoattn.compiler import compile_candidate
 from evoattn.config import KernelConfig, SearchSpace
@@ -50,6 +51,8 @@ class Progress:
     device_seconds: float = 0.0
     """Wall time in which the GPU worker had a task."""
     best: Trial | None = None
+    level_with: tuple[int, ...] = ()
+    """Finalists that the final does not tell from the best (`ranking`)."""
     baselines: dict[str, float] = field(default_factory=dict)
     """Median µs by SDPA backend, from the first measurement of the study."""
     stage: str = "starting workers"
@@ -70,6 +73,8 @@ class _Pending:
     proposal: Proposal
     config: KernelConfig
     candidate: Candidate
+    again: bool = False
+    """It is evaluated a second time, in a fresh process, because the first one may have been harmed (`Evaluation.doubtful`)."""
 
 
 class Search:
@@ -77,10 +82,10 @@ class Search:
 
     def __init__(
         self, storage: Storage, study: Study, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace],
-        sampler: Sampler, jobs: int, cache: benchmark.CacheMode = "warm",
+        sampler: Sampler, jobs: int, cache: benchmark.CacheMode = "warm", sanitize: bool = False,
     ) -> None:
         self.storage, self.study, self.problem, self.gpu = storage, study, problem, gpu
-        self.spaces, self.sampler, self.jobs, self.cache = spaces, sampler, jobs, cache
+        self.spaces, self.sampler, self.jobs, self.cache, self.sanitize = spaces, sampler, jobs, cache, sanitize
         self.progress = Progress()
         self.interrupted = self.exhausted = False
         self._ready: list[tuple[float, int, _Pending, Compiled]] = []
@@ -248,6 +253,9 @@ class Search:
             return
         pending, compiled = outcome.tag
         evaluation = outcome.value if outcome.ending is Ending.RESULT else _ending(outcome, "device")
+        if evaluation.doubtful and not pending.again:
+            heapq.heappush(self._ready, (-math.inf, next(self._order), replace(pending, again=True), compiled))
+            return
         self._record_pending(pending, with_cost(evaluation, compiled.relative_cost, compiled.kernel.info))
 
     # ---- recording
@@ -266,7 +274,7 @@ class Search:
 
     def _improve(self, trial: Trial) -> None:
         best = self.progress.best
-        if trial.state is TrialState.COMPLETE:
+        if trial.state is TrialState.COMPLETE and not trial.disqualified:
             if best is None or trial.timing.median_us < best.timing.median_us:
                 self.progress.best = trial
         elif trial.state is TrialState.ESTIMATED and (best is None or trial.relative_cost < best.relative_cost):
@@ -305,12 +313,27 @@ class Search:
         if outcome.ending is not Ending.RESULT:
             raise SearchError(f"The finals could not be held: {outcome.value} All trials are recorded; `--resume` holds them again.")
         timings, refusals = outcome.value
+        if self.sanitize:
+            self._sanitize(finalists, timings, refresh)
         for name, timing in timings.items():
             if name in finalists:
                 self.storage.add_timing(int(name), timing)
         self._record_baselines({n: t for n, t in timings.items() if n not in finalists}, refusals)
-        leaders = self.storage.leaderboard(self.study, 1)
+        leaders = self.storage.leaderboard(self.study, FINALISTS)
         self.progress.best = leaders[0] if leaders else None
+        if leaders:
+            ratios = ranking.against_leader({t.number: t.timing for t in leaders}, leaders[0].number)
+            self.progress.level_with = tuple(number for number, ratio in ratios.items() if ratio.level)
+
+    def _sanitize(self, finalists: dict[str, tuple], timings: dict[str, Timing], refresh: Callable[[], None]) -> None:
+        """compute-sanitizer's verdicts into the finalists' timings; who reads or writes out of bounds is disqualified."""
+        self.progress.stage = "compute-sanitizer"
+        for name, (_, config, kernel) in finalists.items():
+            refresh()
+            verdicts = sanitizer.sanitize(self.problem, config, kernel)
+            timings[name].protocol["sanitizer"] = verdicts
+            if sanitizer.is_damning(verdicts):
+                timings[name].protocol.setdefault("disqualified", f"compute-sanitizer, memcheck: {verdicts['memcheck']}")
 
 
 def _ending(outcome: Outcome, where: str) -> Evaluation:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from evoattn import gpu as gpus
-from evoattn import problems
+from evoattn import problems, sanitizer
 from evoattn.budget import Budget, parse_budget
 from evoattn.config import ConfigError, KernelConfig, SearchSpace, load_space
 from evoattn.display import Display, best_sentence
@@ -39,6 +39,7 @@ class PreparedSearch:
     budget: Budget
     budget_text: str
     jobs: int
+    sanitize: bool
 
 
 def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, DetectedDevice | None]:
@@ -78,7 +79,7 @@ def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -
 
 def prepare_search(
     *, gpu: str, budget: str, problem: str | None, shape: str | None, families: list[str], sampler: str, study: str | None, seed: int, db: str,
-    jobs: int, cache: str, resume: bool,
+    jobs: int, cache: str, resume: bool, sanitize: bool,
 ) -> PreparedSearch:
     """Check every word before anything starts, open the database, and find or make the study."""
     parsed = parse_budget(budget)
@@ -91,7 +92,7 @@ def prepare_search(
     if resume:
         if problem or shape or families:
             raise ProblemError("A resumed study keeps its problem and families; leave --problem, --shape and --family out.")
-        return _resume(db, study, devices, gpu, parsed, budget, jobs)
+        return _resume(db, study, devices, gpu, parsed, budget, jobs, sanitize)
     spec, device = choose_device(gpu, devices)
     spaces = choose_families(families, wanted, spec)
     _make_sampler(sampler, spaces, wanted, spec, seed)
@@ -99,11 +100,12 @@ def prepare_search(
     name = study or _free_name(storage, f"{wanted.name or 'shape'}_{spec.name}{'' if device else '_offline'}")
     options = {"cache": cache, "jobs": jobs}
     made = storage.create_study(name, wanted, spec, device is None, sampler, seed, tuple(spaces), collect(device), options)
-    return PreparedSearch(storage, made, wanted, spec, device, spaces, parsed, budget, jobs)
+    return PreparedSearch(storage, made, wanted, spec, device, spaces, parsed, budget, jobs, sanitize)
 
 
 def _resume(
     db: str, name: str | None, devices: list[DetectedDevice], gpu: str, budget: Budget, budget_text: str, jobs: int,
+    sanitize: bool,
 ) -> PreparedSearch:
     storage = Storage.open(db, create=False)
     study = storage.find_study(name) if name else storage.latest_study()
@@ -119,7 +121,7 @@ def _resume(
             raise GpuError(f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
         spec, device = choose_device(study.gpu, devices)
     spaces = choose_families(list(study.families), problem, spec)
-    return PreparedSearch(storage, study, problem, spec, device, spaces, budget, budget_text, jobs)
+    return PreparedSearch(storage, study, problem, spec, device, spaces, budget, budget_text, jobs, sanitize)
 
 
 def _make_sampler(name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec, seed: int) -> Sampler:
@@ -147,8 +149,10 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
     if changed := {name: now for name, now in collect(p.device).items() if study.versions.get(name) != now}:
         then = ", ".join(f"{name} {study.versions.get(name, 'absent')}, now {now}" for name, now in changed.items())
         console.print(f"Note: not as when the study was made: {then}.", markup=False, soft_wrap=True)
+    if p.sanitize and (why_not := "nothing runs on a device in an offline search." if p.device is None else "" if sanitizer.find() else sanitizer.NOT_INSTALLED):
+        console.print(f"Note: --sanitize does nothing: {why_not}", markup=False, soft_wrap=True)
     sampler = _make_sampler(study.sampler, p.spaces, p.problem, p.gpu, study.seed)
-    running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", "warm"))
+    running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", "warm"), p.sanitize)
     title = f"evoattn search --gpu {p.gpu.name} --budget {p.budget_text}"
     with storage.lock_study(study), Display(console, running.progress, title, p.budget.seconds, p.budget.trials) as display:
         progress = running.run(p.budget, display.refresh)

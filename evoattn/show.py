@@ -42,11 +42,20 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     if report := trial.validation:
         row("validated on", report.backend)
         for check in report.checks:
-            row("", f"{'right' if check.passed else 'WRONG'}  {check.case}: error {check.max_error:.2e}, allowed {check.allowed_error:.2e}")
+            row("", f"{'right' if check.passed else 'WRONG'}  {check.case}: error {check.max_error:.2e}, allowed {check.allowed_error:.2e}, "
+                    f"{check.seconds * 1e3:.1f} ms")
+        if report.seed is not None:
+            row("inputs' seed", report.seed)
         if report.backend == "interpreter":
             row("", NOT_MODELLED)
     for timing in trial.timings:
         row(f"time ({timing.protocol.get('stage', '?')})", _timing_sentence(timing))
+        if "clocks" in timing.protocol:
+            row("", _clocks_sentence(timing.protocol["clocks"]))
+        for tool, verdict in (timing.protocol.get("sanitizer") or {}).items():
+            row("", f"{tool}: {verdict}")
+    if trial.disqualified:
+        row("DISQUALIFIED", trial.disqualified)
     if trial.relative_cost is not None:
         row("relative cost", f"{trial.relative_cost:.6g} (an estimate for ranking, not a time)")
     row("evaluated in", f"{trial.seconds:.2f} s")
@@ -64,3 +73,12 @@ def _timing_sentence(timing: Timing) -> str:
         f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-{timing.quantile_us(0.9):.2f}; "
         f"{p.get('calls_per_replay', '?')} calls a replay, {p.get('cache', '?')} L2, {p.get('contestants', '?')} interleaved"
     )
+
+
+def _clocks_sentence(clocks: dict) -> str:
+    """What NVML said of the device at the end of a timing."""
+    if "absent" in clocks:
+        return f"clocks not read: {clocks['absent']}"
+    throttled = ", ".join(clocks.get("throttled_by") or ()) or "nothing"
+    return (f"SM {clocks.get('sm_mhz', '?')} MHz, memory {clocks.get('memory_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} °C, "
+            f"{clocks.get('power_w', '?')} W, throttled by {throttled}")

@@ -160,7 +160,8 @@ class Timing:
 
     samples_us: tuple[float, ...]
     protocol: dict[str, Any]
-    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), and the `run`: timings with the same one were taken in turns."""
+    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken in turns), the device's
+    `clocks`; of a final also `sanitizer`, and `disqualified`: the sentence by which a finalist proved wrong."""
 
     @property
     def median_us(self) -> float:
@@ -239,6 +240,11 @@ class Trial:
     def timing(self) -> Timing | None:
         """The most trusted timing: the last stage recorded (screen, then repeat, then final)."""
         return self.timings[-1] if self.timings else None
+
+    @property
+    def disqualified(self) -> str:
+        """Why it is on no leaderboard although it was right when it was recorded; empty if it is on one."""
+        return next((str(t.protocol["disqualified"]) for t in self.timings if "disqualified" in t.protocol), "")
 
 
 @dataclass(frozen=True)

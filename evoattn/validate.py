@@ -67,8 +67,9 @@ def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> 
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     first = problem.with_(batch=1, **_grouped(problem, 2), seqlen_q=min(block_m + 7, 140), seqlen_k=2 * block_n + 5)
-    second = problem.with_(batch=1, heads=2, kv_heads=1, seqlen_q=13, seqlen_k=block_n + 3, layout=other)
-    return [("ragged", first, "plain"), ("grouped, strided, logits x30", second, "large_logits")]
+    rows = block_n + 9 if problem.mask == "causal_upper_left" else 13      # under that mask only rows as many as keys see the last key
+    second = problem.with_(batch=1, heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=block_n + 3, layout=other)
+    return [("ragged", first, "plain"), ("grouped, strided, logits x30, a late huge key", second, "large_logits_late_key")]
 
 
 def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Arena:

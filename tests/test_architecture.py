@@ -13,7 +13,7 @@ LAYERS = [                                            # design §2; a module may
     ["display", "export", "report", "reproduce", "search", "show", "versions"],
     ["tasks"],
     ["samplers", "storage", "worker"],
-    ["evaluate"],
+    ["evaluate", "sanitizer"],
     ["timed_run"],
     ["baselines", "benchmark", "cost_model", "validate"],
     ["backends", "compiler", "ptx", "reference", "render"],

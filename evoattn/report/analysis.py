@@ -28,7 +28,7 @@ def value_of(trial: Trial, offline: bool) -> float | None:
     if offline:
         value = trial.relative_cost if trial.state is TrialState.ESTIMATED else None
     else:
-        value = trial.timing.median_us if trial.state is TrialState.COMPLETE and trial.timing else None
+        value = trial.timing.median_us if trial.state is TrialState.COMPLETE and trial.timing and not trial.disqualified else None
     return value if value is not None and is_positive(value) else None
 
 

@@ -209,7 +209,7 @@ class Storage:
         of their most trusted timing (final before repeat before screen; the last recorded of a stage). The two never mix.
 
         With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a lucky
-        sample taken alone does not beat them. Without, a trial found after that final can enter the next one.
+        sample taken alone does not beat them; who was disqualified in a final is left out. Without, a trial found after that final can enter the next one.
         """
         if study.offline:
             query = (
@@ -224,11 +224,14 @@ class Storage:
                 .order_by(samples.c.id.desc()).limit(1).scalar_subquery()
             )
             finalist = func.coalesce(run == latest_final, False) if finalists_first else literal(False)
+            disqualified = select(samples.c.trial_number).where(
+                samples.c.stage == STAGES.index("final"), samples.c.protocol["disqualified"].as_string().is_not(None))
             rank = func.row_number().over(partition_by=samples.c.trial_number, order_by=[samples.c.stage.desc(), samples.c.id.desc()])
             ranked = (
                 select(samples.c.trial_number, samples.c.median_us, finalist.label("finalist"), rank.label("rank"))
                 .join(trials, trials.c.number == samples.c.trial_number)
-                .where(trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value).subquery()
+                .where(
+                    trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value, trials.c.number.not_in(disqualified)).subquery()
             )
             query = (
                 select(trials).join(ranked, ranked.c.trial_number == trials.c.number).where(ranked.c.rank == 1)

@@ -1,0 +1,30 @@
+"""The zoo on the interpreter, through compile pool, evaluation and storage; on a device `scripts/zoo.py` runs the same."""
+
+import pytest
+from pipeline import run_zoo
+from zoo import HONEST, LIARS
+
+from evoattn import gpu
+from evoattn.storage import Storage
+from evoattn.trial import TrialState
+
+
+@pytest.fixture(scope="module")
+def caught(tmp_path_factory):
+    storage = Storage.open(str(tmp_path_factory.mktemp("zoo") / "db.sqlite"))
+    return run_zoo(storage, gpu.GPUS["h100"], offline=True, jobs=2)[1]
+
+
+def test_every_liar_is_caught_and_named(caught):
+    assert len(caught) == len(LIARS) + 2 and len(LIARS) >= 18
+    assert not [(c.liar.name, c.trial.state, c.sentence) for c in caught if not c.as_expected]
+
+
+def test_only_the_honest_lead(caught):
+    assert [c.liar for c in caught if c.on_leaderboard] == [HONEST, HONEST]
+
+
+def test_none_that_the_interpreter_cannot_read_is_called_right(caught):
+    for c in caught:
+        if c.trial.state is TrialState.COMPILE_ERROR:
+            assert c.sentence.startswith("Not interpreted")
