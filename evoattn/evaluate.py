@@ -155,7 +155,7 @@ class DeviceEvaluator:
             checks.append(result)
             if not result.passed:
                 return TrialState.WRONG_RESULT, result.reason
-        run = TimedRun(self.bench, family, config, kernel, output, self._timed_arena())
+        run = TimedRun(self.bench, family, config, kernel, output, self.timed_arena())
         contestant = run.contestant("candidate", benchmark.SCREEN)
         hopeless = best_us is not None and contestant.estimate_us > benchmark.HOPELESS * best_us
         timings += benchmark.measure([contestant], benchmark.SCREEN, self.cache, self.clocks, rounds=1 if hopeless else None).values()
@@ -169,7 +169,8 @@ class DeviceEvaluator:
         reason = self._why_implausible(timings[-1])
         return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
 
-    def _timed_arena(self) -> Arena:
+    def timed_arena(self) -> Arena:
+        """Buffers with the problem's own inputs, ready for a `TimedRun`."""
         arena = make_arena(self.own, {}, self.backend.device)
         arena.arm()
         return arena
@@ -186,7 +187,7 @@ class DeviceEvaluator:
 
         A finalist that proves wrong here has `disqualified` in its timing's protocol: the sentence that says why.
         """
-        shared = self._timed_arena()
+        shared = self.timed_arena()
         contestants, refusals, runs, faults = [], {}, {}, {}
         for name, (family_name, config, kernel) in finalists.items():
             family = registry.lookup(family_name)

@@ -49,6 +49,8 @@ def compare(rival: Timing, leader: Timing, confidence: float = CONFIDENCE) -> Ra
     """`rival` over `leader` in the rounds that both ran; None unless they ran in turns and often enough."""
     if not rival.interleaved_with(leader) or len(rival.samples_us) != len(leader.samples_us):
         return None
+    if min(leader.samples_us) <= 0:                      # a damaged database may hold anything
+        return None
     ratios = sorted(r / l for r, l in zip(rival.samples_us, leader.samples_us, strict=True))
     ranks = interval_ranks(len(ratios), confidence)
     return ranks and Ratio(median(ratios), ratios[ranks[0]], ratios[ranks[1]])

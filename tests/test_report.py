@@ -193,3 +193,23 @@ def test_many_points_are_thinned_but_no_improvement_is_lost():
     improvements = [0, 7, 19_999]
     drawn = drawn_points(Progress("median_us", list(range(20_000)), [0.0] * 20_000, [1.0] * 20_000, improvements))
     assert len(drawn) <= MAX_POINTS + len(improvements) and set(improvements) <= set(drawn)
+
+
+def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_leaderboard(storage):
+    study = make_study(storage)
+    numbers = [add(storage, study, TrialState.COMPLETE, us=[("screen", 10.0)], cost=1.0, A=n).number for n in range(4)]
+    wobble = [0.01 * (n % 5) for n in range(25)]
+    finals = {
+        numbers[0]: [10 + w for w in wobble], numbers[1]: [10.001 + w for w in reversed(wobble)], numbers[2]: [10.9 + w for w in wobble],
+        numbers[3]: [5.0 + w for w in wobble],
+    }
+    for number, samples in finals.items():
+        protocol = {"stage": "final", "run": "f"} | ({"disqualified": "In the final: it lies."} if number == numbers[3] else {})
+        storage.add_timing(number, Timing(tuple(samples), protocol))
+    summary = summarise(storage, study, 1)
+    assert summary.leaderboard[0].trial == numbers[0] and summary.verdict.startswith(f"Trial {numbers[0]} is level with trial {numbers[1]}:")
+    assert [t.number for t in storage.leaderboard(study, 9)] == numbers[:3]
+    assert storage.trial(numbers[3]).disqualified == "In the final: it lies."
+    assert summary.verdict in render_html(summary) and json.loads(render_json(summary))["verdict"] == summary.verdict
+    storage.add_timing(numbers[1], Timing(tuple(10.5 + w for w in wobble), {"stage": "final", "run": "f"}))
+    assert "is ahead of all other finalists" in summarise(storage, study).verdict

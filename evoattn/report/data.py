@@ -158,6 +158,9 @@ class StudySummary:
     lineage: tuple[Ancestor, ...]
     """The best trial and its ancestors, youngest first."""
     roofs: tuple[Roof, ...]
+    final: dict[str, dict[str, float]]
+    """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds of the final
+    (`evoattn.ranking`); level where 1 lies between."""
 
     @property
     def trials(self) -> int:
@@ -173,6 +176,19 @@ class StudySummary:
         skipped = ("device", "driver")
         rest = ", ".join(f"{name} {version}" for name, version in self.versions.items() if name not in skipped)
         return f"{where}; sampler {self.sampler}, seed {self.seed}; {rest}; {self.created_at}"
+
+    @property
+    def verdict(self) -> str:
+        """What the final says of the leader and the next; empty without one."""
+        if not self.final or not self.leaderboard:
+            return ""
+        level = [number for number, ratio in self.final.items() if ratio["low"] <= 1.0 <= ratio["high"]]
+        who = f"Trial {self.leaderboard[0].trial}"
+        if level:
+            return f"{who} is level with trial{'s' * (len(level) > 1)} {', '.join(level)}: the rounds of the final do not tell them apart (sign test, 95 %)."
+        second, ratio = min(self.final.items(), key=lambda item: item[1]["median"])
+        return (f"{who} is ahead of all other finalists beyond the noise (sign test over the final's rounds, 95 %); "
+                f"trial {second} takes {ratio['median'] - 1:+.1%} ({ratio['low'] - 1:+.1%} to {ratio['high'] - 1:+.1%}).")
 
     @property
     def notice(self) -> str:
@@ -201,4 +217,4 @@ def _finite(value: Any) -> Any:
 
 def render_json(summary: StudySummary) -> str:
     """The fields of `StudySummary` as JSON, with a line break at the end."""
-    return json.dumps(_finite(asdict(summary) | {"trials": summary.trials, "notice": summary.notice}), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_finite(asdict(summary) | {"trials": summary.trials, "notice": summary.notice, "verdict": summary.verdict}), indent=1, ensure_ascii=False) + "\n"

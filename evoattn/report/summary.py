@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evoattn import gpu
+from evoattn import gpu, ranking
 from evoattn.config import KernelConfig
 from evoattn.families import registry
 from evoattn.gpu import GpuError, GpuSpec
@@ -16,6 +16,9 @@ from evoattn.trial import Study, Timing, Trial
 MAX_REASONS = 10_000
 """Different failure sentences that are read before those alike but for their numbers are put together."""
 
+FINALISTS = 100
+"""More than any final has."""
+
 
 def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
     """All that a report says about `study`, with the best `limit` trials. Raises `StorageError` where the database fails."""
@@ -23,7 +26,10 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
     spec = _spec(study)
     trials = {trial.number: trial for trial in storage.iter_trials(study)}
     competitors = {} if study.offline else storage.baselines(study)
-    leaders = storage.leaderboard(study, limit)
+    ranked = storage.leaderboard(study, max(limit, FINALISTS))
+    leaders = ranked[:limit]
+    timed = {} if study.offline else {t.number: t.timing for t in ranked if t.timing}
+    ratios = ranking.against_leader(timed, leaders[0].number) if leaders and leaders[0].number in timed else {}
     return StudySummary(
         study=study.name, kind="estimated" if study.offline else "measured", problem=study.problem, problem_text=problem.describe(),
         gpu=study.gpu, arch=study.arch, sampler=study.sampler, seed=study.seed, families=study.families, versions=study.versions,
@@ -37,6 +43,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         cost_model=None if study.offline else rank_cost_model(trials.values()),
         lineage=lineage(leaders[0] if leaders else None, trials, study.offline),
         roofs=() if study.offline or spec is None else _roofs(problem, spec),
+        final={str(number): {"median": r.median, "low": r.low, "high": r.high} for number, r in ratios.items()},
     )
 
 

@@ -37,6 +37,8 @@ def render_table(summary: StudySummary, console: Console) -> None:
     if summary.leaderboard:
         wide = console.width >= WIDE
         console.print(_leaderboard(summary, wide))
+        if summary.verdict:
+            console.print(_clean(summary.verdict))
         console.print(_configs(summary.leaderboard, resources=not wide))
     else:
         console.print("No candidate is right yet.")

@@ -1,0 +1,53 @@
+"""Run the zoo of liars (tests/liars) through a whole search: on the CUDA device that is here, or offline on the interpreter.
+
+    python3 scripts/zoo.py [--offline] [--db FILE]
+
+Prints a table: liar, state, the sentence that names it, seconds to catch it, where. Exit code 1 if a liar got through, was caught for another
+reason than its own, or an honest control failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "liars")]
+
+from pipeline import run_zoo  # noqa: E402
+
+from evoattn import gpu as gpus  # noqa: E402
+from evoattn.sanitizer import find  # noqa: E402
+from evoattn.storage import Storage  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--offline", action="store_true", help="on the interpreter, even with a device")
+    parser.add_argument("--db", help="keep the database here")
+    words = parser.parse_args()
+    devices = [] if words.offline else gpus.detect_devices()
+    offline = not devices
+    spec = gpus.GPUS["h100"] if offline else devices[0].spec
+    started = time.monotonic()
+    with TemporaryDirectory() as folder:
+        storage = Storage.open(words.db or f"{folder}/zoo.sqlite")
+        _, caught = run_zoo(storage, spec, offline, min(8, os.cpu_count() or 1), sanitize=not offline and find() is not None)
+        storage.close()
+    print(f"The zoo on {'the interpreter' if offline else devices[0].product}, {time.monotonic() - started:.0f} s; "
+          f"compute-sanitizer {'not used' if offline else 'found' if find() else 'not installed'}")
+    print(f"{'':4}{'liar':58}{'state':15}{'s':>6}  {'where':12} sentence")
+    for c in caught:
+        mark = "ok" if c.as_expected else "BAD"
+        print(f"{mark:4}{c.liar.name:58}{'DISQUALIFIED' if c.trial.disqualified else c.trial.state:15}{c.trial.seconds:6.2f}  {c.where:12} {c.sentence[:150]}")
+    wrong = [c.liar.name for c in caught if not c.as_expected]
+    print(f"{len(caught) - 2} liars and 2 honest controls: " + (f"{len(wrong)} not as they should be: {', '.join(wrong)}." if wrong else "all as they should be."))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":                            # workers are spawned: they import this file again
+    sys.exit(main())

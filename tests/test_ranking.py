@@ -1,0 +1,125 @@
+"""Who is faster, under synthetic noise: drift, outliers and heavy tails must not make a winner."""
+
+import random
+from math import comb
+from types import SimpleNamespace
+
+import pytest
+
+from evoattn import benchmark, ranking
+from evoattn.clocks import Clocks
+from evoattn.trial import Timing
+
+ROUNDS = 25
+
+
+def noise(kind: str, rng: random.Random, n: int) -> float:
+    """Factor on the time of round `n`, drawn anew for each contestant but for the drift, which a round shares."""
+    if kind == "normal":
+        return 1 + rng.gauss(0, 0.01)
+    if kind == "drift":
+        return (1 + 0.1 * n / ROUNDS) * (1 + rng.gauss(0, 0.002))
+    if kind == "outliers":
+        return 1 + rng.gauss(0, 0.003) + (2.0 if rng.random() < 0.1 else 0)
+    return 1 + 0.005 * abs(rng.gauss(0, 1) / rng.gauss(0, 1))           # Cauchy: not even a mean
+
+
+def final(kind: str, rng: random.Random, speeds: list[float]) -> dict[int, Timing]:
+    return {
+        i: Timing(tuple(10 * speed * noise(kind, rng, n) for n in range(ROUNDS)), {"stage": "final", "run": "r"}) for i, speed in enumerate(speeds)
+    }
+
+
+def leader(timings: dict[int, Timing]) -> int:
+    return min(timings, key=lambda n: timings[n].median_us)
+
+
+KINDS = ("normal", "drift", "outliers", "heavy tail")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("contestants", [2, 8])
+def test_the_same_kernel_twice_is_seldom_called_a_win(kind, contestants):
+    rng, wins, repeats = random.Random(kind), 0, 300
+    for _ in range(repeats):
+        timings = final(kind, rng, [1.0] * contestants)
+        ratios = ranking.against_leader(timings, leader(timings))
+        wins += not all(r.level for r in ratios.values())
+    assert wins / repeats <= 0.09                             # 5 % and the counting error of 300 repeats, three sigma
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_five_per_cent_faster_is_found(kind):
+    rng, found = random.Random(kind), 0
+    for _ in range(100):
+        timings = final(kind, rng, [1.05, 1.0, 1.05, 1.05])
+        first = leader(timings)
+        found += first == 1 and not any(r.level for r in ranking.against_leader(timings, first).values())
+    assert found >= 95
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interval_covers_the_true_ratio(kind):
+    rng, covered = random.Random(kind), 0
+    for _ in range(300):
+        timings = final(kind, rng, [1.0, 1.02])
+        ratio = ranking.compare(timings[1], timings[0])
+        covered += ratio.low <= 1.02 <= ratio.high
+    assert covered / 300 >= 0.91
+
+
+@pytest.mark.parametrize("rounds, confidence", [(25, 0.95), (25, 0.993), (15, 0.95), (8, 0.95), (101, 0.99)])
+def test_the_ranks_are_the_tightest_that_keep_the_confidence(rounds, confidence):
+    low, high = ranking.interval_ranks(rounds, confidence)
+    outside = lambda k: 2 * sum(comb(rounds, i) for i in range(k)) / 2**rounds
+    assert high == rounds - 1 - low and outside(low + 1) <= 1 - confidence < outside(low + 2)
+
+
+def test_few_rounds_or_other_rounds_say_nothing():
+    one = Timing((1.0,) * 5, {"run": "a"})
+    assert ranking.interval_ranks(5, 0.95) is None and ranking.compare(one, one) is None
+    assert ranking.compare(Timing((1.0,) * 25, {"run": "a"}), Timing((1.0,) * 25, {"run": "b"})) is None
+
+
+class Fake:
+    """A contestant whose samples are what a clock makes of them."""
+
+    calls = 1
+
+    def __init__(self, name, samples):
+        self.name, self._samples = name, iter(samples)
+
+    def sample(self):
+        return next(self._samples)
+
+
+class FakeClocks(Clocks):
+    def __init__(self, mhz):
+        self.absent, self._mhz = "", iter(mhz)
+
+    def read(self, at_most_old=0.0):
+        return SimpleNamespace(sm_mhz=next(self._mhz))
+
+    def record(self, at_most_old=0.0):
+        return {}
+
+
+def test_a_round_of_the_final_in_which_the_clock_dropped_is_run_again():
+    mhz = [1980, 1980, 1980, 1500] + [1980] * 200                         # the first reading is whether there is a clock
+    timings = benchmark.measure([Fake("a", range(100)), Fake("b", range(100))], benchmark.FINAL, "warm", FakeClocks(mhz))
+    assert timings["a"].samples_us == (0, *range(2, benchmark.FINAL.samples + 1)) == timings["b"].samples_us
+    assert timings["a"].protocol["rounds_repeated"] == 1 and timings["a"].protocol["sm_mhz"] == [1500, 1980]
+
+
+def test_a_gpu_that_throttles_all_the_time_is_timed_as_it_is():
+    mhz = [1980] + [v for n in range(200) for v in [1400 if n % 3 == 2 else 1980]]
+    timings = benchmark.measure([Fake("a", range(100))], benchmark.FINAL, "warm", FakeClocks(mhz))
+    assert len(timings["a"].samples_us) == benchmark.FINAL.samples
+    assert timings["a"].protocol["rounds_repeated"] == int(benchmark.MAX_REPEATED * benchmark.FINAL.samples)
+
+
+def test_without_nvml_the_record_says_so():
+    clocks = Clocks("no such device")
+    assert clocks.read() is None and clocks.record()["absent"].endswith(".")
+    timing = benchmark.measure([Fake("a", range(9))], benchmark.SCREEN, "warm", clocks)["a"]
+    assert timing.protocol["clocks"] == clocks.record() and "rounds_repeated" not in timing.protocol

@@ -1,0 +1,33 @@
+"""What compute-sanitizer says, in words; and a clear sentence where it is not installed."""
+
+import pytest
+
+from evoattn import sanitizer
+from evoattn.config import KernelConfig
+from evoattn.problem import AttentionProblem
+from evoattn.trial import CompiledKernel, CompileInfo
+
+MEMCHECK = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 16 bytes
+=========     at flash_scalar+0x5a0
+=========     Address 0x7f2 is out of bounds
+========= ERROR SUMMARY: 3 errors
+"""
+
+
+@pytest.mark.parametrize("code, output, words, damning", [
+    (0, "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", sanitizer.CLEAN, False),
+    (sanitizer.FOUND, MEMCHECK, "found: Invalid __global__ read of size 16 bytes", True),
+    (1, "Traceback\nImportError: no cupy\n", "no verdict, exit code 1: ImportError: no cupy", False),
+    (255, "", "no verdict, exit code 255: no output", False),
+])
+def test_verdicts(code, output, words, damning):
+    verdict = sanitizer.verdict(code, output)
+    assert verdict == words and sanitizer.is_damning({"memcheck": verdict}) == damning
+    assert not sanitizer.is_damning({"racecheck": verdict})
+
+
+def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch):
+    monkeypatch.setattr(sanitizer, "find", lambda: None)
+    config, kernel = KernelConfig("flash_scalar", {}), CompiledKernel(b"", "", CompileInfo())
+    assert sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), config, kernel) == {t: sanitizer.NOT_INSTALLED for t in sanitizer.TOOLS}
