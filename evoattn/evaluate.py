@@ -159,11 +159,10 @@ class DeviceEvaluator:
         contestant = run.contestant("candidate", benchmark.SCREEN)
         hopeless = best_us is not None and contestant.estimate_us > benchmark.HOPELESS * best_us
         timings += benchmark.measure([contestant], benchmark.SCREEN, self.cache, self.clocks, rounds=1 if hopeless else None).values()
-        within_reach = best_us is None or timings[0].median_us <= best_us * benchmark.REPEAT_WITHIN
-        if within_reach:
+        if best_us is None or timings[0].median_us <= best_us * benchmark.REPEAT_WITHIN:
             contestant = run.contestant("candidate", benchmark.REPEAT)
             timings += benchmark.measure([contestant], benchmark.REPEAT, self.cache, self.clocks).values()
-        checks.append(run.check_work(contestant, thorough=within_reach))
+        checks.append(run.check_work(contestant))
         if not checks[-1].passed:
             return TrialState.WRONG_RESULT, checks[-1].reason
         reason = self._why_implausible(timings[-1])
@@ -206,7 +205,7 @@ class DeviceEvaluator:
         timings = benchmark.measure(contestants, protocol, self.cache, self.clocks)
         by_name = {c.name: c for c in contestants}
         for name, run in runs.items():
-            fault = faults[name] or run.check_work(by_name[name], thorough=True).reason or self._why_implausible(timings[name])
+            fault = faults[name] or run.check_work(by_name[name]).reason or self._why_implausible(timings[name])
             if fault:
                 timings[name].protocol["disqualified"] = f"In the final: {fault}"
         return timings, refusals

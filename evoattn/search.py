@@ -332,8 +332,9 @@ class Search:
             refresh()
             verdicts = sanitizer.sanitize(self.problem, config, kernel)
             timings[name].protocol["sanitizer"] = verdicts
-            if sanitizer.is_damning(verdicts):
-                timings[name].protocol.setdefault("disqualified", f"compute-sanitizer, memcheck: {verdicts['memcheck']}")
+            if sanitizer.is_damning(verdicts, kernel):
+                said = "; ".join(f"{tool} {sentence}" for tool, sentence in verdicts.items())
+                timings[name].protocol.setdefault("disqualified", f"By compute-sanitizer: {said}")
 
 
 def _ending(outcome: Outcome, where: str) -> Evaluation:

@@ -52,16 +52,14 @@ class TimedRun:
         self._witnesses.append(Witness(self._arena, self._output))
         return Contestant(name, self._prepare(), protocol, self._bench.cache, self._bench.timer, self._witnesses[-1], self._bench.flush)
 
-    def check_work(self, contestant: Contestant, thorough: bool) -> CheckResult:
-        """After the timing: what the replays left, the bands, and the graph again on fresh inputs in the very buffers that were timed.
-
-        `thorough` adds launches back to back with an output each: for those within reach of the best.
-        """
+    def check_work(self, contestant: Contestant) -> CheckResult:
+        """After the timing: what the replays left, the bands, launches back to back with an output each, and the graph again on fresh inputs
+        in the very buffers that were timed."""
         started = time.perf_counter()
         reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
         if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):
             reason = f"{OUTSIDE} when it was timed."
-        if not reason and thorough:
+        if not reason:
             reason = self._idle_launches()
         fresh, largest = self._bench.fresh, float("nan")
         if not reason:

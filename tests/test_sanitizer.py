@@ -23,8 +23,9 @@ MEMCHECK = """========= COMPUTE-SANITIZER
 ])
 def test_verdicts(code, output, words, damning):
     verdict = sanitizer.verdict(code, output)
-    assert verdict == words and sanitizer.is_damning({"memcheck": verdict}) == damning
-    assert not sanitizer.is_damning({"racecheck": verdict})
+    plain, hopper = (CompiledKernel(b"", ptx, CompileInfo()) for ptx in ("bar.sync 0;", "mbarrier.init.shared.b64"))
+    assert verdict == words and sanitizer.is_damning({"memcheck": verdict}, hopper) == damning
+    assert sanitizer.is_damning({"racecheck": verdict}, plain) == damning and not sanitizer.is_damning({"racecheck": verdict}, hopper)
 
 
 def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch):

@@ -18,8 +18,8 @@ from evoattn.problem import AttentionProblem
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import Search
 from evoattn.storage import Storage
-from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.worker import Handler
+from evoattn.trial import Candidate, CompiledKernel, CompileInfo, Evaluation, Proposal, Timing, TrialState
+from evoattn.worker import Ending, Handler, Outcome
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 GPU = gpu.GPUS["h100"]
@@ -99,6 +99,21 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     assert best.timing.protocol["stage"] == "final"
     assert best.timing.median_us == min(t.timing.median_us for t in storage.iter_trials(study) if t.timing)
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
+
+
+def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
+    """A process that a kernel may have harmed gives no verdict on the next one."""
+    running = Search(None, None, PROBLEM, GPU, {}, None, jobs=1)
+    recorded = []
+    monkeypatch.setattr(running, "_record_pending", lambda pending, evaluation: recorded.append(evaluation))
+    kernel = CompiledKernel(b"", "", INFO)
+    pending = search._Pending(Proposal("flash_mma", {}), KernelConfig("flash_mma", {}), Candidate("flash_mma", {}, "", "", ""))
+    doubtful = Evaluation(TrialState.WRONG_RESULT, "It differs.", INFO, doubtful=True)
+    running._timed(Outcome((pending, Compiled(kernel, None)), Ending.RESULT, doubtful, 0.1))
+    assert not recorded and len(running._ready) == 1
+    _, _, again, compiled = running._ready[0]
+    running._timed(Outcome((again, compiled), Ending.RESULT, doubtful, 0.1))
+    assert len(recorded) == 1
 
 
 def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path):

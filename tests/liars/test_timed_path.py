@@ -30,6 +30,11 @@ def right_on_the_first_call(launch: Launch) -> None:
         launch.write()
 
 
+def works_on_every_second_call(launch: Launch) -> None:
+    if launch.count % 2:
+        launch.write()
+
+
 def right_for_the_timed_shape(launch: Launch) -> None:
     if launch.problem.seqlen_q == PROBLEM.seqlen_q:
         launch.write()
@@ -98,6 +103,7 @@ class Cached:
 @pytest.mark.parametrize("liar, words", [
     (writes_nothing, "were never written"),
     (right_on_the_first_call, "remembers its launches"),
+    (works_on_every_second_call, "remembers its launches"),
     (right_for_the_timed_shape, "the largest error is"),
     (right_for_the_seed_of_the_past, "the largest error is"),
     (rests_when_timed, "timed replays left outputs unwritten: the kernel does less work when it is timed"),

@@ -80,7 +80,7 @@ LIARS = (
          (WRONG,), ('of buffer "k"',), sanitizer=True),
     _wrong("reads past V", (V_COPY, V_COPY.replace("seqlen_k - tile * BLOCK_N", "BLOCK_N")), words=("reads out of bounds", "NaN"),
            offline=('of buffer "v"',)),
-    _wrong("writes past O", ("if (row >= q_rows) continue;", ""), words=("wrote outside its buffers", "remembers its launches", "error is"),
+    _wrong("writes past O", ("if (row >= q_rows) continue;", ""), words=("wrote outside its buffers", "remembers its launches", "error is", "two runs"),
            offline=('of buffer "o"', "race")),
     _wrong("is right for the timed shape alone", (BODY, BODY + f"  if (seqlen_q != {PROBLEM.seqlen_q} || seqlen_k != {PROBLEM.seqlen_k}) return;\n"),
            words=("never written",)),
