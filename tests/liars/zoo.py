@@ -102,6 +102,8 @@ LIARS = (
              ("timed replays left", "launches back to back", "fresh inputs")),
     Liar("loops for ever", ((BODY, BODY + "  while (*(volatile const uint16_t*)q_gmem != 0x7fff) {}\n"),), (TrialState.TIMEOUT,), ("ran past its limit",),
          (WRONG, TrialState.TIMEOUT), ("may never end",)),
+    Liar("waits for ever for a clock", ((BODY, BODY + "  while (clock64() != 0) {}\n"),), (TrialState.TIMEOUT,), ("ran past its limit",),
+         (TrialState.COMPILE_ERROR,), ("Not interpreted",)),
     Liar("reads an address that is not there", ((BODY, BODY + "  q_gmem += int64_t(1) << 44;\n"),), (REFUSED,), ("CUDA context", "failed"),
          (WRONG,), ("far from every buffer", "global memory")),
     Liar("corrupts memory of others", ((END, END[:-1] + "  for (int64_t at = 0; at < (4 << 20); at += 4096)\n"
