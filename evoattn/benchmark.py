@@ -167,14 +167,14 @@ def measure(
     watched = protocol.stage == "final" and clocks.read() is not None
     spare, repeated, seen = int(MAX_REPEATED * wanted), 0, []
     shuffle = random.Random(seed)
-    while len(samples[contestants[0].name]) < wanted:
+    while contestants and len(samples[contestants[0].name]) < wanted:
         shuffle.shuffle(order)
         taken, slowest = {}, []
         for contestant in order:
             taken[contestant.name] = contestant.sample()
-            if watched:
-                slowest.append(clocks.read().sm_mhz)
-        if watched:
+            if watched and (reading := clocks.read()):
+                slowest.append(reading.sm_mhz)
+        if slowest:
             seen.append(min(slowest))
             if repeated < spare and seen[-1] < CLOCK_DROP * median(seen):
                 repeated += 1

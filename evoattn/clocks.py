@@ -35,30 +35,35 @@ class Clocks:
         self._last: tuple[float, Reading] | None = None
         try:
             import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-            self.read()
         except ImportError:
             self.absent = "nvidia-ml-py is not installed."
+            return
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         except pynvml.NVMLError as error:
             self.absent = f"NVML: {error}."
+        self.read()
 
     def read(self, at_most_old: float = 0.0) -> Reading | None:
-        """The device now, or a reading at most `at_most_old` seconds old."""
-        if self.absent:
-            return None
+        """The device now, or a reading at most `at_most_old` seconds old. A device that stops answering is absent from then on."""
         now = time.monotonic()
-        if self._last is None or now - self._last[0] > at_most_old:
-            n, handle = self._nvml, self._handle
-            throttled = n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            self._last = now, Reading(
-                n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM), n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),
-                n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU), n.nvmlDeviceGetPowerUsage(handle) / 1e3,
-                tuple(words for bit, words in THROTTLE_REASONS.items() if throttled & bit),
-            )
-        return self._last[1]
+        if not self.absent and (self._last is None or now - self._last[0] > at_most_old):
+            try:
+                self._last = now, self._ask()
+            except (self._nvml.NVMLError, AttributeError) as error:      # AttributeError: a binding without one of the calls
+                self.absent = f"NVML: {error}."
+        return None if self.absent else self._last[1]
+
+    def _ask(self) -> Reading:
+        n, handle = self._nvml, self._handle
+        throttled = n.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return Reading(
+            n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM), n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_MEM),
+            n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU), n.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            tuple(words for bit, words in THROTTLE_REASONS.items() if throttled & bit),
+        )
 
     def record(self, at_most_old: float = FRESH_SECONDS) -> dict[str, Any]:
         """JSON-ready: a reading, or `{"absent": why}`."""
