@@ -65,6 +65,10 @@ def search(
     problem: Annotated[str | None, typer.Option(help="A problem of search_spaces/problems.yaml.", show_default="seed_h100")] = None,
     shape: Annotated[str | None, typer.Option(help="Or a shape: B=1,H=16,S=1024,D=64,dtype=fp16,mask=full (also Hkv, Sq, Sk, layout).")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Search only this family; may be given several times.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="NAME=V1,V2", help="Search only these values of a parameter; may be given several times.")] = None,
+    starting_configs: Annotated[bool, typer.Option(
+        "--starting-configs/--no-starting-configs", help="Begin with the known-good configs, or with random ones.")] = True,
     sampler: Annotated[str, typer.Option(help="genetic, tpe or random.")] = "genetic",
     study: StudyName = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
@@ -80,7 +84,7 @@ def search(
         console = _console()
         prepared = prepare_search(
             gpu=gpu, budget=budget, problem=problem, shape=shape, families=family or [], sampler=sampler, study=study, seed=seed, db=db,
-            jobs=jobs or os.cpu_count() or 1, cache=cache, resume=resume,
+            jobs=jobs or os.cpu_count() or 1, cache=cache, resume=resume, choices=choice or [], starting_configs=starting_configs,
         )
         run_search(prepared, console)
 

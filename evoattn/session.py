@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from evoattn import gpu as gpus
 from evoattn import problems
 from evoattn.budget import Budget, parse_budget
-from evoattn.config import ConfigError, KernelConfig, SearchSpace, load_space
+from evoattn.config import ConfigError, KernelConfig, SearchSpace, load_space, parse_choices
 from evoattn.display import Display, best_sentence
 from evoattn.families import registry
 from evoattn.gpu import DetectedDevice, GpuError, GpuSpec
@@ -76,9 +76,19 @@ def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -
     return spaces
 
 
+def restrict(spaces: dict[str, SearchSpace], words: list[str], starting_configs: bool) -> dict[str, SearchSpace]:
+    """The spaces as `--set NAME=V1,V2` words leave them, without their starting configs if those are not wanted. Raises `ConfigError`."""
+    choices = parse_choices(words)
+    known = {name for space in spaces.values() for name in space.names()}
+    if unknown := sorted(set(choices) - known):
+        raise ConfigError(f"No searched family has a parameter {unknown[0]}; they have {', '.join(sorted(known))}.")
+    spaces = {name: space.restricted(choices) for name, space in spaces.items()}
+    return spaces if starting_configs else {name: replace(space, starting=()) for name, space in spaces.items()}
+
+
 def prepare_search(
     *, gpu: str, budget: str, problem: str | None, shape: str | None, families: list[str], sampler: str, study: str | None, seed: int, db: str,
-    jobs: int, cache: str, resume: bool,
+    jobs: int, cache: str, resume: bool, choices: list[str], starting_configs: bool,
 ) -> PreparedSearch:
     """Check every word before anything starts, open the database, and find or make the study."""
     parsed = parse_budget(budget)
@@ -89,15 +99,16 @@ def prepare_search(
     wanted = problems.parse_shape(shape) if shape else problems.lookup(problem or DEFAULT_PROBLEM)
     devices = gpus.detect_devices()
     if resume:
-        if problem or shape or families:
-            raise ProblemError("A resumed study keeps its problem and families; leave --problem, --shape and --family out.")
+        if problem or shape or families or choices or not starting_configs:
+            raise ProblemError(
+                "A resumed study keeps its problem and search space; leave --problem, --shape, --family, --set and --no-starting-configs out.")
         return _resume(db, study, devices, gpu, parsed, budget, jobs)
     spec, device = choose_device(gpu, devices)
-    spaces = choose_families(families, wanted, spec)
+    spaces = restrict(choose_families(families, wanted, spec), choices, starting_configs)
     _make_sampler(sampler, spaces, wanted, spec, seed)
     storage = Storage.open(db)
     name = study or _free_name(storage, f"{wanted.name or 'shape'}_{spec.name}{'' if device else '_offline'}")
-    options = {"cache": cache, "jobs": jobs}
+    options = {"cache": cache, "jobs": jobs, "set": choices, "starting_configs": starting_configs}
     made = storage.create_study(name, wanted, spec, device is None, sampler, seed, tuple(spaces), collect(device), options)
     return PreparedSearch(storage, made, wanted, spec, device, spaces, parsed, budget, jobs)
 
@@ -119,6 +130,7 @@ def _resume(
             raise GpuError(f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
         spec, device = choose_device(study.gpu, devices)
     spaces = choose_families(list(study.families), problem, spec)
+    spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))
     return PreparedSearch(storage, study, problem, spec, device, spaces, budget, budget_text, jobs)
 
 
