@@ -8,6 +8,7 @@ from evoattn import config as configs
 from evoattn import gpu as gpus
 from evoattn.compiler import CompileError, compile_candidate
 from evoattn.config import KernelConfig
+from evoattn.errors import FailedRun
 from evoattn.evaluate import DeviceEvaluator, evaluate_offline
 from evoattn.families import registry
 from evoattn.problem import AttentionProblem
@@ -22,7 +23,7 @@ TIME_TOLERANCE = 0.05
 COST_TOLERANCE = 1e-6
 
 
-class ReproduceError(RuntimeError):
+class ReproduceError(FailedRun):
     """The trial cannot be run again here: its message is one sentence."""
 
 

@@ -14,6 +14,7 @@ from evoattn import benchmark
 from evoattn.budget import Budget
 from evoattn.compiler import compile_candidate
 from evoattn.config import KernelConfig, SearchSpace
+from evoattn.errors import FailedRun
 from evoattn.evaluate import Compiled, with_cost
 from evoattn.families import registry
 from evoattn.gpu import GpuSpec
@@ -32,7 +33,7 @@ RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
 """Part of a time budget kept for the finals: at least RESERVE_SECONDS, at most RESERVE_MOST."""
 
 
-class SearchError(RuntimeError):
+class SearchError(FailedRun):
     """The search cannot go on: its message is one sentence."""
 
 

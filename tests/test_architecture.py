@@ -17,11 +17,11 @@ LAYERS = [                                            # design §2; a module may
     ["baselines", "benchmark", "cost_model", "validate"],
     ["backends", "compiler", "ptx", "reference", "render"],
     ["families"],
-    ["budget", "config", "gpu", "paths", "problem", "problems", "trial"],
+    ["budget", "config", "errors", "gpu", "paths", "problem", "problems", "trial"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {
-    "cupy": {"compiler", "backends"}, "optuna": {"samplers", "report"}, "sqlalchemy": {"storage"}, "alembic": {"storage"},
+    "cupy": {"compiler", "backends"}, "optuna": {"samplers"}, "sqlalchemy": {"storage"}, "alembic": {"storage"},
     "jinja2": {"render", "report", "export"}, "plotly": {"report"}, "typer": {"cli"},
 }
 

@@ -20,7 +20,7 @@ from evoattn.storage import engine as database
 from evoattn.storage import lock
 from evoattn.storage.errors import StorageError, UnknownRecord, explain
 from evoattn.storage.rows import (
-    evidence_to_row, pack_source, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
+    EVIDENCE_COLUMNS, evidence_to_row, pack_source, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
 )
 from evoattn.storage.schema import REVISION, STAGES, baselines, samples, sources, studies, trials
 from evoattn.trial import Candidate, Evaluation, Study, Timing, Trial, TrialState
@@ -188,12 +188,12 @@ class Storage:
             packed = connection.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash))
         return unpack_source(source_hash, packed)
 
-    def iter_trials(self, study: Study, validation: bool = False) -> Iterator[Trial]:
-        """All trials of the study by number; their validation reports, half of the work of reading, only if asked for (else None).
+    def iter_trials(self, study: Study, evidence: bool = False) -> Iterator[Trial]:
+        """All trials of the study by number; what compiler and validation said, most of the work of reading, only if asked for (else None).
 
         Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
         """
-        columns = [c for c in trials.c if validation or c is not trials.c.validation]
+        columns = [c for c in trials.c if evidence or c.name not in EVIDENCE_COLUMNS]
         last = -1
         while True:
             page = select(*columns).where(trials.c.study_id == study.id, trials.c.number > last).order_by(trials.c.number).limit(PAGE)
