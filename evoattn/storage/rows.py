@@ -59,6 +59,11 @@ def study_from_row(row: Row) -> Study:
     return _checked(f"Study {row['name']!r}", build)
 
 
+def environment_from_row(row: Row) -> dict[str, str]:
+    """Raises `StorageError` if a value is not of its kind."""
+    return _checked(f"Environment {row['id']}", lambda: _each(str, row["facts"], dict))
+
+
 def timing_to_row(timing: Timing) -> dict[str, Any]:
     return {"stage": STAGES.index(timing.protocol["stage"]), "median_us": timing.median_us,
             "protocol": timing.protocol, "samples_us": list(timing.samples_us)}
@@ -92,8 +97,8 @@ _COMPILE_COLUMNS = {
     "stack_bytes": "stack_bytes", "static_smem_bytes": "static_smem_bytes", "seconds": "compile_seconds", "compiler": "compiler",
 }
 """Fields of `CompileInfo` that are plain columns; its two tuples are JSON."""
-EVIDENCE_COLUMNS = frozenset(_COMPILE_COLUMNS.values()) | {"compile_options", "compile_warnings", "validation"}
-"""All that `evidence_to_row` fills."""
+EVIDENCE_COLUMNS = frozenset(_COMPILE_COLUMNS.values()) | {"compile_options", "compile_warnings", "validation", "environment_id"}
+"""What only one trial's own page needs."""
 
 
 def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | None) -> dict[str, Any]:
