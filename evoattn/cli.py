@@ -35,19 +35,17 @@ def _errors() -> Iterator[None]:
     """Every error that a user can meet becomes one sentence on stderr: exit code 2 for wrong use, 1 for a failed run."""
     from evoattn.budget import BudgetError
     from evoattn.config import ConfigError
+    from evoattn.errors import FailedRun, WrongUse
     from evoattn.families.registry import FamilyError
     from evoattn.gpu import GpuError
     from evoattn.problem import ProblemError
-    from evoattn.reproduce import ReproduceError
-    from evoattn.samplers.registry import SamplerError
-    from evoattn.search import SearchError
     from evoattn.storage import StorageError, UnknownRecord
 
     try:
         yield
-    except (BudgetError, ConfigError, FamilyError, GpuError, ProblemError, SamplerError, UnknownRecord) as error:
+    except (BudgetError, ConfigError, FamilyError, GpuError, ProblemError, UnknownRecord, WrongUse) as error:
         _stop(str(error), WRONG_USE)
-    except (ReproduceError, SearchError, StorageError) as error:
+    except (FailedRun, StorageError) as error:
         _stop(str(error), FAILED_RUN)
     except OSError as error:
         _stop(f"{error.strerror or error}: {error.filename or 'a file'}.", FAILED_RUN)

@@ -84,7 +84,7 @@ def _comment(lines: list[str]) -> str:
 
 
 def _provenance(storage: Storage, study: Study, trial: Trial, problem: AttentionProblem, launches: tuple[KernelLaunch, ...]) -> list[str]:
-    info, timing, versions = trial.compile_info, trial.timing, study.versions
+    info, timing, versions = trial.compile_info, trial.timing, study.versions | next(iter(storage.environments(trial)), {})
     lines = [
         f"evoattn {versions.get('evoattn', '?')}: trial {trial.number} of study {study.name} ({trial.created_at})",
         f"problem: {problem.describe()}. {MASK_OF_NO_KEY}" if problem.causal else f"problem: {problem.describe()}",

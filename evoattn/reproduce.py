@@ -8,6 +8,7 @@ from evoattn import config as configs
 from evoattn import gpu as gpus
 from evoattn.compiler import CompileError, compile_candidate
 from evoattn.config import KernelConfig
+from evoattn.errors import FailedRun
 from evoattn.evaluate import DeviceEvaluator, evaluate_offline
 from evoattn.families import registry
 from evoattn.problem import AttentionProblem
@@ -15,6 +16,7 @@ from evoattn.render import render
 from evoattn.storage import Storage
 from evoattn.tasks import DEVICE_SECONDS, DeviceHandler
 from evoattn.trial import Candidate, CompiledKernel, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.versions import collect, differences
 from evoattn.worker import Ending, Worker, wait_for_any
 
 TIME_TOLERANCE = 0.05
@@ -22,7 +24,7 @@ TIME_TOLERANCE = 0.05
 COST_TOLERANCE = 1e-6
 
 
-class ReproduceError(RuntimeError):
+class ReproduceError(FailedRun):
     """The trial cannot be run again here: its message is one sentence."""
 
 
@@ -56,7 +58,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study) -> Reproduction:
     source = storage.source(trial.source_hash)
     candidate = Candidate(trial.family, trial.config, trial.config_id, source, study.arch)
     config = KernelConfig(trial.family, trial.config)
-    findings = [_source_finding(trial, problem, config, spec)]
+    findings = [_source_finding(trial, problem, config, spec), _place_finding(storage, trial, study)]
     try:
         kernel = compile_candidate(candidate, folder=None)
     except CompileError as error:
@@ -70,6 +72,15 @@ def reproduce(storage: Storage, trial: Trial, study: Study) -> Reproduction:
         evaluation = _on_device(problem, spec, study, trial, config, kernel)
         findings += [_validation_finding(evaluation), *_time_finding(trial.timing, evaluation)]
     return Reproduction(trial, tuple(findings))
+
+
+def _place_finding(storage: Storage, trial: Trial, study: Study) -> Finding:
+    """What is not here as it was there, field by field; the study's own facts where the trial's were not recorded."""
+    recorded = storage.environments(trial)
+    then = recorded[0] if recorded else study.versions
+    changed = differences(then, collect(None if study.offline else next(iter(gpus.detect_devices()), None)))
+    whose = "its trial" if recorded else "its study (the trial's own were not recorded)"
+    return Finding("place", f"Not as recorded with {whose}: {'; '.join(changed)}." if changed else f"All as recorded with {whose}.", None)
 
 
 def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec) -> Finding:

@@ -14,6 +14,7 @@ from evoattn import benchmark
 from evoattn.budget import Budget
 from evoattn.compiler import compile_candidate
 from evoattn.config import KernelConfig, SearchSpace
+from evoattn.errors import FailedRun
 from evoattn.evaluate import Compiled, with_cost
 from evoattn.families import registry
 from evoattn.gpu import GpuSpec
@@ -21,18 +22,20 @@ from evoattn.problem import AttentionProblem
 from evoattn.render import render
 from evoattn.samplers.base import Sampler
 from evoattn.storage import Storage
-from evoattn.trial import Candidate, Evaluation, Proposal, Study, Timing, Trial, TrialState
+from evoattn.trial import Candidate, CompiledKernel, Evaluation, Proposal, Study, Timing, Trial, TrialState
 from evoattn.tasks import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
 from evoattn.worker import Ending, Outcome, Pool, Worker, wait_for_any
 
 FINALISTS = 8
+FINAL_TRIES = 3
+"""A GPU worker killed from outside while it measures the baselines or the finals, where no new candidate runs, costs another try."""
 READY_A_COMPILER = 2
 """Compiled candidates waiting for the device, a compile worker: enough to choose the promising from, few enough to stay fresh."""
 RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
 """Part of a time budget kept for the finals: at least RESERVE_SECONDS, at most RESERVE_MOST."""
 
 
-class SearchError(RuntimeError):
+class SearchError(FailedRun):
     """The search cannot go on: its message is one sentence."""
 
 
@@ -89,6 +92,7 @@ class Search:
         """What ran or is on its way (see `_identity`): the number of its trial once it has one."""
         self._device: Worker | None = None
         self._baselines_measured = False
+        self._baseline_tries = 0
 
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
         """Search until the budget is spent; `refresh` is called several times a second. Raises `SearchError` or `StorageError`."""
@@ -228,6 +232,7 @@ class Search:
             return
         if not self._baselines_measured:
             self._baselines_measured = True
+            self._baseline_tries += 1
             self._submit("baselines", "final", ({}, benchmark.SCREEN), DEVICE_SECONDS * 3)
         elif self._ready:
             _, _, pending, compiled = heapq.heappop(self._ready)
@@ -242,6 +247,9 @@ class Search:
         """The GPU worker's result."""
         self.progress.device_seconds += outcome.seconds
         if outcome.tag == "baselines":
+            if outcome.ending is Ending.DIED and self._baseline_tries < FINAL_TRIES:
+                self._baselines_measured = False
+                return
             if outcome.ending is not Ending.RESULT:
                 raise SearchError(f"The SDPA backends could not be measured: {outcome.value}")
             self._record_baselines(*outcome.value)
@@ -290,18 +298,7 @@ class Search:
             source = self.storage.source(trial.source_hash)
             kernel = compile_candidate(Candidate(trial.family, trial.config, trial.config_id, source, self.gpu.arch))
             finalists[str(trial.number)] = trial.family, config, kernel
-        device = self._device
-        while not device.idle:                        # the candidate in hand ends first, or hits its own deadline
-            wait_for_any([device], 0.1)
-            if outcome := device.poll():
-                self._timed(outcome)
-            self._check_workers([device])
-            refresh()
-        self._submit("finals", "final", (finalists, benchmark.FINAL), RESERVE_MOST * 2)
-        while not (outcome := device.poll()):
-            wait_for_any([device], 0.1)
-            refresh()
-        self.progress.device_seconds += outcome.seconds
+        outcome = self._final_outcome(finalists, refresh)
         if outcome.ending is not Ending.RESULT:
             raise SearchError(f"The finals could not be held: {outcome.value} All trials are recorded; `--resume` holds them again.")
         timings, refusals = outcome.value
@@ -311,6 +308,25 @@ class Search:
         self._record_baselines({n: t for n, t in timings.items() if n not in finalists}, refusals)
         leaders = self.storage.leaderboard(self.study, 1)
         self.progress.best = leaders[0] if leaders else None
+
+    def _final_outcome(self, finalists: dict[str, tuple[str, KernelConfig, CompiledKernel]], refresh: Callable[[], None]) -> Outcome:
+        """How the finals ended on the GPU worker, the last of at most `FINAL_TRIES`."""
+        device = self._device
+        for _ in range(FINAL_TRIES):
+            while not device.idle:                    # the candidate in hand ends first, or hits its own deadline
+                wait_for_any([device], 0.1)
+                if outcome := device.poll():
+                    self._timed(outcome)
+                self._check_workers([device])
+                refresh()
+            self._submit("finals", "final", (finalists, benchmark.FINAL), RESERVE_MOST * 2)
+            while not (outcome := device.poll()):
+                wait_for_any([device], 0.1)
+                refresh()
+            self.progress.device_seconds += outcome.seconds
+            if outcome.ending is not Ending.DIED:
+                break
+        return outcome
 
 
 def _ending(outcome: Outcome, where: str) -> Evaluation:

@@ -20,7 +20,7 @@ from evoattn.samplers.registry import make_sampler
 from evoattn.search import Search
 from evoattn.storage import Storage, StorageError
 from evoattn.trial import Study
-from evoattn.versions import collect
+from evoattn.versions import collect, differences
 
 DEFAULT_PROBLEM = "seed_h100"
 LEADERBOARD_ROWS = 10
@@ -156,9 +156,10 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
             f"No CUDA device is used: searching offline for the {p.gpu.product} ({p.gpu.arch}); kernels are compiled for it, "
             "checked on the interpreter and ranked by a cost model, never timed.", soft_wrap=True, markup=False)
         console.print(f"Problem {p.problem.describe()} (study {study.name}).", markup=False)
-    if changed := {name: now for name, now in collect(p.device).items() if study.versions.get(name) != now}:
-        then = ", ".join(f"{name} {study.versions.get(name, 'absent')}, now {now}" for name, now in changed.items())
-        console.print(f"Note: not as when the study was made: {then}.", markup=False, soft_wrap=True)
+    here = collect(p.device)
+    storage.use_environment(here)
+    if changed := differences(study.versions, here):
+        console.print(f"Note: not as when the study was made: {'; '.join(changed)}.", markup=False, soft_wrap=True)
     sampler = _make_sampler(study.sampler, p.spaces, p.problem, p.gpu, study.seed)
     running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", "warm"))
     title = f"evoattn search --gpu {p.gpu.name} --budget {p.budget_text}"

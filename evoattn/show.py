@@ -50,7 +50,12 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     if trial.relative_cost is not None:
         row("relative cost", f"{trial.relative_cost:.6g} (an estimate for ranking, not a time)")
     row("evaluated in", f"{trial.seconds:.2f} s")
-    row("versions", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
+    row("sampler", f"{study.sampler}, seed {study.seed}")
+    places = storage.environments(trial)
+    for place in places:
+        row("ran on" if place is places[0] else "timed again on", ", ".join(f"{k} {v}" for k, v in place.items()))
+    if not places:
+        row("study made on", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
     row("source hash", trial.source_hash or "none: it never became source")
     console.print(rows)
     if trial.source_hash:

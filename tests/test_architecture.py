@@ -10,18 +10,19 @@ from evoattn.render import MARKER
 LAYERS = [                                            # design §2; a module may import from its own layer's files and from below
     ["cli"],
     ["session"],
-    ["display", "export", "report", "reproduce", "search", "show", "versions"],
+    ["display", "export", "report", "reproduce", "search", "show"],
+    ["versions"],
     ["tasks"],
     ["samplers", "storage", "worker"],
     ["evaluate"],
     ["baselines", "benchmark", "cost_model", "validate"],
     ["backends", "compiler", "ptx", "reference", "render"],
     ["families"],
-    ["budget", "config", "gpu", "paths", "problem", "problems", "trial"],
+    ["budget", "config", "errors", "gpu", "paths", "problem", "problems", "trial"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {
-    "cupy": {"compiler", "backends"}, "optuna": {"samplers", "report"}, "sqlalchemy": {"storage"}, "alembic": {"storage"},
+    "cupy": {"compiler", "backends"}, "optuna": {"samplers"}, "sqlalchemy": {"storage"}, "alembic": {"storage"},
     "jinja2": {"render", "report", "export"}, "plotly": {"report"}, "typer": {"cli"},
 }
 

@@ -93,12 +93,24 @@ def test_report_formats(study, tmp_path):
 
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
-    assert "config id" in run("show", 1, "--db", db).stdout
+    shown = run("show", 1, "--db", db).stdout
+    assert all(word in shown for word in ("config id", "ran on", "host", "commit", "input seed", "genetic, seed", "source hash"))
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
     assert "__global__" in kernel.read_text() and "int main" in kernel.read_text()
     result = run("reproduce", "best", "--db", db)
     assert result.exit_code == 0 and result.stdout.rstrip().endswith("\nreproduced"), result.output
+    assert "All as recorded with its trial" in result.stdout
+
+
+def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
+    copy = tmp_path / "copy.sqlite"
+    with sqlite3.connect(study[0]) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    with sqlite3.connect(copy) as db:
+        db.execute("update environments set facts = json_set(facts, '$.host', 'elsewhere', '$.torch', '1.0')")
+    words = " ".join(run("reproduce", "best", "--db", copy).stdout.split())
+    assert "Not as recorded with its trial: " in words and "torch 1.0, here " in words and "host elsewhere, here " in words
 
 
 def test_a_changed_record_does_not_reproduce(study, tmp_path):

@@ -1,8 +1,12 @@
 """What a study's report says, and what it must never say."""
 
 import json
+import random
 import re
+import subprocess
+import sys
 
+import optuna
 import pytest
 from rich.console import Console
 
@@ -11,6 +15,7 @@ from evoattn.config import KernelConfig
 from evoattn.problem import AttentionProblem
 from evoattn.report import render_html, render_json, render_table, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
+from evoattn.report.importance import importance_of
 from evoattn.report.plots import MAX_POINTS, drawn_points
 from evoattn.report.data import Progress
 from evoattn.storage import Storage
@@ -99,6 +104,35 @@ def test_importance_finds_the_gene_that_matters(measured):
     (importance,) = summarise(*measured, 5).importances
     assert importance.trials == 60
     assert list(importance.shares)[0] == "A" and importance.shares["A"] > 0.8
+
+
+@pytest.mark.parametrize("count", (30, 137, 1200))
+def test_importance_is_what_optuna_computes(count):
+    rng = random.Random(count)
+    values = {"A": [16, 32, 64], "B": [False, True], "C": ["exp2", "poly", "mixed", "none"], "D": list(range(9))}
+    results = []
+    for _ in range(count):
+        params = {name: rng.choice(choices[:-1] if name == "D" else choices) for name, choices in values.items()}
+        results.append((params, round(params["A"] / 16 + params["B"] * 0.3 + rng.random(), 1)))                     # rounded: ties
+    study = optuna.create_study()
+    seen = {name: sorted({params[name] for params, _ in results}) for name in values}
+    kinds = {name: optuna.distributions.CategoricalDistribution(choices) for name, choices in seen.items()}
+    study.add_trials([optuna.trial.create_trial(params=params, distributions=kinds, value=value) for params, value in results])
+    expected = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    ours = importance_of("f", results).shares
+    assert ours == pytest.approx(expected) and list(ours)[0] == list(expected)[0]
+
+
+def test_report_needs_no_slow_library(measured):
+    """torch takes three seconds to import, optuna's importance with scikit-learn one: a report of a day's search has three in all."""
+    storage, study = measured
+    code = ("import sys; from evoattn.cli import app\n"
+            "try: app(sys.argv[1:])\n"
+            "finally: print([n for n in ('torch', 'optuna', 'sklearn', 'cupy') if n in sys.modules])")
+    for kind in ("table", "json", "html"):
+        words = [sys.executable, "-c", code, "report", "--format", kind, "--db", str(storage.url.database)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout.rstrip().endswith("[]"), done.stdout[-200:]
 
 
 def test_importance_of_few_trials_says_so(storage):

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,20 @@ class FakeDevice(Handler):
         return Evaluation(TrialState.COMPLETE, "", INFO, None, (Timing((cost(config.params),), {"stage": "screen", "run": str(config.id)}),))
 
 
+class DiesInFinals(FakeDevice):
+    """A worker killed from outside at its first two measurements of the SDPA backends, and at its first final with candidates."""
+
+    def __call__(self, task):
+        kind = "final" if task[1][0] else "baselines"
+        if task[0] == "final":
+            deaths = Path(os.environ["DEATHS"], kind)
+            times = len(deaths.read_text()) if deaths.exists() else 0
+            if times < {"baselines": 2, "final": 1}[kind]:
+                deaths.write_text("x" * (times + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
 def why_invalid(family: str, params: dict) -> str | None:
     return FAMILIES[family].why_invalid(PROBLEM, KernelConfig(family, params), GPU)
 
@@ -99,6 +114,20 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     assert best.timing.protocol["stage"] == "final"
     assert best.timing.median_us == min(t.timing.median_us for t in storage.iter_trials(study) if t.timing)
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
+
+
+def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEATHS", str(tmp_path))
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", DiesInFinals)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(search, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    spaces = {"flash_mma": load_space("flash_mma", GPU)}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2)
+    assert running.run(Budget(trials=4)).recorded == 4
+    assert [len((tmp_path / kind).read_text()) for kind in ("baselines", "final")] == [2, 1]
+    assert storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
 
 
 def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path):

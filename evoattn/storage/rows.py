@@ -59,6 +59,11 @@ def study_from_row(row: Row) -> Study:
     return _checked(f"Study {row['name']!r}", build)
 
 
+def environment_from_row(row: Row) -> dict[str, str]:
+    """Raises `StorageError` if a value is not of its kind."""
+    return _checked(f"Environment {row['id']}", lambda: _each(str, row["facts"], dict))
+
+
 def timing_to_row(timing: Timing) -> dict[str, Any]:
     return {"stage": STAGES.index(timing.protocol["stage"]), "median_us": timing.median_us,
             "protocol": timing.protocol, "samples_us": list(timing.samples_us)}
@@ -92,6 +97,8 @@ _COMPILE_COLUMNS = {
     "stack_bytes": "stack_bytes", "static_smem_bytes": "static_smem_bytes", "seconds": "compile_seconds", "compiler": "compiler",
 }
 """Fields of `CompileInfo` that are plain columns; its two tuples are JSON."""
+EVIDENCE_COLUMNS = frozenset(_COMPILE_COLUMNS.values()) | {"compile_options", "compile_warnings", "validation", "environment_id"}
+"""What only one trial's own page needs."""
 
 
 def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | None) -> dict[str, Any]:
@@ -104,17 +111,17 @@ def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | Non
 
 
 def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
-    """The trial, without a validation report where the query left that column out. Raises `StorageError` if a value is not of its kind."""
+    """The trial, without its evidence where the query left those columns out. Raises `StorageError` if a value is not of its kind."""
     def build() -> Trial:
         info = None
-        if row["registers"] is not None:
+        if "registers" in row and row["registers"] is not None:
             fields = {field: row[column] for field, column in _COMPILE_COLUMNS.items()}
             info = CompileInfo(
                 **_each((int, float, str), fields, dict),
                 options=tuple(_each(str, row["compile_options"], list)), warnings=tuple(_each(str, row["compile_warnings"], list)),
             )
             _each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
-        validation = row.get("validation")
+        validation = row["validation"] if "validation" in row else None
         return Trial(
             row["number"], row["study_id"], str(row["family"]), _each((int, float, str), row["config"], dict), str(row["config_id"]),
             TrialState(row["state"]), str(row["reason"]), row["source_hash"], info,
