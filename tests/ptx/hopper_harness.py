@@ -8,7 +8,7 @@ from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.tensor_map import TiledMap
 from ptx_harness import cuda_kernel
 
-LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier")
+LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier", "cluster")
 HEAD = "\n".join((TEMPLATES / "device" / f"{name}.cuh").read_text() for name in LEAVES)
 
 
