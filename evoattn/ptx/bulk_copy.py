@@ -148,11 +148,12 @@ def load(context: Context, ins: Instruction, fields: Fields):
             barrier = barriers.find(index, thread, ins)
             agent = 0
             if async_races is not None:
-                agent = async_races.copies(offset)
+                block = int(context.threads.block_of[thread])
+                agent = async_races.copies(block, offset)
                 if not barrier.fenced:
                     context.races.report(
                         ins, f"the tensor copy engine uses the mbarrier at byte {offset} with no fence after its initialization")
-                async_races.write(agent, thread, box.granules, ins)
+                async_races.write(agent, thread, box.granules, ins, block)
             tile = np.zeros(box.map.box[::-1], np.uint16)
             tile[box.inside] = box.tensor_part
             context.shared.elements(_CHUNK)[box.chunks] = tile.reshape(-1).view(np.complex128)

@@ -13,6 +13,7 @@ from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Instruction, Kernel
 from evoattn.ptx.races import RaceDetector
 from evoattn.ptx.registers import Binder
+from evoattn.ptx.remote import RemoteAccesses
 from evoattn.ptx.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.traffic import Traffic
 
@@ -54,6 +55,7 @@ class Context(Binder):
         self.traffic = Traffic() if count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
+        self.remote = RemoteAccesses(threads, self.shared.stride, self.alive, self.races)
         self._cached: dict[object, object] = {}
 
     def cached(self, key: object, make: Callable[[], T]) -> T:

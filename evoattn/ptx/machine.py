@@ -20,7 +20,7 @@ from evoattn.ptx.threads import WARP, Threads
 
 DEFAULT_STEP_LIMIT = 5_000_000
 """Instructions of one batch of blocks: some ten seconds."""
-MAX_THREADS_A_BLOCK = 1024
+MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
 _BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
 """Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
 
@@ -39,15 +39,19 @@ class Machine:
     """One launch of `kernel`. `run` executes it, changing `memory`."""
 
     def __init__(self, kernel: Kernel, memory: GlobalMemory, params: Sequence[object], grid: tuple[int, int, int],
-                 block: tuple[int, int, int], dynamic_smem_bytes: int = 0, *, detect_races: bool = True, count: bool = True,
-                 step_limit: int = DEFAULT_STEP_LIMIT) -> None:
+                 block: tuple[int, int, int], dynamic_smem_bytes: int = 0, *, cluster: tuple[int, int, int] = (1, 1, 1),
+                 detect_races: bool = True, count: bool = True, step_limit: int = DEFAULT_STEP_LIMIT) -> None:
         """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
         """
         if min(*grid, *block) < 1 or int(np.prod(block)) > MAX_THREADS_A_BLOCK:
             raise ImpossibleLaunch(f"A block of {block} threads in a grid of {grid} blocks cannot be launched.")
-        self.kernel, self.memory, self.grid, self.block = kernel, memory, grid, block
+        if min(cluster) < 1 or any(blocks % size for blocks, size in zip(grid, cluster)) or int(np.prod(cluster)) > MAX_CLUSTER_BLOCKS:
+            raise ImpossibleLaunch(f"A grid of {grid} blocks cannot be launched in clusters of {cluster}.")
+        if cluster[1:] != (1, 1):
+            raise UnsupportedInstruction(f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist.")
+        self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
         self.dynamic_smem_bytes = dynamic_smem_bytes
         self.detect_races, self.count, self.step_limit = detect_races, count, step_limit
         self.parameters = _pack(kernel, params)
@@ -59,11 +63,12 @@ class Machine:
         smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
         block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
         at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
+        at_once = max(at_once // self.cluster, 1) * self.cluster
         faults: list[str] = []
         counters, steps = Counters(), 0
         self.memory.load()
         for first in range(0, blocks, at_once):
-            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first))
+            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first), self.cluster)
             context = Context(self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, self.detect_races, self.count)
             scheduler = Scheduler(context, self.flow, self.step_limit)
             try:

@@ -7,7 +7,7 @@ from evoattn.ptx.machine import Execution
 from evoattn.ptx.memory import GlobalMemory
 from ptx_harness import cuda_kernel, observed
 
-LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier")
+LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier", "cluster")
 HEAD = "\n".join((TEMPLATES / "device" / f"{name}.cuh").read_text() for name in LEAVES)
 
 
