@@ -204,13 +204,14 @@ class SplitKv:
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         (splits, keys), blocks = split_of(problem, config), row_blocks(problem, config)
-        args = (*attention_args(problem), Scalar("int32", splits), Scalar("int32", keys), Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED))
+        sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
+        args = (*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED))
         partial = KernelLaunch(
             self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config), args)
         if splits == 1 or config["MERGE"] != "kernel":
             return (partial,)
         merge_args: list[KernelArg] = [Buffer("o")]
-        merge_args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, blocks, splits)]
+        merge_args += [Scalar("int32", n) for n in (problem.seqlen_q, problem.kv_heads, problem.group_size, blocks, splits)]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
         merge_args += [Buffer(PARTIAL), Buffer(STATE)]
         grid = (packed_rows(problem), problem.kv_heads, problem.batch)

@@ -87,7 +87,7 @@ FAULTS = {
     "rings overwritten": ("no warp still reads the rings", "__syncthreads();", "", RING),
     "the ticket not handed on": ("the ticket is visible", "__syncthreads();", "", {}),
     "a split left out": ("for (int first = source;", "first = source", "first = source + 1", {}),
-    "a counter that stays": ('"atom.global.inc.u32', "atom.global.inc.u32", "atom.global.add.u32", {}),
+    "a counter that stays": ('"atom.acq_rel.gpu.global.inc.u32', "inc.u32", "add.u32", {}),
     "rows out of bounds": ("rows = min(BLOCK_M,", "min(BLOCK_M, packed.heads * seqlen_q - first_row)", "BLOCK_M", {}),
 }
 
