@@ -15,6 +15,7 @@ from evoattn.benchmark import CacheMode, Contestant, Protocol
 from evoattn.compiler import CompileError, compile_candidate
 from evoattn.config import KernelConfig
 from evoattn.families import registry
+from evoattn.families.base import starts_zeroed
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.trial import Candidate, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
@@ -147,7 +148,8 @@ class DeviceEvaluator:
         family = registry.lookup(family_name)
         buffers = {**self.own.tensors, "o": self.output}
         for name, size in family.workspace(self.problem, config).items():
-            buffers[name] = torch.empty(size, dtype=torch.uint8, device=self.backend.device)
+            make = torch.zeros if starts_zeroed(name) else torch.empty
+            buffers[name] = make(size, dtype=torch.uint8, device=self.backend.device)
         return self.backend.prepare(kernel, family.launches(self.problem, config), buffers), buffers
 
     def _time(self, family_name: str, config: KernelConfig, kernel: CompiledKernel, protocol: Protocol, best_us: float | None) -> Timing:

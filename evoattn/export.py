@@ -8,7 +8,7 @@ import textwrap
 
 from evoattn.config import KernelConfig
 from evoattn.families import registry
-from evoattn.families.base import Family
+from evoattn.families.base import Family, starts_zeroed
 from evoattn.paths import TEMPLATES
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage, StorageError
@@ -167,6 +167,7 @@ constexpr long CAUSAL_OFFSET = {problem.causal_offset};           // query i see
 constexpr double FLOPS = {problem.flops}.0;                       // 4 * HEAD_DIM for every query-key pair that the mask lets through
 constexpr int BUFFERS = {len(sizes)};
 constexpr size_t BUFFER_BYTES[BUFFERS] = {{{', '.join(map(str, sizes))}}};     // {', '.join(_buffers(workspace))}
+constexpr bool STARTS_ZEROED[BUFFERS] = {{{', '.join(str(starts_zeroed(name)).lower() for name in _buffers(workspace))}}};
 constexpr int MINIMUM_SM = {_least_sm(family)[0]};
 constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};            // bytes of dynamic shared memory a block
 """

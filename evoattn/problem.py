@@ -10,6 +10,8 @@ MASKS = ("full", "causal_upper_left", "causal_lower_right")
 LAYOUTS = ("bhsd", "bshd")
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
+SMALLEST_HEAD_DIM = 4
+"""The one head_dim under a whole step: a toy of the notes that evoattn grew from."""
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
 
@@ -54,8 +56,10 @@ class AttentionProblem:
                 raise ProblemError(f"{field} must be a whole number of at least 1, not {value!r}.")
         if self.heads % self.kv_heads:
             raise ProblemError(f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides heads.")
-        if self.head_dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM:
-            raise ProblemError(f"head_dim must be a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {self.head_dim}.")
+        whole_steps = self.head_dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM
+        if not whole_steps and self.head_dim != SMALLEST_HEAD_DIM:
+            raise ProblemError(
+                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {self.head_dim}.")
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in allowed:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")

@@ -10,7 +10,7 @@ import torch
 from evoattn import reference
 from evoattn.backends.base import Backend
 from evoattn.config import KernelConfig
-from evoattn.families.base import Family
+from evoattn.families.base import Family, starts_zeroed
 from evoattn.problem import AttentionProblem
 from evoattn.trial import CheckResult, CompiledKernel
 
@@ -80,7 +80,7 @@ def check(
     buffers, wholes, views = _guarded_buffers(case)
     launches = family.launches(problem, config)
     for name, size in family.workspace(problem, config).items():
-        wholes[name], buffers[name] = _guarded_bytes(size, backend.device)
+        wholes[name], buffers[name] = _guarded_bytes(size, 0 if starts_zeroed(name) else 0xFF, backend.device)
     outputs = []
     for _ in range(2 if repeat else 1):
         buffers["o"].fill_(POISON)
@@ -88,7 +88,7 @@ def check(
         if faults:
             return CheckResult(case.name, False, math.nan, case.answer.allowed_error, f"Case '{case.name}': {faults[0]}")
         outputs.append(views["o"].clone())
-    reason = _judge(case, outputs, wholes, views)
+    reason = _judge(case, outputs, wholes, views) or _why_unclean(case, buffers)
     largest, _ = reference.rms_error(outputs[0], exact)
     return CheckResult(case.name, not reason, largest, case.answer.allowed_error, reason)
 
@@ -107,12 +107,20 @@ def _guarded_buffers(case: Case) -> tuple[dict, dict, dict]:
     return buffers, wholes, views
 
 
-def _guarded_bytes(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(whole, `size` poisoned bytes between guard bands): a family's scratch buffer, uint8."""
+def _guarded_bytes(size: int, value: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(whole, `size` bytes of `value` between guard bands): a family's scratch buffer, uint8."""
     guard = reference.GUARD_BYTES
     whole = torch.full((size + 2 * guard,), reference.GUARD_VALUE, dtype=torch.uint8, device=device)
-    whole[guard:guard + size] = 0xFF
+    whole[guard:guard + size] = value
     return whole, whole[guard:guard + size]
+
+
+def _why_unclean(case: Case, buffers: dict[str, torch.Tensor]) -> str:
+    """The sentence that names a zeroed scratch buffer which the next launch would not find so, or an empty string."""
+    for name, buffer in buffers.items():
+        if starts_zeroed(name) and buffer.any():
+            return f"Case '{case.name}': the kernel did not leave zeros in {name}, where its next launch expects them."
+    return ""
 
 
 def _judge(case: Case, outputs: list[torch.Tensor], wholes: dict[str, torch.Tensor], views: dict[str, torch.Tensor]) -> str:

@@ -189,7 +189,7 @@ struct Device {                                                 // every buffer 
       EVOATTN_CUDA(cudaMalloc((void**)&whole[i], BUFFER_BYTES[i] + 2 * GUARD_BYTES));
       EVOATTN_CUDA(cudaMemset(whole[i], GUARD_VALUE, BUFFER_BYTES[i] + 2 * GUARD_BYTES));
       buffer[i] = whole[i] + GUARD_BYTES;
-      EVOATTN_CUDA(cudaMemset(buffer[i], 0xFF, BUFFER_BYTES[i]));          // NaN in every dtype
+      EVOATTN_CUDA(cudaMemset(buffer[i], STARTS_ZEROED[i] ? 0 : 0xFF, BUFFER_BYTES[i]));     // 0xFF: NaN in every dtype
     }
   }
   void poison_output() { EVOATTN_CUDA(cudaMemset(buffer[O], 0xFF, BUFFER_BYTES[O])); }

@@ -16,6 +16,8 @@ ARCH = "sm_90a"
 MAX_HEAD_DIM = 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 ELEMENT_BYTES = 2
+MAP_STRIDE = 16
+"""Bytes that the strides of a tensor map are multiples of."""
 CHUNK_COLUMNS = 64
 """Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
@@ -208,6 +210,8 @@ class FlashWgmma:
             return f"flash_wgmma takes {' and '.join(self.dtypes)}, not {problem.dtype}: wgmma has no fp32."
         if gpu.arch != ARCH:
             return f"flash_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
+        if problem.head_dim * ELEMENT_BYTES % MAP_STRIDE:
+            return f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, as tensor maps want, not {problem.head_dim}."
         if problem.head_dim > MAX_HEAD_DIM:
             return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {problem.head_dim}."
         return None
