@@ -1,5 +1,5 @@
-// wgmma_softmax.cuh: the online softmax on wgmma's accumulators (needs element, exp2, exp2_polynomial, tma). With g = lane / 4, s[i] of a lane
-// is row g + 8 (i / 2 % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, fragment D).
+// wgmma_softmax.cuh: the online softmax on wgmma's accumulators (needs element, exp2, exp2_polynomial, tma). With g = lane / 4, s[i] of a
+// lane is row g + 8 (i / 2 % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, D).
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
 struct True { static constexpr bool value = true; };
