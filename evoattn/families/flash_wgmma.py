@@ -198,6 +198,7 @@ class FlashWgmma:
             "SCHEDULE": SCHEDULES[config["SCHEDULE"]],
             "HEADS_IN_TURN": HEADS_IN_TURN[config["TILE_ORDER"]],
             "STORE": STORES[config["STORE"]],
+            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, config),
             "WGMMA_QK": wgmma_function("wgmma_qk", config["BLOCK_N"], problem.dtype, config["Q_IN_REGISTERS"], b_transposed=False),
             "WGMMA_PV": wgmma_function("wgmma_pv", problem.head_dim, problem.dtype, a_in_registers=True, b_transposed=True),
@@ -208,7 +209,7 @@ class FlashWgmma:
         args: tuple[KernelArg, ...] = (
             _tile_map(problem, "q", WARPGROUP_ROWS), _tile_map(problem, "k", config["BLOCK_N"]),
             _tile_map(problem, "v", config["BLOCK_N"]), _tile_map(problem, "o", WARPGROUP_ROWS),
-            Buffer("o"), Buffer(WORKSPACE) if claims else Scalar("int64", 0),        # a null pointer
+            Buffer("o"), Buffer("lse") if problem.lse else Scalar("int64", 0), Buffer(WORKSPACE) if claims else Scalar("int64", 0),     # 0: null
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
         )

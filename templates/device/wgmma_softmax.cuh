@@ -156,13 +156,30 @@ template <int FLOATS> __device__ __forceinline__ void scale_rows(float (&o)[FLOA
   for (int i = 0; i < FLOATS; ++i) o[i] *= factor[i / 2 % 2];
 }
 
-// 1 / Σ over all keys of rows g and g + 8; 0 for a row that saw no key, whose O is 0.
+// Σ over all keys of rows g and g + 8: the four lanes of a row hold different ones.
+__device__ __forceinline__ float row_sum(const RowState& state, int row) {
+  float sum = state.sum[row];
+  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+  return sum;
+}
+
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below `rows`; -inf for no key, whose
+// shift is finite.
+__device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows, int lane) {
+  constexpr float LN_2 = 0.693147180559945309f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum = row_sum(state, i);
+    if (lane % 4 == 0 && row + 8 * i < rows) lse_gmem[row + 8 * i] = (state.shift[i] + __log2f(sum)) * LN_2;
+  }
+}
+
+// 1 / Σ of rows g and g + 8; 0 for a row that saw no key, whose O is 0.
 __device__ __forceinline__ void inverse_sums(const RowState& state, float (&inverse)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float sum = state.sum[row];
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    const float sum = row_sum(state, row);
     inverse[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
   }
 }
