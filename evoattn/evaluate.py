@@ -103,7 +103,9 @@ class DeviceEvaluator:
         self.own = make_case("the problem's own shape", problem, INPUT_SEED, dev)
         self.fresh = make_case("fresh inputs after timing", problem, FRESH_SEED, dev)
         self.flush = benchmark.l2_flush(dev) if cache == "cold" else None
-        self.output = torch.empty_like(self.own.tensors["q"])
+        self.outputs = {"o": torch.empty_like(self.own.tensors["q"])}
+        if problem.lse:
+            self.outputs["lse"] = torch.empty(problem.lse_shape, device=dev)
 
     def evaluate(self, family_name: str, config: KernelConfig, kernel: CompiledKernel, best_us: float | None) -> Evaluation:
         """The whole ladder: small cases, own shape twice, screen, more samples if within reach of `best_us`, fresh inputs, plausibility."""
@@ -146,7 +148,7 @@ class DeviceEvaluator:
     def _enqueue(self, family_name: str, config: KernelConfig, kernel: CompiledKernel):
         """An enqueue of the candidate over the problem's own inputs."""
         family = registry.lookup(family_name)
-        buffers = {**self.own.tensors, "o": self.output}
+        buffers = {**self.own.tensors, **self.outputs}
         for name, size in family.workspace(self.problem, config).items():
             make = torch.zeros if starts_zeroed(name) else torch.empty
             buffers[name] = make(size, dtype=torch.uint8, device=self.backend.device)

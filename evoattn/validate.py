@@ -83,24 +83,32 @@ def check(
         wholes[name], buffers[name] = _guarded_bytes(size, 0 if starts_zeroed(name) else 0xFF, backend.device)
     outputs = []
     for _ in range(2 if repeat else 1):
-        buffers["o"].fill_(POISON)
+        for name in _outputs(problem):
+            buffers[name].fill_(POISON)
         faults = backend.run(compiled, launches, buffers)
         if faults:
             return CheckResult(case.name, False, math.nan, case.answer.allowed_error, f"Case '{case.name}': {faults[0]}")
-        outputs.append(views["o"].clone())
+        outputs.append({name: views[name].clone() for name in _outputs(problem)})
     reason = _judge(case, outputs, wholes, views) or _why_unclean(case, buffers)
-    largest, _ = reference.rms_error(outputs[0], exact)
+    largest, _ = reference.rms_error(outputs[0]["o"], exact)
     return CheckResult(case.name, not reason, largest, case.answer.allowed_error, reason)
 
 
+def _outputs(problem: AttentionProblem) -> tuple[str, ...]:
+    """Buffers that a kernel writes."""
+    return ("o", "lse") if problem.lse else ("o",)
+
+
 def _guarded_buffers(case: Case) -> tuple[dict, dict, dict]:
-    """(flat buffers for the launch, whole allocations with guards, logical views) of q, k, v and o."""
+    """(flat buffers for the launch, whole allocations with guards, logical views) of q, k, v and the outputs."""
     buffers, wholes, views = {}, {}, {}
     pattern = dict(case.tensors)
     problem = case.problem
     shape, strides = problem.shape("o"), problem.strides("o")
     like = case.tensors["q"]
     pattern["o"] = torch.zeros(like.numel(), dtype=like.dtype, device=like.device).as_strided(shape, strides)
+    if problem.lse:
+        pattern["lse"] = torch.zeros(problem.lse_shape, device=like.device)
     for name, view in pattern.items():
         wholes[name], views[name] = reference.guarded_like(view)
         buffers[name] = wholes[name][reference.GUARD_BYTES:-reference.GUARD_BYTES].view(view.dtype)
@@ -123,9 +131,9 @@ def _why_unclean(case: Case, buffers: dict[str, torch.Tensor]) -> str:
     return ""
 
 
-def _judge(case: Case, outputs: list[torch.Tensor], wholes: dict[str, torch.Tensor], views: dict[str, torch.Tensor]) -> str:
+def _judge(case: Case, outputs: list[dict[str, torch.Tensor]], wholes: dict[str, torch.Tensor], views: dict[str, torch.Tensor]) -> str:
     """The sentence that says what is wrong, or an empty string."""
-    answer, out = case.answer, outputs[0]
+    answer, out = case.answer, outputs[0]["o"]
     for name, whole in wholes.items():
         if not reference.guards_intact(whole):
             return f"Case '{case.name}': the kernel wrote outside {name}."
@@ -135,11 +143,27 @@ def _judge(case: Case, outputs: list[torch.Tensor], wholes: dict[str, torch.Tens
     unwritten = torch.isnan(out) & ~torch.isnan(answer.exact)
     if unwritten.any():
         return f"Case '{case.name}': {int(unwritten.sum())} of {out.numel()} outputs are NaN or were never written."
-    if len(outputs) > 1 and not torch.equal(outputs[0], outputs[1]):
-        return f"Case '{case.name}': two runs on the same inputs differ in {int((outputs[0] != outputs[1]).sum())} outputs."
+    again = outputs[-1]["o"]
+    if not torch.equal(out, again):
+        return f"Case '{case.name}': two runs on the same inputs differ in {int((out != again).sum())} outputs."
     largest, rms = reference.rms_error(out, answer.exact)
     if not largest <= answer.allowed_error:
         return f"Case '{case.name}': the largest error is {largest:.2e}, allowed are {answer.allowed_error:.2e}."
     if not rms <= answer.allowed_rms:
         return f"Case '{case.name}': the root-mean-square error is {rms:.2e}, allowed are {answer.allowed_rms:.2e}."
+    return _judge_lse(case, outputs[0]["lse"], outputs[-1]["lse"]) if answer.lse is not None else ""
+
+
+def _judge_lse(case: Case, lse: torch.Tensor, again: torch.Tensor) -> str:
+    """As `_judge`, for the log-sum-exps of two runs: -inf exactly where no key is seen, elsewhere within what `Answer` allows."""
+    exact = case.answer.lse
+    if lse.isnan().any():
+        return f"Case '{case.name}': {int(lse.isnan().sum())} of {lse.numel()} log-sum-exps are NaN or were never written."
+    if not torch.equal(lse, again):
+        return f"Case '{case.name}': two runs on the same inputs differ in {int((lse != again).sum())} log-sum-exps."
+    if not torch.equal(lse == -math.inf, exact == -math.inf):
+        return f"Case '{case.name}': the log-sum-exp must be -inf for a query that sees no key, and for no other."
+    error = torch.where(exact == -math.inf, 0, lse.double() - exact).abs().max().item()
+    if not error <= case.answer.allowed_lse:
+        return f"Case '{case.name}': the largest error of a log-sum-exp is {error:.2e}, allowed are {case.answer.allowed_lse:.2e}."
     return ""

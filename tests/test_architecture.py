@@ -15,7 +15,7 @@ LAYERS = [                                            # design §2; a module may
     ["tasks"],
     ["samplers", "storage", "worker"],
     ["evaluate"],
-    ["baselines", "benchmark", "cost_model", "validate"],
+    ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
     ["backends", "compiler", "ptx", "reference", "render"],
     ["families"],
     ["budget", "config", "errors", "gpu", "paths", "problem", "problems", "trial"],

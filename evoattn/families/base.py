@@ -58,6 +58,11 @@ def starts_zeroed(buffer: str) -> bool:
     return buffer.endswith(ZEROED_SUFFIX)
 
 
+def why_no_lse(name: str, problem: AttentionProblem) -> str | None:
+    """For the `why_unsupported` of a family that has no log-sum-exp output."""
+    return f"{name} does not write the log-sum-exp; take lse=1 out of the shape, or another family." if problem.lse else None
+
+
 def softmax_scale_log2(problem: AttentionProblem) -> float:
     """softmax_scale · log2(e): kernels take exponentials base 2, `exp(x) = exp2(x · log2 e)`."""
     return problem.softmax_scale * math.log2(math.e)

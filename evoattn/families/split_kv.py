@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
-from evoattn.families.base import ZEROED_SUFFIX, attention_args
+from evoattn.families.base import ZEROED_SUFFIX, attention_args, why_no_lse
 from evoattn.gpu import GpuSpec
 from evoattn.problem import DTYPES, AttentionProblem
 from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
@@ -180,7 +180,7 @@ class SplitKv:
             return f"split_kv takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if max(problem.kv_heads, problem.batch) > MAX_GRID_YZ:
             return f"split_kv takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not {max(problem.kv_heads, problem.batch)}."
-        return None
+        return why_no_lse(self.name, problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
