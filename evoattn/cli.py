@@ -26,7 +26,8 @@ StudyName = Annotated[str | None, typer.Option("--study", help="Name of the stud
 
 
 def _stop(sentence: str, code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"evoattn: {sentence}")
+    shown = "".join(c if c.isprintable() else " " for c in sentence)          # it may quote a database
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"evoattn: {shown}")
     raise typer.Exit(code)
 
 
@@ -143,6 +144,8 @@ def export(
 def reproduce(
     trial: Annotated[str, typer.Argument(help="Number of the trial, or `best`.")],
     study: StudyName = None,
+    trust_source: Annotated[bool, typer.Option(
+        "--trust-source", help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the database.")] = False,
     db: Database = DEFAULT_DATABASE,
 ) -> None:
     """Render, recompile, validate and time a trial again; exit code 0 only if it reproduced."""
@@ -150,7 +153,7 @@ def reproduce(
         from evoattn.reproduce import reproduce as run_again
 
         record = _chosen_trial(storage, trial, study)
-        result = run_again(storage, record, storage.study(record.study_id))
+        result = run_again(storage, record, storage.study(record.study_id), trust_source)
         console = _console()
         console.print(f"Trial {record.number} ({record.family})")
         for finding in result.findings:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from evoattn import safe_yaml
 from evoattn.gpu import GpuSpec
 from evoattn.paths import SEARCH_SPACES
 from evoattn.problem import AttentionProblem
@@ -128,6 +129,16 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
     return choices
 
 
+def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, Any], ...]) -> None:
+    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a row that is no `{when, config}`."""
+    for p in parameters:
+        if not (isinstance(p.name, str) and p.name.isidentifier() and p.values and all(isinstance(v, (int, float, str)) for v in p.values)):
+            raise TypeError(f"the parameter {str(p.name)[:40]!r} and its values are not a name and a list of numbers or words")
+    for row in starting:
+        if not isinstance(row, dict) or not isinstance(row.get("config"), dict) or not isinstance(row.get("when", {}), dict):
+            raise TypeError(f"the starting config {str(row)[:60]!r} is not of the form {{when: {{…}}, config: {{…}}}}")
+
+
 def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> SearchSpace:
     """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones.
 
@@ -135,12 +146,13 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
     """
     path = folder / f"{family}.yaml"
     try:
-        text = yaml.safe_load(path.read_text())
+        text = safe_yaml.load_file(path)
         overrides = (text.get("architectures") or {}).get(gpu.arch, {})
         parameters = tuple(
             Parameter(name, tuple(overrides.get(name, row["values"])), row["meaning"]) for name, row in text["parameters"].items()
         )
         starting = tuple(text.get("starting_configs") or ())
+        _require_plain(parameters, starting)
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The search space {path} cannot be read: {error}.") from None
     return SearchSpace(family, parameters, starting)

@@ -6,6 +6,7 @@ from functools import cache
 
 import yaml
 
+from evoattn import safe_yaml
 from evoattn.paths import SEARCH_SPACES
 from evoattn.problem import AttentionProblem, ProblemError
 
@@ -28,7 +29,7 @@ def _complete(fields: dict, name: str = "") -> AttentionProblem:
 def named_problems() -> dict[str, AttentionProblem]:
     """All problems of `problems.yaml`, in its order. Raises `ProblemError` if the file is broken."""
     try:
-        rows = yaml.safe_load(_FILE.read_text())
+        rows = safe_yaml.load_file(_FILE)
         return {name: _complete(fields, name) for name, fields in rows.items()}
     except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
         raise ProblemError(f"{_FILE} cannot be read: {' '.join(str(error).split())}.") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evoattn import config as configs
 from evoattn import gpu as gpus
@@ -49,16 +49,25 @@ class Reproduction:
         return all(f.agrees is not False for f in self.findings)
 
 
-def reproduce(storage: Storage, trial: Trial, study: Study) -> Reproduction:
-    """Run `trial` again. Raises `ReproduceError` if it never ran, or its device is not here; `StorageError` on a broken record."""
+def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool = False) -> Reproduction:
+    """Run `trial` again. Raises `ReproduceError` if it never ran, or its device is not here; `StorageError` on a broken record.
+
+    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the recorded config, it
+    runs only if `trust_source`.
+    """
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED):
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
     spec = gpus.lookup(study.gpu)
     problem = AttentionProblem(**study.problem)
     source = storage.source(trial.source_hash)
-    candidate = Candidate(trial.family, trial.config, trial.config_id, source, study.arch)
+    candidate = Candidate(trial.family, trial.config, trial.config_id, source, spec.arch)
     config = KernelConfig(trial.family, trial.config)
-    findings = [_source_finding(trial, problem, config, spec), _place_finding(storage, trial, study)]
+    rendered = _source_finding(trial, problem, config, spec)
+    if not (rendered.agrees or trust_source):
+        raise ReproduceError(
+            f"{rendered.sentence} Trial {trial.number} was not run: what is recorded is code of whoever wrote the database. Read it with "
+            f"`evoattn show {trial.number}`, then use --trust-source, or run the commit that recorded it.")
+    findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:
         kernel = compile_candidate(candidate, folder=None)
     except CompileError as error:
@@ -91,8 +100,8 @@ def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfi
     except (registry.FamilyError, configs.ConfigError) as error:
         return Finding("source", f"Today's checkout cannot render this config: {error}", None)
     if same:
-        return Finding("source", "Today's template renders the recorded text, byte for byte.", None)
-    return Finding("source", "Today's template renders another text; the recorded one is what runs below.", None)
+        return Finding("source", "Today's template renders the recorded text, byte for byte.", True)
+    return Finding("source", "Today's template renders another text than the recorded one.", None)
 
 
 def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:

@@ -13,7 +13,7 @@ from typing import Any
 from evoattn import benchmark
 from evoattn.budget import Budget
 from evoattn.compiler import compile_candidate
-from evoattn.config import KernelConfig, SearchSpace
+from evoattn.config import ConfigError, KernelConfig, SearchSpace
 from evoattn.errors import FailedRun
 from evoattn.evaluate import Compiled, with_cost
 from evoattn.families import registry
@@ -126,14 +126,18 @@ class Search:
         trials = list(self.storage.iter_trials(self.study))
         self.sampler.restore(trials)
         for trial in trials:
-            if trial.source_hash and trial.family in registry.FAMILIES and set(trial.config) == set(self._names(trial.family)):
-                self._seen[self._identity(KernelConfig(trial.family, trial.config), trial.source_hash)] = trial.number
+            if trial.source_hash and (config := self._config_of(trial)):
+                self._seen[self._identity(config, trial.source_hash)] = trial.number
             self._improve(trial)
         for name, timings in self.storage.baselines(self.study).items():
             self.progress.baselines[name] = timings[0].median_us
 
-    def _names(self, family: str) -> tuple[str, ...]:
-        return self.spaces[family].names() if family in self.spaces else ()
+    def _config_of(self, trial: Trial) -> KernelConfig | None:
+        """The trial's config if it is one of today's space: a database may hold those of another version, or anything."""
+        try:
+            return self.spaces[trial.family].make_config(trial.config)
+        except (KeyError, ConfigError):
+            return None
 
     def _identity(self, config: KernelConfig, source_hash: str) -> tuple:
         """What tells one behaviour from another: the source and how it is launched."""
@@ -294,9 +298,12 @@ class Search:
         self.progress.stage = "finals"
         finalists = {}
         for trial in self.storage.leaderboard(self.study, FINALISTS, finalists_first=False):
-            config = KernelConfig(trial.family, trial.config)
-            source = self.storage.source(trial.source_hash)
-            kernel = compile_candidate(Candidate(trial.family, trial.config, trial.config_id, source, self.gpu.arch))
+            if (config := self._config_of(trial)) is None:
+                continue
+            candidate = render(registry.lookup(trial.family), self.problem, config, self.gpu)
+            if candidate.source_hash != trial.source_hash:    # of another version, or of whoever wrote the database: not ours to run
+                continue
+            kernel = compile_candidate(candidate)
             finalists[str(trial.number)] = trial.family, config, kernel
         outcome = self._final_outcome(finalists, refresh)
         if outcome.ending is not Ending.RESULT:

@@ -24,7 +24,7 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     rows.add_column(overflow="fold")
 
     def row(name: str, value: object) -> None:
-        rows.add_row(name, Text(str(value)))
+        rows.add_row(name, Text("".join(c if c.isprintable() else " " for c in str(value))))
 
     row("trial", f"{trial.number} of study {study.name} ({trial.created_at})")
     row("problem", AttentionProblem(**study.problem).describe())
@@ -60,7 +60,9 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     console.print(rows)
     if trial.source_hash:
         console.print()
-        console.print(storage.source(trial.source_hash), markup=False, soft_wrap=True)
+        source = storage.source(trial.source_hash)
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in source)          # nothing that a terminal would obey
+        console.print(shown, markup=False, soft_wrap=True)
 
 
 def _timing_sentence(timing: Timing) -> str:

@@ -25,9 +25,10 @@ sys.path[:0] = [str(ROOT), str(TESTS)]
 import golden_file  # noqa: E402
 from golden_file import Golden  # noqa: E402
 
-MOST_BYTES = 44_000
-"""Inputs of a launch taken from the tests: a wgmma m64n72k16 with both operands in shared memory."""
-ALWAYS = ("wgmma.mma", "cp.async", "ldmatrix", "stmatrix", "mma.sync", "wmma", "mbarrier", "shfl", "vote", "match", "redux", "elect", "mapa", "st.async")
+MOST_BYTES = 75_000
+"""Inputs of a launch taken from the tests: a wgmma m64n96k16 with both operands in shared memory."""
+ALWAYS = ("wgmma.mma", "cp.async", "ldmatrix", "stmatrix", "mma.sync", "wmma", "mbarrier", "shfl", "vote", "match", "redux", "elect", "mapa",
+          "st.async")
 """Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others each first."""
 SILENT_SECONDS = 20.0
 DEVICE_FILES = ("test_warp", "test_tensor_core", "test_wgmma", "test_tensor_copy", "test_async_copy", "test_mbarrier", "test_memory", "test_control",
@@ -39,6 +40,7 @@ def collect() -> None:
     import pytest
 
     import golden_cases
+    import golden_programs
     import ptx_harness
 
     kept: list[Golden] = []
@@ -71,7 +73,7 @@ def collect() -> None:
     ptx_harness.observers.append(observe)
     always = True
     with np.errstate(all="ignore"):
-        for work in golden_cases.GROUPS:
+        for work in golden_cases.GROUPS + golden_programs.GROUPS:
             group = work.__name__.removesuffix("_cases")
             work()
     always = False

@@ -18,7 +18,7 @@ LAYERS = [                                            # design §2; a module may
     ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
     ["backends", "compiler", "ptx", "reference", "render"],
     ["families"],
-    ["budget", "config", "errors", "gpu", "paths", "problem", "problems", "trial"],
+    ["budget", "config", "errors", "gpu", "paths", "problem", "problems", "safe_yaml", "trial"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {

@@ -22,7 +22,7 @@ from evoattn.storage import engine as database
 from evoattn.storage import lock
 from evoattn.storage.errors import StorageError, UnknownRecord, explain
 from evoattn.storage.rows import (
-    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
+    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, plain_text, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
 )
 from evoattn.storage.schema import REVISION, STAGES, baselines, environments, samples, sources, studies, trials
 from evoattn.trial import Candidate, Evaluation, Study, Timing, Trial, TrialState
@@ -284,7 +284,7 @@ class Storage:
             .group_by(trials.c.state, trials.c.reason).order_by(func.count().desc(), trials.c.state, trials.c.reason).limit(limit)
         )
         with self._reading() as connection:
-            return [(TrialState(state), reason, count) for state, reason, count in connection.execute(query)]
+            return [(TrialState(state), plain_text(reason), count) for state, reason, count in connection.execute(query)]
 
     def baselines(self, study: Study) -> dict[str, list[Timing]]:
         """The competitors measured in the study by backend, each with its timings in the order recorded."""
@@ -292,14 +292,14 @@ class Storage:
         query = select(baselines).where(baselines.c.study_id == study.id, baselines.c.refusal == "").order_by(baselines.c.id)
         with self._reading() as connection:
             for row in connection.execute(query).mappings():
-                found.setdefault(row["backend"], []).append(timing_from_row(row))
+                found.setdefault(plain_text(row["backend"]), []).append(timing_from_row(row))
         return found
 
     def refusals(self, study: Study) -> dict[str, str]:
         """The competitors that refused the study's problem: the last sentence of each, by backend."""
         query = select(baselines.c.backend, baselines.c.refusal).where(baselines.c.study_id == study.id, baselines.c.refusal != "")
         with self._reading() as connection:
-            return {backend: sentence for backend, sentence in connection.execute(query.order_by(baselines.c.id))}
+            return {plain_text(backend): plain_text(sentence) for backend, sentence in connection.execute(query.order_by(baselines.c.id))}
 
 
 def _load(connection: Connection, query: Select) -> list[Trial]:
