@@ -1,4 +1,4 @@
-"""The command line: search, report, show, export, reproduce, gpus, families."""
+"""The command line: search, bench, report, show, export, reproduce, gpus, families."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def _stop(sentence: str, code: int) -> NoReturn:
 @contextmanager
 def _errors() -> Iterator[None]:
     """Every error that a user can meet becomes one sentence on stderr: exit code 2 for wrong use, 1 for a failed run."""
+    from evoattn.bench.run import BenchError
     from evoattn.budget import BudgetError
     from evoattn.config import ConfigError
     from evoattn.families.registry import FamilyError
@@ -47,7 +48,7 @@ def _errors() -> Iterator[None]:
         yield
     except (BudgetError, ConfigError, FamilyError, GpuError, ProblemError, SamplerError, UnknownRecord) as error:
         _stop(str(error), WRONG_USE)
-    except (ReproduceError, SearchError, StorageError) as error:
+    except (BenchError, ReproduceError, SearchError, StorageError) as error:
         _stop(str(error), FAILED_RUN)
     except OSError as error:
         _stop(f"{error.strerror or error}: {error.filename or 'a file'}.", FAILED_RUN)
@@ -112,6 +113,35 @@ def report(
             return
         text = render_json(summary) if format == "json" else render_html(summary)
         _write(text, output)
+
+
+@app.command()
+def bench(
+    problems: Annotated[list[str], typer.Argument(help="Problems of search_spaces/problems.yaml.")],
+    gpu: Annotated[str, typer.Option(help="The GPU that must be here, or `auto`.")] = "auto",
+    db: Annotated[list[str] | None, typer.Option(help="Databases; several times. The first takes new trials.", show_default="the usual one")] = None,
+    configs: Annotated[Path | None, typer.Option(help="Further configs, as scripts/best_configs.py writes them.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Kernels of ours in each final.")] = 4,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
+    format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write.", show_default="the terminal")] = None,
+) -> None:
+    """The best recorded kernels of each problem (else its starting configs) beside every peer that is installed, proved before and after."""
+    if format not in ("table", "json"):
+        _stop(f"The format is one of table and json, not {format!r}.", WRONG_USE)
+    with _errors():
+        from evoattn.bench.session import run_bench
+        from evoattn.bench.table import render_rows, rows_json
+
+        urls = db or [os.environ.get("EVOATTN_DB") or DEFAULT_DATABASE]
+        rows = run_bench(problems, gpu, urls, configs, top, jobs or os.cpu_count() or 1, Console(stderr=True, highlight=False))
+        if format == "json":
+            _write(rows_json(rows), output)
+        elif output:
+            with output.open("w") as file:
+                render_rows(rows, Console(file=file, width=200))
+        else:
+            render_rows(rows, _console())
 
 
 @app.command()
