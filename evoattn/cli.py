@@ -1,4 +1,4 @@
-"""The command line: search, report, show, export, reproduce, gpus, families."""
+"""The command line: search, bench, report, show, export, reproduce, gpus, families."""
 
 from __future__ import annotations
 
@@ -115,6 +115,35 @@ def report(
             return
         text = render_json(summary) if format == "json" else render_html(summary)
         _write(text, output)
+
+
+@app.command()
+def bench(
+    problems: Annotated[list[str], typer.Argument(help="Problems of search_spaces/problems.yaml.")],
+    gpu: Annotated[str, typer.Option(help="The GPU that must be here, or `auto`.")] = "auto",
+    db: Annotated[list[str] | None, typer.Option(help="Databases; several times. The first takes new trials.", show_default="the usual one")] = None,
+    configs: Annotated[Path | None, typer.Option(help="Further configs, as scripts/best_configs.py writes them.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Kernels of ours in each final.")] = 4,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
+    format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write.", show_default="the terminal")] = None,
+) -> None:
+    """The best recorded kernels of each problem (else its starting configs) beside every peer that is installed, proved before and after."""
+    if format not in ("table", "json"):
+        _stop(f"The format is one of table and json, not {format!r}.", WRONG_USE)
+    with _errors():
+        from evoattn.bench.session import run_bench
+        from evoattn.bench.table import render_rows, rows_json
+
+        urls = db or [os.environ.get("EVOATTN_DB") or DEFAULT_DATABASE]
+        rows = run_bench(problems, gpu, urls, configs, top, jobs or os.cpu_count() or 1, Console(stderr=True, highlight=False))
+        if format == "json":
+            _write(rows_json(rows), output)
+        elif output:
+            with output.open("w") as file:
+                render_rows(rows, Console(file=file, width=200))
+        else:
+            render_rows(rows, _console())
 
 
 @app.command()

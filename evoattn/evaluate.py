@@ -163,24 +163,35 @@ class DeviceEvaluator:
         return timing
 
     def final(self, finalists: dict[str, tuple[str, KernelConfig, CompiledKernel]], protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
-        """(timings by name, refusals by SDPA backend): finalists `{name: (family, config, kernel)}` and every SDPA backend, interleaved.
+        """(timings by name, refusals by peer): finalists `{name: (family, config, kernel)}` and every peer of `baselines.PEERS` that answers right, interleaved.
 
-        SDPA backends are named as in `baselines.SDPA_BACKENDS`.
+        A peer's timing carries its package and version in its protocol.
         """
         contestants, refusals, kept = [], {}, []
         for name, (family_name, config, kernel) in finalists.items():
             enqueue, buffers = self._enqueue(family_name, config, kernel)
             kept.append(buffers)
             contestants.append(Contestant(name, enqueue, protocol, self.cache, self.flush))
-        for backend in baselines.SDPA_BACKENDS:
+        for name in baselines.PEERS:
             try:
-                call = baselines.sdpa_call(backend, self.problem, self.own.tensors)
-                contestants.append(Contestant(backend, call, protocol, self.cache, self.flush))
-            except baselines.BaselineRefused as refused:
-                refusals[backend] = str(refused)
+                call = baselines.peer_call(name, self.problem, self.own.tensors, self.own.answer)
+                contestants.append(Contestant(name, call, protocol, self.cache, self.flush))
+            except baselines.PeerRefused as refused:
+                refusals[name] = str(refused)
             except torch.cuda.OutOfMemoryError:
-                refusals[backend] = "It needs more device memory than is free."
-        return benchmark.measure(contestants, protocol, self.cache), refusals
+                refusals[name] = "It needs more device memory than is free."
+        timings = benchmark.measure(contestants, protocol, self.cache)
+        for name in timings.keys() & baselines.PEERS.keys():
+            peer = baselines.PEERS[name]
+            timings[name] = replace(timings[name], protocol=timings[name].protocol | {"version": f"{peer.package} {peer.version() or 'unknown'}"})
+        return timings, refusals
+
+    def recheck(self, family_name: str, config: KernelConfig, kernel: CompiledKernel) -> str:
+        """What is wrong with the answer to fresh inputs after a final, in one sentence; empty if nothing."""
+        try:
+            return check(self.backend, registry.lookup(family_name), config, kernel, self.fresh).reason
+        except LaunchError as error:
+            return str(error)
 
 
 def with_cost(evaluation: Evaluation, cost: float | None, info: CompileInfo) -> Evaluation:

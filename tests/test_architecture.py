@@ -9,7 +9,7 @@ from evoattn.render import MARKER
 
 LAYERS = [                                            # design §2; a module may import from its own layer's files and from below
     ["cli"],
-    ["session"],
+    ["bench", "session"],
     ["display", "export", "report", "reproduce", "search", "show"],
     ["versions"],
     ["tasks"],

@@ -161,6 +161,26 @@ def test_progress_and_lineage(measured):
     assert first.changes["A"] == (second.trial % 4 - 1, 3)
 
 
+def test_what_each_improvement_was_and_which_genes_won(measured):
+    summary = summarise(*measured, 5)
+    first, *later = summary.improvements
+    assert first.gain is None and all(step.gain > 0 for step in later)
+    assert [step.found.value for step in summary.improvements] == [summary.progress.value[i] for i in summary.progress.improvements]
+    best = {gene.gene: gene for gene in reversed(summary.genes)}
+    assert best["A"].value == 3 and best["A"].top_share == 1.0 and best["A"].share == pytest.approx(0.25)
+    assert "Genes that won" in printed(summary, 160) and "Improvements" in printed(summary, 160)
+
+
+def test_the_effect_of_a_gene_is_paired(storage):
+    study = make_study(storage)
+    for b in range(4):
+        for a, us in ((0, 10.0), (1, 8.0)):
+            add(storage, study, TrialState.COMPLETE, us=[("screen", us * (b + 1))], A=a, B=b)
+    effects = {(g.gene, g.value): (g.effect, g.pairs) for g in summarise(storage, study, 5).genes}
+    assert effects["A", 1] == (pytest.approx(0.8), 4) and effects["A", 0] == (pytest.approx(1.25), 4)
+    assert effects["B", 0] == (None, 2)
+
+
 def test_offline_study_has_no_times_anywhere(storage):
     study = make_study(storage, offline=True)
     for n in range(40):

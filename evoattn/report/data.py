@@ -112,6 +112,32 @@ class Ancestor:
 
 
 @dataclass(frozen=True)
+class Improvement:
+    """A trial that was the best when it came."""
+
+    elapsed_s: float
+    gain: float | None
+    """Share of the value of the best before it that it saved; None for the first."""
+    found: Ancestor
+
+
+@dataclass(frozen=True)
+class GeneValue:
+    """One value of one gene among the right trials of its family."""
+
+    family: str
+    gene: str
+    value: Any
+    top_share: float
+    """Among the best twentieth, 0 to 1."""
+    share: float
+    """Among all."""
+    effect: float | None
+    """Median of its time over the best other value's where all else is equal: under 1 it is faster."""
+    pairs: int
+
+
+@dataclass(frozen=True)
 class Roof:
     """One limit of the GPU for the problem, in TFLOP/s; `per_intensity` roofs rise with the FLOP a byte up to the peak."""
 
@@ -157,6 +183,9 @@ class StudySummary:
     """None below 10 trials with both an estimate and a time."""
     lineage: tuple[Ancestor, ...]
     """The best trial and its ancestors, youngest first."""
+    improvements: tuple[Improvement, ...]
+    """Each new best, in the order found."""
+    genes: tuple[GeneValue, ...]
     roofs: tuple[Roof, ...]
 
     @property

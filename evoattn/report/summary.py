@@ -9,6 +9,7 @@ from evoattn.gpu import GpuError, GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.report.analysis import group_failures, is_positive, lineage, progress, rank_cost_model, value_of
 from evoattn.report.data import BaselineRow, LeaderboardRow, Roof, StudySummary
+from evoattn.report.genes import gene_values, improvements
 from evoattn.report.importance import importance_of
 from evoattn.storage import Storage
 from evoattn.trial import Study, Timing, Trial
@@ -24,6 +25,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
     trials = {trial.number: trial for trial in storage.iter_trials(study)}
     competitors = {} if study.offline else storage.baselines(study)
     leaders = storage.leaderboard(study, limit)
+    course = progress(study, trials.values())
     return StudySummary(
         study=study.name, kind="estimated" if study.offline else "measured", problem=study.problem, problem_text=problem.describe(),
         gpu=study.gpu, arch=study.arch, sampler=study.sampler, seed=study.seed, families=study.families, versions=study.versions,
@@ -32,10 +34,11 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         leaderboard=tuple(_row(rank, trial, problem, spec, competitors, study.offline) for rank, trial in enumerate(leaders, 1)),
         baselines=() if study.offline else _baselines(storage, study, problem),
         failures=group_failures(storage.failures(study, MAX_REASONS)),
-        progress=progress(study, trials.values()),
+        progress=course,
         importances=_importances(study, trials),
         cost_model=None if study.offline else rank_cost_model(trials.values()),
         lineage=lineage(leaders[0] if leaders else None, trials, study.offline),
+        improvements=improvements(course, trials, study.offline), genes=gene_values(trials.values(), study.offline),
         roofs=() if study.offline or spec is None else _roofs(problem, spec),
     )
 
