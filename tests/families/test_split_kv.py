@@ -65,7 +65,7 @@ def test_right_on_the_interpreter(p, genes, kind):
 
 RAGGED = [
     problem(1, 799, 128, dtype="bf16"), problem(1, 1023, 64, 2, 2, mask="causal_lower_right", layout="bshd"),
-    problem(77, 65, 72, 6, 3, mask="causal_upper_left"), problem(5, 239, 40, dtype="fp32"), problem(33, 113, 64, 2, 1, dtype="bf16", mask="causal_lower_right"),
+    problem(20, 65, 72, 4, 2, mask="causal_upper_left"), problem(5, 239, 40, dtype="fp32"), problem(13, 113, 64, 2, 1, dtype="bf16", mask="causal_lower_right"),
 ]
 
 
@@ -73,7 +73,7 @@ RAGGED = [
 def test_random_valid_configs_are_right(p):
     pool = ConfigPool({"split_kv": load_space("split_kv", L4)}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), L4), random.Random(p.seqlen_k))
     case = make_case("random", p, 1, "cpu", "large_logits", double=True)
-    for _ in range(3):
+    for _ in range(2):
         c = KernelConfig(*pool.draw("split_kv"))
         kernel = compiled(p, c)
         result = check(InterpreterBackend(), FAMILY, c, kernel, case)
@@ -112,6 +112,7 @@ REFUSED = [
     ({"SPLITS": 1}, "MERGE must be kernel"), ({"SPLITS": 64}, "last warp"), ({"BLOCK_M": 64}, "half of the block"),
     (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"), (FMA | {"DOT_LANES": 32}, "twice what a row"), ({"WARPS": 16, "BLOCK_N": 512}, "last warp"),
     ({"BLOCK_N": 256}, "registers"), (RING | {"STAGES": 8}, "8 is more than"), ({"BLOCKS_PER_SM": 2}, "the same code"),
+    ({"MERGE": "cluster"}, "sm_90"),
 ]
 
 
@@ -152,6 +153,13 @@ def test_no_split_is_empty(seqlen_k, splits, expected):
     p, c = problem(1, seqlen_k), config(SPLITS=splits)
     assert split_of(p, c) == expected
     assert FAMILY.launches(p, c)[0].grid == (expected[0], 2, 1)
+
+
+def test_a_cluster_has_a_block_for_each_split():
+    p, c = problem(3, 100, kv_heads=1), config(MERGE="cluster", SPLITS=6, BLOCK_N=32, WARPS=1)
+    launch, = FAMILY.launches(p, c)
+    assert (launch.grid, launch.cluster) == ((18, 1, 1), (6, 1, 1)) and "__cluster_dims__(6, 1, 1)" in render(FAMILY, p, c, H100).source
+    assert "at most 8" in FAMILY.why_invalid(problem(), c.__class__(c.family, c.params | {"SPLITS": 12}), H100)
 
 
 def test_one_split_needs_one_launch_and_no_scratch():
