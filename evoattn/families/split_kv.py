@@ -138,7 +138,7 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     if config["STAGES"] > tiles:
         return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} keys that a split makes."
     if splits == 1:
-        return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which is then not launched."
+        return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch
     if blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"SPLITS={config['SPLITS']} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
@@ -232,8 +232,8 @@ class SplitKv:
         sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
         args = (*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED))
         partial = KernelLaunch(
-            self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config), args,
-            (_cluster(config), 1, 1))
+            self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config),
+            args, (_cluster(config), 1, 1))
         if splits == 1 or config["MERGE"] != "kernel":
             return (partial,)
         merge_args: list[KernelArg] = [Buffer("o")]
@@ -248,4 +248,5 @@ class SplitKv:
         if splits == 1 or config["MERGE"] == "cluster":
             return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
         rows = tiles * splits * config["BLOCK_M"]
-        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: tiles * 4 if config["MERGE"] == "last_block" else UNUSED_BYTES}
+        arrived = tiles * 4 if config["MERGE"] == "last_block" else UNUSED_BYTES
+        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}

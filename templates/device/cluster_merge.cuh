@@ -10,7 +10,8 @@ template <int BLOCKS, int ITEMS> struct ClusterMerge {
     const uint32_t owner = cluster_address(memory_smem, item / 4 % BLOCKS);
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(owner + slot * 16), "f"(share.o.x), "f"(share.o.y), "f"(share.o.z), "f"(share.o.w) : "memory");
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(owner + O_BYTES + slot * 8), "f"(share.shift), "f"(share.sum) : "memory");
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 :: "r"(owner + O_BYTES + slot * 8), "f"(share.shift), "f"(share.sum) : "memory");
   }
   // By all threads of all blocks, once: what was sent before is there after.
   static __device__ __forceinline__ void exchange() {
