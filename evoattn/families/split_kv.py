@@ -18,6 +18,8 @@ MAX_WARPS = 16
 MAX_REGISTERS = 255
 FIXED_REGISTERS = {"mma": 44, "fma": 40}
 """Addresses, counters, bounds, states of the rows."""
+LAST_BLOCK_REGISTERS = 88
+"""Eight chunks and states under way while the splits are added up."""
 MMA_ROWS, MMA_KEYS, MMA_LANES = 8, 16, 4
 """Rows, keys and lanes a key of the transposed m16n8k16."""
 SPLIT_GRANULE = 16
@@ -25,6 +27,8 @@ SPLIT_GRANULE = 16
 LEAST_SPLITS = 0.75
 """Share of SPLITS under which a smaller value of the space does the same; nearer ones are told apart by their launches."""
 MERGE_THREADS = 128
+MAX_CLUSTER = 8
+"""Blocks a cluster that every sm_90 schedules (CUDA C++ Programming Guide, thread block clusters)."""
 MAX_GRID_YZ = 65535
 MAX_WAVES = 16
 """Waves of blocks beyond which splitting only adds partial results."""
@@ -56,13 +60,22 @@ def _tile_words(problem: AttentionProblem, config: KernelConfig) -> tuple[int, i
     return k_rows * k_vectors * words, v_rows * v_vectors * words
 
 
+def _cluster(config: KernelConfig) -> int:
+    """Blocks a cluster."""
+    return config["SPLITS"] if config["MERGE"] == "cluster" else 1
+
+
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; and a ticket."""
+    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; and a ticket,
+    or four columns and a state (24 bytes) of each item that the blocks of a cluster send.
+    """
     rings = 0
     if config["LOAD"] == "cp_async":
         rings = config["WARPS"] * config["STAGES"] * sum(_tile_words(problem, config)) * 4 * WARP
     pitch = math.ceil(problem.head_dim / 32) * 32 * 4
-    return max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8)) + 16
+    items, cluster = config["BLOCK_M"] * problem.head_dim // 4, _cluster(config)
+    sent = cluster * math.ceil(items / (4 * cluster)) * 4 * 24 if cluster > 1 else 16
+    return max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8)) + sent
 
 
 def packed_rows(problem: AttentionProblem) -> int:
@@ -75,9 +88,11 @@ def row_blocks(problem: AttentionProblem, config: KernelConfig) -> int:
 
 
 def split_of(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int]:
-    """(splits, keys a split): SPLITS or fewer, each a multiple of `SPLIT_GRANULE` keys and none of them empty."""
+    """(splits, keys a split): SPLITS or fewer, each a multiple of `SPLIT_GRANULE` keys and none of them empty, but in a cluster, which is
+    compiled for so many blocks.
+    """
     keys = math.ceil(math.ceil(problem.seqlen_k / config["SPLITS"]) / SPLIT_GRANULE) * SPLIT_GRANULE
-    return math.ceil(problem.seqlen_k / keys), keys
+    return max(_cluster(config), math.ceil(problem.seqlen_k / keys)), keys
 
 
 def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig) -> str | None:
@@ -110,15 +125,20 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
         return f"STAGES={config['STAGES']}: LOAD=registers has room for one tile a warp and takes STAGES=1."
     if block_m > (MMA_ROWS if config["COMPUTE"] == "mma" else 1) and block_m >= 2 * rows:
         return f"BLOCK_M={block_m} for {rows} packed rows leaves half of the block or more without work."
-    if splits <= config["SPLITS"] * LEAST_SPLITS:
-        return f"SPLITS={config['SPLITS']} makes only {splits} of {keys} keys, as fewer SPLITS do."
+    filled = math.ceil(problem.seqlen_k / keys)
+    if filled <= config["SPLITS"] * LEAST_SPLITS:
+        return f"SPLITS={config['SPLITS']} makes only {filled} of {keys} keys, as fewer SPLITS do."
+    if _cluster(config) > 1 and gpu.capability < (9, 0):
+        return f"MERGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
+    if _cluster(config) > MAX_CLUSTER:
+        return f"SPLITS={config['SPLITS']}: with MERGE=cluster they are the blocks of a cluster, at most {MAX_CLUSTER}."
     if keys <= block_n // config["WARPS"] * (config["WARPS"] - 1):
         return f"WARPS={config['WARPS']}: with {keys} keys a split in tiles of {block_n} the last warp never sees one."
     tiles = math.ceil(keys / block_n)
     if config["STAGES"] > tiles:
         return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} keys that a split makes."
     if splits == 1:
-        return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which is then not launched."
+        return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch
     if blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"SPLITS={config['SPLITS']} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
@@ -135,8 +155,11 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     else:
         width = config["VECTOR_BYTES"] // problem.element_bytes
         rows = config["BLOCK_M"] * (2 * k_vectors * width + _warp_keys(config) * config["DOT_LANES"] // WARP + 2)
-    tiles = k_words + v_words if config["LOAD"] == "registers" else max(k_words, v_words) // 2
-    return rows + tiles + FIXED_REGISTERS[config["COMPUTE"]]
+    if config["LOAD"] == "registers":
+        tiles = k_words + v_words
+    else:                                          # mma takes its operands out of the ring one by one, the CUDA cores a tile at once
+        tiles = max(k_words, v_words) // (2 if config["COMPUTE"] == "mma" else 1)
+    return max(rows + tiles + FIXED_REGISTERS[config["COMPUTE"]], LAST_BLOCK_REGISTERS if config["MERGE"] == "last_block" else 0)
 
 
 def register_cap(config: KernelConfig, blocks: int) -> int:
@@ -195,6 +218,8 @@ class SplitKv:
             "HEAD_DIM": problem.head_dim,
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            "CLUSTER": _cluster(config),
+            "CLUSTER_DIMS": f"__cluster_dims__({_cluster(config)}, 1, 1)" if _cluster(config) > 1 else "",
             "COMPUTE": config["COMPUTE"].upper(),
             "LOAD": config["LOAD"].upper(),
             "MERGE": config["MERGE"].upper(),
@@ -207,7 +232,8 @@ class SplitKv:
         sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
         args = (*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED))
         partial = KernelLaunch(
-            self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config), args)
+            self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config),
+            args, (_cluster(config), 1, 1))
         if splits == 1 or config["MERGE"] != "kernel":
             return (partial,)
         merge_args: list[KernelArg] = [Buffer("o")]
@@ -219,7 +245,8 @@ class SplitKv:
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         (splits, _), tiles = split_of(problem, config), row_blocks(problem, config) * problem.kv_heads * problem.batch
-        if splits == 1:
+        if splits == 1 or config["MERGE"] == "cluster":
             return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
         rows = tiles * splits * config["BLOCK_M"]
-        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: tiles * 4 if config["MERGE"] == "last_block" else UNUSED_BYTES}
+        arrived = tiles * 4 if config["MERGE"] == "last_block" else UNUSED_BYTES
+        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}

@@ -9,9 +9,9 @@ import pytest
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.config import KernelConfig, SearchSpace, load_space
 from evoattn.families.split_kv import SplitKv, smem_bytes, split_of
-from evoattn.gpu import GPUS
+from evoattn.gpu import GPUS, GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.problems import named_problems
 from evoattn.render import MARKER, render
@@ -40,6 +40,11 @@ def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: s
     return compile_source(edit(candidate.source), candidate.arch)
 
 
+def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:
+    """Draws of valid configs."""
+    return ConfigPool({"split_kv": space}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), gpu), random.Random(seed))
+
+
 RIGHT = [
     (problem(1, 239), {}, "large_logits"),
     (problem(1, 239, mask="causal_lower_right", layout="bshd"), RING | {"MERGE": "kernel"}, "plain"),
@@ -65,15 +70,16 @@ def test_right_on_the_interpreter(p, genes, kind):
 
 RAGGED = [
     problem(1, 799, 128, dtype="bf16"), problem(1, 1023, 64, 2, 2, mask="causal_lower_right", layout="bshd"),
-    problem(77, 65, 72, 6, 3, mask="causal_upper_left"), problem(5, 239, 40, dtype="fp32"), problem(33, 113, 64, 2, 1, dtype="bf16", mask="causal_lower_right"),
+    problem(20, 65, 72, 4, 2, mask="causal_upper_left"), problem(5, 239, 40, dtype="fp32"),
+    problem(13, 113, 64, 2, 1, dtype="bf16", mask="causal_lower_right"),
 ]
 
 
 @pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right(p):
-    pool = ConfigPool({"split_kv": load_space("split_kv", L4)}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), L4), random.Random(p.seqlen_k))
+    pool = drawing(load_space("split_kv", L4), p, L4, p.seqlen_k)
     case = make_case("random", p, 1, "cpu", "large_logits", double=True)
-    for _ in range(3):
+    for _ in range(2):
         c = KernelConfig(*pool.draw("split_kv"))
         kernel = compiled(p, c)
         result = check(InterpreterBackend(), FAMILY, c, kernel, case)
@@ -104,14 +110,17 @@ def test_an_injected_fault_is_found(fault):
         return "".join(lines)
 
     p, c = problem(3, 239), config(**genes)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), make_case("plain", p, 1, "cpu", double=True), repeat=True).passed
+    case = make_case("plain", p, 1, "cpu", double=True)
+    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case, repeat=True).passed
 
 
 REFUSED = [
     ({"BLOCK_M": 4}, "BLOCK_M=4"), ({"BLOCK_N": 16}, "BLOCK_N=16"), ({"DOT_LANES": 8}, "DOT_LANES=8"), ({"STAGES": 2}, "STAGES=2"),
     ({"SPLITS": 1}, "MERGE must be kernel"), ({"SPLITS": 64}, "last warp"), ({"BLOCK_M": 64}, "half of the block"),
-    (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"), (FMA | {"DOT_LANES": 32}, "twice what a row"), ({"WARPS": 16, "BLOCK_N": 512}, "last warp"),
+    (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"), (FMA | {"DOT_LANES": 32}, "twice what a row"),
+    ({"WARPS": 16, "BLOCK_N": 512}, "last warp"),
     ({"BLOCK_N": 256}, "registers"), (RING | {"STAGES": 8}, "8 is more than"), ({"BLOCKS_PER_SM": 2}, "the same code"),
+    ({"MERGE": "cluster"}, "sm_90"),
 ]
 
 
@@ -154,6 +163,13 @@ def test_no_split_is_empty(seqlen_k, splits, expected):
     assert FAMILY.launches(p, c)[0].grid == (expected[0], 2, 1)
 
 
+def test_a_cluster_has_a_block_for_each_split():
+    p, c = problem(3, 100, kv_heads=1), config(MERGE="cluster", SPLITS=6, BLOCK_N=32, WARPS=1)
+    launch, = FAMILY.launches(p, c)
+    assert (launch.grid, launch.cluster) == ((18, 1, 1), (6, 1, 1)) and "__cluster_dims__(6, 1, 1)" in render(FAMILY, p, c, H100).source
+    assert "at most 8" in FAMILY.why_invalid(problem(), config(MERGE="cluster", SPLITS=12), H100)
+
+
 def test_one_split_needs_one_launch_and_no_scratch():
     p, c = problem(), config(SPLITS=1, MERGE="kernel")
     assert len(FAMILY.launches(p, c)) == 1 and max(FAMILY.workspace(p, c).values()) < 64
@@ -174,7 +190,7 @@ def test_shared_memory_of_python_is_that_of_cuda():
     cases = []
     for i in range(16):
         p = problem(8, 4096, draw.choice((4, 24, 64, 72, 256)), dtype=draw.choice(("fp16", "fp32")))
-        pool = ConfigPool({"split_kv": replace(space, parameters=free)}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), H100), draw)
+        pool = drawing(replace(space, parameters=free), p, H100, i)
         c = KernelConfig(*pool.draw("split_kv"))
         text = render(FAMILY, p, c, H100).source.partition("// Where a packed row")[0]
         cases.append(f"namespace case{i} {{\n{text}\n}}")
