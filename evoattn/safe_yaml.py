@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 MAX_BYTES, MAX_ALIASES = 1 << 20, 1000
-"""No space comes near. An alias may stand for a list, but not for one with an alias in it: seven such levels would be a billion values."""
+"""No space comes near. An alias may stand for a list, but not for one with an alias in it: seven such levels would be a billion values.
+`<<: *one` may nest: a mapping that starts from another one has each key once however often that is done."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -19,7 +20,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent, index):
         if self.check_event(yaml.AliasEvent):
             self._aliases += 1
-            if self._anchors_open or self._aliases > MAX_ALIASES:
+            merged = isinstance(index, yaml.ScalarNode) and index.value == "<<"
+            if self._anchors_open and not merged or self._aliases > MAX_ALIASES:
                 raise yaml.YAMLError(f"an alias inside an anchored value, or more than {MAX_ALIASES} aliases")
             return super().compose_node(parent, index)
         anchored = self.peek_event().anchor is not None
