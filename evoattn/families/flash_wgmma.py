@@ -181,8 +181,8 @@ class FlashWgmma:
         rescale, octaves = RESCALES[config["RESCALE"]]
         split = config["KEY_SPLIT"]
         same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "SCORES_AHEAD", "LATE_WAIT", "PING_PONG", "KEY_SPLIT", "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS",
-            "Q_IN_REGISTERS",
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "SCORES_AHEAD", "LATE_WAIT", "PING_PONG", "KEY_SPLIT",
+            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS",
         )
         return {name: config[name] for name in same} | {
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
