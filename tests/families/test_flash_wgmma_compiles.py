@@ -1,5 +1,5 @@
-"""flash_wgmma: whatever `why_invalid` accepts compiles for sm_90a as the estimates say; 200 random configs over the problems, some 90 seconds
-of one core."""
+"""flash_wgmma: whatever `why_invalid` accepts compiles for sm_90a as the estimates say; 200 random configs over the problems, some 90
+seconds of one core."""
 
 from __future__ import annotations
 
