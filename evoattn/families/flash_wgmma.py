@@ -205,11 +205,11 @@ class FlashWgmma:
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
-        claims = config["SCHEDULE"] == "claimed"
+        claims, null = config["SCHEDULE"] == "claimed", Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             _tile_map(problem, "q", WARPGROUP_ROWS), _tile_map(problem, "k", config["BLOCK_N"]),
             _tile_map(problem, "v", config["BLOCK_N"]), _tile_map(problem, "o", WARPGROUP_ROWS),
-            Buffer("o"), Buffer("lse") if problem.lse else Scalar("int64", 0), Buffer(WORKSPACE) if claims else Scalar("int64", 0),  # 0: null
+            Buffer("o"), Buffer("lse") if problem.lse else null, Buffer(WORKSPACE) if claims else null,
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
         )
