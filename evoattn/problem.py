@@ -142,7 +142,7 @@ class AttentionProblem:
         return replace(self, **{"name": "", **changes})
 
     def to_dict(self) -> dict:
-        """JSON-ready fields; `AttentionProblem(**d)` restores it. Without `lse` where it is false: as problems were recorded before it came."""
+        """JSON-ready fields; `AttentionProblem(**d)` restores it. `lse` is left out where false, as in older records."""
         return {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "lse" or self.lse}
 
     def describe(self) -> str:

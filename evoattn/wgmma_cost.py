@@ -50,8 +50,8 @@ class Constants:
     """Factors for genes that no term above knows."""
 
 
-# Fitted by least squares of logarithms, near the best twice as heavy, to 2,326 of 28,621 kernels measured on 15 problems (H100, 2026-11-21),
-# none of them with SCORES_AHEAD or LATE_WAIT. Spearman's correlation a problem: 0.86 (seed_h100), 0.75 (fa_d64_2k), 0.78
+# Fitted by least squares of logarithms, near the best twice as heavy, to 2,326 of 28,621 kernels measured on 15 problems (H100,
+# 2026-11-21), none of them with SCORES_AHEAD or LATE_WAIT. Spearman's correlation a problem: 0.86 (seed_h100), 0.75 (fa_d64_2k), 0.78
 # (fa_d128_4k_causal), 0.48 at the least (seed_s128_b8h4); the interpreter's counts gave 0.3.
 FITTED = Constants(
     tensor=0.71, special=0.224, issue=1.52, chain=0.841, sharpness=1.44, latency=304, hidden=0.625, launch=1430, block=2480, tile=1630,

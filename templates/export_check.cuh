@@ -226,8 +226,8 @@ inline bool judge_lse(const Device& device, const std::vector<Row>& rows) {
   }
   const double allowed = 2e-4 + 2e-5 * largest;
   const bool right = wrong == 0 && error <= allowed;
-  std::printf("%s log-sum-exp    max error %.3e (allowed %.3e), %zu NaN, never written or wrongly infinite\n", right ? "ok  " : "FAIL", error,
-              allowed, wrong);
+  std::printf("%s log-sum-exp    max error %.3e (allowed %.3e), %zu NaN, never written or wrongly infinite\n", right ? "ok  " : "FAIL",
+              error, allowed, wrong);
   return right;
 }
 

@@ -19,7 +19,8 @@ MEASURED = {
     ],
     "fa_d64_2k": [
         (496.6, THREE | {"STAGES": 3, "PING_PONG": True, "Q_IN_REGISTERS": True, "STORE": "rows"}, 128),
-        (598.9, {"BLOCK_N": 160, "STAGES": 1, "BLOCKS_PER_SM": 2, "PRODUCER": "warpgroup", "RESCALE": "lazy_8", "Q_IN_REGISTERS": True}, 128),
+        (598.9, {"BLOCK_N": 160, "STAGES": 1, "BLOCKS_PER_SM": 2, "PRODUCER": "warpgroup", "RESCALE": "lazy_8",
+                 "Q_IN_REGISTERS": True}, 128),
     ],
     "fa_d128_4k_causal": [
         (376.1, {"BLOCK_M": 128, "BLOCK_N": 80, "STAGES": 3, "PRODUCER": "warpgroup", "PING_PONG": True, "RESCALE": "lazy_after",

@@ -185,8 +185,8 @@ class FlashWgmma:
         rescale, octaves = RESCALES[config["RESCALE"]]
         split = config["KEY_SPLIT"]
         same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "SCORES_AHEAD", "LATE_WAIT", "PING_PONG", "KEY_SPLIT", "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS",
-            "Q_IN_REGISTERS",
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "SCORES_AHEAD", "LATE_WAIT", "PING_PONG", "KEY_SPLIT",
+            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS",
         )
         return {name: config[name] for name in same} | {
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
@@ -209,11 +209,11 @@ class FlashWgmma:
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
-        claims = config["SCHEDULE"] == "claimed"
+        claims, null = config["SCHEDULE"] == "claimed", Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             _tile_map(problem, "q", WARPGROUP_ROWS), _tile_map(problem, "k", config["BLOCK_N"]),
             _tile_map(problem, "v", config["BLOCK_N"]), _tile_map(problem, "o", WARPGROUP_ROWS),
-            Buffer("o"), Buffer("lse") if problem.lse else Scalar("int64", 0), Buffer(WORKSPACE) if claims else Scalar("int64", 0),     # 0: null
+            Buffer("o"), Buffer("lse") if problem.lse else null, Buffer(WORKSPACE) if claims else null,
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
         )

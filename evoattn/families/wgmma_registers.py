@@ -21,7 +21,7 @@ those that these terms accept.
 """
 PERSISTENT_REGISTERS = 4
 WIDE_HEAD_DIM = 128
-"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where the tile loop goes around it."""
+"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
 WIDE_PERSISTENT_REGISTERS = 20
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""

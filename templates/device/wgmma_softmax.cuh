@@ -22,8 +22,12 @@ struct RowState {
   }
 };
 
-// s = -inf for keys that a row does not see: rows g and g + 8 see `low_keys` and `high_keys`, counted from the lane's first key.
-template <int FLOATS> __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int low_keys, int high_keys) {
+// s = -inf for keys that a row does not see: those from `keys` on, and CAUSAL from `row_keys` on for row g, `row_keys` + 8 for row g + 8.
+// `first_key` is the tile's.
+template <bool CAUSAL, int FLOATS>
+__device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, int keys, int row_keys, int lane) {
+  const int lane_key = first_key + lane % 4 * 2;           // the lane's first
+  const int low_keys = (CAUSAL ? min(keys, row_keys) : keys) - lane_key, high_keys = (CAUSAL ? min(keys, row_keys + 8) : keys) - lane_key;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
     if (i / 4 * 8 + i % 2 >= (i & 2 ? high_keys : low_keys)) s[i] = NEGATIVE_INFINITY;
@@ -164,8 +168,8 @@ __device__ __forceinline__ float row_sum(const RowState& state, int row) {
   return sum;
 }
 
-// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below `rows`; -inf for no key, whose
-// shift is finite.
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below `rows`; -inf for no
+// key, whose shift is finite.
 __device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows, int lane) {
   constexpr float LN_2 = 0.693147180559945309f;
 #pragma unroll

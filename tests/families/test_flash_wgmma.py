@@ -170,7 +170,8 @@ def test_a_starting_config_compiles_as_the_estimate_says(name):
 
 
 @pytest.mark.parametrize("genes", [
-    {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"}, {"SCORES_AHEAD": True, "LATE_WAIT": True, "BLOCK_N": 80}, {"KEY_SPLIT": 8, "BLOCK_N": 64, "STAGES": 1, "BLOCKS_PER_SM": 1},
+    {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"}, {"SCORES_AHEAD": True, "LATE_WAIT": True, "BLOCK_N": 80},
+    {"KEY_SPLIT": 8, "BLOCK_N": 64, "STAGES": 1, "BLOCKS_PER_SM": 1},
 ])
 def test_rare_genes_compile_as_the_estimate_says(genes):
     p = problem(64, 512)
