@@ -11,6 +11,8 @@ MAX_BYTES, MAX_ALIASES = 1 << 20, 1000
 """No space comes near. An alias may stand for a list, but not for one with an alias in it: seven such levels would be a billion values.
 `<<: *one` may nest: a mapping that starts from another one has each key once however often that is done."""
 
+MERGE = "tag:yaml.org,2002:merge"
+
 
 class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
@@ -31,7 +33,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [key.value if key.tag == MERGE else self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for n, key in enumerate(keys) if key in keys[:n]]
         if twice:
             raise yaml.YAMLError(f"the key {twice[0]!r} stands twice in one place (line {node.start_mark.line + 1})")
