@@ -73,7 +73,7 @@ def wrong_ones(problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[Kerne
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right(problem):
     spec, seed = gpu.GPUS["l4"], PROBLEMS.index(problem)
-    counts = {"flash_scalar": A_PROBLEM, "flash_mma": A_PROBLEM, "three_kernel": A_PROBLEM // 3}
+    counts = {"flash_scalar": A_PROBLEM, "flash_mma": A_PROBLEM, "flash_wmma": A_PROBLEM // 3, "three_kernel": A_PROBLEM // 3}
     configs = [c for f, count in counts.items() for c in draw(load_space(f, spec), problem, spec, count, seed)]
     assert len(configs) == sum(counts.values())
     assert not wrong_ones(problem, spec, configs)

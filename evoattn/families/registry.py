@@ -6,6 +6,7 @@ from evoattn.families.base import Family
 from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
 from evoattn.families.flash_wgmma import FlashWgmma
+from evoattn.families.flash_wmma import FlashWmma
 from evoattn.families.three_kernel import ThreeKernel
 
 
@@ -13,7 +14,7 @@ class FamilyError(ValueError):
     """A family that is not in the table: its message is one sentence."""
 
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma(), FlashWgmma(), ThreeKernel())}
+FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma(), FlashWgmma(), FlashWmma(), ThreeKernel())}
 
 
 def lookup(name: str) -> Family:

@@ -1,5 +1,5 @@
-// gather_tile.cuh: a tile of 16-bit elements from global to shared memory by all threads of the block with 16-byte cp.async, chunks FIRST to
-// LAST - 1 of its rows (needs swizzle.cuh, cp_async.cuh). Row r of the tile is row source_row(r) in memory.
+// gather_tile.cuh: a tile of 16-bit elements from global to shared memory by all threads of the block with 16-byte cp.async, chunks FIRST
+// to LAST - 1 of its rows (needs swizzle.cuh, cp_async.cuh). Row r of the tile is row source_row(r) in memory.
 
 // Rows from `valid_rows` and chunks from `valid_chunks` on are not read and become zeros: what lay there could be a NaN, and 0 · NaN = NaN.
 template <typename Layout, int ROWS, int FIRST, int LAST, int THREADS, typename Element, typename SourceRow>

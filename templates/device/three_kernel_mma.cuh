@@ -214,6 +214,6 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
     }
   }
   __syncthreads();                                 // no warp still reads the ring, which O overwrites
-  store_output<LayoutV, true, true>(state, smem + warp * ROW_TILES * 16 * LayoutV::ROW_BYTES, o_gmem + warp_row * o_row_stride, o_row_stride,
-                                    seqlen_q - warp_row, lane);
+  store_output<LayoutV, true, true>(state, smem + warp * ROW_TILES * 16 * LayoutV::ROW_BYTES, o_gmem + warp_row * o_row_stride,
+                                    o_row_stride, seqlen_q - warp_row, lane);
 }
