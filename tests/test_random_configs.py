@@ -86,4 +86,7 @@ def test_random_valid_configs_are_right_on_hopper(problem):
     space = load_space("flash_wgmma", spec)
     parameters = tuple(replace(p, values=(1,)) if p.name == "KEY_SPLIT" else p for p in space.parameters)
     configs = draw(replace(space, parameters=parameters), problem, spec, A_PROBLEM, HOPPER_PROBLEMS.index(problem))
+    space = load_space("three_kernel", spec)
+    parameters = tuple(replace(p, values=("wgmma",)) if p.name == "PRODUCT" else p for p in space.parameters)
+    configs += draw(replace(space, parameters=parameters), problem, spec, A_PROBLEM // 3, HOPPER_PROBLEMS.index(problem))
     assert not wrong_ones(problem, spec, configs)

@@ -7,21 +7,33 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import softmax_scale_log2
+from evoattn.families.flash_wgmma import tile_map
+from evoattn.families.wgmma_text import wgmma_function
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
-from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
 SCORE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 ELEMENT_BYTES = 2
 WARP, MAX_THREADS, MAX_REGISTERS = 32, 1024, 255
+PRODUCT_HEADERS = {
+    "mma": (
+        "cp_async.cuh", "ldmatrix.cuh", "mma_m16n8k16.cuh", "swizzle.cuh", "gather_tile.cuh", "flash_fragments.cuh", "online_softmax.cuh",
+        "flash_output.cuh"),
+    "wgmma": ("mbarrier.cuh", "tma.cuh", "wgmma.cuh", "ldmatrix.cuh", "stmatrix.cuh", "tensor_tile.cuh", "wgmma_output.cuh"),
+}
+WGMMA_ARCH = "sm_90a"
+CHUNK_COLUMNS, CHUNK_ROW_BYTES = 64, 128
+"""A tile in shared memory for wgmma is chunks of 64 columns: the widest box of the 128-byte swizzle."""
 KEY_GROUP = 32
 """Keys of a warp are stored in groups of four n8 tiles, eight neighbours a lane."""
 SCORES_REGISTERS = 40
 """Addresses and fragments of Q and K beside the accumulators of a thread; as the next two, no spill in random configs from here on."""
 VALUES_REGISTERS = 48
 SOFTMAX_REGISTERS = 24
+WGMMA_REGISTERS = 40
 MAX_GRID_YZ = 65535
 """Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
 MAX_ROWS = 2**31 - 1
@@ -38,6 +50,15 @@ def score_stride(problem: AttentionProblem) -> int:
     return math.ceil(problem.seqlen_k / 8) * 8
 
 
+def _wgmma(config: KernelConfig) -> bool:
+    return config["PRODUCT"] == "wgmma"
+
+
+def _chunked_row_bytes(problem: AttentionProblem) -> int:
+    """Bytes of a row of Q, K, V or O in whole chunks."""
+    return math.ceil(problem.head_dim / CHUNK_COLUMNS) * CHUNK_ROW_BYTES
+
+
 def _rows(problem: AttentionProblem) -> int:
     return problem.batch * problem.heads * problem.seqlen_q
 
@@ -47,13 +68,20 @@ def _late(config: KernelConfig) -> bool:
 
 
 def scores_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K."""
+    """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K; with wgmma in their place later S, and a barrier."""
+    if _wgmma(config):
+        tiles = (config["BLOCK_M"] + config["BLOCK_N"]) * _chunked_row_bytes(problem)
+        return max(tiles, config["BLOCK_M"] * config["BLOCK_N"] * ELEMENT_BYTES) + 16
     return (config["BLOCK_M"] + config["BLOCK_N"]) * _row_bytes(problem)
 
 
 def values_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block of P V: the ring of P and V, in whose place later O."""
+    """Dynamic shared memory of a block of P V: the ring of P and V, in whose place later O; with wgmma a barrier a stage."""
     block_m, block_k = config["PV_BLOCK_M"], config["PV_BLOCK_K"]
+    if _wgmma(config):
+        row_bytes = _chunked_row_bytes(problem)
+        ring = config["PV_STAGES"] * block_k * (block_m * ELEMENT_BYTES + row_bytes)
+        return max(ring, block_m * row_bytes) + 8 * config["PV_STAGES"]
     ring = config["PV_STAGES"] * block_k * (block_m * ELEMENT_BYTES + _row_bytes(problem))
     return max(ring, block_m * _row_bytes(problem))
 
@@ -76,6 +104,25 @@ def _why_wrong_shape(config: KernelConfig) -> str | None:
     if softmax % WARP or softmax > MAX_THREADS:
         return (f"THREADS_PER_ROW={config['THREADS_PER_ROW']} times ROWS_PER_BLOCK={config['ROWS_PER_BLOCK']} are {softmax} threads: "
                 f"a block has whole warps, at most {MAX_THREADS} threads.")
+    return None
+
+
+def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """What PRODUCT=wgmma cannot do, and genes that it leaves nothing to do."""
+    if not _wgmma(config):
+        return None
+    if gpu.arch != WGMMA_ARCH:
+        return f"PRODUCT=wgmma needs {WGMMA_ARCH}, and {gpu.name} is {gpu.arch}."
+    for gene in ("BLOCK_M", "BLOCK_N", "PV_BLOCK_M", "PV_BLOCK_K"):
+        if config[gene] % CHUNK_COLUMNS:
+            return f"{gene}={config[gene]} is no multiple of {CHUNK_COLUMNS}, the rows of a wgmma and the columns of a tensor copy."
+    for rows, warps in (("BLOCK_M", "WARPS_M"), ("PV_BLOCK_M", "PV_WARPS")):
+        if config[warps] != config[rows] // 16:
+            return f"A warp has 16 rows of a wgmma: {rows}={config[rows]} needs {warps}={config[rows] // 16}, not {config[warps]}."
+    if config["WARPS_N"] > 1 or config["BLOCK_K"] > 32:
+        return "PRODUCT=wgmma takes a tile of S at once: WARPS_N and BLOCK_K must be 1 and 32, to do nothing."
+    if _late(config) or config["S_TYPE"] == "fp32":
+        return "PRODUCT=wgmma moves S and P by tensor copies in 16 bits: SOFTMAX must be rewrite, and S_TYPE not fp32."
     return None
 
 
@@ -135,13 +182,31 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
 
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int, int]:
     """Estimates of the registers a thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept scores, and the rest."""
+    kept = config["KEPT_VECTORS"] * config["VECTOR_WIDTH"]
+    if _wgmma(config):
+        return config["BLOCK_N"] // 2 + WGMMA_REGISTERS, SOFTMAX_REGISTERS + kept, problem.head_dim // 2 + WGMMA_REGISTERS
     row_tiles, key_tiles = config["BLOCK_M"] // (16 * config["WARPS_M"]), config["BLOCK_N"] // (8 * config["WARPS_N"])
     value_tiles = config["PV_BLOCK_M"] // (16 * config["PV_WARPS"])
     return (
         row_tiles * (4 * key_tiles + 4) + SCORES_REGISTERS,
-        config["KEPT_VECTORS"] * config["VECTOR_WIDTH"] + SOFTMAX_REGISTERS,
+        SOFTMAX_REGISTERS + kept,
         value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS,
     )
+
+
+def _wgmma_functions(problem: AttentionProblem, config: KernelConfig) -> str:
+    if not _wgmma(config):
+        return ""
+    qk = wgmma_function("wgmma_qk", config["BLOCK_N"], problem.dtype, a_in_registers=False, b_transposed=False)
+    return f"{qk}\n\n" + wgmma_function("wgmma_pv", problem.head_dim, problem.dtype, a_in_registers=False, b_transposed=True)
+
+
+def _score_map(problem: AttentionProblem, buffer: str, dtype: str, columns: int) -> TensorMap:
+    """The map of chunks of 64 rows of S or P, of whose rows the first `columns` count."""
+    row = score_stride(problem) * ELEMENT_BYTES
+    shape = (columns, problem.seqlen_q, problem.heads, problem.batch)
+    strides_bytes = (row, row * problem.seqlen_q, row * problem.seqlen_q * problem.heads)
+    return TensorMap(buffer, dtype, shape, strides_bytes, (CHUNK_COLUMNS, CHUNK_COLUMNS, 1, 1))
 
 
 class ThreeKernel:
@@ -167,7 +232,7 @@ class ThreeKernel:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_wrong_scores(problem, config)
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu) or _why_wrong_scores(problem, config)
             or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
         )
 
@@ -177,6 +242,8 @@ class ThreeKernel:
             "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
         )
         return {name: config[name] for name in same} | {
+            "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
+            "WGMMA_FUNCTIONS": _wgmma_functions(problem, config),
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "SCORE": ELEMENT_TYPES[config["S_TYPE"]],
             "HEAD_DIM": problem.head_dim,
@@ -200,16 +267,24 @@ class ThreeKernel:
 
         threads = tuple((count, 1, 1) for count in _threads(config))
         scale = Scalar("float32", softmax_scale_log2(problem))
+        scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), *heads_and_lengths("q", "k"), scale)
+        values_args = (p, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
+        if _wgmma(config):
+            counts = (*(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths)
+            scores_args = (
+                tile_map(problem, "q", CHUNK_COLUMNS), tile_map(problem, "k", config["BLOCK_N"]),
+                _score_map(problem, "s", config["S_TYPE"], score_stride(problem)), *counts, scale)
+            values_args = (
+                _score_map(problem, p.name, problem.dtype, problem.seqlen_k), tile_map(problem, "v", config["PV_BLOCK_K"]),
+                Buffer("rows"), Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
         return (
-            KernelLaunch(
-                "three_kernel_scores", (keys, rows, heads), threads[0], scores_smem_bytes(problem, config),
-                (Buffer("q"), Buffer("k"), Buffer("s"), *heads_and_lengths("q", "k"), scale)),
+            KernelLaunch("three_kernel_scores", (keys, rows, heads), threads[0], scores_smem_bytes(problem, config), scores_args),
             KernelLaunch(
                 "three_kernel_softmax", (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1), threads[1], 0,
                 (Buffer("s"), p, Buffer("rows"), Scalar("int32", _rows(problem)), *lengths, stride)),
             KernelLaunch(
                 "three_kernel_values", (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1), threads[2],
-                values_smem_bytes(problem, config), (p, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))),
+                values_smem_bytes(problem, config), values_args),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:

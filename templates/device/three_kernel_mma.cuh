@@ -1,5 +1,7 @@
 // three_kernel_mma.cuh: both products of the pipeline by mma.sync. Needs the constants of three_kernel.cu.j2.
 
+constexpr int KEYS_WRITTEN_STEP = 8;               // P V reads chunks of eight probabilities
+
 namespace scores {                                 // S = Q Kᵀ · scale
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int ROW_TILES = BLOCK_M / WARPS_M / 16;                               // m16 tiles a warp

@@ -14,14 +14,17 @@ __device__ __forceinline__ int keys_read(int first_row, int rows, int seqlen_q, 
   return max(0, min(seqlen_k, min(end, seqlen_q) + causal_offset(seqlen_q, seqlen_k)));
 }
 
-// Eight scores, in units of log2. fp16 ends at 65504: a score past it stays finite.
-__device__ __forceinline__ void store_scores(Fp16* destination_gmem, float (&x)[8]) {
+// fp16 ends at 65504: a score past it stays finite.
+template <typename S> __device__ __forceinline__ float bounded_score(float x) { return x; }
+template <> __device__ __forceinline__ float bounded_score<Fp16>(float x) { return fminf(fmaxf(x, -65504.f), 65504.f); }
+
+// Eight scores, in units of log2.
+template <typename S> __device__ __forceinline__ void store_scores(S* destination_gmem, float (&x)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = fminf(fmaxf(x[i], -65504.f), 65504.f);
+  for (int i = 0; i < 8; ++i) x[i] = bounded_score<S>(x[i]);
   store_floats(destination_gmem, x);
 }
-__device__ __forceinline__ void store_scores(Bf16* destination_gmem, const float (&x)[8]) { store_floats(destination_gmem, x); }
-__device__ __forceinline__ void store_scores(Fp32* destination_gmem, const float (&x)[8]) {
+template <> __device__ __forceinline__ void store_scores<Fp32>(Fp32* destination_gmem, float (&x)[8]) {
   const float low[4] = {x[0], x[1], x[2], x[3]}, high[4] = {x[4], x[5], x[6], x[7]};
   store_floats(destination_gmem, low), store_floats(destination_gmem + 4, high);
 }
