@@ -73,8 +73,9 @@ def wrong_ones(problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[Kerne
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right(problem):
     spec, seed = gpu.GPUS["l4"], PROBLEMS.index(problem)
-    configs = [c for f in ("flash_scalar", "flash_mma") for c in draw(load_space(f, spec), problem, spec, A_PROBLEM, seed)]
-    assert len(configs) == 2 * A_PROBLEM
+    counts = {"flash_scalar": A_PROBLEM, "flash_mma": A_PROBLEM, "flash_wmma": A_PROBLEM // 3, "three_kernel": A_PROBLEM // 3}
+    configs = [c for f, count in counts.items() for c in draw(load_space(f, spec), problem, spec, count, seed)]
+    assert len(configs) == sum(counts.values())
     assert not wrong_ones(problem, spec, configs)
 
 
@@ -82,4 +83,7 @@ def test_random_valid_configs_are_right(problem):
 def test_random_valid_configs_are_right_on_hopper(problem):
     spec = gpu.GPUS["h100"]
     configs = draw(load_space("flash_wgmma", spec), problem, spec, A_PROBLEM, HOPPER_PROBLEMS.index(problem))
+    space = load_space("three_kernel", spec)
+    parameters = tuple(replace(p, values=("wgmma",)) if p.name == "PRODUCT" else p for p in space.parameters)
+    configs += draw(replace(space, parameters=parameters), problem, spec, A_PROBLEM // 3, HOPPER_PROBLEMS.index(problem))
     assert not wrong_ones(problem, spec, configs)

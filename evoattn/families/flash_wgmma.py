@@ -126,7 +126,7 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     return None
 
 
-def _tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
+def tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
@@ -211,8 +211,8 @@ class FlashWgmma:
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         claims, null = config["SCHEDULE"] == "claimed", Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
-            _tile_map(problem, "q", WARPGROUP_ROWS), _tile_map(problem, "k", config["BLOCK_N"]),
-            _tile_map(problem, "v", config["BLOCK_N"]), _tile_map(problem, "o", WARPGROUP_ROWS),
+            tile_map(problem, "q", WARPGROUP_ROWS), tile_map(problem, "k", config["BLOCK_N"]),
+            tile_map(problem, "v", config["BLOCK_N"]), tile_map(problem, "o", WARPGROUP_ROWS),
             Buffer("o"), Buffer("lse") if problem.lse else null, Buffer(WORKSPACE) if claims else null,
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
