@@ -81,7 +81,8 @@ def test_report_formats(study, tmp_path):
 
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
-    assert "config id" in run("show", 1, "--db", db).stdout
+    shown = run("show", 1, "--db", db).stdout
+    assert "config id" in shown and "not modelled" in shown and "wgmma.fence" in shown
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
     assert "__global__" in kernel.read_text() and "int main" in kernel.read_text()
