@@ -9,5 +9,6 @@ from evoattn.paths import TEMPLATES
 
 def test_a_few_configs_raise_no_alarm():
     script = TEMPLATES.parent / "scripts" / "interpreter_witness.py"
-    done = subprocess.run([sys.executable, str(script), str(len(FAMILIES)), "--seed", "5"], capture_output=True, text=True, cwd=script.parents[1])
+    command = [sys.executable, str(script), str(len(FAMILIES)), "--seed", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=script.parents[1])
     assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, done.stdout + done.stderr

@@ -3,7 +3,7 @@
 NOT_MODELLED = (
     "machine code: it runs PTX, so faults of ptxas, register counts and time are not seen",
     "the last bits of approximate functions, of sums inside tensor-core products, and denormals flushed by .ftz beyond exp2",
-    "every order of execution: races are found in whatever order blocks run, but which block draws which tile, or arrives last, is one case",
+    "every order of execution: races do not depend on who runs first, but which block draws which tile, or arrives last, is one case",
     "blocks that wait for each other by spinning on global memory: such a launch ends at the step limit",
     "lanes of a warp one by one in barriers and fences: what one lane learns, its warp knows",
     "wgmma.fence: it orders nothing here, and a missing one is not found",

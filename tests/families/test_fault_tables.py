@@ -66,7 +66,7 @@ MMA: list[Row] = [
         (NEXT_BARRIER, "//"), ("load_k(tile + K_STAGES);\n      if (!", "load_k(tile + K_STAGES);\n      __syncthreads();\n      if (!")]),
     ("rings reused for the merge", {"KEY_WARPS": 2}, [("__syncthreads();                                 // all warps are done", "//")]),
     ("no barrier in the merge", {"KEY_WARPS": 2}, [("__syncthreads();                                 // the partial", "//")]),
-    ("rings reused for O", {"Q_PLACE": "direct", "O_STORE": "shared"}, [("__syncthreads();      // no warp still reads the rings", "; //")]),
+    ("rings reused for O", {"Q_PLACE": "direct", "O_STORE": "shared"}, [("__syncthreads();      // no warp still reads", "; //")]),
     ("no __syncwarp before Q is reused", {"O_STORE": "shared"}, [("else __syncwarp();  ", "//")]),
     ("no __syncwarp before O is read", {"O_STORE": "shared"}, [("__syncwarp();                                  // the warp's", "//")]),
     ("weak wait for K", SPLIT, [("else cp_async_wait<NEWER_THAN_K>();\n", "else cp_async_wait<NEWER_THAN_K + 1>();\n")]),
