@@ -7,13 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from evoattn.problem import AttentionProblem
+from evoattn.ptx.limits import NOT_MODELLED
 from evoattn.storage import Storage
 from evoattn.trial import Timing, Trial
-
-NOT_MODELLED = (
-    "The interpreter does not model: races in global memory, memory fences, denormals flushed by .ftz beyond exp2, "
-    "the last bits of approximate functions, and faults of ptxas (it runs PTX, not machine code)."
-)
 
 
 def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
@@ -44,7 +40,7 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
         for check in report.checks:
             row("", f"{'right' if check.passed else 'WRONG'}  {check.case}: error {check.max_error:.2e}, allowed {check.allowed_error:.2e}")
         if report.backend == "interpreter":
-            row("", NOT_MODELLED)
+            row("not modelled", "\n".join(NOT_MODELLED))
     for timing in trial.timings:
         row(f"time ({timing.protocol.get('stage', '?')})", _timing_sentence(timing))
     if trial.relative_cost is not None:

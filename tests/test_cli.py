@@ -94,7 +94,8 @@ def test_report_formats(study, tmp_path):
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
     shown = run("show", 1, "--db", db).stdout
-    assert all(word in shown for word in ("config id", "ran on", "host", "commit", "input seed", "genetic, seed", "source hash"))
+    words = ("config id", "ran on", "host", "commit", "input seed", "genetic, seed", "source hash", "not modelled", "wgmma.fence")
+    assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
     assert "__global__" in kernel.read_text() and "int main" in kernel.read_text()

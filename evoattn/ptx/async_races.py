@@ -3,9 +3,10 @@
 The agents of a cluster, in this order: for each warpgroup of each block its matrix products, which read; for each warp its tensor stores,
 which read; for each mbarrier the copies that complete on it (of the tensor engine, or stores from other blocks), which write.
 
-What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`, `cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that
-has so waited. What an agent does is ordered after what its issuing threads know. Besides, what a thread wrote (not what it read) must
-have been followed by its own `fence.proxy.async` before the agent's access was ordered after it.
+What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`,
+`cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an agent does is ordered after what its
+issuing threads know. Besides, what a thread wrote (not what it read) must have been followed by its own `fence.proxy.async` before the
+agent's access was ordered after it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ synchronization between the two, in which both their warps took part, carries it
 An actor is a thread, or (from `threads.count` on) a warp acting as one, or (after those) an agent of the asynchronous proxy: see
 `async_races.py`. A warp's clock has a column for each warp of its cluster (its block, where there are none), then one for each agent. No
 barrier orders what an agent does: a warp knows of it what it has waited for, or been told by a warp that had. In a cluster a barrier of a
-block is one of some warps, for other blocks have access to its memory.
+block is one of some warps, for other blocks have access to its memory. Last come columns for warps of other blocks: see `global_order.py`.
 
 Clocks are kept for warps: what one thread learns, its warp knows, and what it hands on is what its warp has done.
 """
@@ -29,16 +29,16 @@ _ENDED = 1 << 40
 class HappensBefore:
     """Clocks of all warps of a machine."""
 
-    def __init__(self, threads: Threads, agents: int = 0) -> None:
-        """`agents` of the asynchronous proxy in each cluster."""
-        self.threads, self.agents = threads, agents
+    def __init__(self, threads: Threads, agents: int = 0, foreign: int = 0) -> None:
+        """`agents` of the asynchronous proxy in each cluster; `foreign` warps of the grid that it can be ordered with."""
+        self.threads, self.agents, self.foreign = threads, agents, foreign
         self.first_agent = threads.count + threads.warp_count
         """Actors from here on are agents."""
         self.now = 1
         self.block_floor = np.zeros(threads.block_count, np.int64)
         self.warp_floor = np.zeros(threads.warp_count, np.int64)
-        self.clock = np.zeros((threads.warp_count, threads.cluster_warps + agents), np.int64)
-        """`[warp, column]`: what the warp knows of a warp or an agent of its cluster up to then."""
+        self.clock = np.zeros((threads.warp_count, threads.cluster_warps + agents + foreign), np.int64)
+        """`[warp, column]`: what the warp knows of a warp or an agent of its cluster, then of every warp of the grid, up to then."""
         self._lane_clock: dict[int, np.ndarray] = {}      # of warps that synchronized in parts: [lane, other lane]
         self.warp_of = np.concatenate([threads.warp_of, np.arange(threads.warp_count)])
         self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count + agents, SEVERAL)])
@@ -52,7 +52,7 @@ class HappensBefore:
             return
         self.block_floor[blocks] = self.now
         self.warp_floor.reshape(self.threads.block_count, -1)[blocks] = self.now
-        if self.agents:
+        if self.agents or self.foreign:
             known = self.clock.reshape(self.threads.block_count, self.threads.block_warps, -1)[:, :, self.threads.block_warps:]
             known[blocks] = known[blocks].max(1, keepdims=True)
         self.now += 1

@@ -33,7 +33,7 @@ class Locator:
 
     def __init__(self, context: Context, ins: Instruction, operand: str, space: str, size: int, kind: str | None,
                  by_warp: bool = False) -> None:
-        """`kind` is READ, WRITE or COPY; None keeps the access from the race detector. `by_warp`: each warp accesses as one."""
+        """`kind` is READ, WRITE or COPY; None keeps the access from the race detectors. `by_warp`: each warp accesses as one."""
         self.context, self.ins, self.size, self.kind, self.by_warp = context, ins, size, kind, by_warp
         self.address = context.address(operand)
         memories = {
@@ -66,9 +66,29 @@ class Locator:
                 self.context.races.access(self.kind, index, self.size, active, self.ins, self.by_warp)
             if self.context.traffic is not None:
                 self.context.traffic.shared(self.context.shared, index, self.size, active)
-        elif space == "global" and self.context.traffic is not None:
-            self.context.traffic.global_access(index, self.size, active)
+        elif space == "global":
+            if self.context.global_races is not None and self.kind is not None:
+                self._tell_global(index, active)
+            if self.context.traffic is not None:
+                self.context.traffic.global_access(index, self.size, active)
         return index
+
+    def _tell_global(self, index: np.ndarray, active: ActiveThreads) -> None:
+        races = self.context.global_races
+        words = self.ins.opcode.split(".")
+        if words[0] not in ("ld", "st") or not {"volatile", "relaxed", "acquire", "release"} & set(words):
+            races.access(self.kind, index, self.size, active.index, self.ins)
+            return
+        races.strong(self.kind == WRITE, index, self.size, active.index, self.ins)
+        if not races.grid_warps:
+            return
+        self.context.races.synchronize()
+        wide = bool({"gpu", "sys"} & set(words))
+        for thread, place in zip(active.index.tolist(), index.tolist()):
+            if self.kind == WRITE:
+                races.order_of_blocks.publish(thread, place, "release" in words and wide, False)
+            else:
+                races.order_of_blocks.observe(thread, place, "acquire" in words and wide)
 
     def _generic(self, base: np.ndarray, active: ActiveThreads) -> Located:
         """By the window that each generic address lies in."""
@@ -176,9 +196,21 @@ def _check_collision(context: Context, ins: Instruction, at: np.ndarray, size: i
         context.races.collide(int(active.index[thread]), ins)
 
 
-@instruction("membar", r"\.(?:cta|gl|sys)", kind="other", pure=False, writes=0)
-@instruction("fence", r"(?:\.(?:sc|acq_rel))?\.(?:cta|cluster|gpu|sys)", kind="other", pure=False, writes=0)
-@instruction("prefetch", r"(?:\.global)?\.L[12]", kind="other", pure=False, writes=0)
+@instruction("membar", r"\.(?P<scope>cta|gl|sys)", kind="other", pure=False, writes=0)
+@instruction("fence", r"(?:\.(?:sc|acq_rel))?\.(?P<scope>cta|cluster|gpu|sys)", kind="other", pure=False, writes=0)
 def order_memory(context: Context, ins: Instruction, fields: Fields) -> Callable[[ActiveThreads], None]:
-    """Nothing to do: the machine completes every access at once, and to the race detector a fence alone orders no two threads."""
+    """The machine completes every access at once; a fence alone orders no two threads, but makes a release or an acquire of an atomic."""
+    races = context.global_races
+    if races is None or fields["scope"] in ("cta", "cluster"):
+        return lambda active: None
+
+    def run(active: ActiveThreads) -> None:
+        context.races.synchronize()
+        races.order_of_blocks.fence(active, context.alive)
+    return run
+
+
+@instruction("prefetch", r"(?:\.global)?\.L[12]", kind="other", pure=False, writes=0)
+def prefetch(context: Context, ins: Instruction, fields: Fields) -> Callable[[ActiveThreads], None]:
+    """There is no cache to fill."""
     return lambda active: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from evoattn.ptx.context import Context
 from evoattn.ptx.counters import CLASS_FIELDS, Counters
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
 from evoattn.ptx.flow import Flow, flow_of
+from evoattn.ptx.global_races import GlobalRaces
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel
 from evoattn.ptx.scheduler import Scheduler
@@ -23,6 +25,10 @@ DEFAULT_STEP_LIMIT = 5_000_000
 MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
 _BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
 """Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
+
+
+_watched: WeakKeyDictionary[Kernel, frozenset[str]] = WeakKeyDictionary()
+"""Names of the buffers that a launch of the kernel was seen to read and to write."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +64,35 @@ class Machine:
         self.flow: Flow = flow_of(kernel)
 
     def run(self) -> Execution:
-        """Run the whole grid. Faults stop the batch of blocks they are in, and the rest is not run."""
+        """Run the whole grid. Faults stop the batch of blocks they are in, and the rest is not run.
+
+        A launch that turns out to read and write the same buffer is run again with its reads watched (`GlobalRaces`).
+        """
         blocks = int(np.prod(self.grid))
         smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
         block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
         at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
         at_once = max(at_once // self.cluster, 1) * self.cluster
+        while True:
+            self.memory.load()
+            watched = self.memory.numbers_of(_watched.get(self.kernel, frozenset()))
+            grid_warps = blocks * block_threads // WARP
+            races = GlobalRaces(self.kernel, self.memory, grid_warps, watched) if self.detect_races else None
+            execution = self._run_once(at_once, races)
+            if execution.faults or races is None or not races.unwatched:
+                break
+            names = frozenset(self.memory.name_of(i) for i in races.unwatched | watched)
+            _watched[self.kernel] = names
+        self.memory.store()
+        return execution
+
+    def _run_once(self, at_once: int, races: GlobalRaces | None) -> Execution:
+        blocks = int(np.prod(self.grid))
         faults: list[str] = []
         counters, steps = Counters(), 0
-        self.memory.load()
         for first in range(0, blocks, at_once):
             threads = Threads(self.grid, self.block, first, min(at_once, blocks - first), self.cluster)
-            context = Context(self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, self.detect_races, self.count)
+            context = Context(self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, races, self.count)
             scheduler = Scheduler(context, self.flow, self.step_limit)
             try:
                 scheduler.run()
@@ -79,13 +102,13 @@ class Machine:
                 faults.append(str(error))
             if context.races is not None:
                 context.races.check()
-                faults += [text for _, text in sorted(context.races.found.items())]
+                faults += [text for _, text in sorted(context.races.found.items())] + [text for _, text in sorted(races.found.items())]
+                races.detach()
             if self.count:
                 counters += count_instructions(self.flow, scheduler, context)
             steps += scheduler.steps
             if faults:
                 break
-        self.memory.store()
         return Execution(tuple(faults), counters, steps)
 
 

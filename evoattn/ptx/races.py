@@ -42,7 +42,8 @@ class _Access:
 class RaceDetector:
     """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its pc."""
 
-    def __init__(self, threads: Threads, shared: BankedMemory, granule: int, agents: Sequence[str] = (), reading_agents: int = 0) -> None:
+    def __init__(self, threads: Threads, shared: BankedMemory, granule: int, agents: Sequence[str] = (), reading_agents: int = 0,
+                 foreign: int = 0) -> None:
         """`agents` has the name of each agent of the asynchronous proxy in a cluster; the first `reading_agents` of them read."""
         self.threads, self.shared, self.agents = threads, shared, list(agents)
         self.found: dict[int, str] = {}
@@ -53,7 +54,7 @@ class RaceDetector:
         self._last_read = np.zeros(granules * self.columns, np.int32)           # time << 6 | lane, for each warp and agent of the cluster
         self.in_flight = np.zeros(granules, np.int32)              # issuing thread + 1
         self.copies = 0
-        self.order = HappensBefore(threads, len(self.agents))
+        self.order = HappensBefore(threads, len(self.agents), foreign)
         self._everyone = np.arange(threads.count)
         self._log: list[_Access] = []
         self._logged = 0

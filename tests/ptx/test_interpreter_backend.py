@@ -59,7 +59,7 @@ def test_faults_are_sentences(compiled):
     buffers = {"q": torch.zeros(100), "o": torch.zeros(100)}
     [fault] = InterpreterBackend().run(compiled, (scale(stride=2), scale()), buffers)
     assert 'buffer "o"' in fault and fault.endswith(".") and "\n" not in fault
-    [fault] = InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), smem=256),), {"o": torch.zeros(64)})
+    [fault] = InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), smem=256, grid=(1, 1, 1)),), {"o": torch.zeros(64)})
     assert fault.startswith("Race in shared memory")
 
 
