@@ -1,10 +1,12 @@
-"""The memory that a candidate runs in: its buffers in one allocation, a guard band on either side of each, and the pristine data behind them."""
+"""The memory that a candidate runs in: its buffers in one allocation, guard bands on either side of each, the pristine data behind them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from evoattn.families.base import starts_zeroed
 
 GUARD_BYTES = 4096
 """On either side of every buffer: one write of a whole tile row past an end still lands in it."""
@@ -13,11 +15,9 @@ ALIGNMENT = 256
 BANDS = (0x5A, 0xFF)
 """What the bands hold in a first and a second run: a number that a wrong read would take for a large logit, then NaN."""
 POISON_BYTE = 0xFF
-"""Outputs and scratch buffers hold it before every run: NaN in every dtype, and never the NaN that a GPU computes (0x7FFF…; PTX ISA, cvt)."""
+"""Outputs and scratch buffers hold it before a run: NaN in every dtype, and never the NaN that a GPU computes (0x7FFF…; PTX ISA, cvt)."""
 UNWRITTEN = -1
 """The bits of an element that still holds it, as a signed integer."""
-ZEROED = "zeroed_"
-"""A scratch buffer whose name starts so is handed over as zeros, and the kernel leaves it as zeros: nothing clears it between the calls of a graph."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -71,13 +71,13 @@ class Arena:
         self.restore()
 
     def arm(self, band: int = BANDS[0]) -> None:
-        """Before a run: bands of `band` bytes, outputs and scratch buffers poisoned, or zeroed where their name asks for it."""
+        """Before a run: bands of `band` bytes, outputs and scratch buffers poisoned, or zeroed where `starts_zeroed`."""
         self._band = band
         for piece in self._bands:
             piece.fill_(band)
         self.poison()
         for name in self._scratch:
-            self._bytes[name].fill_(0 if name.startswith(ZEROED) else POISON_BYTE)
+            self._bytes[name].fill_(0 if starts_zeroed(name) else POISON_BYTE)
 
     def refill(self, inputs: dict[str, torch.Tensor]) -> None:
         """Other contents for the inputs, of the same shapes and strides."""
@@ -101,6 +101,20 @@ class Arena:
     def changed_inputs(self) -> list[torch.Tensor]:
         """Elements of each input that differ from the original, bit for bit: int64 scalars on the device, in the order of `inputs`."""
         return [(bits(self.views[name]) != bits(tensor)).sum() for name, tensor in self._inputs.items()]
+
+    @property
+    def outputs(self) -> dict[str, torch.Tensor]:
+        """The views of the outputs."""
+        return {name: self.views[name] for name in self._outputs}
+
+    @property
+    def zeroed(self) -> tuple[str, ...]:
+        """Names of the scratch buffers that hold zeros before a run and must hold them after it (`Family.workspace`)."""
+        return tuple(filter(starts_zeroed, self._scratch))
+
+    def dirty_zeros(self) -> list[torch.Tensor]:
+        """Bytes of each of `zeroed` that are not zero: int64 scalars on the device. Nothing clears them between the calls of a graph."""
+        return [(self._bytes[name] != 0).sum() for name in self.zeroed]
 
     def touched_band(self) -> str:
         """The name of the buffer beside the first damaged band."""

@@ -1,9 +1,11 @@
-"""What users would run instead: the backends of torch's `scaled_dot_product_attention`, on the same inputs as our kernels."""
+"""What users would run instead, on the same inputs as our kernels: torch's SDPA backends and FlashAttention 3 and 4, each proved right first."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -11,42 +13,123 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.problem import AttentionProblem
+from evoattn.reference import Answer
+from evoattn.validate import judge_o
 
-SDPA_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+Tensors = dict[str, torch.Tensor]
+Call = Callable[[], torch.Tensor]
 
 
-class BaselineRefused(RuntimeError):
-    """A backend does not take the problem: the message is its own, in one sentence."""
+class PeerRefused(RuntimeError):
+    """A peer is absent, does not take the problem, or answers wrong: the message says which, in one sentence."""
 
 
-def sdpa_call(backend: str, problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A call of one SDPA backend on `tensors` (q, k, v of the problem's logical shapes); returns O.
+@dataclass(frozen=True)
+class Peer:
+    """One row of the table. `make(problem, tensors)` returns a call that gives O in the problem's logical shape; it may raise anything."""
 
-    Raises `BaselineRefused` if a first call is refused or fails.
+    make: Callable[[AttentionProblem, Tensors], Call]
+    package: str
+    """The distribution whose version is shown."""
+
+    def version(self) -> str | None:
+        """The installed version of `package`, None where it is not installed (or was built in place, without metadata)."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return None
+
+
+def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
+    def make(problem: AttentionProblem, tensors: Tensors) -> Call:
+        mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if problem.mask == "causal_lower_right" else None
+
+        def call() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(
+                    tensors["q"], tensors["k"], tensors["v"], attn_mask=mask, is_causal=problem.mask == "causal_upper_left",
+                    enable_gqa=problem.group_size > 1,
+                )
+        return call
+    return make
+
+
+def _flash_attention(load: Callable[[], Callable]) -> Callable[[AttentionProblem, Tensors], Call]:
+    """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
+
+    Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so nothing is copied.
+    `causal` means `causal_lower_right` there.
     """
-    mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if problem.mask == "causal_lower_right" else None
+    def make(problem: AttentionProblem, tensors: Tensors) -> Call:
+        if problem.dtype == "fp32":
+            raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
+        if problem.mask == "causal_upper_left" and problem.seqlen_q != problem.seqlen_k:
+            raise PeerRefused("FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ.")
+        function = load()
+        q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
 
-    def call() -> torch.Tensor:
-        with sdpa_kernel(SDPA_BACKENDS[backend]):
-            return scaled_dot_product_attention(
-                tensors["q"], tensors["k"], tensors["v"], attn_mask=mask, is_causal=problem.mask == "causal_upper_left",
-                enable_gqa=problem.group_size > 1,
-            )
+        def call() -> torch.Tensor:
+            out = function(q, k, v, causal=problem.causal)
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+        return call
+    return make
 
+
+def _load_fa3() -> Callable:
+    from flash_attn_interface import flash_attn_func
+
+    return flash_attn_func
+
+
+def _load_fa4() -> Callable:
+    from flash_attn.cute import flash_attn_func
+
+    return flash_attn_func
+
+
+PEERS: dict[str, Peer] = {
+    "flash": Peer(_sdpa(SDPBackend.FLASH_ATTENTION), "torch"),
+    "cudnn": Peer(_sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
+    "efficient": Peer(_sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch"),
+    "math": Peer(_sdpa(SDPBackend.MATH), "torch"),
+    "fa3": Peer(_flash_attention(_load_fa3), "flash-attn-3"),
+    "fa4": Peer(_flash_attention(_load_fa4), "flash-attn-4"),
+}
+"""The one table of peers: those of torch by the name of their backend."""
+
+
+def peer_call(name: str, problem: AttentionProblem, tensors: Tensors, answer: Answer) -> Call:
+    """A call of the peer `name` on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by `answer`.
+
+    Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not stand beside ours.
+    """
+    peer = PEERS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            call()
-            torch.cuda.synchronize()
-        except (RuntimeError, ValueError) as error:
-            reasons = [str(w.message).split(" (Triggered")[0] for w in caught if "warn" not in str(w.message).lower()[:4]]
-            raise BaselineRefused(_sentence((reasons or [str(error)])[-1])) from None
+            call = peer.make(problem, tensors)
+            wrong, _ = judge_o(call(), answer)                 # reads the device, so that a failed launch shows here
+        except ImportError as error:
+            raise PeerRefused(f"{peer.package} is not installed ({_sentence(str(error))}).") from None
+        except torch.cuda.OutOfMemoryError:
+            raise PeerRefused("It needs more device memory than is free.") from None
+        except PeerRefused:
+            raise
+        except Exception as error:                             # other people's code: it may raise anything
+            raise PeerRefused(refusal([str(w.message) for w in caught], f"{error}" or type(error).__name__)) from None
+    if wrong:
+        raise PeerRefused(f"Its answer is wrong: {wrong}")
     return call
+
+
+def refusal(said: list[str], error: str) -> str:
+    """Why SDPA refused, out of the warnings that it printed on the way and the error at the end.
+
+    torch goes through all fused backends: those that `sdpa_kernel` switched off say only that they are off, under headings of their own.
+    """
+    noise = ("runtime disabled", "not used because", "User provided")
+    reasons = [text.split(" (Triggered")[0] for text in said if not any(word in text for word in noise)]
+    return _sentence((reasons or [error])[-1])
 
 
 def _sentence(text: str) -> str:

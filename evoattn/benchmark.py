@@ -86,11 +86,11 @@ class Timer:
 
 
 class Witness:
-    """Sees to it that what is timed is the work: before a replay the inputs are the originals and the output is poisoned, after it both are
-    compared, bit for bit. Costs no wait: the counts stay on the device until they are asked for."""
+    """Sees to it that what is timed is the work: before a replay the inputs are the originals and the outputs are poisoned, after it both
+    are compared, bit for bit. Costs no wait: the counts stay on the device until they are asked for."""
 
-    def __init__(self, arena: Arena, expected: torch.Tensor | None) -> None:
-        """`expected`: the validated output for the arena's inputs; None for a contestant that writes elsewhere."""
+    def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None) -> None:
+        """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes elsewhere."""
         self._arena, self._expected = arena, expected
         self._counts = torch.zeros(3, dtype=torch.int64, device=arena.whole.device)
         self.replays = 0
@@ -102,9 +102,11 @@ class Witness:
     def after(self) -> None:
         self.replays += 1
         if self._expected is not None:
-            out = bits(self._arena.views["o"])
+            outputs = {name: bits(out) for name, out in self._arena.outputs.items()}
+            wrong = torch.stack([(out != bits(self._expected[name])).any() for name, out in outputs.items()]).any()
+            unwritten = torch.stack([(out == UNWRITTEN).any() for out in outputs.values()]).any()
             changed = torch.stack(self._arena.changed_inputs()).sum()
-            self._counts += torch.stack([(out != bits(self._expected)).any(), (out == UNWRITTEN).any(), changed > 0])
+            self._counts += torch.stack([wrong, unwritten, changed > 0])
 
     def fault(self) -> str:
         """What the replays did wrong, in one sentence; waits for them."""
@@ -122,7 +124,8 @@ class Contestant:
     """A captured graph of `calls` calls, ready to be replayed and timed."""
 
     def __init__(
-        self, name: str, enqueue: Enqueue, protocol: Protocol, cache: CacheMode, timer: Timer, witness: Witness, flush: Enqueue | None = None,
+        self, name: str, enqueue: Enqueue, protocol: Protocol, cache: CacheMode, timer: Timer, witness: Witness,
+        flush: Enqueue | None = None,
     ) -> None:
         """Warms up, estimates the time of one call (`estimate_us`, launch overhead included) and captures the graph. Raises what `enqueue` raises."""
         self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
@@ -158,7 +161,8 @@ def l2_flush(device: torch.device) -> Enqueue:
 def measure(
     contestants: list[Contestant], protocol: Protocol, cache: CacheMode, clocks: Clocks, rounds: int | None = None, seed: int = 0,
 ) -> dict[str, Timing]:
-    """`rounds` (else `protocol.samples`) rounds; each contestant is replayed once a round, in an order shuffled by `seed`, so that drift hits all alike.
+    """`rounds` (else `protocol.samples`) rounds; each contestant is replayed once a round, in an order shuffled by `seed`, so that drift
+    hits all alike.
 
     A round of the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`).
     """

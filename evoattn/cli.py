@@ -1,4 +1,4 @@
-"""The command line: search, report, show, export, reproduce, gpus, families."""
+"""The command line: search, bench, report, show, export, reproduce, gpus, families."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ StudyName = Annotated[str | None, typer.Option("--study", help="Name of the stud
 
 
 def _stop(sentence: str, code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"evoattn: {sentence}")
+    shown = "".join(c if c.isprintable() else " " for c in sentence)          # it may quote a database
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"evoattn: {shown}")
     raise typer.Exit(code)
 
 
@@ -35,19 +36,17 @@ def _errors() -> Iterator[None]:
     """Every error that a user can meet becomes one sentence on stderr: exit code 2 for wrong use, 1 for a failed run."""
     from evoattn.budget import BudgetError
     from evoattn.config import ConfigError
+    from evoattn.errors import FailedRun, WrongUse
     from evoattn.families.registry import FamilyError
     from evoattn.gpu import GpuError
     from evoattn.problem import ProblemError
-    from evoattn.reproduce import ReproduceError
-    from evoattn.samplers.registry import SamplerError
-    from evoattn.search import SearchError
     from evoattn.storage import StorageError, UnknownRecord
 
     try:
         yield
-    except (BudgetError, ConfigError, FamilyError, GpuError, ProblemError, SamplerError, UnknownRecord) as error:
+    except (BudgetError, ConfigError, FamilyError, GpuError, ProblemError, UnknownRecord, WrongUse) as error:
         _stop(str(error), WRONG_USE)
-    except (ReproduceError, SearchError, StorageError) as error:
+    except (FailedRun, StorageError) as error:
         _stop(str(error), FAILED_RUN)
     except OSError as error:
         _stop(f"{error.strerror or error}: {error.filename or 'a file'}.", FAILED_RUN)
@@ -65,6 +64,10 @@ def search(
     problem: Annotated[str | None, typer.Option(help="A problem of search_spaces/problems.yaml.", show_default="seed_h100")] = None,
     shape: Annotated[str | None, typer.Option(help="Or a shape: B=1,H=16,S=1024,D=64,dtype=fp16,mask=full (also Hkv, Sq, Sk, layout).")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Search only this family; may be given several times.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="NAME=V1,V2", help="Search only these values of a parameter; may be given several times.")] = None,
+    starting_configs: Annotated[bool, typer.Option(
+        "--starting-configs/--no-starting-configs", help="Begin with the known-good configs, or with random ones.")] = True,
     sampler: Annotated[str, typer.Option(help="genetic, tpe or random.")] = "genetic",
     study: StudyName = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
@@ -72,7 +75,8 @@ def search(
     jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
     cache: Annotated[str, typer.Option(help="`warm` keeps the inputs in L2 between calls, `cold` flushes it before each.")] = "warm",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study (by --study, else the latest).")] = False,
-    sanitize: Annotated[bool, typer.Option("--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard.")] = False,
+    sanitize: Annotated[bool, typer.Option(
+        "--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard.")] = False,
 ) -> None:
     """Search for the fastest kernel and print the leaderboard. Ctrl-C ends it with all that was found."""
     with _errors():
@@ -81,7 +85,8 @@ def search(
         console = _console()
         prepared = prepare_search(
             gpu=gpu, budget=budget, problem=problem, shape=shape, families=family or [], sampler=sampler, study=study, seed=seed, db=db,
-            jobs=jobs or os.cpu_count() or 1, cache=cache, resume=resume, sanitize=sanitize,
+            jobs=jobs or os.cpu_count() or 1, cache=cache, resume=resume, sanitize=sanitize, choices=choice or [],
+            starting_configs=starting_configs,
         )
         run_search(prepared, console)
 
@@ -116,6 +121,35 @@ def report(
 
 
 @app.command()
+def bench(
+    problems: Annotated[list[str], typer.Argument(help="Problems of search_spaces/problems.yaml.")],
+    gpu: Annotated[str, typer.Option(help="The GPU that must be here, or `auto`.")] = "auto",
+    db: Annotated[list[str] | None, typer.Option(help="Databases; several times. The first takes new trials.", show_default="the usual one")] = None,
+    configs: Annotated[Path | None, typer.Option(help="Further configs, as scripts/best_configs.py writes them.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Kernels of ours in each final.")] = 4,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
+    format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write.", show_default="the terminal")] = None,
+) -> None:
+    """The best recorded kernels of each problem (else its starting configs) beside every peer that is installed, proved before and after."""
+    if format not in ("table", "json"):
+        _stop(f"The format is one of table and json, not {format!r}.", WRONG_USE)
+    with _errors():
+        from evoattn.bench.session import run_bench
+        from evoattn.bench.table import render_rows, rows_json
+
+        urls = db or [os.environ.get("EVOATTN_DB") or DEFAULT_DATABASE]
+        rows = run_bench(problems, gpu, urls, configs, top, jobs or os.cpu_count() or 1, Console(stderr=True, highlight=False))
+        if format == "json":
+            _write(rows_json(rows), output)
+        elif output:
+            with output.open("w") as file:
+                render_rows(rows, Console(file=file, width=200))
+        else:
+            render_rows(rows, _console())
+
+
+@app.command()
 def show(trial: Annotated[str, typer.Argument(help="Number of the trial.")], db: Database = DEFAULT_DATABASE) -> None:
     """All that is recorded of one trial: config, state, evidence, lineage and source."""
     with _errors(), _opened(db) as storage:
@@ -142,6 +176,8 @@ def export(
 def reproduce(
     trial: Annotated[str, typer.Argument(help="Number of the trial, or `best`.")],
     study: StudyName = None,
+    trust_source: Annotated[bool, typer.Option(
+        "--trust-source", help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the database.")] = False,
     db: Database = DEFAULT_DATABASE,
 ) -> None:
     """Render, recompile, validate and time a trial again; exit code 0 only if it reproduced."""
@@ -149,7 +185,7 @@ def reproduce(
         from evoattn.reproduce import reproduce as run_again
 
         record = _chosen_trial(storage, trial, study)
-        result = run_again(storage, record, storage.study(record.study_id))
+        result = run_again(storage, record, storage.study(record.study_id), trust_source)
         console = _console()
         console.print(f"Trial {record.number} ({record.family})")
         for finding in result.findings:

@@ -24,6 +24,8 @@ from evoattn.timed_run import Bench, TimedRun
 from evoattn.trial import Candidate, CheckResult, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.validate import OUTSIDE, check, device_cases, interpreter_cases, make_arena, make_case, run_case
 
+Finalists = dict[str, tuple[str, KernelConfig, CompiledKernel]]
+"""By name: family, config, machine code."""
 IMPLAUSIBLE_SHARE = 0.95
 """A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
 
@@ -63,7 +65,7 @@ def evaluate_offline(candidate: Candidate, config: KernelConfig, problem: Attent
     except CompileError as error:
         return done(TrialState.COMPILE_ERROR, str(error))
     family, backend = registry.lookup(candidate.family), InterpreterBackend()
-    seed = int(candidate.source_hash[:8], 16)         # the same verdict every time, on inputs that no source can know: it would hold its own hash
+    seed = int(candidate.source_hash[:8], 16)         # the same verdict every time, on inputs that no source knows: it would hold its hash
     checks = []
     try:
         for name, small, kind in interpreter_cases(problem, config["BLOCK_M"], config["BLOCK_N"]):
@@ -91,7 +93,8 @@ class DeviceEvaluator:
     or may have been harmed. The inputs' seed is drawn for each process, so that no kernel can have been made for them."""
 
     def __init__(
-        self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode = "warm", backend: Backend | None = None, timer: Timer | None = None,
+        self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode = "warm", backend: Backend | None = None,
+        timer: Timer | None = None,
     ) -> None:
         """`backend` and `timer` are CUDA device 0's unless given."""
         self.problem, self.gpu, self.cache, self.broken = problem, gpu, cache, False
@@ -103,12 +106,14 @@ class DeviceEvaluator:
         self.own = make_case("the problem's own shape", problem, self.seed, dev)
         self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
         cases = (*self.ladder, self.own, self.fresh)
-        self.vault = Vault([t for case in cases for t in (*case.tensors.values(), case.answer.exact)])
-        self.bench = Bench(self.backend, timer or Timer(), cache, self.own, self.fresh, benchmark.l2_flush(dev) if cache == "cold" else None)
+        self.vault = Vault([t for case in cases for t in (*case.tensors.values(), case.answer.exact, case.answer.lse) if t is not None])
+        flush = benchmark.l2_flush(dev) if cache == "cold" else None
+        self.bench = Bench(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
         self._canary: tuple[str, KernelConfig, CompiledKernel] | None = None
 
     def evaluate(self, family_name: str, config: KernelConfig, kernel: CompiledKernel, best_us: float | None) -> Evaluation:
-        """The whole ladder: small cases, own shape twice, screen, more samples if within reach of `best_us`, the work that was timed, plausibility."""
+        """The whole ladder: small cases, own shape twice, screen, more samples if within reach of `best_us`, the work that was timed,
+        plausibility."""
         started = time.perf_counter()
         checks: list[CheckResult] = []
         timings: list[Timing] = []
@@ -117,7 +122,8 @@ class DeviceEvaluator:
             state, reason = self._climb(registry.lookup(family_name), config, kernel, best_us, checks, timings)
             if not self.vault.intact():
                 self.broken = True
-                state, reason = TrialState.WRONG_RESULT, "The kernel overwrote memory that it was never given: the original inputs, or answers."
+                state = TrialState.WRONG_RESULT
+                reason = "The kernel overwrote memory that it was never given: the original inputs, or answers."
             elif state is TrialState.WRONG_RESULT:
                 doubtful = not self._canary_lives()
                 self.broken = doubtful or OUTSIDE in reason
@@ -133,29 +139,30 @@ class DeviceEvaluator:
         return Evaluation(state, reason, kernel.info, report, tuple(timings), seconds=time.perf_counter() - started, doubtful=doubtful)
 
     def _context_lives(self) -> bool:
-        """Whether the device still answers, and the vault is as it was: a refused launch harms nothing, a faulty one may come out as refused."""
+        """Whether the device still answers, and the vault is as it was: a refused launch harms nothing, a faulty one may look refused."""
         try:
             return self.vault.intact()
         except RuntimeError:
             return False
 
     def _canary_lives(self) -> bool:
-        """Whether the first right candidate of this process still is right: else the process, not the candidate at hand, may be at fault."""
+        """Whether the first right candidate of this process still is right: else the process, not the candidate, may be at fault."""
         if self._canary is None:
             return True
         family, config, kernel = self._canary
         return check(self.backend, registry.lookup(family), config, kernel, self.own).passed
 
     def _climb(
-        self, family: Family, config: KernelConfig, kernel: CompiledKernel, best_us: float | None, checks: list[CheckResult], timings: list[Timing],
+        self, family: Family, config: KernelConfig, kernel: CompiledKernel, best_us: float | None, checks: list[CheckResult],
+        timings: list[Timing],
     ) -> tuple[TrialState, str]:
         """Cheap checks first; what they find is added to `checks` and `timings`."""
         for case in (*self.ladder, self.own):
-            result, output = run_case(self.backend, family, config, kernel, case, repeat=True)
+            result, outputs = run_case(self.backend, family, config, kernel, case, repeat=True)
             checks.append(result)
             if not result.passed:
                 return TrialState.WRONG_RESULT, result.reason
-        run = TimedRun(self.bench, family, config, kernel, output, self.timed_arena())
+        run = TimedRun(self.bench, family, config, kernel, outputs, self.timed_arena())
         contestant = run.contestant("candidate", benchmark.SCREEN)
         hopeless = best_us is not None and contestant.estimate_us > benchmark.HOPELESS * best_us
         timings += benchmark.measure([contestant], benchmark.SCREEN, self.cache, self.clocks, rounds=1 if hopeless else None).values()
@@ -178,36 +185,49 @@ class DeviceEvaluator:
         floor = self.gpu.floor_us(self.problem.flops, self.problem.bytes, self.problem.dtype)
         if timing.median_us >= IMPLAUSIBLE_SHARE * floor:
             return ""
-        return f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {self.gpu.product}'s peak rates allow: a broken measurement."
+        allowed = f"the {floor:.2f} µs that the {self.gpu.product}'s peak rates allow"
+        return f"{timing.median_us:.2f} µs is under {allowed}: a broken measurement."
 
-    def final(self, finalists: dict[str, tuple[str, KernelConfig, CompiledKernel]], protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
-        """(timings by name, refusals by SDPA backend): finalists `{name: (family, config, kernel)}` and every SDPA backend, interleaved, all
-        over the same inputs in the same memory. SDPA backends are named as in `baselines.SDPA_BACKENDS`.
+    def final(self, finalists: Finalists, protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
+        """(timings by name, refusals by peer): finalists `{name: (family, config, kernel)}` and every peer of `baselines.PEERS` that
+        answers right, interleaved, all over the same inputs in the same memory.
 
-        A finalist that proves wrong here has `disqualified` in its timing's protocol: the sentence that says why.
+        A finalist that proves wrong here has `disqualified` in its timing's protocol: the sentence that says why. A peer's protocol carries
+        its package and version. Raises what a launch raises; the process is then `broken`.
         """
+        try:
+            return self._final(finalists, protocol)
+        except RuntimeError:                          # whichever it was, the next task meets a fresh process
+            self.broken = True
+            raise
+
+    def _final(self, finalists: Finalists, protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
         shared = self.timed_arena()
         contestants, refusals, runs, faults = [], {}, {}, {}
         for name, (family_name, config, kernel) in finalists.items():
             family = registry.lookup(family_name)
-            result, output = run_case(self.backend, family, config, kernel, self.own, repeat=True)
-            runs[name] = TimedRun(self.bench, family, config, kernel, output, shared)
+            result, outputs = run_case(self.backend, family, config, kernel, self.own, repeat=True)
+            runs[name] = TimedRun(self.bench, family, config, kernel, outputs, shared)
             contestants.append(runs[name].contestant(name, protocol))
             faults[name] = result.reason
-        for backend in baselines.SDPA_BACKENDS:
+        for name in baselines.PEERS:
+            shared.restore()                          # a finalist that changes its inputs must not make a peer's answer wrong
             try:
-                call = baselines.sdpa_call(backend, self.problem, shared.views)
-                contestants.append(Contestant(backend, call, protocol, self.cache, self.bench.timer, Witness(shared, None), self.bench.flush))
-            except baselines.BaselineRefused as refused:
-                refusals[backend] = str(refused)
+                call = baselines.peer_call(name, self.problem, shared.views, self.own.answer)
+                contestants.append(Contestant(name, call, protocol, self.cache, self.bench.timer, Witness(shared, None), self.bench.flush))
+            except baselines.PeerRefused as refused:
+                refusals[name] = str(refused)
             except torch.cuda.OutOfMemoryError:
-                refusals[backend] = "It needs more device memory than is free."
+                refusals[name] = "It needs more device memory than is free."
         timings = benchmark.measure(contestants, protocol, self.cache, self.clocks)
         by_name = {c.name: c for c in contestants}
         for name, run in runs.items():
             fault = faults[name] or run.check_work(by_name[name]).reason or self._why_implausible(timings[name])
             if fault:
                 timings[name].protocol["disqualified"] = f"In the final: {fault}"
+        for name in timings.keys() & baselines.PEERS.keys():
+            peer = baselines.PEERS[name]
+            timings[name].protocol["version"] = f"{peer.package} {peer.version() or 'unknown'}"
         return timings, refusals
 
 

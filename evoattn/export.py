@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import textwrap
 
 from evoattn.config import KernelConfig
 from evoattn.families import registry
-from evoattn.families.base import Family
+from evoattn.families.base import Family, starts_zeroed
 from evoattn.paths import TEMPLATES
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage, StorageError
@@ -60,7 +61,7 @@ def export_source(storage: Storage, trial: Trial) -> str:
         BEGIN, source, END, "",
         "namespace evoattn_check {",
         _constants(problem, family, launches, workspace),
-        _launcher(launches, workspace),
+        _launcher(launches, _buffers(problem, workspace)),
         CHECK.read_text().rstrip(),
         "}  // namespace evoattn_check", "",
         "int main() { return evoattn_check::run(); }", *end_guard, "",
@@ -84,7 +85,7 @@ def _comment(lines: list[str]) -> str:
 
 
 def _provenance(storage: Storage, study: Study, trial: Trial, problem: AttentionProblem, launches: tuple[KernelLaunch, ...]) -> list[str]:
-    info, timing, versions = trial.compile_info, trial.timing, study.versions
+    info, timing, versions = trial.compile_info, trial.timing, study.versions | next(iter(storage.environments(trial)), {})
     lines = [
         f"evoattn {versions.get('evoattn', '?')}: trial {trial.number} of study {study.name} ({trial.created_at})",
         f"problem: {problem.describe()}. {MASK_OF_NO_KEY}" if problem.causal else f"problem: {problem.describe()}",
@@ -143,19 +144,22 @@ def _target_guard(family: Family) -> tuple[list[str], list[str]]:
     return [f"#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM{number}_ALL)"], ["#endif", ""]
 
 
-def _buffers(workspace: dict[str, int]) -> list[str]:
-    return ["q", "k", "v", "o", *workspace]
+def _buffers(problem: AttentionProblem, workspace: dict[str, int]) -> list[str]:
+    return ["q", "k", "v", "o", *["lse"] * problem.lse, *workspace]
 
 
 def _constants(problem: AttentionProblem, family: Family, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
     """The problem and the limits as constants for `templates/export_check.cuh`."""
-    sizes = [_elements(problem, t) * problem.element_bytes for t in "qkvo"] + list(workspace.values())
+    sizes = [_elements(problem, t) * problem.element_bytes for t in "qkvo"] + [4 * math.prod(problem.lse_shape)] * problem.lse
+    sizes += workspace.values()
     strides = "\n".join(
         f"constexpr long {t.upper()}_STRIDES[3] = {{{', '.join(map(str, problem.strides(t)[:3]))}}};" for t in "qkvo"
     )
     return f"""\
 enum class Dtype {{ fp16, bf16, fp32 }};
 enum {{ Q, K, V, O }};                                            // the first four buffers
+constexpr int LSE = 4;                                          // the next, if there is one
+constexpr bool HAS_LSE = {str(problem.lse).lower()};
 constexpr char PROBLEM[] = "{problem.with_().describe()}";
 constexpr Dtype DTYPE = Dtype::{problem.dtype};
 constexpr size_t ELEMENT_BYTES = {problem.element_bytes};
@@ -166,7 +170,8 @@ constexpr long CAUSAL_OFFSET = {problem.causal_offset};           // query i see
 {strides}
 constexpr double FLOPS = {problem.flops}.0;                       // 4 * HEAD_DIM for every query-key pair that the mask lets through
 constexpr int BUFFERS = {len(sizes)};
-constexpr size_t BUFFER_BYTES[BUFFERS] = {{{', '.join(map(str, sizes))}}};     // {', '.join(_buffers(workspace))}
+constexpr size_t BUFFER_BYTES[BUFFERS] = {{{', '.join(map(str, sizes))}}};     // {', '.join(_buffers(problem, workspace))}
+constexpr bool STARTS_ZEROED[BUFFERS] = {{{', '.join(str(starts_zeroed(name)).lower() for name in _buffers(problem, workspace))}}};
 constexpr int MINIMUM_SM = {_least_sm(family)[0]};
 constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};            // bytes of dynamic shared memory a block
 """
@@ -177,7 +182,7 @@ def _elements(problem: AttentionProblem, tensor: str) -> int:
     return batch * heads * seqlen * dim
 
 
-def _launcher(launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
+def _launcher(launches: tuple[KernelLaunch, ...], buffers: list[str]) -> str:
     """`allow_shared_memory()` and `launch(buffer, stream)`: the family's launches in order, each argument by its exact type."""
     lines = ["void require(cudaError_t status, const char* call, int line);", ""]
     lines += [TENSOR_MAP.read_text()] * _has_tensor_maps(launches) + ["inline void allow_shared_memory() {"]
@@ -188,8 +193,8 @@ def _launcher(launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> 
     for n in launches:
         grid, block = (", ".join(map(str, shape)) for shape in (n.grid, n.block))
         values = [f"    {CPP_TYPES[a.ctype]} argument_{i} = {_literal(a.value)};" for i, a in enumerate(n.args) if isinstance(a, Scalar)]
-        values += [f"    CUtensorMap argument_{i} = {_tensor_map(a, _buffers(workspace))};" for i, a in enumerate(n.args) if isinstance(a, TensorMap)]
-        addresses = ", ".join(_address(i, a, _buffers(workspace)) for i, a in enumerate(n.args))
+        values += [f"    CUtensorMap argument_{i} = {_tensor_map(a, buffers)};" for i, a in enumerate(n.args) if isinstance(a, TensorMap)]
+        addresses = ", ".join(_address(i, a, buffers) for i, a in enumerate(n.args))
         call = f"cudaLaunchKernel((const void*)::{n.kernel}, dim3({grid}), dim3({block}), arguments, {n.smem_bytes}, stream)"
         lines += ["  {", *values, f"    void* arguments[] = {{{addresses}}};", f"    require({call},",
                   f'            "launch of {n.kernel}", __LINE__);', "  }"]

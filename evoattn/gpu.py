@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from uuid import UUID
 
 
 class GpuError(ValueError):
@@ -106,6 +107,8 @@ class DetectedDevice:
     capability: tuple[int, int]
     driver: str
     """CUDA version that the driver supports, e.g. `13.0`."""
+    uuid: str = ""
+    """As `nvidia-smi -L` prints it, `GPU-…`: which of several alike it is."""
 
     @property
     def spec(self) -> GpuSpec | None:
@@ -143,5 +146,7 @@ def detect_devices() -> list[DetectedDevice]:
         cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
         driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
-        devices.append(DetectedDevice(index, name.value.decode(), (major.value, minor.value), driver))
+        raw = ctypes.create_string_buffer(16)
+        uuid = f"GPU-{UUID(bytes=raw.raw)}" if cuda.cuDeviceGetUuid(raw, device) == 0 else ""
+        devices.append(DetectedDevice(index, name.value.decode(), (major.value, minor.value), driver, uuid))
     return devices

@@ -10,6 +10,8 @@ MASKS = ("full", "causal_upper_left", "causal_lower_right")
 LAYOUTS = ("bhsd", "bshd")
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
+SMALLEST_HEAD_DIM = 4
+"""The one head_dim under a whole step: a toy of the notes that evoattn grew from."""
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
 
@@ -33,6 +35,9 @@ class AttentionProblem:
     `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` is a
     `[batch, seqlen, heads, head_dim]` tensor seen through a transposed view.
 
+    `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled scores, `-inf` for a
+    query that sees no key: `[batch, heads, seqlen_q]`, contiguous, float32 whatever the dtype.
+
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above.
     """
 
@@ -46,6 +51,7 @@ class AttentionProblem:
     mask: str = "full"
     layout: str = "bhsd"
     name: str = ""
+    lse: bool = False
 
     def __post_init__(self) -> None:
         for field in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
@@ -54,11 +60,15 @@ class AttentionProblem:
                 raise ProblemError(f"{field} must be a whole number of at least 1, not {value!r}.")
         if self.heads % self.kv_heads:
             raise ProblemError(f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides heads.")
-        if self.head_dim % HEAD_DIM_STEP or not MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM:
-            raise ProblemError(f"head_dim must be a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {self.head_dim}.")
+        whole_steps = self.head_dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM
+        if not whole_steps and self.head_dim != SMALLEST_HEAD_DIM:
+            raise ProblemError(
+                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {self.head_dim}.")
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in allowed:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
+        if not isinstance(self.lse, bool):
+            raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
         largest = max(self.shape("q"), self.shape("k"), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller shape.")
@@ -84,6 +94,10 @@ class AttentionProblem:
     @property
     def softmax_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def lse_shape(self) -> tuple[int, int, int]:
+        return self.batch, self.heads, self.seqlen_q
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
@@ -120,16 +134,16 @@ class AttentionProblem:
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: Q, K and V read once, O written once."""
-        return self.element_bytes * sum(math.prod(self.shape(t)) for t in "qkvo")
+        """Fewest bytes through device memory: Q, K and V read once, O and the log-sum-exp, if any, written once."""
+        return self.element_bytes * sum(math.prod(self.shape(t)) for t in "qkvo") + 4 * self.lse * math.prod(self.lse_shape)
 
     def with_(self, **changes) -> AttentionProblem:
         """A copy with fields changed; its name is dropped unless given."""
         return replace(self, **{"name": "", **changes})
 
     def to_dict(self) -> dict:
-        """JSON-ready fields; `AttentionProblem(**d)` restores it."""
-        return {f: getattr(self, f) for f in self.__dataclass_fields__}
+        """JSON-ready fields; `AttentionProblem(**d)` restores it. `lse` is left out where false, as in older records."""
+        return {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "lse" or self.lse}
 
     def describe(self) -> str:
         """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`."""
@@ -138,4 +152,6 @@ class AttentionProblem:
         text = f"B={self.batch} {heads} {seqlen} D={self.head_dim} {self.dtype} {self.mask}"
         if self.layout != "bhsd":
             text += f" {self.layout}"
+        if self.lse:
+            text += " lse"
         return f"{self.name}: {text}" if self.name else text

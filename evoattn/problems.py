@@ -6,12 +6,14 @@ from functools import cache
 
 import yaml
 
+from evoattn import safe_yaml
 from evoattn.paths import SEARCH_SPACES
 from evoattn.problem import AttentionProblem, ProblemError
 
 _FILE = SEARCH_SPACES / "problems.yaml"
 _SIZES = {"B": "batch", "H": "heads", "Hq": "heads", "Hkv": "kv_heads", "Sq": "seqlen_q", "Sk": "seqlen_k", "D": "head_dim"}
 _WORDS = ("dtype", "mask", "layout")
+_FLAGS = {"0": False, "1": True}
 
 
 def _complete(fields: dict, name: str = "") -> AttentionProblem:
@@ -27,7 +29,7 @@ def _complete(fields: dict, name: str = "") -> AttentionProblem:
 def named_problems() -> dict[str, AttentionProblem]:
     """All problems of `problems.yaml`, in its order. Raises `ProblemError` if the file is broken."""
     try:
-        rows = yaml.safe_load(_FILE.read_text())
+        rows = safe_yaml.load_file(_FILE)
         return {name: _complete(fields, name) for name, fields in rows.items()}
     except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
         raise ProblemError(f"{_FILE} cannot be read: {' '.join(str(error).split())}.") from None
@@ -42,10 +44,15 @@ def lookup(name: str) -> AttentionProblem:
 
 
 def parse_shape(text: str) -> AttentionProblem:
-    """`B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`; also Hkv, Sq, Sk and layout. Raises `ProblemError` on anything else."""
+    """`B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`; also Hkv, Sq, Sk, layout and lse=1. Raises `ProblemError` on anything else."""
     fields: dict = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
+        if key == "lse":
+            if value not in _FLAGS or "lse" in fields:
+                raise ProblemError(f"lse must be 0 or 1, once, not {value!r}.")
+            fields["lse"] = _FLAGS[value]
+            continue
         names = ["seqlen_q", "seqlen_k"] if key == "S" else [_SIZES[key]] if key in _SIZES else [key] if key in _WORDS else []
         if not equals or not names:
             raise ProblemError(f"{part.strip()!r} is not part of a shape; write it like B=1,H=16,S=1024,D=64,dtype=fp16,mask=full.")

@@ -34,7 +34,7 @@ class Ratio:
 
 
 def interval_ranks(rounds: int, confidence: float) -> tuple[int, int] | None:
-    """(lower, upper) ranks from 0 of the sorted values between which the median lies with at least `confidence`; None with too few rounds."""
+    """(lower, upper) ranks from 0 of the sorted values between which the median lies with at least `confidence`; None: too few rounds."""
     tail, allowed = 0.0, (1.0 - confidence) / 2
     lower = -1
     for k in range(rounds // 2):

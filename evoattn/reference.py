@@ -19,8 +19,8 @@ def make_inputs(problem: AttentionProblem, seed: int, device: torch.device | str
     """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads, seqlen, head_dim]`.
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales q by 30,
-    `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both, `rising_maximum` lets the largest score grow with every key,
-    `equal_keys` makes all keys the same.
+    `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both, `rising_maximum` lets the
+    largest score grow with every key, `equal_keys` makes all keys the same.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = TORCH_DTYPES[problem.dtype]
@@ -89,6 +89,22 @@ def _rows(problem: AttentionProblem, query: torch.Tensor, key: torch.Tensor, val
     return weights @ value
 
 
+def exact_lse(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Σ exp of the masked, scaled scores of each query as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf for no key."""
+    out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
+    rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
+    for b in range(problem.batch):
+        for head in range(problem.heads):
+            key = k[b, head // problem.group_size].double()
+            for first in range(0, problem.seqlen_q, rows):
+                scores = (q[b, head, first:first + rows].double() * problem.softmax_scale) @ key.T
+                visible = _visible(problem, first, scores.shape[0], q.device)
+                if visible is not None:
+                    scores = scores.masked_fill(~visible, float("-inf"))
+                out[b, head, first:first + rows] = torch.logsumexp(scores, -1)
+    return out
+
+
 @dataclass(frozen=True)
 class Answer:
     """The exact output of one set of inputs, and how far from it an honest kernel may be.
@@ -97,13 +113,19 @@ class Answer:
     in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of the flash-attention project).
     The same factor bounds the root-mean-square error: the largest error alone would let a kernel skip one K/V tile in many.
     fp32 problems are judged against float64 and may always be 1e-5 of the largest output off.
+
+    The log-sum-exp, where the problem asks for it, is fp32 from fp32 scores: 2e-4 (the polynomial exponential is 9e-5 off) and 2e-5 of the
+    largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
     """
 
     exact: torch.Tensor
     allowed_error: float
     allowed_rms: float
+    lse: torch.Tensor | None = None
+    allowed_lse: float = 0.0
 
 
+LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
 FP32_RELATIVE = 1e-5
 
 
@@ -121,7 +143,11 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     if problem.dtype == "fp32":
         allowed = max(allowed, FP32_RELATIVE * exact.abs().max().item())
         allowed_rms = max(allowed_rms, FP32_RELATIVE * _rms(exact))
-    return Answer(exact, allowed, allowed_rms)
+    if not problem.lse:
+        return Answer(exact, allowed, allowed_rms)
+    lse = exact_lse(problem, tensors["q"], tensors["k"])
+    largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
+    return Answer(exact, allowed, allowed_rms, lse, LSE_ABSOLUTE + LSE_RELATIVE * largest)
 
 
 def _rms(x: torch.Tensor) -> float:

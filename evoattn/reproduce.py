@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evoattn import config as configs
 from evoattn import gpu as gpus
 from evoattn.compiler import CompileError, compile_candidate
 from evoattn.config import KernelConfig
+from evoattn.errors import FailedRun
 from evoattn.evaluate import DeviceEvaluator, evaluate_offline
 from evoattn.families import registry
 from evoattn.problem import AttentionProblem
@@ -15,6 +16,7 @@ from evoattn.render import render
 from evoattn.storage import Storage
 from evoattn.tasks import DEVICE_SECONDS, DeviceHandler
 from evoattn.trial import Candidate, CompiledKernel, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.versions import collect, differences
 from evoattn.worker import Ending, Worker, wait_for_any
 
 TIME_TOLERANCE = 0.05
@@ -22,7 +24,7 @@ TIME_TOLERANCE = 0.05
 COST_TOLERANCE = 1e-6
 
 
-class ReproduceError(RuntimeError):
+class ReproduceError(FailedRun):
     """The trial cannot be run again here: its message is one sentence."""
 
 
@@ -47,16 +49,25 @@ class Reproduction:
         return all(f.agrees is not False for f in self.findings)
 
 
-def reproduce(storage: Storage, trial: Trial, study: Study) -> Reproduction:
-    """Run `trial` again. Raises `ReproduceError` if it never ran, or its device is not here; `StorageError` on a broken record."""
+def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool = False) -> Reproduction:
+    """Run `trial` again. Raises `ReproduceError` if it never ran, or its device is not here; `StorageError` on a broken record.
+
+    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the recorded config, it
+    runs only if `trust_source`.
+    """
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED):
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
     spec = gpus.lookup(study.gpu)
     problem = AttentionProblem(**study.problem)
     source = storage.source(trial.source_hash)
-    candidate = Candidate(trial.family, trial.config, trial.config_id, source, study.arch)
+    candidate = Candidate(trial.family, trial.config, trial.config_id, source, spec.arch)
     config = KernelConfig(trial.family, trial.config)
-    findings = [_source_finding(trial, problem, config, spec)]
+    rendered = _source_finding(trial, problem, config, spec)
+    if not (rendered.agrees or trust_source):
+        raise ReproduceError(
+            f"{rendered.sentence} Trial {trial.number} was not run: what is recorded is code of whoever wrote the database. Read it with "
+            f"`evoattn show {trial.number}`, then use --trust-source, or run the commit that recorded it.")
+    findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:
         kernel = compile_candidate(candidate, folder=None)
     except CompileError as error:
@@ -65,11 +76,20 @@ def reproduce(storage: Storage, trial: Trial, study: Study) -> Reproduction:
     findings.append(_compile_finding(trial, kernel))
     if trial.state is TrialState.ESTIMATED:
         evaluation = evaluate_offline(candidate, config, problem, spec)
-        findings += [_validation_finding(evaluation), *_cost_finding(trial, evaluation)]
+        findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation)]
     else:
         evaluation = _on_device(problem, spec, study, trial, config, kernel)
-        findings += [_validation_finding(evaluation), *_time_finding(trial.timing, evaluation)]
+        findings += [_validation_finding(trial, evaluation), *_time_finding(trial.timing, evaluation)]
     return Reproduction(trial, tuple(findings))
+
+
+def _place_finding(storage: Storage, trial: Trial, study: Study) -> Finding:
+    """What is not here as it was there, field by field; the study's own facts where the trial's were not recorded."""
+    recorded = storage.environments(trial)
+    then = recorded[0] if recorded else study.versions
+    changed = differences(then, collect(None if study.offline else next(iter(gpus.detect_devices()), None)))
+    whose = "its trial" if recorded else "its study (the trial's own were not recorded)"
+    return Finding("place", f"Not as recorded with {whose}: {'; '.join(changed)}." if changed else f"All as recorded with {whose}.", None)
 
 
 def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec) -> Finding:
@@ -80,8 +100,8 @@ def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfi
     except (registry.FamilyError, configs.ConfigError) as error:
         return Finding("source", f"Today's checkout cannot render this config: {error}", None)
     if same:
-        return Finding("source", "Today's template renders the recorded text, byte for byte.", None)
-    return Finding("source", "Today's template renders another text; the recorded one is what runs below.", None)
+        return Finding("source", "Today's template renders the recorded text, byte for byte.", True)
+    return Finding("source", "Today's template renders another text than the recorded one.", None)
 
 
 def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:
@@ -93,10 +113,14 @@ def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:
     return Finding("compile", f"{text}; recorded were {then.registers} and {then.spill_bytes} with {then.compiler}.", None)
 
 
-def _validation_finding(evaluation: Evaluation) -> Finding:
-    report = evaluation.validation
+def _validation_finding(trial: Trial, evaluation: Evaluation) -> Finding:
+    """Right or wrong, and on which inputs: each process on a device draws their seed anew."""
+    report, then = evaluation.validation, trial.validation
     if report and report.passed and evaluation.state in (TrialState.COMPLETE, TrialState.ESTIMATED):
-        return Finding("answers", f"Right in all {len(report.checks)} cases on the {report.backend}.", True)
+        seed = f"inputs of seed {report.seed}"
+        if then and then.seed is not None:
+            seed += ", as recorded" if then.seed == report.seed else f" (recorded was {then.seed})"
+        return Finding("answers", f"Right in all {len(report.checks)} cases on the {report.backend}, {seed}.", True)
     return Finding("answers", f"{evaluation.state}: {evaluation.reason}", False)
 
 

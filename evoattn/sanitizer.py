@@ -1,4 +1,4 @@
-"""compute-sanitizer on one candidate: reads and writes out of bounds that no answer shows (memcheck), and races in shared memory (racecheck)."""
+"""compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), and races in shared memory (racecheck)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evoattn.families import registry
 from evoattn.paths import ROOT
 from evoattn.problem import AttentionProblem
 from evoattn.trial import CompiledKernel, CompileInfo
-from evoattn.validate import device_cases
+from evoattn.validate import device_cases, output_layouts
 
 TOOLS = ("memcheck", "racecheck")
 CASES = 2
@@ -86,9 +86,9 @@ def main(folder: Path) -> None:
     family = registry.lookup(config.family)
     for _, problem, kind in device_cases(AttentionProblem(**job["problem"]))[:CASES]:
         tensors = reference.make_inputs(problem, 1, "cpu", kind)
-        tensors["o"] = torch.empty_like(tensors["q"])
         contents = {name: t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() for name, t in tensors.items()}
-        contents |= {name: np.zeros(size, np.uint8) for name, size in family.workspace(problem, config).items()}
+        sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | family.workspace(problem, config)
+        contents |= {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
         run_bare(kernel, family.launches(problem, config), contents)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evoattn import benchmark, ranking, sanitizer
+from evoattn import benchmark, finals, ranking
 from evoattn.budget import Budget
-from evoattn.compiler import compile_candidate
 from evoattn.config import KernelConfig, SearchSpace
-from evoattn.evaluate import Compiled, with_cost
+from evoattn.errors import FailedRun
+from evoattn.evaluate import Compiled, Finalists, with_cost
 from evoattn.families import registry
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
@@ -26,14 +26,15 @@ from evoattn.trial import Candidate, Evaluation, Proposal, Study, Timing, Trial,
 from evoattn.tasks import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
 from evoattn.worker import Ending, Outcome, Pool, Worker, wait_for_any
 
-FINALISTS = 8
+FINAL_TRIES = 3
+"""A GPU worker killed from outside while it measures the baselines or the finals, where no new candidate runs, costs another try."""
 READY_A_COMPILER = 2
 """Compiled candidates waiting for the device, a compile worker: enough to choose the promising from, few enough to stay fresh."""
 RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
 """Part of a time budget kept for the finals: at least RESERVE_SECONDS, at most RESERVE_MOST."""
 
 
-class SearchError(RuntimeError):
+class SearchError(FailedRun):
     """The search cannot go on: its message is one sentence."""
 
 
@@ -94,6 +95,7 @@ class Search:
         """What ran or is on its way (see `_identity`): the number of its trial once it has one."""
         self._device: Worker | None = None
         self._baselines_measured = False
+        self._baseline_tries = 0
 
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
         """Search until the budget is spent; `refresh` is called several times a second. Raises `SearchError` or `StorageError`."""
@@ -127,14 +129,11 @@ class Search:
         trials = list(self.storage.iter_trials(self.study))
         self.sampler.restore(trials)
         for trial in trials:
-            if trial.source_hash and trial.family in registry.FAMILIES and set(trial.config) == set(self._names(trial.family)):
-                self._seen[self._identity(KernelConfig(trial.family, trial.config), trial.source_hash)] = trial.number
+            if trial.source_hash and (config := finals.config_of(trial, self.spaces)):
+                self._seen[self._identity(config, trial.source_hash)] = trial.number
             self._improve(trial)
         for name, timings in self.storage.baselines(self.study).items():
             self.progress.baselines[name] = timings[0].median_us
-
-    def _names(self, family: str) -> tuple[str, ...]:
-        return self.spaces[family].names() if family in self.spaces else ()
 
     def _identity(self, config: KernelConfig, source_hash: str) -> tuple:
         """What tells one behaviour from another: the source and how it is launched."""
@@ -233,6 +232,7 @@ class Search:
             return
         if not self._baselines_measured:
             self._baselines_measured = True
+            self._baseline_tries += 1
             self._submit("baselines", "final", ({}, benchmark.SCREEN), DEVICE_SECONDS * 3)
         elif self._ready:
             _, _, pending, compiled = heapq.heappop(self._ready)
@@ -247,6 +247,9 @@ class Search:
         """The GPU worker's result."""
         self.progress.device_seconds += outcome.seconds
         if outcome.tag == "baselines":
+            if outcome.ending is Ending.DIED and self._baseline_tries < FINAL_TRIES:
+                self._baselines_measured = False
+                return
             if outcome.ending is not Ending.RESULT:
                 raise SearchError(f"The SDPA backends could not be measured: {outcome.value}")
             self._record_baselines(*outcome.value)
@@ -290,51 +293,44 @@ class Search:
     # ---- finals
 
     def _finals(self, refresh: Callable[[], None]) -> None:
-        """The best candidates and every SDPA backend, interleaved, so that the winner is chosen by one and the same weather."""
+        """The best candidates and every peer, interleaved, so that the winner is chosen by one and the same weather."""
         self.progress.stage = "finals"
-        finalists = {}
-        for trial in self.storage.leaderboard(self.study, FINALISTS, finalists_first=False):
-            config = KernelConfig(trial.family, trial.config)
-            source = self.storage.source(trial.source_hash)
-            kernel = compile_candidate(Candidate(trial.family, trial.config, trial.config_id, source, self.gpu.arch))
-            finalists[str(trial.number)] = trial.family, config, kernel
-        device = self._device
-        while not device.idle:                        # the candidate in hand ends first, or hits its own deadline
-            wait_for_any([device], 0.1)
-            if outcome := device.poll():
-                self._timed(outcome)
-            self._check_workers([device])
-            refresh()
-        self._submit("finals", "final", (finalists, benchmark.FINAL), RESERVE_MOST * 2)
-        while not (outcome := device.poll()):
-            wait_for_any([device], 0.1)
-            refresh()
-        self.progress.device_seconds += outcome.seconds
+        finalists = finals.choose(self.storage, self.study, self.problem, self.gpu, self.spaces)
+        outcome = self._final_outcome(finalists, refresh)
         if outcome.ending is not Ending.RESULT:
             raise SearchError(f"The finals could not be held: {outcome.value} All trials are recorded; `--resume` holds them again.")
         timings, refusals = outcome.value
         if self.sanitize:
-            self._sanitize(finalists, timings, refresh)
+            self.progress.stage = "compute-sanitizer"
+            finals.sanitize(self.problem, finalists, timings, refresh)
         for name, timing in timings.items():
             if name in finalists:
                 self.storage.add_timing(int(name), timing)
         self._record_baselines({n: t for n, t in timings.items() if n not in finalists}, refusals)
-        leaders = self.storage.leaderboard(self.study, FINALISTS)
+        leaders = self.storage.leaderboard(self.study, len(finalists) or 1)
         self.progress.best = leaders[0] if leaders else None
         if leaders:
             ratios = ranking.against_leader({t.number: t.timing for t in leaders}, leaders[0].number)
             self.progress.level_with = tuple(number for number, ratio in ratios.items() if ratio.level)
 
-    def _sanitize(self, finalists: dict[str, tuple], timings: dict[str, Timing], refresh: Callable[[], None]) -> None:
-        """compute-sanitizer's verdicts into the finalists' timings; who reads or writes out of bounds is disqualified."""
-        self.progress.stage = "compute-sanitizer"
-        for name, (_, config, kernel) in finalists.items():
-            refresh()
-            verdicts = sanitizer.sanitize(self.problem, config, kernel)
-            timings[name].protocol["sanitizer"] = verdicts
-            if sanitizer.is_damning(verdicts, kernel):
-                said = "; ".join(f"{tool} {sentence}" for tool, sentence in verdicts.items())
-                timings[name].protocol.setdefault("disqualified", f"By compute-sanitizer: {said}")
+    def _final_outcome(self, finalists: Finalists, refresh: Callable[[], None]) -> Outcome:
+        """How the finals ended on the GPU worker, the last of at most `FINAL_TRIES`."""
+        device = self._device
+        for _ in range(FINAL_TRIES):
+            while not device.idle:                    # the candidate in hand ends first, or hits its own deadline
+                wait_for_any([device], 0.1)
+                if outcome := device.poll():
+                    self._timed(outcome)
+                self._check_workers([device])
+                refresh()
+            self._submit("finals", "final", (finalists, benchmark.FINAL), RESERVE_MOST * 2)
+            while not (outcome := device.poll()):
+                wait_for_any([device], 0.1)
+                refresh()
+            self.progress.device_seconds += outcome.seconds
+            if outcome.ending is not Ending.DIED:
+                break
+        return outcome
 
 
 def _ending(outcome: Outcome, where: str) -> Evaluation:

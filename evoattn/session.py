@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from evoattn import gpu as gpus
 from evoattn import problems, sanitizer
 from evoattn.budget import Budget, parse_budget
-from evoattn.config import ConfigError, KernelConfig, SearchSpace, load_space
+from evoattn.config import ConfigError, KernelConfig, SearchSpace, load_space, parse_choices
 from evoattn.display import Display, best_sentence
 from evoattn.families import registry
 from evoattn.gpu import DetectedDevice, GpuError, GpuSpec
@@ -20,7 +20,7 @@ from evoattn.samplers.registry import make_sampler
 from evoattn.search import Search
 from evoattn.storage import Storage, StorageError
 from evoattn.trial import Study
-from evoattn.versions import collect
+from evoattn.versions import collect, differences
 
 DEFAULT_PROBLEM = "seed_h100"
 LEADERBOARD_ROWS = 10
@@ -77,9 +77,19 @@ def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -
     return spaces
 
 
+def restrict(spaces: dict[str, SearchSpace], words: list[str], starting_configs: bool) -> dict[str, SearchSpace]:
+    """The spaces as `--set NAME=V1,V2` words leave them, without their starting configs if those are not wanted. Raises `ConfigError`."""
+    choices = parse_choices(words)
+    known = {name for space in spaces.values() for name in space.names()}
+    if unknown := sorted(set(choices) - known):
+        raise ConfigError(f"No searched family has a parameter {unknown[0]}; they have {', '.join(sorted(known))}.")
+    spaces = {name: space.restricted(choices) for name, space in spaces.items()}
+    return spaces if starting_configs else {name: replace(space, starting=()) for name, space in spaces.items()}
+
+
 def prepare_search(
     *, gpu: str, budget: str, problem: str | None, shape: str | None, families: list[str], sampler: str, study: str | None, seed: int, db: str,
-    jobs: int, cache: str, resume: bool, sanitize: bool,
+    jobs: int, cache: str, resume: bool, sanitize: bool, choices: list[str], starting_configs: bool,
 ) -> PreparedSearch:
     """Check every word before anything starts, open the database, and find or make the study."""
     parsed = parse_budget(budget)
@@ -90,22 +100,22 @@ def prepare_search(
     wanted = problems.parse_shape(shape) if shape else problems.lookup(problem or DEFAULT_PROBLEM)
     devices = gpus.detect_devices()
     if resume:
-        if problem or shape or families:
-            raise ProblemError("A resumed study keeps its problem and families; leave --problem, --shape and --family out.")
+        if problem or shape or families or choices or not starting_configs:
+            raise ProblemError(
+                "A resumed study keeps its problem and search space; leave --problem, --shape, --family, --set and --no-starting-configs out.")
         return _resume(db, study, devices, gpu, parsed, budget, jobs, sanitize)
     spec, device = choose_device(gpu, devices)
-    spaces = choose_families(families, wanted, spec)
+    spaces = restrict(choose_families(families, wanted, spec), choices, starting_configs)
     _make_sampler(sampler, spaces, wanted, spec, seed)
     storage = Storage.open(db)
     name = study or _free_name(storage, f"{wanted.name or 'shape'}_{spec.name}{'' if device else '_offline'}")
-    options = {"cache": cache, "jobs": jobs}
+    options = {"cache": cache, "jobs": jobs, "set": choices, "starting_configs": starting_configs}
     made = storage.create_study(name, wanted, spec, device is None, sampler, seed, tuple(spaces), collect(device), options)
     return PreparedSearch(storage, made, wanted, spec, device, spaces, parsed, budget, jobs, sanitize)
 
 
 def _resume(
-    db: str, name: str | None, devices: list[DetectedDevice], gpu: str, budget: Budget, budget_text: str, jobs: int,
-    sanitize: bool,
+    db: str, name: str | None, devices: list[DetectedDevice], gpu: str, budget: Budget, budget_text: str, jobs: int, sanitize: bool,
 ) -> PreparedSearch:
     storage = Storage.open(db, create=False)
     study = storage.find_study(name) if name else storage.latest_study()
@@ -121,6 +131,7 @@ def _resume(
             raise GpuError(f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
         spec, device = choose_device(study.gpu, devices)
     spaces = choose_families(list(study.families), problem, spec)
+    spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))
     return PreparedSearch(storage, study, problem, spec, device, spaces, budget, budget_text, jobs, sanitize)
 
 
@@ -136,6 +147,12 @@ def _free_name(storage: Storage, stem: str) -> str:
     return next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
+def _why_not_sanitized(prepared: PreparedSearch) -> str:
+    if prepared.device is None:
+        return "nothing runs on a device in an offline search."
+    return "" if sanitizer.find() else sanitizer.NOT_INSTALLED
+
+
 def run_search(prepared: PreparedSearch, console: Console) -> None:
     """Run the study under a live display, then print its leaderboard."""
     p, storage, study = prepared, prepared.storage, prepared.study
@@ -146,10 +163,11 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
             f"No CUDA device is used: searching offline for the {p.gpu.product} ({p.gpu.arch}); kernels are compiled for it, "
             "checked on the interpreter and ranked by a cost model, never timed.", soft_wrap=True, markup=False)
         console.print(f"Problem {p.problem.describe()} (study {study.name}).", markup=False)
-    if changed := {name: now for name, now in collect(p.device).items() if study.versions.get(name) != now}:
-        then = ", ".join(f"{name} {study.versions.get(name, 'absent')}, now {now}" for name, now in changed.items())
-        console.print(f"Note: not as when the study was made: {then}.", markup=False, soft_wrap=True)
-    if p.sanitize and (why_not := "nothing runs on a device in an offline search." if p.device is None else "" if sanitizer.find() else sanitizer.NOT_INSTALLED):
+    here = collect(p.device)
+    storage.use_environment(here)
+    if changed := differences(study.versions, here):
+        console.print(f"Note: not as when the study was made: {'; '.join(changed)}.", markup=False, soft_wrap=True)
+    if p.sanitize and (why_not := _why_not_sanitized(p)):
         console.print(f"Note: --sanitize does nothing: {why_not}", markup=False, soft_wrap=True)
     sampler = _make_sampler(study.sampler, p.spaces, p.problem, p.gpu, study.seed)
     running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", "warm"), p.sanitize)

@@ -7,13 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from evoattn.problem import AttentionProblem
+from evoattn.ptx.limits import NOT_MODELLED
 from evoattn.storage import Storage
 from evoattn.trial import Timing, Trial
-
-NOT_MODELLED = (
-    "The interpreter does not model: races in global memory, memory fences, denormals flushed by .ftz beyond exp2, "
-    "the last bits of approximate functions, and faults of ptxas (it runs PTX, not machine code)."
-)
 
 
 def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
@@ -24,7 +20,7 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     rows.add_column(overflow="fold")
 
     def row(name: str, value: object) -> None:
-        rows.add_row(name, Text(str(value)))
+        rows.add_row(name, Text("".join(c if c.isprintable() else " " for c in str(value))))
 
     row("trial", f"{trial.number} of study {study.name} ({trial.created_at})")
     row("problem", AttentionProblem(**study.problem).describe())
@@ -42,12 +38,13 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     if report := trial.validation:
         row("validated on", report.backend)
         for check in report.checks:
-            row("", f"{'right' if check.passed else 'WRONG'}  {check.case}: error {check.max_error:.2e}, allowed {check.allowed_error:.2e}, "
-                    f"{check.seconds * 1e3:.1f} ms")
+            verdict = "right" if check.passed else "WRONG"
+            error = f"error {check.max_error:.2e}, allowed {check.allowed_error:.2e}"
+            row("", f"{verdict}  {check.case}: {error}, {check.seconds * 1e3:.1f} ms")
         if report.seed is not None:
             row("inputs' seed", report.seed)
         if report.backend == "interpreter":
-            row("", NOT_MODELLED)
+            row("not modelled", "\n".join(NOT_MODELLED))
     for timing in trial.timings:
         row(f"time ({timing.protocol.get('stage', '?')})", _timing_sentence(timing))
         if "clocks" in timing.protocol:
@@ -59,12 +56,19 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
     if trial.relative_cost is not None:
         row("relative cost", f"{trial.relative_cost:.6g} (an estimate for ranking, not a time)")
     row("evaluated in", f"{trial.seconds:.2f} s")
-    row("versions", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
+    row("sampler", f"{study.sampler}, seed {study.seed}")
+    places = storage.environments(trial)
+    for place in places:
+        row("ran on" if place is places[0] else "timed again on", ", ".join(f"{k} {v}" for k, v in place.items()))
+    if not places:
+        row("study made on", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
     row("source hash", trial.source_hash or "none: it never became source")
     console.print(rows)
     if trial.source_hash:
         console.print()
-        console.print(storage.source(trial.source_hash), markup=False, soft_wrap=True)
+        source = storage.source(trial.source_hash)
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in source)          # nothing that a terminal would obey
+        console.print(shown, markup=False, soft_wrap=True)
 
 
 def _timing_sentence(timing: Timing) -> str:

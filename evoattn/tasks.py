@@ -41,6 +41,7 @@ class DeviceHandler(Handler):
 
     def __call__(self, task: tuple[str, tuple]) -> Any:
         method, args = task
-        result = getattr(self._evaluator, method)(*args)
-        self.broken = self._evaluator.broken
-        return result
+        try:
+            return getattr(self._evaluator, method)(*args)
+        finally:
+            self.broken = self._evaluator.broken

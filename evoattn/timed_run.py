@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from evoattn.arena import POISON_BYTE, Arena, bits
+from evoattn.arena import POISON_BYTE, Arena
 from evoattn.backends.base import Backend
 from evoattn.benchmark import CacheMode, Contestant, Enqueue, Protocol, Timer, Witness
 from evoattn.config import KernelConfig
 from evoattn.families.base import Family
 from evoattn.trial import CheckResult, CompiledKernel
-from evoattn.validate import OUTSIDE, Case, judge
+from evoattn.validate import OUTSIDE, Case, different, dirty_sentence, judge
 
 BACK_TO_BACK = 4
-"""Launches of the graph in which each writes an output of its own: a kernel that skips work in a graph of 60 skips it here too."""
+"""Launches of the graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it here too."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Bench:
 
 
 class TimedRun:
-    """A candidate over the buffers of `arena`, which holds the bench's own inputs; `output` is the validated answer to them."""
+    """A candidate over the buffers of `arena`, which holds the bench's own inputs; `outputs` are the validated ones for them, by name."""
 
     def __init__(
-        self, bench: Bench, family: Family, config: KernelConfig, kernel: CompiledKernel, output: torch.Tensor, arena: Arena,
+        self, bench: Bench, family: Family, config: KernelConfig, kernel: CompiledKernel, outputs: dict[str, torch.Tensor],
+        arena: Arena,
     ) -> None:
         """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
-        self._bench, self._kernel, self._output, self._arena = bench, kernel, output, arena
+        self._bench, self._kernel, self._outputs, self._arena = bench, kernel, outputs, arena
         self._launches = family.launches(bench.own.problem, config)
         self._scratch = Arena({}, {}, family.workspace(bench.own.problem, config), bench.backend.device)
         self._scratch.arm()
@@ -49,25 +50,27 @@ class TimedRun:
 
     def contestant(self, name: str, protocol: Protocol) -> Contestant:
         """Ready to be timed. Raises `LaunchError`."""
-        self._witnesses.append(Witness(self._arena, self._output))
+        self._witnesses.append(Witness(self._arena, self._outputs))
         return Contestant(name, self._prepare(), protocol, self._bench.cache, self._bench.timer, self._witnesses[-1], self._bench.flush)
 
     def check_work(self, contestant: Contestant) -> CheckResult:
-        """After the timing: what the replays left, the bands, launches back to back with an output each, and the graph again on fresh inputs
-        in the very buffers that were timed."""
+        """After the timing: what the replays left, the bands, launches back to back with outputs each, the zeros, and the graph again on
+        fresh inputs in the very buffers that were timed."""
         started = time.perf_counter()
         reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
         if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):
             reason = f"{OUTSIDE} when it was timed."
         if not reason:
             reason = self._idle_launches()
+        if not reason:
+            reason = dirty_sentence(self._scratch.zeroed, [int(count) for count in self._scratch.dirty_zeros()])
         fresh, largest = self._bench.fresh, float("nan")
         if not reason:
             self._arena.refill(fresh.tensors)
             self._arena.poison()
             contestant.replay()
             self._bench.timer.synchronize()
-            reason, largest = judge(self._arena.views["o"], fresh.answer)
+            reason, largest = judge(self._arena.outputs, fresh.answer)
             if reason:
                 reason = f"on fresh inputs in the timed buffers, {reason}"
             self._arena.refill(self._bench.own.tensors)
@@ -75,16 +78,17 @@ class TimedRun:
         return CheckResult(fresh.name, not reason, largest, fresh.answer.allowed_error, sentence, time.perf_counter() - started)
 
     def _idle_launches(self) -> str:
-        """Launches back to back in one graph, an output each: which of them did not do the work."""
+        """Launches back to back in one graph, outputs each: which of them did not do the work."""
         self._arena.restore()
-        flat = self._arena.buffers["o"]
-        outputs = [torch.empty_like(flat) for _ in range(BACK_TO_BACK)]
-        for out in outputs:
-            out.view(torch.uint8).fill_(POISON_BYTE)
+        flat = [{name: torch.empty_like(self._arena.buffers[name]) for name in self._outputs} for _ in range(BACK_TO_BACK)]
+        for outputs in flat:
+            for out in outputs.values():
+                out.view(torch.uint8).fill_(POISON_BYTE)
         with self._bench.timer.side_stream():
-            replay = self._bench.timer.capture([self._prepare(o=out) for out in outputs])
+            replay = self._bench.timer.capture([self._prepare(**outputs) for outputs in flat])
         replay()
         self._bench.timer.synchronize()
-        shape, strides = self._output.shape, self._arena.views["o"].stride()
-        wrong = sum(not torch.equal(bits(out.as_strided(shape, strides)), bits(self._output)) for out in outputs)
+        views = self._arena.outputs
+        written = [{name: out.as_strided(views[name].shape, views[name].stride()) for name, out in outputs.items()} for outputs in flat]
+        wrong = sum(different(outputs, self._outputs) > 0 for outputs in written)
         return f"{wrong} of {BACK_TO_BACK} launches back to back, an output each, did not leave the validated one." if wrong else ""

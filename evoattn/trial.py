@@ -160,8 +160,8 @@ class Timing:
 
     samples_us: tuple[float, ...]
     protocol: dict[str, Any]
-    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken in turns), the device's
-    `clocks`; of a final also `sanitizer`, and `disqualified`: the sentence by which a finalist proved wrong."""
+    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken in turns), the
+    device's `clocks`; of a final also `sanitizer`, and `disqualified`: the sentence by which a finalist proved wrong."""
 
     @property
     def median_us(self) -> float:
@@ -173,6 +173,11 @@ class Timing:
         """Whether both come out of the same rounds, so that their ratio is fair."""
         run = self.protocol.get("run")
         return run is not None and run == other.protocol.get("run")
+
+    @property
+    def disqualified(self) -> str:
+        """Of a final: how the finalist proved wrong, in one sentence; empty if it did not."""
+        return str(self.protocol.get("disqualified", ""))
 
     def quantile_us(self, share: float) -> float:
         """Sample at `share` (0 to 1) of the sorted samples, by nearest rank."""
@@ -244,7 +249,7 @@ class Trial:
     @property
     def disqualified(self) -> str:
         """Why it is on no leaderboard although it was right when it was recorded; empty if it is on one."""
-        return next((str(t.protocol["disqualified"]) for t in self.timings if "disqualified" in t.protocol), "")
+        return next((t.disqualified for t in self.timings if t.disqualified), "")
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,18 @@ def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> 
     return [("ragged", first, "plain"), ("grouped, strided, logits x30, a late huge key", second, "large_logits_late_key")]
 
 
+def output_layouts(problem: AttentionProblem) -> dict[str, Layout]:
+    """What a kernel writes: `o` and, where the problem asks for it, `lse`."""
+    layouts = {"o": Layout(problem.shape("o"), problem.strides("o"), reference.TORCH_DTYPES[problem.dtype])}
+    if problem.lse:
+        _, heads, rows = problem.lse_shape
+        layouts["lse"] = Layout(problem.lse_shape, (heads * rows, rows, 1), torch.float32)
+    return layouts
+
+
 def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Arena:
     """Guarded buffers for `case` and a family's `scratch` (name: bytes)."""
-    outputs = {"o": Layout(case.problem.shape("o"), case.problem.strides("o"), case.tensors["q"].dtype)}
-    return Arena(case.tensors, outputs, scratch, device)
+    return Arena(case.tensors, output_layouts(case.problem), scratch, device)
 
 
 def check(
@@ -91,8 +99,8 @@ def check(
 
 def run_case(
     backend: Backend, family: Family, config: KernelConfig, compiled: CompiledKernel, case: Case, repeat: bool = False,
-) -> tuple[CheckResult, torch.Tensor | None]:
-    """`check`, and the output that was judged (None where the run itself showed a fault)."""
+) -> tuple[CheckResult, dict[str, torch.Tensor] | None]:
+    """`check`, and the outputs that were judged, by name (None where the run itself showed a fault)."""
     started = time.perf_counter()
     arena = make_arena(case, family.workspace(case.problem, config), backend.device)
     launches = family.launches(case.problem, config)
@@ -106,39 +114,56 @@ def run_case(
         arena.arm(band)
         faults = backend.run(compiled, launches, arena.buffers)
         if not faults:
-            outputs.append(arena.views["o"].clone())
-            damage.append(torch.stack([arena.changed_bands(), *arena.changed_inputs()]))
+            outputs.append({name: out.clone() for name, out in arena.outputs.items()})
+            damage.append(torch.stack([arena.changed_bands(), *arena.changed_inputs(), *arena.dirty_zeros()]))
         return faults[0] if faults else ""
 
     for band in BANDS[:2 if repeat else 1]:
         if fault := run(band):
             return result(fault), None
-    bands, *inputs = torch.stack(damage).sum(0).tolist()
+    bands, *counts = torch.stack(damage).sum(0).tolist()
     if bands:
         return result(f"{OUTSIDE}, beside {arena.touched_band()}."), outputs[0]
-    for name, changed in zip(case.tensors, inputs, strict=True):
+    for name, changed in zip(case.tensors, counts[:len(case.tensors)], strict=True):
         if changed:
             return result(f"the kernel changed {changed} elements of its input {name}."), outputs[0]
     reason, largest = judge(outputs[0], case.answer)
-    if repeat and not torch.equal(bits(outputs[0]), bits(outputs[1])):
+    if repeat and different(*outputs):
         run(BANDS[0])
         run(BANDS[0])
         reason = _why_different(*outputs)
-    return result(reason, largest), outputs[0]
+    return result(reason or dirty_sentence(arena.zeroed, counts[len(case.tensors):]), largest), outputs[0]
 
 
-def _why_different(first: torch.Tensor, other_bands: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor) -> str:
+def dirty_sentence(zeroed: tuple[str, ...], counts: list[int]) -> str:
+    """Which of the scratch buffers `zeroed` the next launch would not find so, by their bytes that are not zero; empty if none."""
+    name = next((name for name, count in zip(zeroed, counts, strict=True) if count), "")
+    return name and f"the kernel did not leave zeros in {name}, where its next launch expects them."
+
+
+def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> int:
+    """Elements of the outputs of two runs that are not the same bits; waits for the device."""
+    return int(sum((bits(one[name]) != bits(other[name])).sum() for name in one))
+
+
+def _why_different(first: dict, other_bands: dict, third: dict, fourth: dict) -> str:
     """Two runs differ; two more between the bands of the first tell why."""
-    count = int((bits(first) != bits(other_bands)).sum())
-    if torch.equal(bits(first), bits(third)) and torch.equal(bits(first), bits(fourth)):
+    count = different(first, other_bands)
+    if not different(first, third) and not different(first, fourth):
         return f"{count} outputs change with the bytes outside the buffers: the kernel reads out of bounds."
-    if any(torch.equal(bits(other_bands), bits(later)) for later in (third, fourth)):
+    if not all(different(other_bands, later) for later in (third, fourth)):
         return f"{count} outputs are not the same in every launch on the same inputs: the kernel remembers its launches."
     return f"two runs on the same inputs differ in {count} outputs: a race, or a kernel that remembers its launches."
 
 
-def judge(out: torch.Tensor, answer: reference.Answer) -> tuple[str, float]:
-    """(what is wrong with an output, an empty string if nothing; its largest error)."""
+def judge(outputs: dict[str, torch.Tensor], answer: reference.Answer) -> tuple[str, float]:
+    """(what is wrong with the outputs, an empty string if nothing; the largest error of `o`)."""
+    reason, largest = judge_o(outputs["o"], answer)
+    return reason or ("" if answer.lse is None else _judge_lse(outputs["lse"], answer)), largest
+
+
+def judge_o(out: torch.Tensor, answer: reference.Answer) -> tuple[str, float]:
+    """As `judge`, of O alone: all that a peer gives."""
     difference = out.to(answer.exact.dtype) - answer.exact
     missing, nan, largest, rms = torch.stack([
         (bits(out) == UNWRITTEN).sum().double(), torch.isnan(out).sum().double(), difference.abs().max().double(),
@@ -153,3 +178,21 @@ def judge(out: torch.Tensor, answer: reference.Answer) -> tuple[str, float]:
     if not rms <= answer.allowed_rms:
         return f"the root-mean-square error is {rms:.2e}, allowed are {answer.allowed_rms:.2e}.", largest
     return "", largest
+
+
+def _judge_lse(lse: torch.Tensor, answer: reference.Answer) -> str:
+    """As `judge`, for the log-sum-exp: -inf exactly where no key is seen, elsewhere within what `Answer` allows."""
+    unseen = answer.lse == -math.inf
+    missing, nan, misplaced, error = torch.stack([
+        (bits(lse) == UNWRITTEN).sum().double(), torch.isnan(lse).sum().double(), ((lse == -math.inf) != unseen).sum().double(),
+        torch.where(unseen, 0, lse.double() - answer.lse).abs().max(),
+    ]).tolist()
+    if missing:
+        return f"{missing:.0f} of {lse.numel()} log-sum-exps were never written."
+    if nan:
+        return f"{nan:.0f} of {lse.numel()} log-sum-exps are NaN."
+    if misplaced:
+        return "the log-sum-exp must be -inf for a query that sees no key, and for no other."
+    if not error <= answer.allowed_lse:
+        return f"the largest error of a log-sum-exp is {error:.2e}, allowed are {answer.allowed_lse:.2e}."
+    return ""

@@ -23,7 +23,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from evoattn import benchmark, problems, ranking, search  # noqa: E402
+from evoattn import benchmark, finals, problems, ranking, search  # noqa: E402
 from evoattn import gpu as gpus  # noqa: E402
 from evoattn.budget import Budget  # noqa: E402
 from evoattn.compiler import compile_source  # noqa: E402
@@ -61,10 +61,10 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
     config, arena = KernelConfig("flash_scalar", BASE), evaluator.timed_arena()
     contestants = []
     for name, kernel in kernels.items():
-        result, output = run_case(evaluator.backend, FAMILY, config, kernel, evaluator.own)
+        result, outputs = run_case(evaluator.backend, FAMILY, config, kernel, evaluator.own)
         if not result.passed:
             raise RuntimeError(result.reason)
-        contestants.append(TimedRun(evaluator.bench, FAMILY, config, kernel, output, arena).contestant(name, benchmark.FINAL))
+        contestants.append(TimedRun(evaluator.bench, FAMILY, config, kernel, outputs, arena).contestant(name, benchmark.FINAL))
     return benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks, seed=seed)
 
 
@@ -125,7 +125,8 @@ def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) ->
         return replace(base, config=config.params, config_id=config.id, source=f"{source}// {config.id}\n")
 
     started = time.monotonic()
-    with TemporaryDirectory() as folder, mock.patch.object(search, "render", render_planted):
+    patches = (mock.patch.object(module, "render", render_planted) for module in (search, finals))
+    with TemporaryDirectory() as folder, next(patches), next(patches):
         storage = Storage.open(f"{folder}/noise.sqlite")
         study = storage.create_study(f"planted {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {})
         sampler = make_sampler("genetic", spaces, PROBLEM, seed, why_invalid)

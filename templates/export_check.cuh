@@ -75,7 +75,7 @@ inline Bytes random_tensor(size_t elements, unsigned long long seed) {
 }
 
 // ---- the reference: rows of O in double, and the same formula in DTYPE, from which the allowed error follows ----
-struct Row { long b, h, s; std::vector<double> exact; };        // exact[HEAD_DIM]
+struct Row { long b, h, s; std::vector<double> exact; double lse; };     // exact[HEAD_DIM]; lse: logarithm of the sum of exponentials
 
 // The rows to check: all of them, or first, last and one at random in each of equal strata of every head, as CPU_BUDGET allows.
 inline std::vector<Row> choose_rows() {
@@ -89,9 +89,9 @@ inline std::vector<Row> choose_rows() {
       for (long i = 0; i < strata; i++) {
         long begin = SEQLEN_Q * i / strata, end = SEQLEN_Q * (i + 1) / strata;
         long s = i == 0 ? 0 : i == strata - 1 ? SEQLEN_Q - 1 : begin + long(next_random(state) % (unsigned long long)(end - begin));
-        rows.push_back({b, h, last = s, {}});
+        rows.push_back({b, h, last = s, {}, -INFINITY});
       }
-      if (last != SEQLEN_Q - 1) rows.push_back({b, h, SEQLEN_Q - 1, {}});
+      if (last != SEQLEN_Q - 1) rows.push_back({b, h, SEQLEN_Q - 1, {}, -INFINITY});
     }
   return rows;
 }
@@ -125,12 +125,13 @@ void weighted_sum(std::vector<T>& out, const std::vector<T>& weights, const std:
     for (long d = 0; d < HEAD_DIM; d++) o[d] += w * T(value[d]);
   }
 }
-// scores -> exp(score - max) / sum over the first `keys`; the others are left alone.
+// scores -> exp(score - max) / sum over the first `keys`; the others are left alone. Returns max + log(sum).
 template <typename T> EVOATTN_FAST
-void softmax(std::vector<T>& scores, long keys) {
+T softmax(std::vector<T>& scores, long keys) {
   T most = *std::max_element(scores.begin(), scores.begin() + keys), sum = 0, *s = scores.data();
   for (long j = 0; j < keys; j++) sum += s[j] = std::exp(s[j] - most);
   for (long j = 0; j < keys; j++) s[j] /= sum;
+  return most + std::log(sum);
 }
 
 // Fills `exact` of every row. flash-attention's rule (its tests/test_flash_attn.py):
@@ -159,7 +160,7 @@ inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k,
       query[d] = x * scale, low_query[d] = rounded(x * float(scale));
     }
     products(scores, query, keys_t, keys);
-    softmax(scores, keys);
+    row.lse = softmax(scores, keys);
     weighted_sum(row.exact, scores, values, keys);
     products(low_scores, low_query, keys_t, keys);
     for (long j = 0; j < keys; j++) low_scores[j] = rounded(low_scores[j]);
@@ -189,10 +190,12 @@ struct Device {                                                 // every buffer 
       EVOATTN_CUDA(cudaMalloc((void**)&whole[i], BUFFER_BYTES[i] + 2 * GUARD_BYTES));
       EVOATTN_CUDA(cudaMemset(whole[i], GUARD_VALUE, BUFFER_BYTES[i] + 2 * GUARD_BYTES));
       buffer[i] = whole[i] + GUARD_BYTES;
-      EVOATTN_CUDA(cudaMemset(buffer[i], 0xFF, BUFFER_BYTES[i]));          // NaN in every dtype
+      EVOATTN_CUDA(cudaMemset(buffer[i], STARTS_ZEROED[i] ? 0 : 0xFF, BUFFER_BYTES[i]));     // 0xFF: NaN in every dtype
     }
   }
-  void poison_output() { EVOATTN_CUDA(cudaMemset(buffer[O], 0xFF, BUFFER_BYTES[O])); }
+  void poison_output() {
+    for (int i = O; i <= (HAS_LSE ? LSE : O); i++) EVOATTN_CUDA(cudaMemset(buffer[i], 0xFF, BUFFER_BYTES[i]));
+  }
   Bytes read(int i, long begin, size_t size) const {
     Bytes bytes(size);
     EVOATTN_CUDA(cudaMemcpy(bytes.data(), (unsigned char*)buffer[i] + begin, size, cudaMemcpyDeviceToHost));
@@ -206,6 +209,27 @@ struct Device {                                                 // every buffer 
     return true;
   }
 };
+
+// Is the log-sum-exp right? -inf exactly where no key is seen; 2e-4 and 2e-5 of the largest are allowed (evoattn/reference.py).
+inline bool judge_lse(const Device& device, const std::vector<Row>& rows) {
+  if constexpr (!HAS_LSE) return true;
+  const size_t count = size_t(BATCH * HEADS * SEQLEN_Q);
+  const Bytes bytes = device.read(LSE, 0, count * sizeof(float));
+  auto value = [&](size_t i) { float x; std::memcpy(&x, &bytes[4 * i], 4); return double(x); };
+  double largest = 0, error = 0;
+  size_t wrong = 0;
+  for (size_t i = 0; i < count; i++) wrong += std::isnan(value(i));
+  for (const Row& row : rows) {
+    const double x = value(size_t((row.b * HEADS + row.h) * SEQLEN_Q + row.s));
+    if (std::isinf(row.lse) || std::isinf(x)) wrong += x != row.lse;
+    else largest = std::max(largest, std::fabs(row.lse)), error = std::max(error, std::fabs(x - row.lse));
+  }
+  const double allowed = 2e-4 + 2e-5 * largest;
+  const bool right = wrong == 0 && error <= allowed;
+  std::printf("%s log-sum-exp    max error %.3e (allowed %.3e), %zu NaN, never written or wrongly infinite\n", right ? "ok  " : "FAIL",
+              error, allowed, wrong);
+  return right;
+}
 
 // Is the output on the device right? Prints why, `when` it was made.
 inline bool judge(const char* when, const Device& device, const std::vector<Row>& rows, const Allowed& allowed) {
@@ -223,7 +247,7 @@ inline bool judge(const char* when, const Device& device, const std::vector<Row>
   bool right = unwritten == 0 && error.largest <= allowed.largest && error.rms <= allowed.rms && device.guards_intact();
   std::printf("%s %-14s max error %.3e (allowed %.3e), rms error %.3e (allowed %.3e), %zu of %zu outputs NaN or never written\n",
               right ? "ok  " : "FAIL", when, error.largest, allowed.largest, error.rms, allowed.rms, unwritten, elements);
-  return right;
+  return judge_lse(device, rows) && right;
 }
 
 inline float elapsed_us(cudaEvent_t begin, cudaEvent_t end) {

@@ -53,6 +53,18 @@ def test_search_says_first_that_it_is_offline_and_prints_a_leaderboard(study):
     assert "ESTIMATED" in output and "µs" not in output
 
 
+def test_a_restricted_search_and_its_resumption_stay_in_their_part_of_the_space(tmp_path):
+    db = tmp_path / "evoattn.sqlite"
+    words = ("--gpu", "l4", "--shape", SHAPE, "--family", "flash_mma", "--set", "BLOCK_M=32,64", "--set", "RESCALE=lazy,always")
+    for search in ((*words, "--no-starting-configs"), ("--resume",)):
+        result = run("search", *search, "--budget", "3trials", "--jobs", 2, "--db", db)
+        assert result.exit_code == 0, result.output
+    rows = sqlite3.connect(db).execute("select config, operator from trials").fetchall()
+    assert len(rows) == 6 and {operator for _, operator in rows} <= {"random", "mutation", "crossover"}
+    for config in (json.loads(config) for config, _ in rows):
+        assert config["BLOCK_M"] in (32, 64) and config["RESCALE"] in ("lazy", "always")
+
+
 def test_every_trial_is_recorded_with_its_source(study):
     rows = sqlite3.connect(study[0]).execute("select state, source_hash, operator from trials").fetchall()
     assert len(rows) == 14
@@ -81,12 +93,25 @@ def test_report_formats(study, tmp_path):
 
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
-    assert "config id" in run("show", 1, "--db", db).stdout
+    shown = run("show", 1, "--db", db).stdout
+    words = ("config id", "ran on", "host", "commit", "inputs' seed", "genetic, seed", "source hash", "not modelled", "wgmma.fence")
+    assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
     assert "__global__" in kernel.read_text() and "int main" in kernel.read_text()
     result = run("reproduce", "best", "--db", db)
     assert result.exit_code == 0 and result.stdout.rstrip().endswith("\nreproduced"), result.output
+    assert "All as recorded with its trial" in result.stdout
+
+
+def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
+    copy = tmp_path / "copy.sqlite"
+    with sqlite3.connect(study[0]) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    with sqlite3.connect(copy) as db:
+        db.execute("update environments set facts = json_set(facts, '$.host', 'elsewhere', '$.torch', '1.0')")
+    words = " ".join(run("reproduce", "best", "--db", copy).stdout.split())
+    assert "Not as recorded with its trial: " in words and "torch 1.0, here " in words and "host elsewhere, here " in words
 
 
 def test_a_changed_record_does_not_reproduce(study, tmp_path):
@@ -115,6 +140,11 @@ def test_gpus_and_families():
     (("--gpu", "l4", "--family", "flash_magic"), "flash_magic"),
     (("--gpu", "l4", "--sampler", "oracle"), "oracle"),
     (("--gpu", "l4", "--cache", "tepid"), "tepid"),
+    (("--gpu", "l4", "--set", "BLOCK_M"), "NAME=VALUE"),
+    (("--gpu", "l4", "--set", "BLOCK_M=32", "--set", "BLOCK_M=64"), "twice"),
+    (("--gpu", "l4", "--set", "BLOCK_Q=32"), "BLOCK_Q"),
+    (("--gpu", "l4", "--family", "flash_mma", "--set", "BLOCK_M=32,33"), "BLOCK_M=33"),
+    (("--gpu", "l4", "--resume", "--set", "BLOCK_M=32"), "--set"),
     (("--gpu", "l4", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
     (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=64,dtype=fp32"), "fp32"),
 ])

@@ -2,7 +2,6 @@
 
 import os
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -36,6 +35,7 @@ HOPPER_PROBLEMS = [
     AttentionProblem(2, 8, 2, 77, 1025, 128, "bf16", "causal_lower_right"),
     AttentionProblem(1, 4, 1, 600, 700, 96, "fp16", "causal_upper_left", "bshd"),
     AttentionProblem(1, 2, 2, 333, 203, 200, "bf16"),
+    AttentionProblem(1, 4, 2, 64, 1500, 64, "fp16", "causal_lower_right"),            # few tiles: KEY_SPLIT up to 8
 ]
 
 
@@ -73,16 +73,17 @@ def wrong_ones(problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[Kerne
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right(problem):
     spec, seed = gpu.GPUS["l4"], PROBLEMS.index(problem)
-    configs = [c for f in ("flash_scalar", "flash_mma") for c in draw(load_space(f, spec), problem, spec, A_PROBLEM, seed)]
-    assert len(configs) == 2 * A_PROBLEM
+    counts = {"flash_scalar": A_PROBLEM, "flash_mma": A_PROBLEM, "flash_wmma": A_PROBLEM // 3, "three_kernel": A_PROBLEM // 3}
+    configs = [c for f, count in counts.items() for c in draw(load_space(f, spec), problem, spec, count, seed)]
+    assert len(configs) == sum(counts.values())
     assert not wrong_ones(problem, spec, configs)
 
 
 @pytest.mark.parametrize("problem", HOPPER_PROBLEMS, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right_on_hopper(problem):
-    """But for KEY_SPLIT: the interpreter has no clusters."""
     spec = gpu.GPUS["h100"]
-    space = load_space("flash_wgmma", spec)
-    parameters = tuple(replace(p, values=(1,)) if p.name == "KEY_SPLIT" else p for p in space.parameters)
-    configs = draw(replace(space, parameters=parameters), problem, spec, A_PROBLEM, HOPPER_PROBLEMS.index(problem))
+    configs = draw(load_space("flash_wgmma", spec), problem, spec, A_PROBLEM, HOPPER_PROBLEMS.index(problem))
+    space = load_space("three_kernel", spec)
+    parameters = tuple(replace(p, values=("wgmma",)) if p.name == "PRODUCT" else p for p in space.parameters)
+    configs += draw(replace(space, parameters=parameters), problem, spec, A_PROBLEM // 3, HOPPER_PROBLEMS.index(problem))
     assert not wrong_ones(problem, spec, configs)

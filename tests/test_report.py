@@ -1,8 +1,12 @@
 """What a study's report says, and what it must never say."""
 
 import json
+import random
 import re
+import subprocess
+import sys
 
+import optuna
 import pytest
 from rich.console import Console
 
@@ -11,6 +15,7 @@ from evoattn.config import KernelConfig
 from evoattn.problem import AttentionProblem
 from evoattn.report import render_html, render_json, render_table, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
+from evoattn.report.importance import importance_of
 from evoattn.report.plots import MAX_POINTS, drawn_points
 from evoattn.report.data import Progress
 from evoattn.storage import Storage
@@ -101,6 +106,35 @@ def test_importance_finds_the_gene_that_matters(measured):
     assert list(importance.shares)[0] == "A" and importance.shares["A"] > 0.8
 
 
+@pytest.mark.parametrize("count", (30, 137, 1200))
+def test_importance_is_what_optuna_computes(count):
+    rng = random.Random(count)
+    values = {"A": [16, 32, 64], "B": [False, True], "C": ["exp2", "poly", "mixed", "none"], "D": list(range(9))}
+    results = []
+    for _ in range(count):
+        params = {name: rng.choice(choices[:-1] if name == "D" else choices) for name, choices in values.items()}
+        results.append((params, round(params["A"] / 16 + params["B"] * 0.3 + rng.random(), 1)))                     # rounded: ties
+    study = optuna.create_study()
+    seen = {name: sorted({params[name] for params, _ in results}) for name in values}
+    kinds = {name: optuna.distributions.CategoricalDistribution(choices) for name, choices in seen.items()}
+    study.add_trials([optuna.trial.create_trial(params=params, distributions=kinds, value=value) for params, value in results])
+    expected = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    ours = importance_of("f", results).shares
+    assert ours == pytest.approx(expected) and list(ours)[0] == list(expected)[0]
+
+
+def test_report_needs_no_slow_library(measured):
+    """torch takes three seconds to import, optuna's importance with scikit-learn one: a report of a day's search has three in all."""
+    storage, study = measured
+    code = ("import sys; from evoattn.cli import app\n"
+            "try: app(sys.argv[1:])\n"
+            "finally: print([n for n in ('torch', 'optuna', 'sklearn', 'cupy') if n in sys.modules])")
+    for kind in ("table", "json", "html"):
+        words = [sys.executable, "-c", code, "report", "--format", kind, "--db", str(storage.url.database)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout.rstrip().endswith("[]"), done.stdout[-200:]
+
+
 def test_importance_of_few_trials_says_so(storage):
     study = make_study(storage)
     add(storage, study, TrialState.COMPLETE, us=[("screen", 5.0)], A=1)
@@ -125,6 +159,26 @@ def test_progress_and_lineage(measured):
     first, second = summary.lineage[:2]
     assert first.trial == summary.leaderboard[0].trial and first.parents == (second.trial,)
     assert first.changes["A"] == (second.trial % 4 - 1, 3)
+
+
+def test_what_each_improvement_was_and_which_genes_won(measured):
+    summary = summarise(*measured, 5)
+    first, *later = summary.improvements
+    assert first.gain is None and all(step.gain > 0 for step in later)
+    assert [step.found.value for step in summary.improvements] == [summary.progress.value[i] for i in summary.progress.improvements]
+    best = {gene.gene: gene for gene in reversed(summary.genes)}
+    assert best["A"].value == 3 and best["A"].top_share == 1.0 and best["A"].share == pytest.approx(0.25)
+    assert "Genes that won" in printed(summary, 160) and "Improvements" in printed(summary, 160)
+
+
+def test_the_effect_of_a_gene_is_paired(storage):
+    study = make_study(storage)
+    for b in range(4):
+        for a, us in ((0, 10.0), (1, 8.0)):
+            add(storage, study, TrialState.COMPLETE, us=[("screen", us * (b + 1))], A=a, B=b)
+    effects = {(g.gene, g.value): (g.effect, g.pairs) for g in summarise(storage, study, 5).genes}
+    assert effects["A", 1] == (pytest.approx(0.8), 4) and effects["A", 0] == (pytest.approx(1.25), 4)
+    assert effects["B", 0] == (None, 2)
 
 
 def test_offline_study_has_no_times_anywhere(storage):
@@ -207,9 +261,27 @@ def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_l
         protocol = {"stage": "final", "run": "f"} | ({"disqualified": "In the final: it lies."} if number == numbers[3] else {})
         storage.add_timing(number, Timing(tuple(samples), protocol))
     summary = summarise(storage, study, 1)
-    assert summary.leaderboard[0].trial == numbers[0] and summary.verdict.startswith(f"Trial {numbers[0]} is level with trial {numbers[1]}:")
+    assert summary.leaderboard[0].trial == numbers[0]
+    assert summary.verdict.startswith(f"Trial {numbers[0]} is level with trial {numbers[1]}:")
     assert [t.number for t in storage.leaderboard(study, 9)] == numbers[:3]
     assert storage.trial(numbers[3]).disqualified == "In the final: it lies."
     assert summary.verdict in render_html(summary) and json.loads(render_json(summary))["verdict"] == summary.verdict
     storage.add_timing(numbers[1], Timing(tuple(10.5 + w for w in wobble), {"stage": "final", "run": "f"}))
     assert "is ahead of all other finalists" in summarise(storage, study).verdict
+
+
+def test_what_the_search_gained_over_the_best_starting_config_is_one_line(storage):
+    study = make_study(storage)
+    operators = ("mutation", "starting", "starting", "random")
+    numbers = [add(storage, study, TrialState.COMPLETE, us=[("screen", 9.0)], operator=o, A=n).number for n, o in enumerate(operators)]
+    assert not summarise(storage, study).search_gain
+    for number, us in zip(numbers[:3], (8.0, 10.0, 12.0), strict=True):
+        storage.add_timing(number, Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "f"}))
+    summary = summarise(storage, study, 1)
+    line = f"The best starting config, trial {numbers[1]}, takes 10.02 µs in the same final: the search gained 20.0%."
+    assert summary.search_gain == line and line in printed(summary, 200) and line in render_html(summary)
+    assert json.loads(render_json(summary))["search_gain"] == line
+    again = [Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "g"}) for us in (8.0, 8.0)]
+    for number, timing in zip(numbers[:2], again, strict=True):
+        storage.add_timing(number, timing)
+    assert summarise(storage, study).search_gain.endswith("the search gained 0.0%, which its rounds do not tell from nothing.")

@@ -6,15 +6,18 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from evoattn import gpu, search
+from evoattn import finals, gpu, search
 from evoattn.budget import Budget
 from evoattn.config import KernelConfig, load_space
 from evoattn.evaluate import Compiled
 from evoattn.families.registry import FAMILIES
 from evoattn.problem import AttentionProblem
+from evoattn.render import render
+from evoattn.samplers.base import STARTING
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import Search
 from evoattn.storage import Storage
@@ -69,6 +72,20 @@ class FakeDevice(Handler):
         return Evaluation(TrialState.COMPLETE, "", INFO, None, (Timing((cost(config.params),), {"stage": "screen", "run": str(config.id)}),))
 
 
+class DiesInFinals(FakeDevice):
+    """A worker killed from outside at its first two measurements of the SDPA backends, and at its first final with candidates."""
+
+    def __call__(self, task):
+        kind = "final" if task[1][0] else "baselines"
+        if task[0] == "final":
+            deaths = Path(os.environ["DEATHS"], kind)
+            times = len(deaths.read_text()) if deaths.exists() else 0
+            if times < {"baselines": 2, "final": 1}[kind]:
+                deaths.write_text("x" * (times + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
 def why_invalid(family: str, params: dict) -> str | None:
     return FAMILIES[family].why_invalid(PROBLEM, KernelConfig(family, params), GPU)
 
@@ -76,7 +93,7 @@ def why_invalid(family: str, params: dict) -> str | None:
 def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", FakeDevice), ("COMPILE_SECONDS", 1.0), ("DEVICE_SECONDS", 1.0)):
         monkeypatch.setattr(search, name, value)
-    monkeypatch.setattr(search, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
     storage = Storage.open(str(tmp_path / "db.sqlite"))
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
@@ -114,6 +131,47 @@ def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
     _, _, again, compiled = running._ready[0]
     running._timed(Outcome((again, compiled), Ending.RESULT, doubtful, 0.1))
     assert len(recorded) == 1
+
+
+def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEATHS", str(tmp_path))
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", DiesInFinals)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    spaces = {"flash_mma": load_space("flash_mma", GPU)}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2)
+    assert running.run(Budget(trials=4)).recorded == 4
+    assert [len((tmp_path / kind).read_text()) for kind in ("baselines", "final")] == [2, 1]
+    assert storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+
+
+def test_the_best_starting_config_takes_part_in_the_final(tmp_path, monkeypatch):
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    space = load_space("flash_mma", GPU)
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, ("flash_mma",), {}, {})
+    proposals = make_sampler("random", {"flash_mma": space}, PROBLEM, 0, why_invalid).ask(40)
+    started, bred = ([p for p in proposals if (p.operator == STARTING) == which] for which in (True, False))
+    numbers = {}
+    for us, proposal in enumerate([*bred[:10], *started[:2]], 10):
+        config = space.make_config(proposal.params)
+        timing = Timing((float(us),), {"stage": "screen", "run": str(us)})
+        candidate = render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
+        evaluation = Evaluation(TrialState.COMPLETE, timings=(timing,))
+        numbers[us] = str(storage.record(study, config, candidate, evaluation, (), proposal.operator).number)
+
+    def chosen():
+        return list(finals.choose(storage, study, PROBLEM, GPU, {"flash_mma": space}))
+
+    assert chosen() == [numbers[us] for us in (*range(10, 10 + finals.FINALISTS), 20)]
+    storage.add_timing(int(numbers[20]), Timing((99.0,), {"stage": "repeat", "run": "slow"}))
+    assert chosen()[-1] == numbers[21]
+    storage.add_timing(int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f"}))                  # among the best: no extra seat
+    assert chosen() == [numbers[us] for us in (21, *range(10, 9 + finals.FINALISTS))]
+    storage.add_timing(int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f", "disqualified": "It lies."}))
+    assert chosen()[-1] == numbers[20]
 
 
 def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path):

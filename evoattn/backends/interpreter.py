@@ -64,13 +64,12 @@ def _launch(compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffer
 def _machine(compiled: CompiledKernel, launch: KernelLaunch, memory: GlobalMemory, addresses: dict[str, int], detect_races: bool,
              count: bool) -> Machine:
     kernel = _kernel(compiled, launch.kernel)
-    if launch.cluster != (1, 1, 1):
-        raise UnsupportedInstruction(f"{launch.kernel} is launched in clusters of {launch.cluster} blocks, which are not interpreted.")
     smem = kernel.static_smem_bytes + launch.smem_bytes
     if smem > SMEM_LIMIT_BYTES:
         raise ImpossibleLaunch(f"{launch.kernel} asks for {smem} bytes of shared memory; no GPU gives a block over {SMEM_LIMIT_BYTES}.")
     params = [_value(argument, addresses) for argument in launch.args]
-    return Machine(kernel, memory, params, launch.grid, launch.block, launch.smem_bytes, detect_races=detect_races, count=count)
+    return Machine(
+        kernel, memory, params, launch.grid, launch.block, launch.smem_bytes, cluster=launch.cluster, detect_races=detect_races, count=count)
 
 
 def _kernel(compiled: CompiledKernel, name: str) -> Kernel:

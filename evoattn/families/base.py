@@ -42,8 +42,25 @@ class Family(Protocol):
         ...
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
-        """Named scratch buffers in bytes; empty for a single-pass kernel."""
+        """Named scratch buffers in bytes; empty for a single-pass kernel.
+
+        They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the first launch, and the
+        kernels must leave zeros in them: they are not cleared between launches.
+        """
         ...
+
+
+ZEROED_SUFFIX = "_zeroed"
+
+
+def starts_zeroed(buffer: str) -> bool:
+    """Whether the scratch buffer of that name holds zeros before the first launch and after every one (see `Family.workspace`)."""
+    return buffer.endswith(ZEROED_SUFFIX)
+
+
+def why_no_lse(name: str, problem: AttentionProblem) -> str | None:
+    """For the `why_unsupported` of a family that has no log-sum-exp output."""
+    return f"{name} does not write the log-sum-exp; take lse=1 out of the shape, or another family." if problem.lse else None
 
 
 def softmax_scale_log2(problem: AttentionProblem) -> float:

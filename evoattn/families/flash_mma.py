@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
-from evoattn.families.base import attention_args
+from evoattn.families.base import attention_args, why_no_lse
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.trial import KernelLaunch
@@ -155,7 +155,7 @@ class FlashMma:
             return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if max(problem.heads, problem.batch) > MAX_GRID_YZ:
             return f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not {max(problem.heads, problem.batch)}."
-        return None
+        return why_no_lse(self.name, problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (

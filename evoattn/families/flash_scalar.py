@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
-from evoattn.families.base import attention_args
+from evoattn.families.base import attention_args, why_no_lse
 from evoattn.gpu import GpuSpec
 from evoattn.problem import DTYPES, AttentionProblem
 from evoattn.trial import KernelLaunch
@@ -108,7 +108,7 @@ class FlashScalar:
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"flash_scalar serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        return None
+        return why_no_lse(self.name, problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (

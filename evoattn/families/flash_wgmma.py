@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import softmax_scale_log2
+from evoattn.families.wgmma_registers import (
+    WARPGROUP, WARPGROUP_ROWS, moved_registers, producer_warps, registers_at_launch, registers_needed, threads, warpgroups, widest_wgmma,
+)
 from evoattn.families.wgmma_text import wgmma_function
 from evoattn.gpu import GPUS, GpuSpec
 from evoattn.problem import AttentionProblem
@@ -16,42 +19,18 @@ ARCH = "sm_90a"
 MAX_HEAD_DIM = 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 ELEMENT_BYTES = 2
+MAP_STRIDE = 16
+"""Bytes that the strides of a tensor map are multiples of."""
 CHUNK_COLUMNS = 64
 """Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
-WARPGROUP = 128
-WARPGROUP_ROWS = 64
-MAX_REGISTERS = 255
 SM_COUNT = GPUS["h100"].sm_count
 """Of both Hopper cards in the table: a persistent grid is one wave of it."""
 HEADS_IN_TURN = {"by_head": 1, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
-"""A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4, hopper-findings §2)."""
-MAX_CONSUMER_REGISTERS = 240
-FIXED_REGISTERS = 28
-"""Addresses, counters, row sums and shifts beside the operands of wgmma: from here on no spill in 200 random configs (ptxas 13.0)."""
-LAZY_AFTER_REGISTERS = 16
-"""For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
-REGISTERS_UNDER_WGMMA = 26
-"""Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
 WORKSPACE = "claimed_tiles"
-
-
-def _warpgroups(config: KernelConfig) -> int:
-    """Consumer warpgroups."""
-    return config["BLOCK_M"] // WARPGROUP_ROWS
-
-
-def _producer_warps(config: KernelConfig) -> int:
-    return 4 if config["PRODUCER"] == "warpgroup" else 1
-
-
-def threads(config: KernelConfig) -> int:
-    """Threads a block."""
-    return WARPGROUP * _warpgroups(config) + 32 * _producer_warps(config)
 
 
 def _persistent(config: KernelConfig) -> bool:
@@ -71,47 +50,27 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     row_bytes = _chunks(problem) * ROW_BYTES
     q_bytes = config["BLOCK_M"] * row_bytes
     o_bytes = q_bytes if _persistent(config) else 0
-    partial_bytes = (config["KEY_SPLIT"] - 1) * _warpgroups(config) * WARPGROUP * (problem.head_dim // 2 + 4) * 4
-    barriers = 8 * (2 * _warpgroups(config) + 4 * config["STAGES"] + 1)
+    partial_bytes = (config["KEY_SPLIT"] - 1) * warpgroups(config) * WARPGROUP * (problem.head_dim // 2 + 4) * 4
+    barriers = 8 * (2 * warpgroups(config) + 4 * config["STAGES"] + 1)
     return q_bytes + 2 * config["STAGES"] * config["BLOCK_N"] * row_bytes + o_bytes + partial_bytes + barriers + 8
-
-
-def _registers_at_launch(config: KernelConfig) -> int:
-    """Registers a thread under the launch bounds: warps share four files of 512 registers a lane, in steps of 8 (hopper-findings §2)."""
-    warps_a_file = math.ceil(threads(config) // 32 * config["BLOCKS_PER_SM"] / 4)
-    return min(512 // warps_a_file // 8 * 8, MAX_REGISTERS)
-
-
-def moved_registers(config: KernelConfig) -> tuple[int, int]:
-    """(producer's, consumers') registers a thread after setmaxnreg, (0, 0) without.
-
-    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (kernel-facts §4).
-    """
-    if config["PRODUCER"] != "warpgroup":
-        return 0, 0
-    warpgroups, launch = _warpgroups(config), min(_registers_at_launch(config) + 1, 256) // 8 * 8
-    producer = PRODUCER_REGISTERS[warpgroups]
-    consumer = ((warpgroups + 1) * launch - producer) // warpgroups // 8 * 8
-    return producer, min(consumer, MAX_CONSUMER_REGISTERS)
-
-
-def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma: S, P, O, and Q if it stays."""
-    q = 4 * math.ceil(problem.head_dim / 16) if config["Q_IN_REGISTERS"] else 0
-    again = LAZY_AFTER_REGISTERS + problem.head_dim // 16 if config["RESCALE"] == "lazy_after" else 0
-    return config["BLOCK_N"] // 2 + config["BLOCK_N"] // 4 + problem.head_dim // 2 + q + again + FIXED_REGISTERS
 
 
 def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Genes that do nothing beside the others, so that the same kernel has one config only."""
-    warpgroups = _warpgroups(config)
-    if config["PING_PONG"] and (warpgroups == 1 or not config["OVERLAP"]):
+    consumers = warpgroups(config)
+    if config["PING_PONG"] and (consumers == 1 or not config["OVERLAP"]):
         return "PING_PONG needs two consumer warpgroups that take turns, and OVERLAP."
+    if config["SCORES_AHEAD"] and not config["OVERLAP"]:
+        return "SCORES_AHEAD needs OVERLAP: it goes one step further."
+    if config["SCORES_AHEAD"] and config["RESCALE"] == "lazy_after" and config["STAGES"] == 1:
+        return "SCORES_AHEAD with RESCALE=lazy_after needs STAGES of 2: the K of this tile is kept while the next one is read."
+    if config["LATE_WAIT"] and not config["OVERLAP"]:
+        return "LATE_WAIT needs OVERLAP: without it nothing runs during the softmax."
     if config["KEY_SPLIT"] > 1 and _persistent(config):
         return f"KEY_SPLIT={config['KEY_SPLIT']} needs SCHEDULE=single: the blocks of a cluster work on one tile of rows."
     if config["RESCALE"] == "lazy_after" and config["POLYNOMIAL_EIGHTHS"]:
         return "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show when it is passed."
-    if config["CAUSAL_SKIP"] and not (problem.causal and warpgroups > 1):
+    if config["CAUSAL_SKIP"] and not (problem.causal and consumers > 1):
         return "CAUSAL_SKIP needs a causal mask and several warpgroups: one alone sees every key tile of its block."
     return None
 
@@ -143,7 +102,8 @@ def _tiles_of(config: KernelConfig) -> str:
 
 
 def _registers_of(config: KernelConfig) -> str:
-    names = ("BLOCK_M", "BLOCK_N", "BLOCKS_PER_SM", "PRODUCER") + ("Q_IN_REGISTERS",) * config["Q_IN_REGISTERS"] + ("RESCALE",)
+    names = ("BLOCK_M", "BLOCK_N", "BLOCKS_PER_SM", "PRODUCER", "RESCALE", "SCHEDULE")
+    names += tuple(name for name in ("Q_IN_REGISTERS", "SCORES_AHEAD") if config[name])
     return " ".join(f"{name}={config[name]}" for name in names)
 
 
@@ -154,19 +114,19 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
         return f"{_tiles_of(config)} need {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
     if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
         return f"BLOCKS_PER_SM={blocks} with {_tiles_of(config)} need {smem} bytes and 1 KB each, over the {gpu.smem_per_sm} of an SM."
-    launch, needed = _registers_at_launch(config), registers_needed(problem, config)
+    launch, needed = registers_at_launch(config), registers_needed(problem, config)
     producer, consumer = moved_registers(config)
     if config["PRODUCER"] == "warpgroup" and (consumer <= launch or producer >= launch):
         return f"PRODUCER=warpgroup has no registers to give: BLOCK_M={config['BLOCK_M']} BLOCKS_PER_SM={blocks} starts with {launch}."
     if needed > (consumer or launch):
         return f"{_registers_of(config)} need about {needed} registers a consumer thread, which can have {consumer or launch}."
-    widest = max(config["BLOCK_N"] // 2 + 4 * config["Q_IN_REGISTERS"], problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA
+    widest = widest_wgmma(problem, config)
     if widest > launch:
         return f"One wgmma of {_registers_of(config)} needs {widest} registers a thread at launch, where there are {launch}."
     return None
 
 
-def _tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
+def tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
@@ -208,6 +168,8 @@ class FlashWgmma:
             return f"flash_wgmma takes {' and '.join(self.dtypes)}, not {problem.dtype}: wgmma has no fp32."
         if gpu.arch != ARCH:
             return f"flash_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
+        if problem.head_dim * ELEMENT_BYTES % MAP_STRIDE:
+            return f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, as tensor maps want, not {problem.head_dim}."
         if problem.head_dim > MAX_HEAD_DIM:
             return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {problem.head_dim}."
         return None
@@ -223,8 +185,8 @@ class FlashWgmma:
         rescale, octaves = RESCALES[config["RESCALE"]]
         split = config["KEY_SPLIT"]
         same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS",
-            "Q_IN_REGISTERS",
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "SCORES_AHEAD", "LATE_WAIT", "PING_PONG", "KEY_SPLIT",
+            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS",
         )
         return {name: config[name] for name in same} | {
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
@@ -232,7 +194,7 @@ class FlashWgmma:
             "HEAD_DIM": problem.head_dim,
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
-            "PRODUCER_WARPS": _producer_warps(config),
+            "PRODUCER_WARPS": producer_warps(config),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "RESCALE": rescale,
@@ -240,17 +202,18 @@ class FlashWgmma:
             "SCHEDULE": SCHEDULES[config["SCHEDULE"]],
             "HEADS_IN_TURN": HEADS_IN_TURN[config["TILE_ORDER"]],
             "STORE": STORES[config["STORE"]],
+            "WRITE_LSE": problem.lse,
             "SMEM_BYTES": smem_bytes(problem, config),
             "WGMMA_QK": wgmma_function("wgmma_qk", config["BLOCK_N"], problem.dtype, config["Q_IN_REGISTERS"], b_transposed=False),
             "WGMMA_PV": wgmma_function("wgmma_pv", problem.head_dim, problem.dtype, a_in_registers=True, b_transposed=True),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
-        claims = config["SCHEDULE"] == "claimed"
+        claims, null = config["SCHEDULE"] == "claimed", Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
-            _tile_map(problem, "q", WARPGROUP_ROWS), _tile_map(problem, "k", config["BLOCK_N"]),
-            _tile_map(problem, "v", config["BLOCK_N"]), _tile_map(problem, "o", WARPGROUP_ROWS),
-            Buffer("o"), Buffer(WORKSPACE) if claims else Scalar("int64", 0),        # a null pointer
+            tile_map(problem, "q", WARPGROUP_ROWS), tile_map(problem, "k", config["BLOCK_N"]),
+            tile_map(problem, "v", config["BLOCK_N"]), tile_map(problem, "o", WARPGROUP_ROWS),
+            Buffer("o"), Buffer("lse") if problem.lse else null, Buffer(WORKSPACE) if claims else null,
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
         )

@@ -12,6 +12,8 @@ GLOBAL_BASE = 1 << 32
 SHARED_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW = 1 << 48, 2 << 48, 3 << 48
 """A generic address below the first window is global; windows are 2^48 bytes apart."""
 WINDOW_SHIFT = np.uint64(48)
+RANK_SHIFT = 24
+"""Of an address in the memory of a cluster: from this bit on the rank of the block plus one, or 0 for the own block."""
 
 
 def as_elements(data: np.ndarray, size: int) -> np.ndarray:
@@ -46,6 +48,25 @@ class BankedMemory:
         if start is None:
             start = self._offset_bases[offset] = self.base + offset
         return np.add(base, active.select(start), dtype=np.int64, casting="unsafe")
+
+    def locate_in_cluster(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> np.ndarray:
+        """As `locate`, of addresses that may name another block of the cluster."""
+        address = np.broadcast_to(base, (len(active),)).astype(np.int64)
+        rank = address >> RANK_SHIFT
+        if not rank.any():
+            return self.locate(base, offset, size, active, ins)
+        cluster = self.threads.cluster
+        if int(rank.max()) > cluster:
+            bad = int(np.flatnonzero(rank > cluster)[0])
+            raise MemoryFault(
+                f"{self.threads.describe(active.index[bad])} accesses the shared memory of rank {rank[bad] - 1} in a cluster of {cluster} "
+                f"blocks in {ins}."
+            )
+        inside = address & (1 << RANK_SHIFT) - 1
+        self._check_exactly(inside, offset, size, active, ins)
+        block = self.threads.block_of[active.index]
+        target = np.where(rank == 0, block, block // cluster * cluster + rank - 1)
+        return target * self.stride + inside + offset
 
     def _check_exactly(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> None:
         address = np.broadcast_to(base, (len(active),)).astype(np.int64) + offset

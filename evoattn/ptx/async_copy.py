@@ -15,7 +15,7 @@ from evoattn.ptx.dispatch import Fields, instruction
 from evoattn.ptx.dtypes import parse_type
 from evoattn.ptx.load_store import Locator
 from evoattn.ptx.program import Instruction
-from evoattn.ptx.races import COPY
+from evoattn.ptx.races import COPY, READ
 from evoattn.ptx.registers import unsupported
 from evoattn.ptx.threads import ActiveThreads
 
@@ -93,7 +93,7 @@ def copy(context: Context, ins: Instruction, fields: Fields):
     if size not in ((16,) if fields["cache"] == "cg" else (4, 8, 16)):
         raise unsupported(ins, f"{size} bytes")
     destination = Locator(context, ins, ins.operands[0], "shared", size, COPY)
-    source = Locator(context, ins, ins.operands[1], "global", size, None)
+    source = Locator(context, ins, ins.operands[1], "global", size, READ)
     valid = _valid_bytes(context, ins, size)
     copies = _copies(context)
 
@@ -135,6 +135,8 @@ def _read_partly(context: Context, ins: Instruction, count: np.ndarray, size: in
             continue
         [(memory, first, _)] = Locator(context, ins, ins.operands[1], "global", 1, None)(part)
         memory.check_range(first, int(number), part, ins)
+        if context.global_races is not None:
+            context.global_races.access(READ, (first[:, None] + np.arange(number)).ravel(), 1, np.repeat(part.index, number), ins)
         octets[part.index, :number] = memory.data[first[:, None] + np.arange(number)]
     return as_elements(octets[active.index].reshape(-1), size)
 

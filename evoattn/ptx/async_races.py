@@ -1,10 +1,12 @@
 """Races of the asynchronous proxy (sm_90): tensor copies and wgmma access shared memory as agents beside the threads that issue them.
 
-The agents of a block, in this order: for each warpgroup its matrix products, which read; for each warp its tensor stores, which read; for
-each mbarrier the tensor copies that complete on it, which write. What a thread does is ordered after an access by an agent once its warp
-knows of that time of the agent: through `wgmma.wait_group`, `cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that
-has so waited. What an agent does is ordered after what its issuing threads know. Besides, what a thread wrote (not what it read) must
-have been followed by its own `fence.proxy.async` before the agent's access was ordered after it.
+The agents of a cluster, in this order: for each warpgroup of each block its matrix products, which read; for each warp its tensor stores,
+which read; for each mbarrier the copies that complete on it (of the tensor engine, or stores from other blocks), which write.
+
+What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`,
+`cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an agent does is ordered after what its
+issuing threads know. Besides, what a thread wrote (not what it read) must have been followed by its own `fence.proxy.async` before the
+agent's access was ordered after it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ Granules = slice | np.ndarray
 
 
 def agent_names(threads: Threads) -> tuple[list[str], int]:
-    """Names of the agents of one block, and how many of them read."""
+    """Names of the agents of one cluster, and how many of them read."""
     products = [f"a wgmma of warpgroup {i}" for i in range(-(-threads.block_warps // WARPGROUP_WARPS))]
     stores = [f"a tensor store of warp {i}" for i in range(threads.block_warps)]
-    return [*products, *stores, *["a tensor copy"] * MAX_MBARRIERS], len(products) + len(stores)
+    readers = [*products, *stores] * threads.cluster
+    return [*readers, *["an asynchronous copy"] * (MAX_MBARRIERS * threads.cluster)], len(readers)
 
 
 def _lane_bits(lanes: np.ndarray) -> int:
@@ -43,8 +46,8 @@ class AsyncRaces:
     def __init__(self, detector: RaceDetector) -> None:
         self.detector, self.order, self.threads = detector, detector.order, detector.threads
         self._first_store = -(-self.threads.block_warps // WARPGROUP_WARPS)
-        self._first_copy = self._first_store + self.threads.block_warps
-        self._mbarriers: dict[int, int] = {}
+        self._block_readers = self._first_store + self.threads.block_warps
+        self._mbarriers: dict[tuple[int, str], int] = {}
         self._fences: dict[int, list[tuple[int, int]]] = {}         # by warp: (time, bits of the lanes)
         self._known_ordered: set[tuple[int, int]] = set()           # (first issuer, stamp of a write)
         self._last_copy: dict[tuple[int, int], tuple[int, Instruction]] = {}       # by block and agent
@@ -53,24 +56,28 @@ class AsyncRaces:
 
     def products(self, warp: int) -> int:
         """The agent of matrix products of a warp's warpgroup."""
-        return warp % self.threads.block_warps // WARPGROUP_WARPS
+        rank, own = divmod(warp % self.threads.cluster_warps, self.threads.block_warps)
+        return rank * self._block_readers + own // WARPGROUP_WARPS
 
     def stores(self, warp: int) -> int:
         """The agent of tensor stores of a warp."""
-        return self._first_store + warp % self.threads.block_warps
+        rank, own = divmod(warp % self.threads.cluster_warps, self.threads.block_warps)
+        return rank * self._block_readers + self._first_store + own
 
-    def copies(self, offset: int) -> int:
-        """The agent of copies that complete on the mbarrier at this byte of shared memory.
+    def copies(self, block: int, offset: int, what: str = "a tensor copy") -> int:
+        """The agent of copies of a kind that complete on the mbarrier at this byte of a block's shared memory.
 
         Raises `UnsupportedInstruction` beyond MAX_MBARRIERS.
         """
-        number = self._mbarriers.get(offset)
+        key = offset, what
+        number = self._mbarriers.get(key)
         if number is None:
-            number = self._mbarriers[offset] = len(self._mbarriers)
+            number = self._mbarriers[key] = len(self._mbarriers)
             if number == MAX_MBARRIERS:
                 raise UnsupportedInstruction(f"More than {MAX_MBARRIERS} mbarriers in a block are outside the interpreter's whitelist.")
-            self.detector.agents[self._first_copy + number] = f"a tensor copy to the mbarrier at byte {offset}"
-        return self._first_copy + number
+        agent = self.threads.cluster * self._block_readers + block % self.threads.cluster * MAX_MBARRIERS + number
+        self.detector.agents[agent] = f"{what} to the mbarrier at byte {offset}"
+        return agent
 
     # ---- what it is told
 
@@ -85,14 +92,13 @@ class AsyncRaces:
         """An agent reads granules of the issuers' block, from now until its issuers wait for it."""
         self.detector.check()
         self._check_against_writes("reads", issuers, granules, ins)
-        self.detector.last_read[granules, self.threads.block_warps + agent] = self.order.now << LANE_BITS | SEVERAL
+        self.detector.last_read[granules, self.threads.cluster_warps + agent] = self.order.now << LANE_BITS | SEVERAL
 
-    def write(self, agent: int, issuer: int, granules: slice, ins: Instruction) -> None:
-        """An agent writes granules of the issuer's block, from now until the phase of its mbarrier ends."""
-        block = int(self.order.warp_of[issuer]) // self.threads.block_warps
+    def write(self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True) -> None:
+        """An agent writes granules of a block, from now until the phase of its mbarrier ends; not `proxied`: as threads write."""
         self.detector.check()
         self.detector.record_reads([np.array([block])])
-        self._check_against_writes("overwrites", np.array([issuer]), granules, ins)
+        self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
         self._check_against_reads(issuer, granules, ins)
         self.detector.last_write[granules] = self.order.now << THREAD_BITS | self.order.first_agent + agent
         self.detector.newest_write[block] = _ALWAYS
@@ -103,21 +109,21 @@ class AsyncRaces:
         for (block, agent), (time, ins) in list(self._last_copy.items()):
             if block in blocks:
                 warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
-                if time > self.order.clock[warps, self.threads.block_warps + agent].max():
+                if time > self.order.clock[warps, self.threads.cluster_warps + agent].max():
                     copy = self.detector.agents[agent]
                     self.detector.report(ins, f"block {block + self.threads.first_block} ends and nobody has waited for {copy}")
                 del self._last_copy[block, agent]
 
     # ---- checking
 
-    def _check_against_writes(self, verb: str, issuers: np.ndarray, granules: Granules, ins: Instruction) -> None:
+    def _check_against_writes(self, verb: str, issuers: np.ndarray, granules: Granules, ins: Instruction, proxied: bool = True) -> None:
         stamps = self.detector.last_write[granules]
         different = stamps[:1] if (stamps == stamps[0]).all() else np.unique(stamps)
         for stamp in different.tolist():
             key = int(issuers[0]), stamp
             if stamp == 0 or key in self._known_ordered:
                 continue
-            wrong = self._why_unordered(stamp >> THREAD_BITS, stamp & THREAD_MASK, issuers)
+            wrong = self._why_unordered(stamp >> THREAD_BITS, stamp & THREAD_MASK, issuers, proxied)
             if wrong:
                 self._tell(int(issuers[0]), verb, f"what {self.detector.name(stamp & THREAD_MASK)} wrote last, {wrong}", ins)
             else:
@@ -125,13 +131,14 @@ class AsyncRaces:
         if self.detector.copies and self.detector.in_flight[granules].any():
             self._tell(int(issuers[0]), verb, "an asynchronous copy that its thread has not yet waited for", ins)
 
-    def _why_unordered(self, time: int, writer: int, issuers: np.ndarray) -> str:
+    def _why_unordered(self, time: int, writer: int, issuers: np.ndarray, proxied: bool) -> str:
         """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing is."""
-        if writer < self.order.first_agent:
+        if writer < self.order.first_agent and proxied:
             fenced = self._fenced(writer, time)
             if fenced is None:
                 return "with no fence.proxy.async between"
             time = fenced
+        if writer < self.order.first_agent:
             block = int(self.order.warp_of[issuers[0]]) // self.threads.block_warps
             if time <= self.order.block_floor[block]:
                 return ""
@@ -150,13 +157,13 @@ class AsyncRaces:
                     return at
         return None
 
-    def _check_against_reads(self, issuer: int, granules: slice, ins: Instruction) -> None:
+    def _check_against_reads(self, issuer: int, granules: Granules, ins: Instruction) -> None:
         order, detector = self.order, self.detector
         warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
-        block, own = divmod(warp, self.threads.block_warps)
+        block, own = warp // self.threads.block_warps, warp % self.threads.cluster_warps
         reads = detector.last_read[granules]
         known = order.clock[warp, :detector.columns].copy()
-        known[:self.threads.block_warps] = np.maximum(known[:self.threads.block_warps], order.block_floor[block])
+        known[:self.threads.cluster_warps] = np.maximum(known[:self.threads.cluster_warps], order.block_floor[block])
         late = reads.max(0) >> LANE_BITS > known
         late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
         for column in np.flatnonzero(late).tolist():
@@ -164,4 +171,5 @@ class AsyncRaces:
 
     def _tell(self, issuer: int, verb: str, what: str, ins: Instruction) -> None:
         block = int(self.order.warp_of[issuer]) // self.threads.block_warps + self.threads.first_block
-        self.detector.report(ins, f"the asynchronous proxy for {self.detector.name(issuer)} of block {block} {verb} {what}")
+        by = "an asynchronous store of" if ins.opcode.startswith("st.") else "the asynchronous proxy for"
+        self.detector.report(ins, f"{by} {self.detector.name(issuer)} of block {block} {verb} {what}")

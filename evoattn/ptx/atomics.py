@@ -1,6 +1,6 @@
 """Atomic read-modify-write in global and shared memory; threads take their turns in order of their index.
 
-Atomic accesses are not checked for races.
+They race with weak accesses of global memory only, and order blocks as `global_order.py` says; those of shared memory are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evoattn.ptx.program import Instruction
 from evoattn.ptx.registers import unsupported
 from evoattn.ptx.threads import ActiveThreads
 
-_SCOPE = r"(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|gpu|sys))?(?:\.(?P<space>global|shared))?(?:::cta)?"
+_SCOPE = r"(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?P<scope>cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared))?(?:::cta)?"
 _TYPES = {
     "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2"), "min": ("u32", "s32", "u64", "s64"),
     "max": ("u32", "s32", "u64", "s64"), "inc": ("u32",), "dec": ("u32",), "and": ("b32", "b64"), "or": ("b32", "b64"),
@@ -58,10 +58,25 @@ def atomic(context: Context, ins: Instruction, fields: Fields):
             return _add_halves(old, operand[0], kind.kind)
         return _UPDATE[action](old, operand[0])
 
+    races = context.global_races
+    orders = races is not None and bool(races.grid_warps) and fields["scope"] not in ("cta", "cluster")
+    acquires, releases = returns and fields["order"] in ("acquire", "acq_rel"), fields["order"] in ("release", "acq_rel")
+
+    def tell(place: int, thread: int) -> None:
+        context.races.synchronize()
+        if returns:
+            races.order_of_blocks.observe(thread, place, acquires)
+        races.order_of_blocks.publish(thread, place, releases, continues=True)
+
     def run(active: ActiveThreads) -> None:
         for memory, index, part in locate(active):
+            is_global = memory is context.global_memory
+            if races is not None and is_global:
+                races.strong(True, index, size, part.index, ins)
             cells = memory.elements(size).view(kind.dtype)
             for cell, thread in zip(index // size, part.index):
+                if orders and is_global:
+                    tell(int(cell) * size, int(thread))
                 old = cells[cell]
                 cells[cell] = update(old, thread)
                 if target is not None:

@@ -16,8 +16,10 @@ from evoattn.ptx.context import Context
 from evoattn.ptx.dispatch import Fields, instruction
 from evoattn.ptx.dtypes import parse_type
 from evoattn.ptx.errors import AsyncFault, MemoryFault
+from evoattn.ptx.global_races import bytes_of
 from evoattn.ptx.mbarrier import mbarriers_of
 from evoattn.ptx.program import Instruction, split_operands
+from evoattn.ptx.races import READ, WRITE
 from evoattn.ptx.registers import unsupported, vector_parts
 from evoattn.ptx.tensor_map import BYTES, ELEMENT_BYTES, TiledMap, decode
 from evoattn.ptx.threads import WARP, ActiveThreads
@@ -130,6 +132,16 @@ class _Boxes:
             traffic.tensor_copy(box.map.box_bytes, box.tensor_part.nbytes, copied_bytes)
 
 
+def _tell_global(context: Context, kind: str, box: _Box, thread: int, ins: Instruction) -> None:
+    """The race detector, of the part of a box that lies inside the tensor."""
+    if context.global_races is None or not box.tensor_part.size:
+        return
+    index = bytes_of(box.tensor_part[(slice(1),) * box.tensor_part.ndim], context.global_memory)
+    if kind == WRITE or context.global_races.watches(int(index[0])):
+        index = bytes_of(box.tensor_part, context.global_memory)
+    context.global_races.access(kind, index, ELEMENT_BYTES, np.full(len(index), thread), ins)
+
+
 _RANK = r"\.async\.bulk\.tensor\.(?P<rank>[1-5])d"
 _LOAD = _RANK + r"\.shared::(?:cluster|cta)\.global(?:\.tile)?\.mbarrier::complete_tx::bytes(?:\.L2::cache_hint)?"
 _STORE = _RANK + r"\.global\.shared::cta(?:\.tile)?\.bulk_group"
@@ -148,11 +160,13 @@ def load(context: Context, ins: Instruction, fields: Fields):
             barrier = barriers.find(index, thread, ins)
             agent = 0
             if async_races is not None:
-                agent = async_races.copies(offset)
+                block = int(context.threads.block_of[thread])
+                agent = async_races.copies(block, offset)
                 if not barrier.fenced:
                     context.races.report(
                         ins, f"the tensor copy engine uses the mbarrier at byte {offset} with no fence after its initialization")
-                async_races.write(agent, thread, box.granules, ins)
+                async_races.write(agent, thread, box.granules, ins, block)
+            _tell_global(context, READ, box, thread, ins)
             tile = np.zeros(box.map.box[::-1], np.uint16)
             tile[box.inside] = box.tensor_part
             context.shared.elements(_CHUNK)[box.chunks] = tile.reshape(-1).view(np.complex128)
@@ -226,6 +240,7 @@ def store(context: Context, ins: Instruction, fields: Fields):
             if async_races is not None:
                 async_races.read(async_races.stores(thread // WARP), np.array([thread]), box.granules, ins)
             tile = context.shared.elements(_CHUNK)[box.chunks].view(np.uint16).reshape(box.map.box[::-1])
+            _tell_global(context, WRITE, box, thread, ins)
             box.tensor_part[...] = tile[box.inside]
             boxes.count(box, 0)
             stores.issue(thread, ins)

@@ -9,10 +9,12 @@ import numpy as np
 
 from evoattn.ptx.address_space import BankedMemory
 from evoattn.ptx.async_races import WARPGROUP_WARPS, AsyncRaces, agent_names
+from evoattn.ptx.global_races import GlobalRaces
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Instruction, Kernel
 from evoattn.ptx.races import RaceDetector
 from evoattn.ptx.registers import Binder
+from evoattn.ptx.remote import RemoteAccesses
 from evoattn.ptx.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.traffic import Traffic
 
@@ -33,7 +35,8 @@ class Context(Binder):
     """Everything of one machine that a prepared instruction may touch."""
 
     def __init__(self, kernel: Kernel, threads: Threads, memory: GlobalMemory, parameters: np.ndarray, dynamic_smem_bytes: int,
-                 detect_races: bool, count: bool) -> None:
+                 global_races: GlobalRaces | None, count: bool) -> None:
+        """Races are looked for if `global_races` is given."""
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
         super().__init__(kernel, threads, symbols, parameters)
         smem_bytes = kernel.dynamic_offset + dynamic_smem_bytes if kernel.dynamic_symbols else kernel.static_smem_bytes
@@ -44,9 +47,12 @@ class Context(Binder):
         self.parameter_memory = BankedMemory("parameter", threads, np.zeros(threads.count, np.int64), 1, len(parameters), 0)
         self.parameter_memory.data[: len(parameters)] = parameters
         asynchronous = any(ins.opcode.startswith(("mbarrier.", "cp.async.bulk.", "wgmma.")) for ins in kernel.instructions)
-        agents = agent_names(threads) if asynchronous else ()
-        self.races = RaceDetector(threads, self.shared, shared_granule(kernel), *agents) if detect_races else None
-        self.async_races = AsyncRaces(self.races) if detect_races and asynchronous else None
+        agents = agent_names(threads) if asynchronous else ((), 0)
+        self.global_races, self.races, self.async_races = global_races, None, None
+        if global_races is not None:
+            self.races = RaceDetector(threads, self.shared, shared_granule(kernel), *agents, global_races.grid_warps)
+            self.async_races = AsyncRaces(self.races) if asynchronous else None
+            global_races.attach(threads, self.races.order)
         self.at_exit: list[Callable[[ActiveThreads], None]] = []
         """Called when threads exit, before they are gone."""
         self.before_run: list[Callable[[int, int, ActiveThreads], None]] = []
@@ -54,6 +60,7 @@ class Context(Binder):
         self.traffic = Traffic() if count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
+        self.remote = RemoteAccesses(threads, self.shared.stride, self.alive, self.races)
         self._cached: dict[object, object] = {}
 
     def cached(self, key: object, make: Callable[[], T]) -> T:

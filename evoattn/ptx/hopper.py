@@ -24,7 +24,8 @@ def fence_proxy(context: Context, ins: Instruction, fields: Fields):
 
 @instruction("fence", r"\.mbarrier_init\.release\.cluster", kind="other", pure=False, writes=0)
 def fence_mbarriers(context: Context, ins: Instruction, fields: Fields):
-    return mbarriers_of(context).fence
+    barriers = mbarriers_of(context)
+    return lambda active: barriers.fence(active, for_cluster=True)
 
 
 @instruction("setmaxnreg", r"\.(?:inc|dec)\.sync\.aligned\.u32", kind="other", pure=False, writes=0)

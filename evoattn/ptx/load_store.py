@@ -18,7 +18,8 @@ from evoattn.ptx.races import READ, WRITE
 from evoattn.ptx.registers import unsupported, vector_parts
 from evoattn.ptx.threads import ActiveThreads
 
-_ORDER = r"(?:\.volatile|\.relaxed\.(?:cta|gpu|sys)|\.acquire\.(?:cta|gpu|sys)|\.release\.(?:cta|gpu|sys)|\.weak)?"
+_ORDER = r"(?:\.volatile|\.(?:relaxed|acquire|release)\.(?:cta|cluster|gpu|sys)|\.weak)?"
+_SPACE = r"(?:\.(?P<space>global|shared::cluster|shared|local))?(?:::cta)?"
 _EVICTION = r"(?:\.L1::(?:no_allocate|evict_normal|evict_unchanged|evict_first|evict_last))?(?:\.L2::(?:64B|128B|256B))?"
 _CACHE = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt))?(?:\.nc)?" + _EVICTION
 _TYPE = r"(?:\.v(?P<vector>2|4))?\.(?P<type>[bus](?:8|16|32|64)|f32|f64)"
@@ -32,11 +33,12 @@ class Locator:
 
     def __init__(self, context: Context, ins: Instruction, operand: str, space: str, size: int, kind: str | None,
                  by_warp: bool = False) -> None:
-        """`kind` is READ, WRITE or COPY; None keeps the access from the race detector. `by_warp`: each warp accesses as one."""
+        """`kind` is READ, WRITE or COPY; None keeps the access from the race detectors. `by_warp`: each warp accesses as one."""
         self.context, self.ins, self.size, self.kind, self.by_warp = context, ins, size, kind, by_warp
         self.address = context.address(operand)
         memories = {
-            "shared": context.shared, "local": context.local, "param": context.parameter_memory, "global": context.global_memory,
+            "shared": context.shared, "shared::cluster": context.shared, "local": context.local, "param": context.parameter_memory,
+            "global": context.global_memory,
         }
         self.space = space
         self.memory = memories.get(space)
@@ -54,15 +56,39 @@ class Locator:
         return self._generic(base, active)
 
     def _locate(self, space: str, base: np.ndarray, active: ActiveThreads) -> np.ndarray:
-        index = self.memories[space].locate(base, self.address.offset, self.size, active, self.ins)
-        if space == "shared":
+        if space == "shared::cluster":
+            index = self.context.shared.locate_in_cluster(base, self.address.offset, self.size, active, self.ins)
+            self.context.remote.note(index, self.kind, active, self.ins)
+        else:
+            index = self.memories[space].locate(base, self.address.offset, self.size, active, self.ins)
+        if space.startswith("shared"):
             if self.context.races is not None and self.kind is not None:
                 self.context.races.access(self.kind, index, self.size, active, self.ins, self.by_warp)
             if self.context.traffic is not None:
                 self.context.traffic.shared(self.context.shared, index, self.size, active)
-        elif space == "global" and self.context.traffic is not None:
-            self.context.traffic.global_access(index, self.size, active)
+        elif space == "global":
+            if self.context.global_races is not None and self.kind is not None:
+                self._tell_global(index, active)
+            if self.context.traffic is not None:
+                self.context.traffic.global_access(index, self.size, active)
         return index
+
+    def _tell_global(self, index: np.ndarray, active: ActiveThreads) -> None:
+        races = self.context.global_races
+        words = self.ins.opcode.split(".")
+        if words[0] not in ("ld", "st") or not {"volatile", "relaxed", "acquire", "release"} & set(words):
+            races.access(self.kind, index, self.size, active.index, self.ins)
+            return
+        races.strong(self.kind == WRITE, index, self.size, active.index, self.ins)
+        if not races.grid_warps:
+            return
+        self.context.races.synchronize()
+        wide = bool({"gpu", "sys"} & set(words))
+        for thread, place in zip(active.index.tolist(), index.tolist()):
+            if self.kind == WRITE:
+                races.order_of_blocks.publish(thread, place, "release" in words and wide, False)
+            else:
+                races.order_of_blocks.observe(thread, place, "acquire" in words and wide)
 
     def _generic(self, base: np.ndarray, active: ActiveThreads) -> Located:
         """By the window that each generic address lies in."""
@@ -80,7 +106,9 @@ class Locator:
                 mask = np.zeros(self.context.count, np.bool_)
                 mask[active.index[inside]] = True
                 part = ActiveThreads(self.context.threads, mask)
-            index = self._locate(space, (base if whole else base[inside]) - np.uint64(start), part)
+            index = self._locate(
+                "shared::cluster" if space == "shared" and self.context.threads.cluster > 1 else space,
+                (base if whole else base[inside]) - np.uint64(start), part)
             located.append((self.memories[space], index, part))
         if int(window.max()) >= len(starts):
             raise MemoryFault(f"An address outside every memory is accessed in {self.ins}.")
@@ -108,7 +136,7 @@ def load_parameter(context: Context, ins: Instruction, fields: Fields):
     return partial(targets[0].fill, values[0]) if len(targets) == 1 else run
 
 
-@instruction("ld", _ORDER + r"(?:\.(?P<space>global|shared|local))?(?:::cta)?" + _CACHE + _TYPE, kind="memory", pure=False)
+@instruction("ld", _ORDER + _SPACE + _CACHE + _TYPE, kind="memory", pure=False)
 def load(context: Context, ins: Instruction, fields: Fields):
     kind = parse_type(fields["type"])
     vector = int(fields["vector"] or 1)
@@ -133,7 +161,7 @@ def load(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-@instruction("st", _ORDER + r"(?:\.(?P<space>global|shared|local))?(?:::cta)?" + _CACHE + _TYPE, kind="memory", pure=False, writes=0)
+@instruction("st", _ORDER + _SPACE + _CACHE + _TYPE, kind="memory", pure=False, writes=0)
 def store(context: Context, ins: Instruction, fields: Fields):
     kind = parse_type("b" + fields["type"][1:])
     vector = int(fields["vector"] or 1)
@@ -168,9 +196,21 @@ def _check_collision(context: Context, ins: Instruction, at: np.ndarray, size: i
         context.races.collide(int(active.index[thread]), ins)
 
 
-@instruction("membar", r"\.(?:cta|gl|sys)", kind="other", pure=False, writes=0)
-@instruction("fence", r"(?:\.(?:sc|acq_rel))?\.(?:cta|gpu|sys)", kind="other", pure=False, writes=0)
-@instruction("prefetch", r"(?:\.global)?\.L[12]", kind="other", pure=False, writes=0)
+@instruction("membar", r"\.(?P<scope>cta|gl|sys)", kind="other", pure=False, writes=0)
+@instruction("fence", r"(?:\.(?:sc|acq_rel))?\.(?P<scope>cta|cluster|gpu|sys)", kind="other", pure=False, writes=0)
 def order_memory(context: Context, ins: Instruction, fields: Fields) -> Callable[[ActiveThreads], None]:
-    """Nothing to do: the machine completes every access at once, and to the race detector a fence alone orders no two threads."""
+    """The machine completes every access at once; a fence alone orders no two threads, but makes a release or an acquire of an atomic."""
+    races = context.global_races
+    if races is None or fields["scope"] in ("cta", "cluster"):
+        return lambda active: None
+
+    def run(active: ActiveThreads) -> None:
+        context.races.synchronize()
+        races.order_of_blocks.fence(active, context.alive)
+    return run
+
+
+@instruction("prefetch", r"(?:\.global)?\.L[12]", kind="other", pure=False, writes=0)
+def prefetch(context: Context, ins: Instruction, fields: Fields) -> Callable[[ActiveThreads], None]:
+    """There is no cache to fill."""
     return lambda active: None

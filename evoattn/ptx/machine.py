@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from evoattn.ptx.context import Context
 from evoattn.ptx.counters import CLASS_FIELDS, Counters
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
 from evoattn.ptx.flow import Flow, flow_of
+from evoattn.ptx.global_races import GlobalRaces
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel
 from evoattn.ptx.scheduler import Scheduler
@@ -20,9 +22,13 @@ from evoattn.ptx.threads import WARP, Threads
 
 DEFAULT_STEP_LIMIT = 5_000_000
 """Instructions of one batch of blocks: some ten seconds."""
-MAX_THREADS_A_BLOCK = 1024
+MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
 _BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
 """Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
+
+
+_watched: WeakKeyDictionary[Kernel, frozenset[str]] = WeakKeyDictionary()
+"""Names of the buffers that a launch of the kernel was seen to read and to write."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +45,54 @@ class Machine:
     """One launch of `kernel`. `run` executes it, changing `memory`."""
 
     def __init__(self, kernel: Kernel, memory: GlobalMemory, params: Sequence[object], grid: tuple[int, int, int],
-                 block: tuple[int, int, int], dynamic_smem_bytes: int = 0, *, detect_races: bool = True, count: bool = True,
-                 step_limit: int = DEFAULT_STEP_LIMIT) -> None:
+                 block: tuple[int, int, int], dynamic_smem_bytes: int = 0, *, cluster: tuple[int, int, int] = (1, 1, 1),
+                 detect_races: bool = True, count: bool = True, step_limit: int = DEFAULT_STEP_LIMIT) -> None:
         """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
         """
         if min(*grid, *block) < 1 or int(np.prod(block)) > MAX_THREADS_A_BLOCK:
             raise ImpossibleLaunch(f"A block of {block} threads in a grid of {grid} blocks cannot be launched.")
-        self.kernel, self.memory, self.grid, self.block = kernel, memory, grid, block
+        if min(cluster) < 1 or any(blocks % size for blocks, size in zip(grid, cluster)) or int(np.prod(cluster)) > MAX_CLUSTER_BLOCKS:
+            raise ImpossibleLaunch(f"A grid of {grid} blocks cannot be launched in clusters of {cluster}.")
+        if cluster[1:] != (1, 1):
+            raise UnsupportedInstruction(f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist.")
+        self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
         self.dynamic_smem_bytes = dynamic_smem_bytes
         self.detect_races, self.count, self.step_limit = detect_races, count, step_limit
         self.parameters = _pack(kernel, params)
         self.flow: Flow = flow_of(kernel)
 
     def run(self) -> Execution:
-        """Run the whole grid. Faults stop the batch of blocks they are in, and the rest is not run."""
+        """Run the whole grid. Faults stop the batch of blocks they are in, and the rest is not run.
+
+        A launch that turns out to read and write the same buffer is run again with its reads watched (`GlobalRaces`).
+        """
         blocks = int(np.prod(self.grid))
         smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
         block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
         at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
+        at_once = max(at_once // self.cluster, 1) * self.cluster
+        while True:
+            self.memory.load()
+            watched = self.memory.numbers_of(_watched.get(self.kernel, frozenset()))
+            grid_warps = blocks * block_threads // WARP
+            races = GlobalRaces(self.kernel, self.memory, grid_warps, watched) if self.detect_races else None
+            execution = self._run_once(at_once, races)
+            if execution.faults or races is None or not races.unwatched:
+                break
+            names = frozenset(self.memory.name_of(i) for i in races.unwatched | watched)
+            _watched[self.kernel] = names
+        self.memory.store()
+        return execution
+
+    def _run_once(self, at_once: int, races: GlobalRaces | None) -> Execution:
+        blocks = int(np.prod(self.grid))
         faults: list[str] = []
         counters, steps = Counters(), 0
-        self.memory.load()
         for first in range(0, blocks, at_once):
-            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first))
-            context = Context(self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, self.detect_races, self.count)
+            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first), self.cluster)
+            context = Context(self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, races, self.count)
             scheduler = Scheduler(context, self.flow, self.step_limit)
             try:
                 scheduler.run()
@@ -74,13 +102,13 @@ class Machine:
                 faults.append(str(error))
             if context.races is not None:
                 context.races.check()
-                faults += [text for _, text in sorted(context.races.found.items())]
+                faults += [text for _, text in sorted(context.races.found.items())] + [text for _, text in sorted(races.found.items())]
+                races.detach()
             if self.count:
                 counters += count_instructions(self.flow, scheduler, context)
             steps += scheduler.steps
             if faults:
                 break
-        self.memory.store()
         return Execution(tuple(faults), counters, steps)
 
 

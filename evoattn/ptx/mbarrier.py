@@ -13,15 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.context import Context
-from evoattn.ptx.dispatch import Fields, instruction
-from evoattn.ptx.dtypes import parse_type
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.load_store import Locator
 from evoattn.ptx.program import Instruction
 from evoattn.ptx.threads import WARP, ActiveThreads
 
-_SPACE = r"(?:\.(?P<space>shared)(?:::cta)?)?\.b64"
-_U32, _U64, _PREDICATE = parse_type("u32"), parse_type("u64"), parse_type("pred")
 MAX_COUNT = (1 << 20) - 1
 """Of arrivals and of bytes that a phase can wait for (PTX ISA, mbarrier)."""
 BYTES = 8
@@ -42,9 +37,17 @@ class _Mbarrier:
     """By those that arrived in this phase; see `HappensBefore.arrive`. None where races are not looked for."""
     known: np.ndarray | None
     """What those learn who see that the last phase has ended."""
+    cluster_over: np.ndarray | None
+    """As `handed_over`, by other blocks and stores for the cluster: what only a wait of cluster scope acquires."""
+    cluster_known: np.ndarray | None
     tx_bytes: int = 0
     phase: int = 0
     fenced: bool = False
+    fenced_for_cluster: bool = False
+    announced: bool = False
+    """A relaxed arrival at the cluster's barrier came after that fence."""
+    told_cluster: bool = False
+    """And the barrier was complete."""
 
 
 @dataclass
@@ -56,6 +59,7 @@ class _Parked:
     pc: int
     mask: np.ndarray
     target: np.ndarray
+    of_cluster: bool
     patient: bool
     """Waits as long as it takes (`try_wait`), not just while others can run (`test_wait`)."""
 
@@ -78,9 +82,9 @@ class Mbarriers:
         order = None if self.context.races is None else self.context.races.order
         columns = None if order is None else np.zeros(order.clock.shape[1], np.int64)
         offset = index % self.context.shared.stride
-        known = None if columns is None else columns.copy()
+        vectors = [None if columns is None else columns.copy() for _ in range(4)]
         made_at = 0 if order is None else order.now
-        self._barriers[index] = _Mbarrier(offset, count, count, thread, made_at, {thread // WARP}, columns, known)
+        self._barriers[index] = _Mbarrier(offset, count, count, thread, made_at, {thread // WARP}, *vectors)
         self._signatures[index // BYTES] = _signature(index)
 
     def remove(self, index: int, thread: int, ins: Instruction) -> None:
@@ -110,11 +114,30 @@ class Mbarriers:
                 ins, f"{races.name(thread)} of block {self.threads.block_of[thread] + self.threads.first_block} uses the mbarrier at byte "
                 f"{barrier.offset} that {races.name(barrier.maker)} initialised, with no barrier between")
 
-    def fence(self, active: ActiveThreads) -> None:
-        """The tensor copy engine sees what these threads have initialised."""
+    def fence(self, active: ActiveThreads, for_cluster: bool = False) -> None:
+        """The tensor copy engine sees what these threads have initialised; `for_cluster`: other blocks may see it too."""
         for barrier in self._barriers.values():
-            if not barrier.fenced and active.full_mask[barrier.maker]:
+            if active.full_mask[barrier.maker]:
                 barrier.fenced = True
+                barrier.fenced_for_cluster |= for_cluster
+
+    def announce(self, active: ActiveThreads) -> None:
+        """These threads arrive at the barrier of their cluster, where others learn of what they have initialised and fenced."""
+        for barrier in self._barriers.values():
+            barrier.announced |= barrier.fenced_for_cluster and bool(active.full_mask[barrier.maker])
+
+    def complete_announcement(self, cluster: int) -> None:
+        """All threads of a cluster have arrived."""
+        for barrier in self._barriers.values():
+            if barrier.maker // WARP // self.threads.cluster_warps == cluster:
+                barrier.told_cluster |= barrier.announced
+
+    def hear(self, warps: np.ndarray) -> None:
+        """These warps have waited at the barrier of their cluster."""
+        for barrier in self._barriers.values():
+            if barrier.told_cluster:
+                cluster = barrier.maker // WARP // self.threads.cluster_warps
+                barrier.known_by.update(warps[warps // self.threads.cluster_warps == cluster].tolist())
 
     # ---- phases
 
@@ -129,7 +152,9 @@ class Mbarriers:
                 warp = thread // WARP
                 if warp not in handed_over:
                     handed_over[warp] = races.synchronize().arrive(warp)
-                np.maximum(barrier.handed_over, handed_over[warp], out=barrier.handed_over)
+                own = at // self.context.shared.stride == warp // self.threads.block_warps
+                kept = barrier.handed_over if own else barrier.cluster_over
+                np.maximum(kept, handed_over[warp], out=kept)
             self.expect(barrier, size, ins)
             barrier.pending -= count
             if barrier.pending < 0:
@@ -146,11 +171,12 @@ class Mbarriers:
             raise AsyncFault(
                 f"The mbarrier at byte {barrier.offset} of shared memory expects {barrier.tx_bytes} bytes, over {MAX_COUNT}, in {ins}.")
 
-    def complete(self, index: int, barrier: _Mbarrier, size: int, agent: int) -> None:
+    def complete(self, index: int, barrier: _Mbarrier, size: int, agent: int, to_cluster: bool = False) -> None:
         """An agent has copied bytes that this phase counts."""
         if barrier.handed_over is not None:
             order = self.context.races.order
-            barrier.handed_over[self.threads.block_warps + agent] = order.now
+            kept = barrier.cluster_over if to_cluster else barrier.handed_over
+            kept[self.threads.cluster_warps + agent] = order.now
             order.now += 1
         barrier.tx_bytes -= size
         self._end_phase(index, barrier)
@@ -162,6 +188,7 @@ class Mbarriers:
         barrier.pending = barrier.count
         if barrier.known is not None:
             np.maximum(barrier.known, barrier.handed_over, out=barrier.known)
+            np.maximum(barrier.cluster_known, barrier.cluster_over, out=barrier.cluster_known)
         left = []
         for parked in self._parked:
             if parked.index == index and parked.parity != barrier.phase % 2:
@@ -171,15 +198,17 @@ class Mbarriers:
         self._parked = left
 
     def _wake(self, parked: _Parked, barrier: _Mbarrier) -> None:
-        self._see(barrier, parked.mask)
+        self._see(barrier, parked.mask, parked.of_cluster)
         np.copyto(parked.target, True, where=parked.mask)
         self.woken.append((parked.pc, parked.mask))
 
-    def _see(self, barrier: _Mbarrier, mask: np.ndarray) -> None:
+    def _see(self, barrier: _Mbarrier, mask: np.ndarray, of_cluster: bool) -> None:
         """These threads see that the last phase has ended."""
         if barrier.known is not None:
             warps = np.flatnonzero(mask.reshape(-1, WARP).any(1))
             self.context.races.synchronize().acquire(warps, barrier.known)
+            if of_cluster:
+                self.context.races.order.acquire(warps, barrier.cluster_known)
 
     # ---- waiting
 
@@ -205,10 +234,10 @@ class Mbarriers:
                 if warp not in barrier.known_by:
                     self.find(key // 2, warp * WARP + int(mask[warp * WARP:(warp + 1) * WARP].argmax()), wait.ins)
             if barrier.phase % 2 != key % 2:
-                self._see(barrier, mask)
+                self._see(barrier, mask, wait.of_cluster)
                 passing |= mask
             else:
-                self._parked.append(_Parked(key // 2, key % 2, pc, mask.copy(), wait.target, wait.patient))
+                self._parked.append(_Parked(key // 2, key % 2, pc, mask.copy(), wait.target, wait.of_cluster, wait.patient))
                 parked = True
         np.copyto(wait.target, True, where=passing)
         return passing if parked else None
@@ -242,20 +271,6 @@ def mbarriers_of(context: Context) -> Mbarriers:
     return context.cached("mbarriers", lambda: Mbarriers(context))
 
 
-class _Places:
-    """Byte index in shared memory of the mbarrier that each active thread names."""
-
-    def __init__(self, context: Context, ins: Instruction, operand: str, space: str) -> None:
-        self.ins = ins
-        self.locator = Locator(context, ins, operand, space, BYTES, None)
-
-    def __call__(self, active: ActiveThreads) -> np.ndarray:
-        located = self.locator(active)
-        if len(located) > 1 or located[0][0] is not self.locator.context.shared:
-            raise AsyncFault(f"An mbarrier outside shared memory is used in {self.ins}.")
-        return located[0][1]
-
-
 @dataclass(frozen=True)
 class PhaseWait:
     """What the scheduler acts on: threads pass when the phase of this parity (or state) has ended; `target` says that it has."""
@@ -264,60 +279,6 @@ class PhaseWait:
     locate: Callable[[ActiveThreads], np.ndarray]
     phase: np.ndarray
     target: np.ndarray
+    of_cluster: bool
+    """Acquires what other blocks have done, not just the own one."""
     patient: bool
-
-
-@instruction("mbarrier", r"\.init" + _SPACE, kind="barrier", pure=False, writes=0)
-def initialize(context: Context, ins: Instruction, fields: Fields):
-    barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
-    count = context.source(ins.operands[1], _U32)
-
-    def run(active: ActiveThreads) -> None:
-        for thread, index, number in zip(active.index.tolist(), places(active).tolist(), active.select(count).tolist()):
-            barriers.make(index, number, thread, ins)
-    return run
-
-
-@instruction("mbarrier", r"\.inval" + _SPACE, kind="barrier", pure=False, writes=0)
-def invalidate(context: Context, ins: Instruction, fields: Fields):
-    barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
-
-    def run(active: ActiveThreads) -> None:
-        for thread, index in zip(active.index.tolist(), places(active).tolist()):
-            barriers.remove(index, thread, ins)
-    return run
-
-
-@instruction("mbarrier", r"\.arrive(?P<expect>\.expect_tx)?(?:\.release\.cta)?" + _SPACE, kind="barrier", pure=False)
-def arrive(context: Context, ins: Instruction, fields: Fields):
-    """`arrive state, [mbarrier]{, count}`; `arrive.expect_tx state, [mbarrier], bytes` makes one arrival."""
-    barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[1], fields["space"])
-    state = None if ins.operands[0] == "_" else context.destination(ins.operands[0], _U64)
-    number = context.source(ins.operands[2], _U32) if len(ins.operands) > 2 else np.asarray(1, np.uint32)
-    one, none = np.asarray(1, np.uint32), np.asarray(0, np.uint32)
-
-    def run(active: ActiveThreads) -> None:
-        counts, sizes = (one, number) if fields["expect"] else (number, none)
-        phases = barriers.arrive(places(active), active.select(counts), active.select(sizes), active, ins)
-        if state is not None:
-            state[active.index] = phases
-    return run
-
-
-@instruction("mbarrier", r"\.expect_tx(?:\.relaxed\.cta)?" + _SPACE, kind="barrier", pure=False, writes=0)
-def expect_bytes(context: Context, ins: Instruction, fields: Fields):
-    barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
-    number = context.source(ins.operands[1], _U32)
-
-    def run(active: ActiveThreads) -> None:
-        for thread, index, size in zip(active.index.tolist(), places(active).tolist(), active.select(number).tolist()):
-            barriers.expect(barriers.find(index, thread, ins), size, ins)
-    return run
-
-
-@instruction("mbarrier", r"\.(?P<mode>try_wait|test_wait)(?P<parity>\.parity)?(?:\.acquire\.cta)?" + _SPACE, kind="barrier", pure=False)
-def wait(context: Context, ins: Instruction, fields: Fields) -> PhaseWait:
-    """A third operand, how long to suspend a thread, changes nothing here."""
-    places = _Places(context, ins, ins.operands[1], fields["space"])
-    phase = context.source(ins.operands[2], _U32 if fields["parity"] else _U64)
-    return PhaseWait(ins, places, phase, context.destination(ins.operands[0], _PREDICATE), fields["mode"] == "try_wait")

@@ -88,6 +88,20 @@ class GlobalMemory:
                 f"in {ins}."
             )
 
+    def buffer_at(self, index: int) -> int:
+        """The number of the buffer that a byte of the arena is in."""
+        return bisect_right(self._starts, index) - 1
+
+    def name_of(self, buffer: int) -> str:
+        return self._names[buffer]
+
+    def numbers_of(self, names: frozenset[str]) -> frozenset[int]:
+        return frozenset(i for i, name in enumerate(self._names) if name in names)
+
+    def describe(self, index: int) -> str:
+        """A byte of the arena in words."""
+        return self._place(index)
+
     def place_outside(self, start: int, size: int) -> str:
         """Where bytes from arena index `start` on end outside the buffer that they begin in, in words; an empty string if they do not."""
         at = bisect_right(self._starts, start) - 1

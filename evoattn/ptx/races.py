@@ -35,25 +35,26 @@ class _Access:
     size: int
     actors: np.ndarray
     blocks: np.ndarray
-    """Blocks of the actors."""
+    """Blocks whose memory the actors may access."""
     ins: Instruction
 
 
 class RaceDetector:
     """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its pc."""
 
-    def __init__(self, threads: Threads, shared: BankedMemory, granule: int, agents: Sequence[str] = (), reading_agents: int = 0) -> None:
-        """`agents` has the name of each agent of the asynchronous proxy in a block; the first `reading_agents` of them read."""
+    def __init__(self, threads: Threads, shared: BankedMemory, granule: int, agents: Sequence[str] = (), reading_agents: int = 0,
+                 foreign: int = 0) -> None:
+        """`agents` has the name of each agent of the asynchronous proxy in a cluster; the first `reading_agents` of them read."""
         self.threads, self.shared, self.agents = threads, shared, list(agents)
         self.found: dict[int, str] = {}
         self.shift = granule.bit_length() - 1
         granules = len(shared.data) >> self.shift
-        self.columns = threads.block_warps + reading_agents
+        self.columns = threads.cluster_warps + reading_agents
         self.last_write = np.zeros(granules, np.int64)                          # time << 20 | actor
-        self._last_read = np.zeros(granules * self.columns, np.int32)           # time << 6 | lane, for each warp and agent of the block
+        self._last_read = np.zeros(granules * self.columns, np.int32)           # time << 6 | lane, for each warp and agent of the cluster
         self.in_flight = np.zeros(granules, np.int32)              # issuing thread + 1
         self.copies = 0
-        self.order = HappensBefore(threads, len(self.agents))
+        self.order = HappensBefore(threads, len(self.agents), foreign)
         self._everyone = np.arange(threads.count)
         self._log: list[_Access] = []
         self._logged = 0
@@ -72,7 +73,7 @@ class RaceDetector:
         if self._log and (is_copy != self._last_kind_was_copy or self._logged > _LOG_LIMIT):
             self.check()
         self._last_kind_was_copy = is_copy
-        self._log.append(_Access(kind, index, size, actors, active.blocks, ins))
+        self._log.append(_Access(kind, index, size, actors, active.cluster_blocks, ins))
         self._logged += len(index)
 
     def land(self, index: np.ndarray, size: int, actors: np.ndarray) -> None:
@@ -182,8 +183,8 @@ class RaceDetector:
         last = self.last_read[granules]
         floor = self.order.floor(actors)
         limit = ((floor[:, None] if isinstance(floor, np.ndarray) else floor) + 1) << LANE_BITS
-        if self.columns > self.threads.block_warps:                             # what agents read is ordered by no barrier of the block
-            limit = np.where(np.arange(self.columns) < self.threads.block_warps, limit, 1 << LANE_BITS)
+        if self.columns > self.threads.cluster_warps:                             # what agents read is ordered by no barrier of the block
+            limit = np.where(np.arange(self.columns) < self.threads.cluster_warps, limit, 1 << LANE_BITS)
         row, column = np.nonzero(last >= limit)
         if len(row):
             values = last[row, column].astype(np.int64)
@@ -246,7 +247,7 @@ class RaceDetector:
     def _record(self, time: int, accesses: list[_Access]) -> None:
         granules, actors, _ = self._gather(accesses)
         lanes, warps = self.order.lane_of[actors], self.order.warp_of[actors]
-        at = granules * self.columns + warps % self.threads.block_warps
+        at = granules * self.columns + warps % self.threads.cluster_warps
         before = self._last_read[at]
         again = (before >> LANE_BITS > self.order.warp_floor[warps]) & (before & LANE_MASK != lanes)
         value = ((time << LANE_BITS) | np.where(again, SEVERAL, lanes)).astype(np.int32)
@@ -276,14 +277,18 @@ class RaceDetector:
 
     def name_of_column(self, column: int) -> str:
         """The reader that a column of `last_read` stands for."""
-        return f"warp {column}" if column < self.threads.block_warps else self.agents[column - self.threads.block_warps]
+        if column >= self.threads.cluster_warps:
+            return self.agents[column - self.threads.cluster_warps]
+        rank, warp = divmod(column, self.threads.block_warps)
+        return f"warp {warp}" + (f" of rank {rank}" if self.threads.cluster > 1 else "")
 
     def name(self, actor: int) -> str:
         if actor >= self.order.first_agent:
             return self.agents[actor - self.order.first_agent]
         if actor >= self.threads.count:
-            return f"warp {(actor - self.threads.count) % self.threads.block_warps}"
-        return f"thread {int(self.threads.in_block[actor])}"
+            return self.name_of_column((actor - self.threads.count) % self.threads.cluster_warps)
+        rank = f" of rank {int(self.threads.block_of[actor]) % self.threads.cluster}" if self.threads.cluster > 1 else ""
+        return f"thread {int(self.threads.in_block[actor])}{rank}"
 
     def _tell(self, accesses: list[_Access], starts: np.ndarray, at: int, actor: int, what: str) -> None:
         access = accesses[int(np.searchsorted(starts, at, side="right")) - 1]

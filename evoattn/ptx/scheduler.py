@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from evoattn.ptx.barriers import Barriers
+from evoattn.ptx.cluster_barrier import ClusterArrival, ClusterBarriers, ClusterWait
 from evoattn.ptx.context import Context, NotConverged
 from evoattn.ptx.control import BarrierArrival, Branch, Exit
 from evoattn.ptx.dtypes import parse_type
@@ -48,6 +49,7 @@ class Scheduler:
         self._runs: dict[int, _Run] = {}
         self._entered = np.zeros(flow.count + 1, np.int64)
         self._barriers = Barriers(context)
+        self._clusters = ClusterBarriers(context)
         self._phases = mbarriers_of(context)
         self._ready: dict[int, ActiveThreads] = {}
         self._stalled: dict[int, np.ndarray] = {}
@@ -108,7 +110,8 @@ class Scheduler:
         return run
 
     def _steps_apart(self, run: _Run) -> list[Step]:
-        waiting = frozenset((*self._ready, *self._stalled, *self._barriers.waiting_at, *self._phases.waiting_at))
+        at_barriers = (*self._barriers.waiting_at, *self._clusters.waiting_at, *self._phases.waiting_at)
+        waiting = frozenset((*self._ready, *self._stalled, *at_barriers))
         steps = run.apart.get(waiting)
         if steps is None:
             wanted = 0
@@ -197,6 +200,10 @@ class Scheduler:
             if self._barriers.passes_at_once(ending, acting):
                 return [*following, (pc + 1, acting)]
             return [*following, *self._interned_groups(self._barriers.arrive(ending, acting, pc + 1))]
+        if isinstance(ending, ClusterArrival):
+            return [*following, (pc + 1, acting), *self._interned_groups(self._clusters.arrive(ending, acting))]
+        if isinstance(ending, ClusterWait):
+            return [*following, *self._interned_groups(self._clusters.wait(ending, acting, pc + 1))]
         if isinstance(ending, PhaseWait):
             passing = self._phases.wait(ending, acting, pc + 1)
             if passing is None:
@@ -264,8 +271,10 @@ class Scheduler:
             ended = np.flatnonzero(~blocks.any(1))
             if self.context.async_races is not None:
                 self.context.async_races.retire(ended)
-            self.context.races.retire(ended)
-        following = self._interned_groups(self._barriers.release())
+            self.context.remote.retire(ended)
+            size = self.context.threads.cluster
+            self.context.races.retire(np.flatnonzero(np.repeat(~blocks.any(1).reshape(-1, size).any(1), size)))
+        following = self._interned_groups(self._barriers.release() + self._clusters.release())
         following += self._interned_groups(list(self._stalled.items()))
         self._stalled.clear()
         return following
@@ -279,7 +288,8 @@ class Scheduler:
                 f"{self.context.threads.describe(first)} waits for ever at {self.instructions[pc]}, which a part of its warp or warpgroup "
                 "never reaches."
             )
-        waiting = [(self.instructions[pc - 1], mask) for pc, mask in sorted(self._barriers.waiting_at.items())]
+        at_barriers = sorted([*self._barriers.waiting_at.items(), *self._clusters.waiting_at.items()])
+        waiting = [(self.instructions[pc - 1], mask) for pc, mask in at_barriers]
         waiting += [(self.instructions[pc], mask) for pc, mask in sorted(self._stalled.items())]
         places = [f"{np.count_nonzero(mask)} threads at {ins}" for ins, mask in waiting] + self._phases.describe_waits()
         if places:

@@ -15,12 +15,15 @@ class Threads:
     A block whose size is no multiple of 32 is padded to whole warps by threads that have exited before the start.
     """
 
-    def __init__(self, grid: tuple[int, int, int], block: tuple[int, int, int], first_block: int, block_count: int) -> None:
-        self.grid, self.block = grid, block
+    def __init__(self, grid: tuple[int, int, int], block: tuple[int, int, int], first_block: int, block_count: int,
+                 cluster: int = 1) -> None:
+        """`cluster` blocks in a row of the grid make a cluster; both numbers of blocks are multiples of it."""
+        self.grid, self.block, self.cluster = grid, block, cluster
         self.real_threads = block[0] * block[1] * block[2]
         self.block_threads = -(-self.real_threads // WARP) * WARP
         self.block_count, self.first_block = block_count, first_block
         self.block_warps = self.block_threads // WARP
+        self.cluster_warps = self.block_warps * cluster
         self.count = self.block_threads * block_count
         self.warp_count = self.count // WARP
         index = np.arange(self.count)
@@ -37,6 +40,9 @@ class Threads:
         values: np.ndarray | int | None = None
         if base in ("%ntid", "%nctaid") and position >= 0:
             values = (self.block if base == "%ntid" else self.grid)[position]
+        elif base in ("%cluster_nctaid", "%nclusterid") and position >= 0:
+            ratio = (self.cluster, 1, 1)[position]
+            values = ratio if base == "%cluster_nctaid" else self.grid[position] // ratio
         elif base in ("%tid", "%ctaid") and position >= 0:
             extent = self.block if base == "%tid" else self.grid
             number = self.in_block if base == "%tid" else self.block_of + self.first_block
@@ -46,6 +52,7 @@ class Threads:
             below = bit - np.uint64(1)
             everything = np.uint64(0xFFFFFFFF)
             values = {
+                "%cluster_ctarank": self.block_of % self.cluster, "%cluster_nctarank": self.cluster,
                 "%laneid": self.lane, "%warpid": self.in_block // WARP, "%nwarpid": self.block_warps, "WARP_SZ": WARP,
                 "%lanemask_eq": bit, "%lanemask_lt": below, "%lanemask_le": below | bit,
                 "%lanemask_ge": everything & ~below, "%lanemask_gt": everything & ~(below | bit),
@@ -106,6 +113,14 @@ class ActiveThreads:
     def blocks(self) -> np.ndarray:
         """Indices of the blocks that have an active thread, ascending."""
         return np.unique(self.warps // self.threads.block_warps)
+
+    @cached_property
+    def cluster_blocks(self) -> np.ndarray:
+        """Indices of all blocks of the clusters that have an active thread, ascending: those whose shared memory may be accessed."""
+        size = self.threads.cluster
+        if size == 1:
+            return self.blocks
+        return (np.unique(self.blocks // size)[:, None] * size + np.arange(size)).ravel()
 
     @cached_property
     def warp_count(self) -> int:

@@ -98,10 +98,11 @@ def lineage(best: Trial | None, trials: dict[int, Trial], offline: bool) -> tupl
         front.remove(trial)
         found[trial.number] = trial
         front += [trials[n] for n in dict.fromkeys(trial.parents) if n in trials and n < trial.number and trials[n] not in front]
-    return tuple(_ancestor(trial, trials, offline) for trial in found.values())
+    return tuple(ancestor(trial, trials, offline) for trial in found.values())
 
 
-def _ancestor(trial: Trial, trials: dict[int, Trial], offline: bool) -> Ancestor:
+def ancestor(trial: Trial, trials: dict[int, Trial], offline: bool) -> Ancestor:
+    """How `trial` was bred: its value, and its genes against the best of its parents in `trials`."""
     parents = [trials[n] for n in trial.parents if n in trials and trials[n].family == trial.family]
     changes = {}
     if parents:

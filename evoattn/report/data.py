@@ -112,6 +112,42 @@ class Ancestor:
 
 
 @dataclass(frozen=True)
+class Improvement:
+    """A trial that was the best when it came."""
+
+    elapsed_s: float
+    gain: float | None
+    """Share of the value of the best before it that it saved; None for the first."""
+    found: Ancestor
+
+
+@dataclass(frozen=True)
+class StartingConfig:
+    """The best starting config in the final that the leader comes from."""
+
+    trial: int
+    median_us: float
+    gain: float
+    """Share of its time that the leader saves; 0 where it leads itself."""
+
+
+@dataclass(frozen=True)
+class GeneValue:
+    """One value of one gene among the right trials of its family."""
+
+    family: str
+    gene: str
+    value: Any
+    top_share: float
+    """Among the best twentieth, 0 to 1."""
+    share: float
+    """Among all."""
+    effect: float | None
+    """Median of its time over the best other value's where all else is equal: under 1 it is faster."""
+    pairs: int
+
+
+@dataclass(frozen=True)
 class Roof:
     """One limit of the GPU for the problem, in TFLOP/s; `per_intensity` roofs rise with the FLOP a byte up to the peak."""
 
@@ -157,10 +193,14 @@ class StudySummary:
     """None below 10 trials with both an estimate and a time."""
     lineage: tuple[Ancestor, ...]
     """The best trial and its ancestors, youngest first."""
+    improvements: tuple[Improvement, ...]
+    """Each new best, in the order found."""
+    genes: tuple[GeneValue, ...]
     roofs: tuple[Roof, ...]
     final: dict[str, dict[str, float]]
     """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds of the final
     (`evoattn.ranking`); level where 1 lies between."""
+    starting: StartingConfig | None
 
     @property
     def trials(self) -> int:
@@ -185,10 +225,21 @@ class StudySummary:
         level = [number for number, ratio in self.final.items() if ratio["low"] <= 1.0 <= ratio["high"]]
         who = f"Trial {self.leaderboard[0].trial}"
         if level:
-            return f"{who} is level with trial{'s' * (len(level) > 1)} {', '.join(level)}: the rounds of the final do not tell them apart (sign test, 95 %)."
+            rivals = f"trial{'s' * (len(level) > 1)} {', '.join(level)}"
+            return f"{who} is level with {rivals}: the rounds of the final do not tell them apart (sign test, 95 %)."
         second, ratio = min(self.final.items(), key=lambda item: item[1]["median"])
         return (f"{who} is ahead of all other finalists beyond the noise (sign test over the final's rounds, 95 %); "
                 f"trial {second} takes {ratio['median'] - 1:+.1%} ({ratio['low'] - 1:+.1%} to {ratio['high'] - 1:+.1%}).")
+
+    @property
+    def search_gain(self) -> str:
+        """What the search gained over what it began with, measured in one final; empty where no starting config took part."""
+        if self.starting is None:
+            return ""
+        ratio = self.final.get(str(self.starting.trial))
+        level = ", which its rounds do not tell from nothing" if ratio and ratio["low"] <= 1.0 <= ratio["high"] else ""
+        return (f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the same final: "
+                f"the search gained {self.starting.gain:.1%}{level}.")
 
     @property
     def notice(self) -> str:
@@ -217,4 +268,5 @@ def _finite(value: Any) -> Any:
 
 def render_json(summary: StudySummary) -> str:
     """The fields of `StudySummary` as JSON, with a line break at the end."""
-    return json.dumps(_finite(asdict(summary) | {"trials": summary.trials, "notice": summary.notice, "verdict": summary.verdict}), indent=1, ensure_ascii=False) + "\n"
+    said = {name: getattr(summary, name) for name in ("trials", "notice", "verdict", "search_gain")}
+    return json.dumps(_finite(asdict(summary) | said), indent=1, ensure_ascii=False) + "\n"

@@ -8,8 +8,10 @@ from evoattn.families import registry
 from evoattn.gpu import GpuError, GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.report.analysis import group_failures, is_positive, lineage, progress, rank_cost_model, value_of
-from evoattn.report.data import BaselineRow, LeaderboardRow, Roof, StudySummary
+from evoattn.report.data import BaselineRow, LeaderboardRow, Roof, StartingConfig, StudySummary
+from evoattn.report.genes import gene_values, improvements
 from evoattn.report.importance import importance_of
+from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
 from evoattn.trial import Study, Timing, Trial
 
@@ -30,6 +32,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
     leaders = ranked[:limit]
     timed = {} if study.offline else {t.number: t.timing for t in ranked if t.timing}
     ratios = ranking.against_leader(timed, leaders[0].number) if leaders and leaders[0].number in timed else {}
+    course = progress(study, trials.values())
     return StudySummary(
         study=study.name, kind="estimated" if study.offline else "measured", problem=study.problem, problem_text=problem.describe(),
         gpu=study.gpu, arch=study.arch, sampler=study.sampler, seed=study.seed, families=study.families, versions=study.versions,
@@ -38,12 +41,14 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         leaderboard=tuple(_row(rank, trial, problem, spec, competitors, study.offline) for rank, trial in enumerate(leaders, 1)),
         baselines=() if study.offline else _baselines(storage, study, problem),
         failures=group_failures(storage.failures(study, MAX_REASONS)),
-        progress=progress(study, trials.values()),
+        progress=course,
         importances=_importances(study, trials),
         cost_model=None if study.offline else rank_cost_model(trials.values()),
         lineage=lineage(leaders[0] if leaders else None, trials, study.offline),
+        improvements=improvements(course, trials, study.offline), genes=gene_values(trials.values(), study.offline),
         roofs=() if study.offline or spec is None else _roofs(problem, spec),
         final={str(number): {"median": r.median, "low": r.low, "high": r.high} for number, r in ratios.items()},
+        starting=None if study.offline else _starting(ranked),
     )
 
 
@@ -75,6 +80,16 @@ def _row(
         relative_cost=trial.relative_cost, registers=info and info.registers, spill_bytes=info and info.spill_bytes,
         smem_bytes=_smem_bytes(trial, problem),
     )
+
+
+def _starting(ranked: list[Trial]) -> StartingConfig | None:
+    """The best starting config beside the leader `ranked[0]` in its final; None without one."""
+    for trial in ranked:
+        leader = ranked[0].timing
+        in_final = trial.timing.protocol.get("stage") == "final" and trial.timing.interleaved_with(leader)
+        if trial.operator == STARTING and in_final and is_positive(trial.timing.median_us):
+            return StartingConfig(trial.number, trial.timing.median_us, 1 - leader.median_us / trial.timing.median_us)
+    return None
 
 
 def _smem_bytes(trial: Trial, problem: AttentionProblem) -> int | None:

@@ -14,6 +14,7 @@ from evoattn.report.data import LeaderboardRow, StudySummary, cost_text
 FAILURES_SHOWN = 12
 PARAMETERS_SHOWN = 6
 ANCESTORS_SHOWN = 8
+IMPROVEMENTS_SHOWN = 12
 WIDE = 140
 """Columns from which the leaderboard also holds the resources and both percentiles; below, resources stand beside the configs."""
 
@@ -55,6 +56,8 @@ def render_table(summary: StudySummary, console: Console) -> None:
     if rank := summary.cost_model:
         console.print(f"The cost model ranked {rank.trials} measured trials with a Spearman correlation of {rank.correlation:.3f}.")
     _print_lineage(summary, console)
+    _print_improvements(summary, console)
+    _print_genes(summary, console)
 
 
 def _table(title: str, tight: bool = False) -> Table:
@@ -173,4 +176,41 @@ def _print_lineage(summary: StudySummary, console: Console) -> None:
         changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in a.changes.items())
         parents = f" of {', '.join(map(str, a.parents))}" if a.parents else ""
         table.add_row(str(a.trial), a.state if a.value is None else value, _clean(f"{a.operator}{parents}"), _clean(changes))
+    console.print(table)
+
+
+def _print_improvements(summary: StudySummary, console: Console) -> None:
+    if summary.search_gain:
+        console.print(_clean(summary.search_gain))
+    if len(summary.improvements) < 2:
+        return
+    table = _table("Improvements, the latest first (gain over the best before; genes against the best parent)")
+    for name in ("after", "trial", "value", "gain"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("made by", no_wrap=True)
+    table.add_column("genes", overflow="fold")
+    for step in summary.improvements[:-IMPROVEMENTS_SHOWN - 1:-1]:
+        found = step.found
+        value = _number(found.value, 2) if summary.kind == "measured" else cost_text(found.value)
+        gain = "-" if step.gain is None else f"{step.gain:.2%}"
+        changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in found.changes.items())
+        table.add_row(f"{step.elapsed_s:.0f} s", str(found.trial), value, gain, _clean(found.operator), _clean(changes))
+    console.print(table)
+
+
+def _print_genes(summary: StudySummary, console: Console) -> None:
+    """The winning value of each gene: the one most frequent among the best."""
+    winners = {}
+    for gene in summary.genes:
+        winners.setdefault((gene.family, gene.gene), gene)
+    if not winners:
+        return
+    table = _table("Genes that won (share among the best 5 % and among all; median paired effect, under 1 is faster)")
+    for name in ("family", "gene"):
+        table.add_column(name, no_wrap=True)
+    for name in ("best 5 %", "all", "effect", "pairs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for gene in winners.values():
+        table.add_row(
+            _clean(gene.family), _clean(f"{gene.gene}={gene.value}"), f"{gene.top_share:.0%}", f"{gene.share:.0%}", _number(gene.effect, 3), str(gene.pairs))
     console.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evoattn.config import SearchSpace
+from evoattn.errors import WrongUse
 from evoattn.problem import AttentionProblem
 from evoattn.samplers.base import Sampler
 from evoattn.samplers.genetic import GeneticSampler
@@ -13,7 +14,7 @@ from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.tpe import TpeSampler
 
 
-class SamplerError(ValueError):
+class SamplerError(WrongUse):
     """A sampler that is not in the table: its message is one sentence."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -18,6 +19,9 @@ MAX_SOURCE_BYTES = 16 << 20
 """No rendered kernel comes near; a row that unpacks to more is not ours."""
 
 Row = Mapping[str, Any]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ARCH = re.compile(r"sm_\d{2,3}[af]?")
+"""It goes into a compiler's options and into a command line that `export` proposes."""
 
 
 def _number(value: Any) -> float:
@@ -40,6 +44,11 @@ def _each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
     return values
 
 
+def plain_text(value: Any) -> str:
+    """A string of the record's as terminals and pages may show it: control characters, by which a terminal can be driven, become `?`."""
+    return _CONTROL.sub("?", str(value))
+
+
 def _checked(what: str, build: Callable[[], Any]) -> Any:
     try:
         return build()
@@ -50,13 +59,26 @@ def _checked(what: str, build: Callable[[], Any]) -> Any:
 def study_from_row(row: Row) -> Study:
     """Raises `StorageError` if a value is not of its kind."""
     def build() -> Study:
-        AttentionProblem(**_each((int, str), row["problem"], dict))
+        problem = {name: plain_text(v) if isinstance(v, str) else v for name, v in _each((int, str), row["problem"], dict).items()}
+        AttentionProblem(**problem)
+        if not _ARCH.fullmatch(row["arch"]):
+            raise ValueError(f"{row['arch']!r} is no architecture")
+        if _each(object, row["options"], dict).get("cache", "warm") not in ("warm", "cold"):
+            raise ValueError("its cache mode is neither warm nor cold")
         return Study(
-            row["id"], str(row["name"]), row["problem"], str(row["gpu"]), str(row["arch"]), bool(row["offline"]), str(row["sampler"]),
-            int(row["seed"]), tuple(_each(str, row["families"], list)), _each(str, row["versions"], dict),
-            _each(object, row["options"], dict), str(row["created_at"]),
+            row["id"], plain_text(row["name"]), problem, plain_text(row["gpu"]), row["arch"], bool(row["offline"]), plain_text(row["sampler"]),
+            int(row["seed"]), tuple(_each(str, row["families"], list)), _facts(row["versions"]), row["options"], plain_text(row["created_at"]),
         )
-    return _checked(f"Study {row['name']!r}", build)
+    return _checked(f"Study {plain_text(row['name'])!r}", build)
+
+
+def _facts(value: Any) -> dict[str, str]:
+    return {plain_text(name): plain_text(fact) for name, fact in _each(str, value, dict).items()}
+
+
+def environment_from_row(row: Row) -> dict[str, str]:
+    """Raises `StorageError` if a value is not of its kind."""
+    return _checked(f"Environment {row['id']}", lambda: _facts(row["facts"]))
 
 
 def timing_to_row(timing: Timing) -> dict[str, Any]:
@@ -68,11 +90,23 @@ def timing_from_row(row: Row) -> Timing:
     """Raises `StorageError` if a value is not of its kind."""
     def build() -> Timing:
         samples = tuple(_number(v) for v in _each((int, float), row["samples_us"], list))
-        STAGES.index(_each(object, row["protocol"], dict)["stage"])
+        protocol = _plain(_each(object, row["protocol"], dict))
+        STAGES.index(protocol["stage"])
+        _each(str, protocol.get("sanitizer", {}), dict)
+        _each(str, _each(object, protocol.get("clocks", {}), dict).get("throttled_by", []), list)
         if not samples:
             raise ValueError("no samples")
-        return Timing(samples, row["protocol"])
+        return Timing(samples, protocol)
     return _checked("A timing", build)
+
+
+def _plain(value: Any) -> Any:
+    """JSON with every string in it as `plain_text`."""
+    if isinstance(value, dict):
+        return {plain_text(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return plain_text(value) if isinstance(value, str) else value
 
 
 def _validation_to_json(report: ValidationReport) -> dict[str, Any]:
@@ -83,12 +117,12 @@ def _validation_to_json(report: ValidationReport) -> dict[str, Any]:
 def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
     checks = tuple(
         CheckResult(
-            str(c["case"]), c["passed"] is True, _number(c["max_error"]), _number(c["allowed_error"]), str(c["reason"]),
+            plain_text(c["case"]), c["passed"] is True, _number(c["max_error"]), _number(c["allowed_error"]), plain_text(c["reason"]),
             _number(c.get("seconds", 0.0)))
         for c in _each(dict, value["checks"], list)
     )
     seed = value.get("seed")
-    return ValidationReport(str(value["backend"]), checks, None if seed is None else int(seed))
+    return ValidationReport(plain_text(value["backend"]), checks, None if seed is None else int(seed))
 
 
 _COMPILE_COLUMNS = {
@@ -96,6 +130,8 @@ _COMPILE_COLUMNS = {
     "stack_bytes": "stack_bytes", "static_smem_bytes": "static_smem_bytes", "seconds": "compile_seconds", "compiler": "compiler",
 }
 """Fields of `CompileInfo` that are plain columns; its two tuples are JSON."""
+EVIDENCE_COLUMNS = frozenset(_COMPILE_COLUMNS.values()) | {"compile_options", "compile_warnings", "validation", "environment_id"}
+"""What only one trial's own page needs."""
 
 
 def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | None) -> dict[str, Any]:
@@ -108,23 +144,24 @@ def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | Non
 
 
 def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
-    """The trial, without a validation report where the query left that column out. Raises `StorageError` if a value is not of its kind."""
+    """The trial, without its evidence where the query left those columns out. Raises `StorageError` if a value is not of its kind."""
     def build() -> Trial:
         info = None
-        if row["registers"] is not None:
-            fields = {field: row[column] for field, column in _COMPILE_COLUMNS.items()}
+        if "registers" in row and row["registers"] is not None:
+            fields = {field: row[column] for field, column in _COMPILE_COLUMNS.items()} | {"compiler": plain_text(row["compiler"])}
             info = CompileInfo(
                 **_each((int, float, str), fields, dict),
-                options=tuple(_each(str, row["compile_options"], list)), warnings=tuple(_each(str, row["compile_warnings"], list)),
+                options=tuple(map(plain_text, _each(str, row["compile_options"], list))),
+                warnings=tuple(map(plain_text, _each(str, row["compile_warnings"], list))),
             )
             _each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
-        validation = row.get("validation")
+        validation = row["validation"] if "validation" in row else None
         return Trial(
-            row["number"], row["study_id"], str(row["family"]), _each((int, float, str), row["config"], dict), str(row["config_id"]),
-            TrialState(row["state"]), str(row["reason"]), row["source_hash"], info,
+            row["number"], row["study_id"], plain_text(row["family"]), _each((int, float, str), row["config"], dict), plain_text(row["config_id"]),
+            TrialState(row["state"]), plain_text(row["reason"]), row["source_hash"], info,
             None if validation is None else _validation_from_json(validation), timings,
             None if row["relative_cost"] is None else _number(row["relative_cost"]), tuple(_each(int, row["parents"], list)),
-            str(row["operator"]), str(row["created_at"]), _number(row["seconds"]),
+            plain_text(row["operator"]), plain_text(row["created_at"]), _number(row["seconds"]),
         )
     return _checked(f"Trial {row['number']}", build)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest revision under `db/versions`: what this program reads and writes."""
 VERSION_TABLE = "evoattn_version"
 """Where Alembic keeps the revision; its name also tells our databases from foreign ones."""
@@ -35,6 +35,18 @@ sources = Table(
 )
 """Rendered text, once for each sha256 of its UTF-8 bytes. Compressed, because a day's search renders some 500 MB."""
 
+environments = Table(
+    "environments", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("facts", JSON, nullable=False),
+    Column("created_at", String(40), nullable=False),
+)
+"""Where trials ran: versions, compiler, host, device and its driver (`evoattn/versions.py`), once for each sha256 of their canonical JSON.
+
+A study may go on on another machine or with another version, so each trial, timing and baseline names its own; NULL in those recorded before
+environments were (revision 0001), of which the study's `versions` say what was so when it was made."""
+
 trials = Table(
     "trials", metadata,
     Column("number", Integer, primary_key=True),
@@ -60,6 +72,7 @@ trials = Table(
     Column("compile_options", JSON(none_as_null=True)),
     Column("compile_warnings", JSON(none_as_null=True)),
     Column("validation", JSON(none_as_null=True)),
+    Column("environment_id", Integer, ForeignKey("environments.id")),
     Index("trials_by_number", "study_id", "number"),
     Index("trials_by_config", "study_id", "config_id"),
     Index("trials_by_state", "study_id", "state", "reason"),
@@ -76,6 +89,7 @@ samples = Table(
     Column("median_us", Float, nullable=False),
     Column("protocol", JSON, nullable=False),
     Column("samples_us", JSON, nullable=False),
+    Column("environment_id", Integer, ForeignKey("environments.id")),
     Index("samples_by_trial", "trial_number", "stage", "id", "median_us"),
 )
 """One timing of a trial: all of its raw samples in µs, and their median for queries. `stage` is an index into `STAGES`."""
@@ -88,6 +102,7 @@ baselines = Table(
     Column("refusal", Text, nullable=False),
     Column("protocol", JSON(none_as_null=True)),
     Column("samples_us", JSON(none_as_null=True)),
+    Column("environment_id", Integer, ForeignKey("environments.id")),
     Index("baselines_by_study", "study_id", "backend"),
 )
 """One timing of a competitor (an SDPA backend) in a study, or the sentence with which it refused the problem."""

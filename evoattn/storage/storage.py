@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,9 +22,9 @@ from evoattn.storage import engine as database
 from evoattn.storage import lock
 from evoattn.storage.errors import StorageError, UnknownRecord, explain
 from evoattn.storage.rows import (
-    evidence_to_row, pack_source, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
+    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, plain_text, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
 )
-from evoattn.storage.schema import REVISION, STAGES, baselines, samples, sources, studies, trials
+from evoattn.storage.schema import REVISION, STAGES, baselines, environments, samples, sources, studies, trials
 from evoattn.trial import Candidate, Evaluation, Study, Timing, Trial, TrialState
 
 PAGE = 500
@@ -41,6 +43,7 @@ class Storage:
         self.url = url
         self._engine = database.connect(url)
         self._writer = self._engine.execution_options(writes=True)
+        self._environment_id: int | None = None
 
     @staticmethod
     def open(url: str, create: bool = True) -> Storage:
@@ -130,6 +133,15 @@ class Storage:
 
     # -- writing --------------------------------------------------------------------------------------------------------------
 
+    def use_environment(self, facts: dict[str, str]) -> None:
+        """All that is recorded from now on ran here: `facts` as `evoattn.versions.collect` gives them, added unless they are there."""
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        with self._writing() as connection:
+            found = connection.scalar(select(environments.c.id).where(environments.c.hash == key))
+            if found is None:
+                (found,) = connection.execute(insert(environments).values(hash=key, facts=facts, created_at=_now())).inserted_primary_key
+        self._environment_id = found
+
     def record(
         self, study: Study, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation, parents: Sequence[int] = (),
         operator: str = "",
@@ -142,7 +154,7 @@ class Storage:
             "study_id": study.id, "family": config.family, "config": config.params, "config_id": config.id, "state": evaluation.state.value,
             "reason": evaluation.reason, "relative_cost": evaluation.relative_cost, "parents": list(parents), "operator": operator,
             "source_hash": candidate and candidate.source_hash, "created_at": _now(), "seconds": evaluation.seconds,
-            **evidence_to_row(evaluation.compile_info, evaluation.validation),
+            **evidence_to_row(evaluation.compile_info, evaluation.validation), "environment_id": self._environment_id,
         }
         with self._writing() as connection:
             if candidate:
@@ -152,7 +164,7 @@ class Storage:
                 connection.execute(insert(sources).from_select(["hash", "zlib"], new))
             (number,) = connection.execute(insert(trials).values(row)).inserted_primary_key
             for timing in evaluation.timings:
-                connection.execute(insert(samples).values(trial_number=number, **timing_to_row(timing)))
+                connection.execute(insert(samples).values(trial_number=number, environment_id=self._environment_id, **timing_to_row(timing)))
         return Trial(
             number, study.id, config.family, config.params, config.id, evaluation.state, evaluation.reason, row["source_hash"],
             evaluation.compile_info, evaluation.validation, evaluation.timings, evaluation.relative_cost, tuple(parents), operator,
@@ -162,11 +174,11 @@ class Storage:
     def add_timing(self, trial_number: int, timing: Timing) -> None:
         """Add samples to a recorded trial, e.g. of the final."""
         with self._writing() as connection:
-            connection.execute(insert(samples).values(trial_number=trial_number, **timing_to_row(timing)))
+            connection.execute(insert(samples).values(trial_number=trial_number, environment_id=self._environment_id, **timing_to_row(timing)))
 
     def add_baseline(self, study: Study, backend: str, timing: Timing | None, refusal: str = "") -> None:
         """Add a competitor's timing, or (timing None) the sentence with which it refused the study's problem."""
-        row = {"study_id": study.id, "backend": backend, "refusal": refusal}
+        row = {"study_id": study.id, "backend": backend, "refusal": refusal, "environment_id": self._environment_id}
         if timing:
             row |= {"protocol": timing.protocol, "samples_us": list(timing.samples_us)}
         with self._writing() as connection:
@@ -182,18 +194,32 @@ class Storage:
             raise UnknownRecord(f"There is no trial {number} in {database.place(self.url)}; `evoattn report` lists the trials.")
         return found[0]
 
+    def environments(self, trial: Trial) -> list[dict[str, str]]:
+        """Where the trial ran: first where it was evaluated, then where else it was timed since, e.g. in a final after a resume.
+
+        Empty for a trial that was recorded before environments were; what was so when its study was made is in `Study.versions`.
+        """
+        places = select(trials.c.environment_id, literal(0).label("order")).where(trials.c.number == trial.number).union(
+            select(samples.c.environment_id, samples.c.id).where(samples.c.trial_number == trial.number)).subquery()
+        query = (
+            select(environments).join(places, places.c.environment_id == environments.c.id)
+            .group_by(environments.c.id).order_by(func.min(places.c.order))
+        )
+        with self._reading() as connection:
+            return [environment_from_row(row) for row in connection.execute(query).mappings()]
+
     def source(self, source_hash: str) -> str:
         """The rendered text with this sha256. Raises `StorageError` if it is missing or is not that text."""
         with self._reading() as connection:
             packed = connection.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash))
         return unpack_source(source_hash, packed)
 
-    def iter_trials(self, study: Study, validation: bool = False) -> Iterator[Trial]:
-        """All trials of the study by number; their validation reports, half of the work of reading, only if asked for (else None).
+    def iter_trials(self, study: Study, evidence: bool = False) -> Iterator[Trial]:
+        """All trials of the study by number; what compiler and validation said, most of the work of reading, only if asked for (else None).
 
         Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
         """
-        columns = [c for c in trials.c if validation or c is not trials.c.validation]
+        columns = [c for c in trials.c if evidence or c.name not in EVIDENCE_COLUMNS]
         last = -1
         while True:
             page = select(*columns).where(trials.c.study_id == study.id, trials.c.number > last).order_by(trials.c.number).limit(PAGE)
@@ -204,12 +230,14 @@ class Storage:
             yield from found
             last = found[-1].number
 
-    def leaderboard(self, study: Study, limit: int, finalists_first: bool = True) -> list[Trial]:
-        """The best `limit` trials, best first: `ESTIMATED` ones by relative cost in an offline study, else `COMPLETE` ones by the median
-        of their most trusted timing (final before repeat before screen; the last recorded of a stage). The two never mix.
+    def leaderboard(self, study: Study, limit: int, finalists_first: bool = True, operator: str | None = None) -> list[Trial]:
+        """The best `limit` trials (of those made by `operator`, if given), best first: `ESTIMATED` ones by relative cost in an offline
+        study, else `COMPLETE` ones by the median of their most trusted timing (final before repeat before screen; the last recorded of a
+        stage). The two never mix.
 
         With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a lucky
-        sample taken alone does not beat them; who was disqualified in a final is left out. Without, a trial found after that final can enter the next one.
+        sample taken alone does not beat them. Without, a trial found after that final can enter the next one. Who was disqualified in a
+        final is left out.
         """
         if study.offline:
             query = (
@@ -230,13 +258,15 @@ class Storage:
             ranked = (
                 select(samples.c.trial_number, samples.c.median_us, finalist.label("finalist"), rank.label("rank"))
                 .join(trials, trials.c.number == samples.c.trial_number)
-                .where(
-                    trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value, trials.c.number.not_in(disqualified)).subquery()
+                .where(trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value)
+                .where(trials.c.number.not_in(disqualified)).subquery()
             )
             query = (
                 select(trials).join(ranked, ranked.c.trial_number == trials.c.number).where(ranked.c.rank == 1)
                 .order_by(ranked.c.finalist.desc(), ranked.c.median_us, trials.c.number).limit(limit)
             )
+        if operator is not None:
+            query = query.where(trials.c.operator == operator)
         with self._reading() as connection:
             return _load(connection, query)
 
@@ -261,7 +291,7 @@ class Storage:
             .group_by(trials.c.state, trials.c.reason).order_by(func.count().desc(), trials.c.state, trials.c.reason).limit(limit)
         )
         with self._reading() as connection:
-            return [(TrialState(state), reason, count) for state, reason, count in connection.execute(query)]
+            return [(TrialState(state), plain_text(reason), count) for state, reason, count in connection.execute(query)]
 
     def baselines(self, study: Study) -> dict[str, list[Timing]]:
         """The competitors measured in the study by backend, each with its timings in the order recorded."""
@@ -269,14 +299,14 @@ class Storage:
         query = select(baselines).where(baselines.c.study_id == study.id, baselines.c.refusal == "").order_by(baselines.c.id)
         with self._reading() as connection:
             for row in connection.execute(query).mappings():
-                found.setdefault(row["backend"], []).append(timing_from_row(row))
+                found.setdefault(plain_text(row["backend"]), []).append(timing_from_row(row))
         return found
 
     def refusals(self, study: Study) -> dict[str, str]:
         """The competitors that refused the study's problem: the last sentence of each, by backend."""
         query = select(baselines.c.backend, baselines.c.refusal).where(baselines.c.study_id == study.id, baselines.c.refusal != "")
         with self._reading() as connection:
-            return {backend: sentence for backend, sentence in connection.execute(query.order_by(baselines.c.id))}
+            return {plain_text(backend): plain_text(sentence) for backend, sentence in connection.execute(query.order_by(baselines.c.id))}
 
 
 def _load(connection: Connection, query: Select) -> list[Trial]:

@@ -1,5 +1,5 @@
-// wgmma_softmax.cuh: the online softmax on wgmma's accumulators (needs element, exp2, exp2_polynomial). With g = lane / 4, s[i] of a lane
-// is row g + 8 (i / 2 % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, fragment D).
+// wgmma_softmax.cuh: the online softmax on wgmma's accumulators (needs element, exp2, exp2_polynomial, tma). With g = lane / 4, s[i] of a
+// lane is row g + 8 (i / 2 % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, D).
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
 struct True { static constexpr bool value = true; };
@@ -22,8 +22,12 @@ struct RowState {
   }
 };
 
-// s = -inf for keys that a row does not see: rows g and g + 8 see `low_keys` and `high_keys`, counted from the lane's first key.
-template <int FLOATS> __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int low_keys, int high_keys) {
+// s = -inf for keys that a row does not see: those from `keys` on, and CAUSAL from `row_keys` on for row g, `row_keys` + 8 for row g + 8.
+// `first_key` is the tile's.
+template <bool CAUSAL, int FLOATS>
+__device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, int keys, int row_keys, int lane) {
+  const int lane_key = first_key + lane % 4 * 2;           // the lane's first
+  const int low_keys = (CAUSAL ? min(keys, row_keys) : keys) - lane_key, high_keys = (CAUSAL ? min(keys, row_keys + 8) : keys) - lane_key;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
     if (i / 4 * 8 + i % 2 >= (i & 2 ? high_keys : low_keys)) s[i] = NEGATIVE_INFINITY;
@@ -137,6 +141,13 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
   return rescale;
 }
 
+// Nothing that makes the sums may move below this line: ptxas would rather wait for products first, and then no exponential overlaps them
+// (SASS, sm_90a). A branch that it cannot decide ends its freedom: no sum is below 0, and the fence would do no harm. (A trap there would
+// make it forget what setmaxnreg gave.)
+__device__ __forceinline__ void finish_sums(const RowState& state) {
+  if (__any_sync(ALL_LANES, fminf(state.sum[0], state.sum[1]) < 0.f)) fence_proxy_async();
+}
+
 // P in the element type, as the A operand of the next product: the accumulators of 16 keys are its registers in order.
 template <typename Element, int STEPS>
 __device__ __forceinline__ void pack_probabilities(uint32_t (&p)[STEPS][4], const float (&s)[8 * STEPS]) {
@@ -149,13 +160,30 @@ template <int FLOATS> __device__ __forceinline__ void scale_rows(float (&o)[FLOA
   for (int i = 0; i < FLOATS; ++i) o[i] *= factor[i / 2 % 2];
 }
 
-// 1 / Σ over all keys of rows g and g + 8; 0 for a row that saw no key, whose O is 0.
+// Σ over all keys of rows g and g + 8: the four lanes of a row hold different ones.
+__device__ __forceinline__ float row_sum(const RowState& state, int row) {
+  float sum = state.sum[row];
+  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+  return sum;
+}
+
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below `rows`; -inf for no
+// key, whose shift is finite.
+__device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows, int lane) {
+  constexpr float LN_2 = 0.693147180559945309f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum = row_sum(state, i);
+    if (lane % 4 == 0 && row + 8 * i < rows) lse_gmem[row + 8 * i] = (state.shift[i] + __log2f(sum)) * LN_2;
+  }
+}
+
+// 1 / Σ of rows g and g + 8; 0 for a row that saw no key, whose O is 0.
 __device__ __forceinline__ void inverse_sums(const RowState& state, float (&inverse)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float sum = state.sum[row];
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    const float sum = row_sum(state, row);
     inverse[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
   }
 }

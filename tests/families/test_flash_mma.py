@@ -33,9 +33,9 @@ def config(**genes) -> KernelConfig:
     return load_space("flash_mma", L4).make_config(BASE | genes)
 
 
-def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
+def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4):
     candidate = render(FAMILY, p, c, gpu)
-    return compile_source(edit(candidate.source), candidate.arch)
+    return compile_source(candidate.source, candidate.arch)
 
 
 RIGHT = [
@@ -55,28 +55,6 @@ def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
     assert result.passed, result.reason
-
-
-FAULTS = {
-    "missing barrier": ("none still reads tile - 1\n", "__syncthreads();", ""),
-    "weak wait": ("cp_async_wait<2 * (V_STAGES - 1)>();\n", "(V_STAGES - 1)", "V_STAGES"),
-    "store out of bounds": ("if (row < valid_rows) *reinterpret_cast<uint32_t*>", "row < valid_rows", "true"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_an_injected_fault_is_found(fault):
-    line, old, new = FAULTS[fault]
-
-    def edit(source: str) -> str:
-        lines = source.splitlines(keepends=True)
-        hits = [i for i, text in enumerate(lines) if line in text and old in text]
-        assert len(hits) == 1
-        lines[hits[0]] = lines[hits[0]].replace(old, new)
-        return "".join(lines)
-
-    p, c = problem(113, 203), config(SCHEDULE="split")
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), make_case("plain", p, 1, "cpu", double=True)).passed
 
 
 REFUSED = [

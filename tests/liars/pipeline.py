@@ -1,4 +1,4 @@
-"""The zoo through the product: a search whose sampler proposes one honest config, and whose every rendered source has a fault planted in it."""
+"""The zoo through the product: a search whose sampler proposes one honest config, and whose sources each have a fault planted in them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from unittest import mock
 
 from zoo import CONTROL_AFTER, GENES, HONEST, LIARS, PROBLEM, Liar, lie
 
-from evoattn import search
+from evoattn import finals, search
 from evoattn.budget import Budget
-from evoattn.config import load_space
+from evoattn.config import KernelConfig, load_space
+from evoattn.families import registry
 from evoattn.gpu import GpuSpec
+from evoattn.problem import AttentionProblem
 from evoattn.render import render
 from evoattn.storage import Storage
-from evoattn.trial import Proposal, Study, Trial, TrialState
+from evoattn.trial import Candidate, Proposal, Study, Trial, TrialState
 
 LOOP_SECONDS = 10.0
 """Given to a kernel on the device: an evaluation takes a twentieth of it, and one that loops for ever all of it."""
@@ -66,8 +68,12 @@ class Caught:
 @contextmanager
 def _liars_for_candidates(liars: tuple[Liar, ...]) -> Iterator[None]:
     order = iter(liars)
+
+    def render_again(trial: Trial, config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> Candidate:
+        return lie(render(registry.lookup(trial.family), problem, config, gpu), liars[int(trial.operator)])
+
     with mock.patch.object(search, "render", lambda *words: lie(render(*words), next(order))), \
-            mock.patch.object(search, "DEVICE_SECONDS", LOOP_SECONDS):
+            mock.patch.object(finals, "render_again", render_again), mock.patch.object(search, "DEVICE_SECONDS", LOOP_SECONDS):
         yield
 
 
@@ -80,7 +86,7 @@ def run_zoo(storage: Storage, gpu: GpuSpec, offline: bool, jobs: int, sanitize: 
         running.run(Budget(trials=len(liars)))
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
     caught = []
-    for trial in sorted(storage.iter_trials(study, validation=True), key=lambda t: int(t.operator)):
+    for trial in sorted(storage.iter_trials(study, evidence=True), key=lambda t: int(t.operator)):
         liar = liars[int(trial.operator)]
         caught.append(Caught(liar, trial, trial.number in leaders, _as_expected(liar, trial, offline, trial.number in leaders)))
     return study, caught

@@ -13,7 +13,7 @@ from evoattn.benchmark import Timer
 from evoattn.config import load_space
 from evoattn.evaluate import DeviceEvaluator
 from evoattn.problem import AttentionProblem
-from evoattn.reference import exact_attention
+from evoattn.reference import exact_attention, exact_lse
 from evoattn.trial import CompileInfo, Evaluation
 
 PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)
@@ -36,6 +36,8 @@ class Launch:
 
     def write(self) -> None:
         self.views["o"].copy_(self.answer())
+        if self.problem.lse:
+            self.views["lse"].copy_(exact_lse(self.problem, self.views["q"], self.views["k"]))
 
 
 @dataclass
@@ -57,13 +59,15 @@ class PuppetBackend:
 
     def prepare(self, compiled: Puppet, launches, buffers):
         heads, kv_heads, seqlen_q, seqlen_k, *strides = (a.value for a in launches[0].args[4:20])
-        dim = PROBLEM.head_dim
+        dim, lse = PROBLEM.head_dim, "lse" in buffers
         batch = buffers["q"].numel() // (heads * seqlen_q * dim)
         layout = "bshd" if strides[2] == heads * dim else "bhsd"
-        problem = AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, dim, PROBLEM.dtype, PROBLEM.mask, layout)
+        problem = AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, dim, PROBLEM.dtype, PROBLEM.mask, layout, lse=lse)
         views = {
             t: buffers[t].as_strided(problem.shape(t), problem.strides(t), buffers[t].storage_offset()) for t in "qkvo"
         }
+        if lse:
+            views["lse"] = buffers["lse"].view(problem.lse_shape)
 
         def enqueue() -> None:
             compiled.play(Launch(buffers, views, problem, compiled.launches))
@@ -103,9 +107,9 @@ class PuppetTimer(Timer):
         pass
 
 
-def make_evaluator() -> DeviceEvaluator:
+def make_evaluator(problem: AttentionProblem = PROBLEM) -> DeviceEvaluator:
     backend = PuppetBackend()
-    return DeviceEvaluator(PROBLEM, H100, backend=backend, timer=PuppetTimer(backend))
+    return DeviceEvaluator(problem, H100, backend=backend, timer=PuppetTimer(backend))
 
 
 def evaluate(evaluator: DeviceEvaluator, play: Callable[[Launch], None], us: float = 50.0) -> Evaluation:

@@ -7,7 +7,7 @@ from evoattn.arena import BANDS, GUARD_BYTES, UNWRITTEN, Arena, Layout, Vault, b
 
 def make_arena():
     inputs = {"q": torch.arange(24, dtype=torch.float16).view(2, 3, 4), "k": torch.ones(2, 5).T}
-    return inputs, Arena(inputs, {"o": Layout((2, 3), (3, 1), torch.float16)}, {"partials": 10, "zeroed_counters": 8}, torch.device("cpu"))
+    return inputs, Arena(inputs, {"o": Layout((2, 3), (3, 1), torch.float16)}, {"partials": 10, "counters_zeroed": 8}, torch.device("cpu"))
 
 
 def test_inputs_are_copied_with_their_strides_and_the_rest_is_poisoned():
@@ -15,13 +15,23 @@ def test_inputs_are_copied_with_their_strides_and_the_rest_is_poisoned():
     arena.arm()
     assert all(torch.equal(arena.views[n], t) and arena.views[n].stride() == t.stride() for n, t in inputs.items())
     assert (bits(arena.views["o"]) == UNWRITTEN).all() and (arena.buffers["partials"] == 0xFF).all()
-    assert arena.buffers["zeroed_counters"].tolist() == [0] * 8
+    assert arena.buffers["counters_zeroed"].tolist() == [0] * 8
     assert arena.buffers["o"].numel() == 6 and arena.buffers["o"].data_ptr() == arena.views["o"].data_ptr()
-    assert arena.changed_bands() == 0 and sum(arena.changed_inputs()) == 0
+    assert arena.changed_bands() == 0 and sum(arena.changed_inputs()) == 0 and arena.outputs.keys() == {"o"}
+
+
+def test_zeros_that_a_kernel_does_not_leave_are_counted():
+    _, arena = make_arena()
+    arena.arm()
+    assert arena.zeroed == ("counters_zeroed",) and [int(n) for n in arena.dirty_zeros()] == [0]
+    arena.buffers["counters_zeroed"][3:5] = 7
+    assert [int(n) for n in arena.dirty_zeros()] == [2]
+    arena.arm()
+    assert [int(n) for n in arena.dirty_zeros()] == [0]
 
 
 def test_every_byte_beside_every_buffer_is_guarded():
-    for name in ("q", "k", "o", "partials", "zeroed_counters"):
+    for name in ("q", "k", "o", "partials", "counters_zeroed"):
         for band in BANDS:
             for beside in (-1, -GUARD_BYTES, 0, GUARD_BYTES - 1):
                 _, arena = make_arena()

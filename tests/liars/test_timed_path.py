@@ -1,4 +1,4 @@
-"""Lies that a check before the timing cannot see, told to the real evaluator by puppets (tests/liars/puppets.py): each is caught and named."""
+"""Lies that a check before the timing cannot see, told to the real evaluator by puppets (puppets.py): each is caught and named."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from puppets import CONFIG, PROBLEM, Launch, Puppet, evaluate, make_evaluator
 
 from evoattn import reference
 from evoattn.benchmark import FINAL
+from evoattn.families.registry import FAMILIES
 from evoattn.trial import TrialState
 
 CHECKED = 18
@@ -170,9 +171,74 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
 
 def test_a_finalist_that_lies_in_the_final_is_disqualified(monkeypatch):
     evaluator = make_evaluator()
-    monkeypatch.setattr("evoattn.evaluate.baselines.SDPA_BACKENDS", {})
+    monkeypatch.setattr("evoattn.evaluate.baselines.PEERS", {})
     kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
     timings, _ = evaluator.final({n: ("flash_scalar", CONFIG, k) for n, k in kernels.items()}, FINAL)
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
     assert not verdicts["1"] and "does less work when it is timed" in verdicts["2"] and "peak rates" in verdicts["3"]
     assert len({t.protocol["run"] for t in timings.values()}) == 1
+
+
+def rests_on_the_second_output_when_timed(launch: Launch) -> None:
+    kept = launch.views["lse"].clone()
+    launch.write()
+    if launch.count >= CHECKED:
+        launch.views["lse"].copy_(kept)
+
+
+def is_off_in_the_second_output(launch: Launch) -> None:
+    launch.write()
+    launch.views["lse"].add_(0.01)
+
+
+def changes_the_second_output_when_timed(launch: Launch) -> None:
+    launch.write()
+    if launch.count >= CHECKED + 4:
+        launch.views["lse"][0, 0, 0] += 1e-5
+
+
+@pytest.fixture(scope="module")
+def lse_evaluator():
+    return make_evaluator(PROBLEM.with_(lse=True))
+
+
+@pytest.mark.parametrize("liar, words", [
+    (rests_on_the_second_output_when_timed, "timed replays left outputs unwritten"),
+    (is_off_in_the_second_output, "the largest error of a log-sum-exp is"),
+    (changes_the_second_output_when_timed, "timed replays left another output than the validated one"),
+])
+def test_the_log_sum_exp_is_watched_as_the_output_is(lse_evaluator, liar, words):
+    lse_evaluator.broken = False
+    found = evaluate(lse_evaluator, liar)
+    assert found.state is TrialState.WRONG_RESULT and words in found.reason, (found.state, found.reason)
+    assert evaluate(lse_evaluator, honest).state is TrialState.COMPLETE
+
+
+def counts_tickets_and_clears_them(launch: Launch) -> None:
+    assert not launch.buffers["tickets_zeroed"].any() and (launch.count >= CHECKED or (launch.buffers["partials"] == 0xFF).all())
+    launch.buffers["partials"].fill_(1)
+    launch.write()
+
+
+def leaves_its_tickets(launch: Launch) -> None:
+    launch.write()
+    launch.buffers["tickets_zeroed"][1] = 1
+
+
+def leaves_its_tickets_when_timed(launch: Launch) -> None:
+    launch.write()
+    if launch.count >= CHECKED:
+        launch.buffers["tickets_zeroed"][1] = 1
+
+
+@pytest.mark.parametrize("play, words", [
+    (counts_tickets_and_clears_them, ""), (leaves_its_tickets, "did not leave zeros in tickets_zeroed"),
+    (leaves_its_tickets_when_timed, "Case 'fresh inputs after timing': the kernel did not leave zeros in tickets_zeroed"),
+])
+def test_scratch_that_must_stay_zero_is_so_before_and_after_the_timing(evaluator, monkeypatch, play, words):
+    scratch = {"partials": 16, "tickets_zeroed": 8}
+    monkeypatch.setattr(type(FAMILIES["flash_scalar"]), "workspace", lambda self, problem, config: scratch)
+    evaluator.broken, evaluator._canary = False, None
+    found = evaluate(evaluator, play)
+    assert found.state is (TrialState.WRONG_RESULT if words else TrialState.COMPLETE) and words in found.reason, found.reason
+    evaluator._canary = None

@@ -3,12 +3,11 @@
 import numpy as np
 
 from evoattn.paths import TEMPLATES
-from evoattn.ptx.machine import Execution, Machine
+from evoattn.ptx.machine import Execution
 from evoattn.ptx.memory import GlobalMemory
-from evoattn.ptx.tensor_map import TiledMap
-from ptx_harness import cuda_kernel
+from ptx_harness import cuda_kernel, observed
 
-LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier")
+LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier", "cluster")
 HEAD = "\n".join((TEMPLATES / "device" / f"{name}.cuh").read_text() for name in LEAVES)
 
 
@@ -19,11 +18,7 @@ def run_hopper(source: str, arrays: list[np.ndarray], maps: list[dict] = (), sca
     A map is the keywords of `TiledMap`, with the number of an array as its address.
     """
     kernel = cuda_kernel(HEAD + source, "sm_90a")
-    memory = GlobalMemory()
-    addresses = [memory.map(f"a{i}", array.reshape(-1).view(np.uint8)) for i, array in enumerate(arrays)]
-    encoded = [TiledMap(**{**m, "address": addresses[m["address"]]}).encode() for m in maps]
-    params = [*encoded, *map(np.uint64, addresses), *scalars]
-    return Machine(kernel, memory, params, (blocks, 1, 1), (threads, 1, 1), smem, **options).run()
+    return observed(kernel, GlobalMemory(), list(maps), arrays, list(scalars), blocks, threads, smem, **options)
 
 
 def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) -> dict:

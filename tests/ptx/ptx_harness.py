@@ -1,6 +1,9 @@
 """Runs small PTX programs, and small CUDA C kernels compiled by NVRTC, on the interpreter."""
 
+import re
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +11,34 @@ from evoattn.compiler import compile_source
 from evoattn.ptx.machine import Execution, Machine
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel, parse_program
+from evoattn.ptx.tensor_map import TiledMap
+
+
+observers: list[Callable[..., Any]] = []
+"""Called after each launch without a fault: `scripts/golden.py` collects what the tests run, to run it on a GPU too."""
+_texts: dict[int, str] = {}
+"""The PTX of each kernel, by id."""
+
+
+def parsed(text: str) -> Kernel:
+    """The one kernel of a PTX text."""
+    [kernel] = parse_program(text).kernels.values()
+    _texts[id(kernel)] = text
+    return kernel
+
+
+def observed(kernel: Kernel, memory: GlobalMemory, maps: list[dict], arrays: list[np.ndarray], scalars: list, blocks: int, threads: int,
+             smem: int, **options) -> Execution:
+    """Launch `kernel` with the tensor maps (keywords of `TiledMap`, the number of an array as address), a pointer to each array, the scalars."""
+    addresses = [memory.map(f"a{i}", array.reshape(-1).view(np.uint8)) for i, array in enumerate(arrays)]
+    encoded = [TiledMap(**{**m, "address": addresses[m["address"]]}).encode() for m in maps]
+    before = [array.copy() for array in arrays] if observers else []
+    machine = Machine(kernel, memory, [*encoded, *map(np.uint64, addresses), *scalars], (blocks, 1, 1), (threads, 1, 1), smem, **options)
+    execution = machine.run()
+    if not execution.faults:
+        for observer in observers:
+            observer(_texts[id(kernel)], list(maps), before, list(scalars), blocks, threads, smem)
+    return execution
 
 
 def ptx_kernel(body: str, parameters: int = 0, declarations: str = "") -> Kernel:
@@ -19,7 +50,7 @@ def ptx_kernel(body: str, parameters: int = 0, declarations: str = "") -> Kernel
     loads = "\n".join(f"ld.param.u64 %a{i}, [param_{i}];" for i in range(parameters))
     text = f"""
 .version 8.0
-.target sm_90
+.target sm_90a
 .address_size 64
 {declarations}
 .visible .entry kernel({names})
@@ -33,16 +64,13 @@ mad.lo.s32 %i, %bid, %n, %tid;
 ret;
 }}
 """
-    return parse_program(text).kernels["kernel"]
+    return parsed(re.sub(r"%tid\b(?!\.)", "%thread", text))          # ptxas wants no register of a special register's name
 
 
 def launch(kernel: Kernel, *arrays: np.ndarray, blocks: int = 1, threads: int = 32, smem: int = 0, scalars: tuple = (),
            **options) -> Execution:
     """Run with `arrays` (named a0, a1, …, changed in place) as the first arguments."""
-    memory = GlobalMemory()
-    addresses = [np.uint64(memory.map(f"a{i}", array.reshape(-1).view(np.uint8))) for i, array in enumerate(arrays)]
-    machine = Machine(kernel, memory, [*addresses, *scalars], (blocks, 1, 1), (threads, 1, 1), smem, **options)
-    return machine.run()
+    return observed(kernel, GlobalMemory(), [], list(arrays), list(scalars), blocks, threads, smem, **options)
 
 
 def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", **options) -> Execution:
@@ -69,8 +97,7 @@ def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
 @cache
 def cuda_kernel(source: str, arch: str = "sm_80") -> Kernel:
     """The one kernel of a CUDA C source that NVRTC compiles."""
-    [kernel] = parse_program(compile_source(source, arch).ptx).kernels.values()
-    return kernel
+    return parsed(compile_source(source, arch).ptx)
 
 
 def run_cuda(source: str, *arrays: np.ndarray, **options) -> Execution:

@@ -31,8 +31,8 @@ def compiled():
     return compile_source(SOURCE, "sm_80")
 
 
-def launch(kernel, *args, block=64, smem=0, cluster=(1, 1, 1)):
-    return KernelLaunch(kernel, (2, 1, 1), (block, 1, 1), smem, args, cluster)
+def launch(kernel, *args, block=64, smem=0, cluster=(1, 1, 1), grid=(2, 1, 1)):
+    return KernelLaunch(kernel, grid, (block, 1, 1), smem, args, cluster)
 
 
 def scale(n=100, stride=1):
@@ -59,21 +59,21 @@ def test_faults_are_sentences(compiled):
     buffers = {"q": torch.zeros(100), "o": torch.zeros(100)}
     [fault] = InterpreterBackend().run(compiled, (scale(stride=2), scale()), buffers)
     assert 'buffer "o"' in fault and fault.endswith(".") and "\n" not in fault
-    [fault] = InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), smem=256),), {"o": torch.zeros(64)})
+    [fault] = InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), smem=256, grid=(1, 1, 1)),), {"o": torch.zeros(64)})
     assert fault.startswith("Race in shared memory")
 
 
 def test_what_is_not_whitelisted_is_not_interpreted(compiled):
     with pytest.raises(NotInterpreted, match="clock"):
         InterpreterBackend().run(compiled, (launch("clock_of", Buffer("o")),), {"o": torch.zeros(1)})
-    with pytest.raises(NotInterpreted, match="clusters"):
-        InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), cluster=(2, 1, 1)),), {"o": torch.zeros(64)})
+    with pytest.raises(NotInterpreted, match="along x alone"):
+        InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), cluster=(1, 2, 1), grid=(2, 2, 1)),), {"o": torch.zeros(64)})
 
 
 @pytest.mark.parametrize("wrong, message", [
     (launch("scale", Buffer("o")), "takes 5 arguments"), (launch("nothing"), "no kernel nothing"),
     (launch("exchange", Buffer("o"), block=1025), "cannot be launched"), (launch("exchange", Buffer("o"), smem=1 << 20), "shared memory"),
-    (launch("exchange", Buffer("elsewhere")), "elsewhere"),
+    (launch("exchange", Buffer("elsewhere")), "elsewhere"), (launch("exchange", Buffer("o"), cluster=(4, 1, 1)), "in clusters of"),
 ])
 def test_impossible_launches(compiled, wrong, message):
     with pytest.raises(LaunchError, match=message):

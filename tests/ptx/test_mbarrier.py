@@ -60,7 +60,7 @@ def test_waiting_costs_no_steps():
     body = INIT.format(1) + """
 if (t < 32) { mbarrier_wait(barrier, 0); out[t] = 1; }
 else {
-  int x = t; for (int i = 0; i < 2000; i++) x = x * 5 + out[64 + x % 2];
+  int x = t; for (int i = 0; i < 2000; i++) x = x * 5 + out[64 + (x & 1)];
   out[t] = x; __syncwarp(); if (t == 32) mbarrier_arrive(barrier);
 }"""
     out, execution = run(body)

@@ -1,0 +1,127 @@
+"""Which configs stand for a problem: recorded ones, those of a file, or the families' starting configs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evoattn.config import ConfigError, KernelConfig, load_space
+from evoattn.families import registry
+from evoattn.gpu import GpuSpec
+from evoattn.problem import AttentionProblem, ProblemError
+from evoattn.render import render
+from evoattn.storage import Storage
+from evoattn.trial import Candidate, Study, Trial
+
+MAX_FILE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate of today's templates, and the trial that it repeats if its recorded source is the same."""
+
+    config: KernelConfig
+    candidate: Candidate
+    storage: Storage | None = None
+    study: Study | None = None
+    trial: Trial | None = None
+
+
+def _same(recorded: dict[str, Any], problem: AttentionProblem) -> bool:
+    return {**recorded, "name": ""} == problem.with_().to_dict()
+
+
+def recorded_best(storages: list[Storage], problem: AttentionProblem, arch: str, top: int) -> list[tuple[Storage, Study, Trial]]:
+    """The best `top` measured trials of any study of `problem` on `arch`, best first, one a config."""
+    found = []
+    for storage in storages:
+        for study in storage.studies():
+            if study.arch == arch and not study.offline and _same(study.problem, problem):
+                found += [(storage, study, trial) for trial in storage.leaderboard(study, top)]
+    best: dict[str, tuple[Storage, Study, Trial]] = {}
+    for entry in sorted(found, key=lambda e: e[2].timing.median_us):
+        best.setdefault(entry[2].config_id, entry)
+    return list(best.values())[:top]
+
+
+def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dict) -> Contender:
+    """Raises `ConfigError` or `FamilyError` for what today's search spaces do not hold."""
+    kind = registry.lookup(family)
+    config = load_space(family, gpu).make_config(params)
+    if reason := kind.why_unsupported(problem, gpu) or kind.why_invalid(problem, config, gpu):
+        raise ConfigError(f"{family}: {reason}")
+    return Contender(config, render(kind, problem, config, gpu))
+
+
+def choose(
+    problem: AttentionProblem, gpu: GpuSpec, storages: list[Storage], configs: list[tuple[str, dict]], top: int,
+) -> tuple[list[Contender], list[str]]:
+    """(contenders, sentences about what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting configs."""
+    chosen: dict[str, Contender] = {}
+    notes = []
+    for storage, study, trial in recorded_best(storages, problem, gpu.arch, top):
+        try:
+            contender = _contender(problem, gpu, trial.family, trial.config)
+        except (ConfigError, registry.FamilyError) as error:
+            notes.append(f"Trial {trial.number} of study {study.name} is passed over: {error}")
+            continue
+        if contender.candidate.source_hash == trial.source_hash:
+            contender = Contender(contender.config, contender.candidate, storage, study, trial)
+        chosen[contender.config.id] = contender
+    for family, params in configs:
+        try:
+            contender = _contender(problem, gpu, family, params)
+            chosen.setdefault(contender.config.id, contender)
+        except (ConfigError, registry.FamilyError) as error:
+            notes.append(f"A config of the file is passed over: {error}")
+    return list(chosen.values()) or _starting(problem, gpu), notes
+
+
+def _starting(problem: AttentionProblem, gpu: GpuSpec) -> list[Contender]:
+    contenders = []
+    for name, family in registry.FAMILIES.items():
+        if family.why_unsupported(problem, gpu) is None:
+            for config in load_space(name, gpu).starting_configs(problem):
+                if family.why_invalid(problem, config, gpu) is None:
+                    contenders.append(Contender(config, render(family, problem, config, gpu)))
+    return contenders
+
+
+def write_configs(storages: list[Storage], top: int) -> str:
+    """The best `top` configs of every problem and architecture measured in the databases, as JSON lines for `read_configs`."""
+    problems = {}
+    for storage in storages:
+        for study in storage.studies():
+            if not study.offline:
+                problem = AttentionProblem(**study.problem)
+                problems[json.dumps(problem.with_().to_dict(), sort_keys=True), study.arch] = problem
+    lines = []
+    for (_, arch), problem in problems.items():
+        for _, _, trial in recorded_best(storages, problem, arch, top):
+            row = {"problem": problem.to_dict(), "arch": arch, "median_us": trial.timing.median_us, "family": trial.family, "config": trial.config}
+            lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
+def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple[str, dict]]:
+    """(family, parameters) of each line for `problem` on `arch`, in the file's order. What they hold is checked by `choose`.
+
+    Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError` where it cannot be read.
+    """
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: it is no file of configs.")
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            family, params, theirs = row["family"], row["config"], AttentionProblem(**row["problem"])
+            scalars = isinstance(params, dict) and all(isinstance(value, (int, float, str)) for value in params.values())
+            if not (isinstance(family, str) and scalars):
+                raise TypeError("a family and its parameters are wanted")
+        except (ValueError, TypeError, KeyError, RecursionError, ProblemError) as error:
+            raise ConfigError(f"Line {number} of {path} is not a config as scripts/best_configs.py writes them: {error}.") from None
+        if row.get("arch") == arch and theirs.with_() == problem.with_():
+            found.append((family, params))
+    return found

@@ -1,0 +1,294 @@
+"""Attention in three launches: Q Kᵀ into a scratch buffer, softmax over its rows, P V; tensor cores, sm_80 and newer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.config import KernelConfig
+from evoattn.families.base import softmax_scale_log2, why_no_lse
+from evoattn.families.flash_wgmma import tile_map
+from evoattn.families.wgmma_text import wgmma_function
+from evoattn.gpu import GpuSpec
+from evoattn.problem import AttentionProblem
+from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
+SCORE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+ELEMENT_BYTES = 2
+WARP, MAX_THREADS, MAX_REGISTERS = 32, 1024, 255
+PRODUCT_HEADERS = {
+    "mma": (
+        "cp_async.cuh", "ldmatrix.cuh", "mma_m16n8k16.cuh", "swizzle.cuh", "gather_tile.cuh", "flash_fragments.cuh", "online_softmax.cuh",
+        "flash_output.cuh"),
+    "wgmma": ("mbarrier.cuh", "tma.cuh", "wgmma.cuh", "ldmatrix.cuh", "stmatrix.cuh", "tensor_tile.cuh", "wgmma_output.cuh"),
+}
+WGMMA_ARCH = "sm_90a"
+CHUNK_COLUMNS, CHUNK_ROW_BYTES = 64, 128
+"""A tile in shared memory for wgmma is chunks of 64 columns: the widest box of the 128-byte swizzle."""
+KEY_GROUP = 32
+"""Keys of a warp are stored in groups of four n8 tiles, eight neighbours a lane."""
+SCORES_REGISTERS = 40
+"""Addresses and fragments of Q and K beside the accumulators of a thread; as the next two, no spill in random configs from here on."""
+VALUES_REGISTERS = 48
+SOFTMAX_REGISTERS = 24
+WGMMA_REGISTERS = 40
+MAX_GRID_YZ = 65535
+"""Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
+MAX_ROWS = 2**31 - 1
+"""Rows of S count in an int."""
+
+
+def _row_bytes(problem: AttentionProblem) -> int:
+    """Bytes of a row of Q, K, V or O in shared memory: head_dim up to whole k16 steps."""
+    return math.ceil(problem.head_dim / 16) * 16 * ELEMENT_BYTES
+
+
+def score_stride(problem: AttentionProblem) -> int:
+    """Elements from one row of S or P to the next: whole 16-byte chunks of 16-bit elements."""
+    return math.ceil(problem.seqlen_k / 8) * 8
+
+
+def _wgmma(config: KernelConfig) -> bool:
+    return config["PRODUCT"] == "wgmma"
+
+
+def _chunked_row_bytes(problem: AttentionProblem) -> int:
+    """Bytes of a row of Q, K, V or O in whole chunks."""
+    return math.ceil(problem.head_dim / CHUNK_COLUMNS) * CHUNK_ROW_BYTES
+
+
+def _rows(problem: AttentionProblem) -> int:
+    return problem.batch * problem.heads * problem.seqlen_q
+
+
+def _late(config: KernelConfig) -> bool:
+    return config["SOFTMAX"] == "statistics"
+
+
+def scores_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K; with wgmma in their place later S, and a barrier."""
+    if _wgmma(config):
+        tiles = (config["BLOCK_M"] + config["BLOCK_N"]) * _chunked_row_bytes(problem)
+        return max(tiles, config["BLOCK_M"] * config["BLOCK_N"] * ELEMENT_BYTES) + 16
+    return (config["BLOCK_M"] + config["BLOCK_N"]) * _row_bytes(problem)
+
+
+def values_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Dynamic shared memory of a block of P V: the ring of P and V, in whose place later O; with wgmma a barrier a stage."""
+    block_m, block_k = config["PV_BLOCK_M"], config["PV_BLOCK_K"]
+    if _wgmma(config):
+        row_bytes = _chunked_row_bytes(problem)
+        ring = config["PV_STAGES"] * block_k * (block_m * ELEMENT_BYTES + row_bytes)
+        return max(ring, block_m * row_bytes) + 8 * config["PV_STAGES"]
+    ring = config["PV_STAGES"] * block_k * (block_m * ELEMENT_BYTES + _row_bytes(problem))
+    return max(ring, block_m * _row_bytes(problem))
+
+
+def _threads(config: KernelConfig) -> tuple[int, int, int]:
+    """Threads a block of Q Kᵀ, softmax, P V."""
+    return WARP * config["WARPS_M"] * config["WARPS_N"], config["THREADS_PER_ROW"] * config["ROWS_PER_BLOCK"], WARP * config["PV_WARPS"]
+
+
+def _why_wrong_shape(config: KernelConfig) -> str | None:
+    """Tiles that are not whole mma tiles of each warp."""
+    for rows, warps in (("BLOCK_M", "WARPS_M"), ("PV_BLOCK_M", "PV_WARPS")):
+        if config[rows] % (16 * config[warps]):
+            return f"{rows}={config[rows]} queries do not divide into tiles of 16 for {warps}={config[warps]}."
+    if config["BLOCK_N"] % (KEY_GROUP * config["WARPS_N"]):
+        return f"BLOCK_N={config['BLOCK_N']} keys do not divide into groups of {KEY_GROUP} for WARPS_N={config['WARPS_N']}."
+    scores, softmax, _ = _threads(config)
+    if scores > MAX_THREADS:
+        return f"WARPS_M={config['WARPS_M']} times WARPS_N={config['WARPS_N']} are over the {MAX_THREADS} threads of a block."
+    if softmax % WARP or softmax > MAX_THREADS:
+        return (f"THREADS_PER_ROW={config['THREADS_PER_ROW']} times ROWS_PER_BLOCK={config['ROWS_PER_BLOCK']} are {softmax} threads: "
+                f"a block has whole warps, at most {MAX_THREADS} threads.")
+    return None
+
+
+def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """What PRODUCT=wgmma cannot do, and genes that it leaves nothing to do."""
+    if not _wgmma(config):
+        return None
+    if gpu.arch != WGMMA_ARCH:
+        return f"PRODUCT=wgmma needs {WGMMA_ARCH}, and {gpu.name} is {gpu.arch}."
+    for gene in ("BLOCK_M", "BLOCK_N", "PV_BLOCK_M", "PV_BLOCK_K"):
+        if config[gene] % CHUNK_COLUMNS:
+            return f"{gene}={config[gene]} is no multiple of {CHUNK_COLUMNS}, the rows of a wgmma and the columns of a tensor copy."
+    for rows, warps in (("BLOCK_M", "WARPS_M"), ("PV_BLOCK_M", "PV_WARPS")):
+        if config[warps] != config[rows] // 16:
+            return f"A warp has 16 rows of a wgmma: {rows}={config[rows]} needs {warps}={config[rows] // 16}, not {config[warps]}."
+    if config["WARPS_N"] > 1 or config["BLOCK_K"] > 32:
+        return "PRODUCT=wgmma takes a tile of S at once: WARPS_N and BLOCK_K must be 1 and 32, to do nothing."
+    if _late(config) or config["S_TYPE"] == "fp32":
+        return "PRODUCT=wgmma moves S and P by tensor copies in 16 bits: SOFTMAX must be rewrite, and S_TYPE not fp32."
+    return None
+
+
+def _why_wrong_scores(problem: AttentionProblem, config: KernelConfig) -> str | None:
+    """Types and places of S and P that lose too much, overlap or do nothing."""
+    s_type = config["S_TYPE"]
+    if s_type == "bf16" and problem.dtype == "fp16":
+        return "S_TYPE=bf16 keeps 8 bits of a score, and an fp16 answer shows the loss of the other 3."
+    if _late(config) and s_type == "fp32":
+        return "SOFTMAX=statistics feeds S to the tensor cores' registers in pairs of 16 bits: S_TYPE must not be fp32."
+    if _late(config) and config["P_PLACE"] == "own":
+        return "SOFTMAX=statistics writes no P: P_PLACE must be in_place, to do nothing."
+    if s_type == "fp32" and config["P_PLACE"] == "in_place":
+        return "P_PLACE=in_place needs S of 16 bits: over S_TYPE=fp32 a probability would fall on scores that are not read yet."
+    if config["VECTOR_WIDTH"] * SCORE_BYTES[s_type] > 16:
+        return f"VECTOR_WIDTH={config['VECTOR_WIDTH']} scores of S_TYPE={s_type} are more than the 16 bytes of a load."
+    return None
+
+
+def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | None:
+    """Configs that do on this problem what a smaller one does."""
+    for gene, least, count, what in (
+        ("BLOCK_M", 32, problem.seqlen_q, "queries"), ("PV_BLOCK_M", 16, problem.seqlen_q, "queries"),
+        ("BLOCK_N", 32, problem.seqlen_k, "keys"), ("PV_BLOCK_K", 32, problem.seqlen_k, "keys"),
+        ("BLOCK_K", 32, problem.head_dim, "columns"),
+    ):
+        if config[gene] > least and config[gene] >= 2 * count:
+            return f"{gene}={config[gene]} for {count} {what} leaves half of the tile or more without work."
+    if config["BLOCK_K"] > 32 and config["BLOCK_K"] // 2 >= problem.head_dim:
+        return f"BLOCK_K={config['BLOCK_K']} is all {problem.head_dim} columns, as {config['BLOCK_K'] // 2} is."
+    steps = math.ceil(problem.seqlen_k / config["PV_BLOCK_K"])
+    if config["PV_STAGES"] > max(2, steps):
+        return f"PV_STAGES={config['PV_STAGES']} is more than the {steps} steps of {config['PV_BLOCK_K']} keys."
+    threads, width, kept = config["THREADS_PER_ROW"], config["VECTOR_WIDTH"], config["KEPT_VECTORS"]
+    if threads > WARP and (threads // 2) * width >= problem.seqlen_k:
+        return f"THREADS_PER_ROW={threads} with VECTOR_WIDTH={width} leave half of the threads without one of the {problem.seqlen_k} keys."
+    if kept > 1 and kept // 2 * threads * width >= problem.seqlen_k:
+        return f"KEPT_VECTORS={kept} is more than the vectors that {problem.seqlen_k} keys give each of {threads} threads."
+    return None
+
+
+def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """Shared memory and registers of the three blocks against the limits of the GPU."""
+    for what, bytes_, genes in (
+        ("Q Kᵀ", scores_smem_bytes(problem, config), ("BLOCK_M", "BLOCK_N")),
+        ("P V", values_smem_bytes(problem, config), ("PV_BLOCK_M", "PV_BLOCK_K", "PV_STAGES")),
+    ):
+        if bytes_ > gpu.smem_per_block:
+            tile = " ".join(f"{name}={config[name]}" for name in genes)
+            return f"{what} with {tile} needs {bytes_} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
+    for what, (needed, threads) in zip(("Q Kᵀ", "softmax", "P V"), zip(registers_needed(problem, config), _threads(config))):
+        cap = min(MAX_REGISTERS, gpu.registers_per_sm // threads // 8 * 8)
+        if needed > cap:
+            return f"A thread of {what} needs about {needed} registers, and a block of {threads} threads leaves it {cap}."
+    return None
+
+
+def registers_needed(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int, int]:
+    """Estimates of the registers a thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept scores, and the rest."""
+    kept = config["KEPT_VECTORS"] * config["VECTOR_WIDTH"]
+    if _wgmma(config):
+        return config["BLOCK_N"] // 2 + WGMMA_REGISTERS, SOFTMAX_REGISTERS + kept, problem.head_dim // 2 + WGMMA_REGISTERS
+    row_tiles, key_tiles = config["BLOCK_M"] // (16 * config["WARPS_M"]), config["BLOCK_N"] // (8 * config["WARPS_N"])
+    value_tiles = config["PV_BLOCK_M"] // (16 * config["PV_WARPS"])
+    return (
+        row_tiles * (4 * key_tiles + 4) + SCORES_REGISTERS,
+        SOFTMAX_REGISTERS + kept,
+        value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS,
+    )
+
+
+def _wgmma_functions(problem: AttentionProblem, config: KernelConfig) -> str:
+    if not _wgmma(config):
+        return ""
+    qk = wgmma_function("wgmma_qk", config["BLOCK_N"], problem.dtype, a_in_registers=False, b_transposed=False)
+    return f"{qk}\n\n" + wgmma_function("wgmma_pv", problem.head_dim, problem.dtype, a_in_registers=False, b_transposed=True)
+
+
+def _score_map(problem: AttentionProblem, buffer: str, dtype: str, columns: int) -> TensorMap:
+    """The map of chunks of 64 rows of S or P, of whose rows the first `columns` count."""
+    row = score_stride(problem) * ELEMENT_BYTES
+    shape = (columns, problem.seqlen_q, problem.heads, problem.batch)
+    strides_bytes = (row, row * problem.seqlen_q, row * problem.seqlen_q * problem.heads)
+    return TensorMap(buffer, dtype, shape, strides_bytes, (CHUNK_COLUMNS, CHUNK_COLUMNS, 1, 1))
+
+
+class ThreeKernel:
+    """The `Family` of `templates/three_kernel.cu.j2`."""
+
+    name: ClassVar[str] = "three_kernel"
+    summary: ClassVar[str] = "QKᵀ, softmax and PV in three launches, S and P in device memory; fp16 and bf16"
+    devices: ClassVar[str] = "sm_80 and newer"
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+
+    def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if problem.dtype not in self.dtypes:
+            return f"three_kernel takes {' and '.join(self.dtypes)}, not {problem.dtype}: the tensor cores have no fp32."
+        if gpu.capability < (8, 0):
+            return f"three_kernel needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
+        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
+            return f"three_kernel takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        if problem.heads * problem.batch > MAX_GRID_YZ:
+            return f"three_kernel takes at most {MAX_GRID_YZ} heads over all batches (grid y and z), not {problem.heads * problem.batch}."
+        if _rows(problem) > MAX_ROWS:
+            return f"three_kernel takes at most {MAX_ROWS} queries over all heads and batches, not {_rows(problem)}."
+        return why_no_lse(self.name, problem)
+
+    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu) or _why_wrong_scores(problem, config)
+            or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+        same = (
+            "PRODUCT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS_M", "WARPS_N", "THREADS_PER_ROW", "ROWS_PER_BLOCK", "VECTOR_WIDTH",
+            "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
+        )
+        return {name: config[name] for name in same} | {
+            "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
+            "WGMMA_FUNCTIONS": _wgmma_functions(problem, config),
+            "ELEMENT": ELEMENT_TYPES[problem.dtype],
+            "SCORE": ELEMENT_TYPES[config["S_TYPE"]],
+            "HEAD_DIM": problem.head_dim,
+            "CAUSAL": problem.causal,
+            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            "EXPONENTS_LATE": _late(config),
+            "SCORES_SMEM_BYTES": scores_smem_bytes(problem, config),
+            "VALUES_SMEM_BYTES": values_smem_bytes(problem, config),
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+        heads = problem.heads * problem.batch
+        rows, keys = math.ceil(problem.seqlen_q / config["BLOCK_M"]), math.ceil(problem.seqlen_k / config["BLOCK_N"])
+        stride = Scalar("int32", score_stride(problem))
+        lengths = tuple(Scalar("int32", n) for n in (problem.seqlen_q, problem.seqlen_k))
+        p = Buffer("p" if config["P_PLACE"] == "own" else "s")
+
+        def heads_and_lengths(*tensors: str) -> tuple[KernelArg, ...]:
+            strides = (Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
+            return *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths, stride, *strides
+
+        threads = tuple((count, 1, 1) for count in _threads(config))
+        scale = Scalar("float32", softmax_scale_log2(problem))
+        scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), *heads_and_lengths("q", "k"), scale)
+        values_args = (p, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
+        if _wgmma(config):
+            counts = (*(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths)
+            scores_args = (
+                tile_map(problem, "q", CHUNK_COLUMNS), tile_map(problem, "k", config["BLOCK_N"]),
+                _score_map(problem, "s", config["S_TYPE"], score_stride(problem)), *counts, scale)
+            values_args = (
+                _score_map(problem, p.name, problem.dtype, problem.seqlen_k), tile_map(problem, "v", config["PV_BLOCK_K"]),
+                Buffer("rows"), Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
+        return (
+            KernelLaunch("three_kernel_scores", (keys, rows, heads), threads[0], scores_smem_bytes(problem, config), scores_args),
+            KernelLaunch(
+                "three_kernel_softmax", (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1), threads[1], 0,
+                (Buffer("s"), p, Buffer("rows"), Scalar("int32", _rows(problem)), *lengths, stride)),
+            KernelLaunch(
+                "three_kernel_values", (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1), threads[2],
+                values_smem_bytes(problem, config), values_args),
+        )
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+        """S, P unless it replaces S, and the maximum and sum of every row as two floats."""
+        scores = _rows(problem) * score_stride(problem)
+        own = {"p": scores * ELEMENT_BYTES} if config["P_PLACE"] == "own" else {}
+        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, "rows": 8 * _rows(problem)}

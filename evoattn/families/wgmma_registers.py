@@ -1,0 +1,84 @@
+"""Registers of a flash_wgmma kernel: what a thread has at launch and after setmaxnreg, and about how many it needs."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.config import KernelConfig
+from evoattn.problem import AttentionProblem
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+MAX_REGISTERS = 255
+PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
+"""A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4, hopper-findings §2)."""
+MAX_CONSUMER_REGISTERS = 240
+FIXED_REGISTERS = 28
+"""Addresses, counters, row sums and shifts beside the operands of wgmma.
+
+With the terms of `registers_needed` fitted to 1,050 random configs near the limit, compiled by ptxas 13.0; 94 of them spilled, and none of
+those that these terms accept.
+"""
+PERSISTENT_REGISTERS = 4
+WIDE_HEAD_DIM = 128
+"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
+WIDE_PERSISTENT_REGISTERS = 20
+LAZY_AFTER_REGISTERS = 16
+"""For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
+REGISTERS_UNDER_WGMMA = 26
+"""Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
+
+
+def warpgroups(config: KernelConfig) -> int:
+    """Consumer warpgroups."""
+    return config["BLOCK_M"] // WARPGROUP_ROWS
+
+
+def producer_warps(config: KernelConfig) -> int:
+    return 4 if config["PRODUCER"] == "warpgroup" else 1
+
+
+def threads(config: KernelConfig) -> int:
+    """Threads a block."""
+    return WARPGROUP * warpgroups(config) + 32 * producer_warps(config)
+
+
+def registers_at_launch(config: KernelConfig) -> int:
+    """Registers a thread under the launch bounds: warps share four files of 512 registers a lane, in steps of 8 (hopper-findings §2)."""
+    warps_a_file = math.ceil(threads(config) // 32 * config["BLOCKS_PER_SM"] / 4)
+    return min(512 // warps_a_file // 8 * 8, MAX_REGISTERS)
+
+
+def moved_registers(config: KernelConfig) -> tuple[int, int]:
+    """(producer's, consumers') registers a thread after setmaxnreg, (0, 0) without.
+
+    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (kernel-facts §4).
+    """
+    if config["PRODUCER"] != "warpgroup":
+        return 0, 0
+    consumers, launch = warpgroups(config), min(registers_at_launch(config) + 1, 256) // 8 * 8
+    producer = PRODUCER_REGISTERS[consumers]
+    consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
+    return producer, min(consumer, MAX_CONSUMER_REGISTERS)
+
+
+def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma.
+
+    S (twice with SCORES_AHEAD), P, O, Q if it stays, and what the other genes keep beside them.
+    """
+    block_n, wide = config["BLOCK_N"], max(0, problem.head_dim - WIDE_HEAD_DIM)
+    operands = (1 + config["SCORES_AHEAD"]) * block_n // 2 + block_n // 4 + problem.head_dim // 2
+    if config["Q_IN_REGISTERS"]:
+        operands += 4 * math.ceil(problem.head_dim / 16)
+    others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
+    if config["SCHEDULE"] != "single":
+        others += WIDE_PERSISTENT_REGISTERS if wide else PERSISTENT_REGISTERS
+    if config["RESCALE"] == "lazy_after":
+        others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8 + max(0, block_n - 128) // 4
+    return operands + others
+
+
+def widest_wgmma(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Registers a thread that the widest wgmma needs at launch."""
+    return max(config["BLOCK_N"] // 2 + 4 * config["Q_IN_REGISTERS"], problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA

@@ -1,0 +1,190 @@
+"""Golden inputs and outputs of every instruction that the interpreter accepts.
+
+    python scripts/golden.py collect     # no GPU needed: launches of tests/ptx/golden_cases.py and of tests/ptx → tests/ptx/golden/golden.bin
+    python scripts/golden.py run         # on an H100: runs them there, twice, adds the outputs, prints where the interpreter differs
+
+`collect` runs again when an instruction is added, `run` after it. A launch whose outputs differ between two runs, or that the driver refuses,
+is left out and named.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests" / "ptx"
+sys.path[:0] = [str(ROOT), str(TESTS)]
+
+import golden_file  # noqa: E402
+from golden_file import Golden  # noqa: E402
+
+MOST_BYTES = 75_000
+"""Inputs of a launch taken from the tests: a wgmma m64n96k16 with both operands in shared memory."""
+ALWAYS = ("wgmma.mma", "cp.async", "ldmatrix", "stmatrix", "mma.sync", "wmma", "mbarrier", "shfl", "vote", "match", "redux", "elect", "mapa",
+          "st.async")
+"""Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others each first."""
+SILENT_SECONDS = 20.0
+DEVICE_FILES = ("test_warp", "test_tensor_core", "test_wgmma", "test_tensor_copy", "test_async_copy", "test_mbarrier", "test_memory", "test_control",
+                "test_integer", "test_floating", "test_warp_specialization")
+
+
+def collect() -> None:
+    """Run the cases and the tests on the interpreter; keep what adds an opcode, and every different kernel of the matrix and copy instructions."""
+    import pytest
+
+    import golden_cases
+    import golden_programs
+    import ptx_harness
+
+    kept: list[Golden] = []
+    opcodes: set[str] = set()
+    seen: Counter[str] = Counter()
+    group, always = "", False
+
+    def observe(*launch) -> None:
+        golden = Golden(f"{group}.{len(kept)}", *launch)
+        if not all(isinstance(s, np.generic) for s in golden.scalars):      # a tensor map that the test has encoded itself
+            return
+        seen[golden.ptx] += 1
+        new = golden.opcodes - opcodes
+        special = seen[golden.ptx] <= 2 and any(o.startswith(ALWAYS) for o in golden.opcodes)
+        if always or golden.bytes <= MOST_BYTES and (new or special) and is_right(golden):
+            kept.append(golden)
+            opcodes.update(golden.opcodes)
+
+    def is_right(golden: Golden) -> bool:
+        """Whether it has no fault under the race detector either, which some tests switch off: what races means nothing on a GPU."""
+        ptx_harness.observers.remove(observe)
+        try:
+            golden.interpreted()
+            return True
+        except AssertionError:
+            return False
+        finally:
+            ptx_harness.observers.append(observe)
+
+    ptx_harness.observers.append(observe)
+    always = True
+    with np.errstate(all="ignore"):
+        for work in golden_cases.GROUPS + golden_programs.GROUPS:
+            group = work.__name__.removesuffix("_cases")
+            work()
+    always = False
+    for name in DEVICE_FILES:
+        group = name.removeprefix("test_")
+        if (TESTS / f"{name}.py").exists():
+            pytest.main(["-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", str(TESTS / f"{name}.py")])
+    golden_file.save(kept, {})
+    print(f"{len(kept)} launches, {len(opcodes)} opcodes, {golden_file.FILE.stat().st_size} bytes")
+
+
+def device(first: int, folder: Path) -> None:
+    """Run the launches from number `first` on the device; each writes its outputs, or the reason why it has none, when it is done."""
+    import cupy
+
+    from evoattn.backends import tensor_map
+    from evoattn.trial import TensorMap
+
+    cupy.zeros(1)
+    for number, golden in enumerate(golden_file.load()[0]):
+        if number < first:
+            continue
+        try:
+            module = cupy.cuda.function.Module()
+            module.load(golden.ptx.encode())
+            function = module.get_function(golden.entry)
+            if golden.smem > 48 << 10:
+                cupy.cuda.driver.funcSetAttribute(
+                    function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, golden.smem)
+            results = []
+            for _ in range(2):
+                arrays = [cupy.asarray(a.reshape(-1).view(np.uint8)) for a in golden.before]
+                maps = [tensor_map.encode(TensorMap("", "fp16", m["shape"], m["strides_bytes"], m["box"], m["swizzle_bytes"]),
+                                          arrays[m["address"]].data.ptr) for m in golden.maps]
+                args = (*maps, *(np.uint64(a.data.ptr) for a in arrays), *golden.scalars)
+                function((golden.blocks, 1, 1), (golden.threads, 1, 1), args, shared_mem=golden.smem)
+                cupy.cuda.runtime.deviceSynchronize()
+                results.append([cupy.asnumpy(a) for a in arrays])
+            if any((a != b).any() for a, b in zip(*results)):
+                raise RuntimeError("two runs differ")
+            part = folder / f"{number}.part.npz"
+            np.savez(part, *results[0])
+            part.rename(folder / f"{number}.npz")
+        except (cupy.cuda.driver.CUDADriverError, RuntimeError) as error:
+            (folder / f"{number}.why").write_text(" ".join(str(error).split())[:200])
+            if "two runs" not in str(error) and "INVALID_PTX" not in str(error):
+                sys.exit(3)                                   # the context may be lost: a fresh process goes on
+
+
+def run() -> int:
+    """All launches on the device, in processes that may hang or die; then the file with their outputs, and a table of differences."""
+    from evoattn.gpu import detect_devices
+
+    goldens, _ = golden_file.load()
+    here = detect_devices()
+    if not here:
+        print("golden.py: there is no CUDA device here.", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        done = lambda n: (folder / f"{n}.npz").exists() or (folder / f"{n}.why").exists()  # noqa: E731
+        first = 0
+        while first < len(goldens):
+            child = subprocess.Popen([sys.executable, __file__, "device", str(first), name], cwd=ROOT)
+            last = time.monotonic() + 40                        # it starts CUDA first
+            while child.poll() is None and time.monotonic() < last + SILENT_SECONDS:
+                if done(first):
+                    first, last = first + 1, time.monotonic()
+                else:
+                    time.sleep(0.01)
+            child.kill()
+            child.wait()
+            while done(first):
+                first += 1
+            if first < len(goldens) and child.returncode != 3:
+                (folder / f"{first}.why").write_text("it hangs, or ends the process")
+                first += 1
+        kept, left_out = [], []
+        for number, golden in enumerate(goldens):
+            if (folder / f"{number}.npz").exists():
+                with np.load(folder / f"{number}.npz") as found:
+                    golden.after = [found[f"arr_{i}"].view(a.dtype).reshape(a.shape) for i, a in enumerate(golden.before)]
+                kept.append(golden)
+            else:
+                left_out.append((golden, (folder / f"{number}.why").read_text()))
+    golden_file.save(kept, {"product": here[0].product, "driver": here[0].driver, "uuid": here[0].uuid})
+    print(f"{len(kept)} launches on the {here[0].product}; {golden_file.FILE.stat().st_size} bytes in {golden_file.FILE.relative_to(ROOT)}")
+    for golden, why in left_out:
+        print(f"left out {golden.name}: {why}; {_subject(golden)}")
+    differing = 0
+    for golden in kept:
+        with np.errstate(all="ignore"):
+            missed = golden_file.disagreements(golden, golden.interpreted())
+        if missed:
+            differing += 1
+            print(f"differs {golden.name}: {missed} of {sum(a.size for a in golden.after)} values; {_subject(golden)}")
+    print(f"The interpreter agrees on {len(kept) - differing} of {len(kept)} launches.")
+    return 0
+
+
+def _subject(golden: Golden) -> str:
+    """The opcodes that tell it from others: the longest few."""
+    return " ".join(sorted(golden.opcodes, key=len)[-3:])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["device"]:
+        device(int(sys.argv[2]), Path(sys.argv[3]))
+    elif sys.argv[1:] == ["collect"]:
+        collect()
+    elif sys.argv[1:] == ["run"]:
+        sys.exit(run())
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,147 @@
+// three_kernel_wgmma.cuh: both products of the pipeline by wgmma, tiles by tensor copies (sm_90a). Needs the constants of three_kernel.cu.j2.
+// One thread of a block issues its copies; each warpgroup multiplies 64 rows.
+constexpr uint32_t ALL_LANES = 0xffffffffu;
+constexpr int KEYS_WRITTEN_STEP = PV_BLOCK_K;      // tensor copies bring whole steps of P: the softmax ends it with zeros up to there
+using Tiles = TensorTile<HEAD_DIM>;
+constexpr int SCORE_CHUNK_BYTES = 64 * 128;                                     // 64 rows of 64 scores or probabilities
+
+namespace scores {                                 // S = Q Kᵀ · scale
+constexpr int WARPGROUPS = BLOCK_M / 64, THREADS = 128 * WARPGROUPS;
+constexpr int K_OFFSET = WARPGROUPS * Tiles::bytes(64);
+constexpr int TILES_BYTES = K_OFFSET + Tiles::bytes(BLOCK_N), S_BYTES = WARPGROUPS * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;     // S is there later
+constexpr int BARRIER = TILES_BYTES > S_BYTES ? TILES_BYTES : S_BYTES;
+static_assert(BARRIER + 16 == SCORES_SMEM_BYTES, "Python and CUDA disagree");
+}  // namespace scores
+
+extern "C" __global__ void __launch_bounds__(scores::THREADS)
+three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, heads, seqlen_q, HEAD_DIM], boxes of 64 rows
+                    const __grid_constant__ TensorMap k_map,       // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of BLOCK_N rows
+                    const __grid_constant__ TensorMap s_map,       // [batch, heads, seqlen_q, score_stride], boxes of 64 × 64
+                    int heads, int kv_heads, int seqlen_q, int seqlen_k, float softmax_scale_log2) {
+  using namespace scores;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const uint32_t smem_address = shared_address(smem);
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
+  const int block_row = blockIdx.y * BLOCK_M, block_key = blockIdx.x * BLOCK_N;
+  const int head = blockIdx.z % heads, batch = blockIdx.z / heads, kv_head = head / (heads / kv_heads);
+  if (block_key >= keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k)) return;   // the mask hides the whole tile
+
+  if (threadIdx.x == 0) {
+    mbarrier_init(smem_address + BARRIER, WARPGROUPS + 1);                      // one arrival a copy
+    mbarrier_init_fence();
+    for (int i = 0; i < WARPGROUPS; ++i) {
+      Tiles::load<64>(smem_address + i * Tiles::bytes(64), q_map, smem_address + BARRIER, block_row + i * 64, head, batch);
+    }
+    Tiles::load<BLOCK_N>(smem_address + K_OFFSET, k_map, smem_address + BARRIER, block_key, kv_head, batch);
+  }
+  __syncthreads();                                 // the barrier is initialised
+  mbarrier_wait(smem_address + BARRIER, 0);
+  float s[BLOCK_N / 2];
+  const uint64_t q_descriptor = matrix_descriptor(smem_address + warpgroup * Tiles::bytes(64), 0);
+  const uint64_t k_descriptor = matrix_descriptor(smem_address + K_OFFSET, 0);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
+    const int q_offset = Tiles::step_offset(step, 64), k_offset = Tiles::step_offset(step, BLOCK_N);
+    wgmma_qk(s, q_descriptor + descriptor_step(q_offset), k_descriptor + descriptor_step(k_offset), step > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin_registers(s);
+#pragma unroll
+  for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = bounded_score<Score>(s[i] * softmax_scale_log2);
+  __syncthreads();                                 // no warpgroup still reads Q and K, which S overwrites
+  const float ones[2] = {1.f, 1.f};
+  const uint32_t s_smem = smem_address + warpgroup * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;
+  output_to_shared<Score>(s, ones, s_smem, warp % 4, lane);
+  fence_proxy_async();
+  __syncthreads();                                 // all rows of the tile are written
+  if (threadIdx.x % 128 == 0) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 64; ++i) {
+      tma_store_4d(s_map, s_smem + i * SCORE_CHUNK_BYTES, block_key + i * 64, block_row + warpgroup * 64, head, batch);
+    }
+    tma_store_commit();
+    tma_store_wait_read();                         // shared memory must live until it is read
+  }
+}
+
+namespace values {                                 // O = P V / sums
+constexpr int WARPGROUPS = PV_BLOCK_M / 64, THREADS = 128 * WARPGROUPS;
+constexpr int P_TILE_BYTES = PV_BLOCK_K / 64 * SCORE_CHUNK_BYTES;               // of one warpgroup
+constexpr int V_OFFSET = WARPGROUPS * P_TILE_BYTES, STAGE_BYTES = V_OFFSET + Tiles::bytes(PV_BLOCK_K);
+constexpr int RING_BYTES = PV_STAGES * STAGE_BYTES, O_BYTES = WARPGROUPS * Tiles::bytes(64);    // O takes the place of the ring
+constexpr int BARRIERS = RING_BYTES > O_BYTES ? RING_BYTES : O_BYTES;
+static_assert(BARRIERS + 8 * PV_STAGES == VALUES_SMEM_BYTES, "Python and CUDA disagree");
+}  // namespace values
+
+extern "C" __global__ void __launch_bounds__(values::THREADS)
+three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, heads, seqlen_q, seqlen_k], boxes of 64 × 64
+                    const __grid_constant__ TensorMap v_map,       // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of PV_BLOCK_K rows
+                    const float2* __restrict__ rows_gmem,          // [batch, heads, seqlen_q]: shift and sum
+                    Element* __restrict__ o_gmem,                  // [batch, heads, seqlen_q, HEAD_DIM]
+                    int heads, int kv_heads, int seqlen_q, int seqlen_k,
+                    int64_t o_batch_stride, int64_t o_head_stride, int64_t o_row_stride) {
+  using namespace values;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const uint32_t smem_address = shared_address(smem);
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
+  const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M;      // the longest of a causal mask start first
+  const int head = blockIdx.y % heads, batch = blockIdx.y / heads, kv_head = head / (heads / kv_heads);
+  const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
+
+  auto load = [&](int tile) {                      // by one thread
+    if (tile >= tiles) return;
+    const int stage = tile % PV_STAGES;
+    const uint32_t stage_smem = smem_address + stage * STAGE_BYTES, barrier_smem = smem_address + BARRIERS + 8 * stage;
+    mbarrier_arrive_expect_tx(barrier_smem, V_OFFSET);
+#pragma unroll
+    for (int i = 0; i < V_OFFSET / SCORE_CHUNK_BYTES; ++i) {
+      const int key = tile * PV_BLOCK_K + i % (PV_BLOCK_K / 64) * 64, row = block_row + i / (PV_BLOCK_K / 64) * 64;
+      tma_load_4d(stage_smem + i * SCORE_CHUNK_BYTES, p_map, barrier_smem, key, row, head, batch);
+    }
+    Tiles::load<PV_BLOCK_K>(stage_smem + V_OFFSET, v_map, barrier_smem, tile * PV_BLOCK_K, kv_head, batch);
+  };
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < PV_STAGES; ++i) mbarrier_init(smem_address + BARRIERS + 8 * i, 2);
+    mbarrier_init_fence();
+    for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
+  }
+  float o[HEAD_DIM / 2], inverse[2];
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
+  const int warp_row = block_row + warp * 16;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp_row + half * 8 + lane / 4;
+    const float sum = row < seqlen_q ? rows_gmem[int64_t(blockIdx.y) * seqlen_q + row].y : 0.f;
+    inverse[half] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;                     // 0 for a row that sees no key
+  }
+  __syncthreads();                                 // the barriers are initialised
+
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % PV_STAGES;
+    mbarrier_wait(smem_address + BARRIERS + 8 * stage, tile / PV_STAGES % 2);
+    const uint32_t stage_smem = smem_address + stage * STAGE_BYTES;
+    const uint64_t p_descriptor = matrix_descriptor(stage_smem + warpgroup * P_TILE_BYTES, 0);
+    const uint64_t v_descriptor = matrix_descriptor(stage_smem + V_OFFSET, PV_BLOCK_K * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < PV_BLOCK_K / 16; ++step) {
+      const int p_offset = step / 4 * SCORE_CHUNK_BYTES + step % 4 * 32;
+      wgmma_pv(o, p_descriptor + descriptor_step(p_offset), v_descriptor + descriptor_step(step * 16 * 128), true);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();                               // left under way into the next round, ptxas would serialize them (C7515)
+    pin_registers(o);
+    __syncthreads();                               // no warpgroup still reads this tile or the one before
+    if (threadIdx.x == 0) load(tile + PV_STAGES - 1);
+    __syncwarp();
+  }
+  __syncthreads();                                 // no warpgroup still reads the ring, which O overwrites
+  const uint32_t o_offset = warpgroup * Tiles::bytes(64);
+  output_to_shared<Element>(o, inverse, smem_address + o_offset, warp % 4, lane);
+  __syncwarp();                                    // all rows of the warp are written
+  Element* row_gmem = o_gmem + batch * o_batch_stride + head * o_head_stride + warp_row * o_row_stride;
+  rows_to_global<HEAD_DIM>(smem + o_offset, row_gmem, o_row_stride, seqlen_q - warp_row, warp % 4, lane);
+}

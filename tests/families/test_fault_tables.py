@@ -1,0 +1,171 @@
+"""The fault table of each family: its own source with one synchronization or guard taken away; the interpreter finds every one.
+
+Rows: what is wrong, the genes that have the place, and edits (old text, new text) of the rendered source. The same configs pass untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+
+import test_flash_mma
+import test_flash_scalar
+import test_flash_wgmma
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_source
+from evoattn.gpu import GPUS
+from evoattn.problem import AttentionProblem
+from evoattn.render import render
+from evoattn.trial import CheckResult
+from evoattn.validate import check, make_case
+
+FAMILIES = {
+    "flash_scalar": (test_flash_scalar, AttentionProblem(1, 1, 1, 35, 131, 64), "l4"),
+    "flash_mma": (test_flash_mma, AttentionProblem(1, 2, 1, 113, 203, 64), "l4"),
+    "flash_wgmma": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 700, 64), "h100"),
+}
+Row = tuple[str, dict[str, object], list[tuple[str, str]]]
+
+SCALAR_1, SCALAR_2 = {"BLOCK_N": 32, "KV_STAGES": 1}, {"BLOCK_N": 32, "KV_STAGES": 2}
+K_BARRIER, V_BARRIER = "__syncthreads();    // all threads' copies of K", "__syncthreads();  // all threads' copies of V"
+K_WAIT, V_WAIT = f"cp_async_wait<0>();\n    {K_BARRIER}", f"cp_async_wait<0>();\n      {V_BARRIER}"
+SCALAR: list[Row] = [
+    ("no barrier after the load of K, one stage", SCALAR_1, [(K_BARRIER, "//")]),
+    ("no barrier after the load of K, two stages", SCALAR_2, [(K_BARRIER, "//")]),
+    ("no barrier after the load of V", SCALAR_1, [(V_BARRIER, "//")]),
+    ("V reused before the barrier", SCALAR_1, [(K_BARRIER, "//"), ("    // ---- S = Q Kᵀ\n", "__syncthreads();\n")]),
+    ("a stage reused before the barrier", SCALAR_2, [(K_BARRIER, "//"), ("    // ---- S = Q Kᵀ\n", "__syncthreads();\n")]),
+    ("K reused before the barrier", SCALAR_1, [(V_BARRIER, "//"), ("copy_k(tile + 1, 0);", "copy_k(tile + 1, 0); __syncthreads();")]),
+    ("no __syncwarp before P is read", SCALAR_2, [("__syncwarp();     // the row's P", "//")]),
+    ("weak wait for K, one stage", SCALAR_1, [(K_WAIT, K_WAIT.replace("<0>", "<1>"))]),
+    ("weak wait for K, two stages", SCALAR_2, [(K_WAIT, K_WAIT.replace("<0>", "<1>"))]),
+    ("weak wait for V", SCALAR_1, [(V_WAIT, V_WAIT.replace("<0>", "<1>"))]),
+    ("store out of bounds", SCALAR_1, [("if (row >= q_rows) continue;", "")]),
+    ("load out of bounds", SCALAR_1, [("const bool valid = row < valid_rows;", "const bool valid = true;")]),
+    ("load of Q out of bounds", {**SCALAR_1, "Q_IN_REGISTERS": True}, [("if (row < q_rows) x = load", "x = load")]),
+]
+
+SPLIT, TOGETHER, OVERLAPPED = {"SCHEDULE": "split"}, {"SCHEDULE": "together"}, {"SCHEDULE": "overlapped"}
+MMA_K_BARRIER = "__syncthreads();                             // K[tile] (TOGETHER"
+MMA_V_BARRIER = "__syncthreads();                           // V[tile] is visible"
+NEXT_BARRIER = "__syncthreads();                             // V[tile], K[tile + 1]"
+MMA: list[Row] = [
+    ("no barrier after the load of K", SPLIT, [(MMA_K_BARRIER, "//")]),
+    ("no barrier after the load of V", SPLIT, [(MMA_V_BARRIER, "//")]),
+    ("no barrier a tile", TOGETHER, [(MMA_K_BARRIER, "//")]),
+    ("no barrier a tile, overlapped", OVERLAPPED, [(NEXT_BARRIER, "//")]),
+    ("no barrier after the load of Q", {**SPLIT, "Q_PLACE": "registers", "O_STORE": "shared"}, [
+        ("__syncthreads();                               // Q is visible", "//")]),
+    ("a stage reused before the barrier", TOGETHER, [
+        (MMA_K_BARRIER, "//"), ("      if (visible(tile)) scores", "      __syncthreads();\n      if (visible(tile)) scores")]),
+    ("K reused before the barrier", SPLIT, [
+        (MMA_V_BARRIER, "//"), ("load_k(tile + K_STAGES);\n      }", "load_k(tile + K_STAGES);\n        __syncthreads();\n      }")]),
+    ("stages reused before the barrier, overlapped", OVERLAPPED, [
+        (NEXT_BARRIER, "//"), ("load_k(tile + K_STAGES);\n      if (!", "load_k(tile + K_STAGES);\n      __syncthreads();\n      if (!")]),
+    ("rings reused for the merge", {"KEY_WARPS": 2}, [("__syncthreads();                                 // all warps are done", "//")]),
+    ("no barrier in the merge", {"KEY_WARPS": 2}, [("__syncthreads();                                 // the partial", "//")]),
+    ("rings reused for O", {"Q_PLACE": "direct", "O_STORE": "shared"}, [("__syncthreads();      // no warp still reads", "; //")]),
+    ("no __syncwarp before Q is reused", {"O_STORE": "shared"}, [("else __syncwarp();  ", "//")]),
+    ("no __syncwarp before O is read", {"O_STORE": "shared"}, [("__syncwarp();                                  // the warp's", "//")]),
+    ("weak wait for K", SPLIT, [("else cp_async_wait<NEWER_THAN_K>();\n", "else cp_async_wait<NEWER_THAN_K + 1>();\n")]),
+    ("weak wait for V", SPLIT, [("cp_async_wait<2 * (V_STAGES - 1)>", "cp_async_wait<2 * V_STAGES - 1>")]),
+    ("weak wait, together", TOGETHER, [("cp_async_wait<NEWER_THAN_K - 1>();", "cp_async_wait<NEWER_THAN_K>();")]),
+    ("weak wait, overlapped", OVERLAPPED, [("cp_async_wait<NEWER_THAN_K - 2>();", "cp_async_wait<NEWER_THAN_K - 1>();")]),
+    ("store out of bounds", SPLIT, [("if (row < valid_rows) *reinterpret_cast<uint32_t*>", "*reinterpret_cast<uint32_t*>")]),
+    ("store through shared memory out of bounds", {"O_STORE": "shared"}, [("      if (row < valid_rows) {", "      {")]),
+    ("load out of bounds", SPLIT, [("row < valid_rows ? 16 : 0", "16")]),
+    ("load of Q out of bounds", {"Q_PLACE": "direct"}, [("&& warp_row + lane / 4 + row < seqlen_q", "")]),
+]
+
+PLAIN, OVERLAP, ROWS = {"OVERLAP": False, "BLOCK_N": 64}, {"BLOCK_N": 64}, {"STORE": "rows", "BLOCK_N": 64}
+CLUSTER = {"KEY_SPLIT": 2, "BLOCK_N": 64}
+K_FULL, V_FULL = ("mbarrier_wait(barrier(Smem::{}_FULL, ring.stage), ring.parity);".format(x) for x in "KV")
+Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
+BEFORE_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
+K_EMPTY, V_EMPTY = ("mbarrier_wait(barrier(Smem::{}_EMPTY, ring.stage), ring.parity ^ 1);".format(x) for x in "KV")
+QK_WAIT, PV_WAIT = ("wgmma_wait<0>();\n        pin_registers({});\n".format(x) for x in "so")
+RELEASE_V = "        release(barrier(Smem::V_EMPTY, ring.stage));\n"
+RELEASE_K = "        if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
+O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);         // all rows"
+GATHER_WAIT = "mbarrier_wait_cluster(barrier_smem, 0);"
+WGMMA: list[Row] = [
+    ("no wait for K", PLAIN, [(K_FULL, "")]),
+    ("no wait for V", PLAIN, [(V_FULL, "")]),
+    ("no wait for V, overlapped", OVERLAP, [(BEFORE_FULL, "")]),
+    ("no wait for Q", PLAIN, [(Q_FULL, "")]),
+    ("no wait before K is reused", PLAIN, [(K_EMPTY, "")]),
+    ("no wait before V is reused", PLAIN, [(V_EMPTY, "")]),
+    ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("parity", "parity ^ 1"))]),
+    ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("parity", "parity ^ 1"))]),
+    ("wait for V of the wrong parity, overlapped", OVERLAP, [(BEFORE_FULL, BEFORE_FULL.replace("parity", "parity ^ 1"))]),
+    ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
+    ("wait for an empty stage of the wrong parity", PLAIN, [(K_EMPTY, K_EMPTY.replace(" ^ 1", ""))]),
+    ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
+    ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
+    ("V released too early, overlapped", OVERLAP, [
+        ("        release(barrier(Smem::V_EMPTY, before.stage));\n        pack", "        pack"),
+        ("        pass_turn();\n        wgmma_wait<1>", "        release(barrier(Smem::V_EMPTY, before.stage));\n        wgmma_wait<1>")]),
+    ("K never released", PLAIN, [(RELEASE_K, "")]),
+    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<0>", "<1>"))]),
+    ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
+    ("no barrier after the mbarriers are made", PLAIN, [
+        ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
+    ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
+    ("no fence before the tensor store", PLAIN, [("      fence_proxy_async();\n", "")]),
+    ("no barrier before the tensor store", PLAIN, [(O_BARRIER, "//")]),
+    ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();         // shared", "; // shared")]),
+    ("no __syncwarp before O is read", ROWS, [("__syncwarp();                                        // all rows", "//")]),
+    ("no __syncwarp before Q is reused", {**ROWS, "Q_IN_REGISTERS": True}, [
+        ("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")]),
+    ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
+    ("load out of bounds of shared memory", PLAIN, [("Tiles::load<BLOCK_N>(v_smem + at", "Tiles::load<BLOCK_N>(v_smem + 3 * at")]),
+    ("load over another tile", PLAIN, [("Tiles::load<BLOCK_N>(k_smem + at", "Tiles::load<BLOCK_N>(k_smem + 2 * at")]),
+    ("a tensor copy that expects too much", PLAIN, [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);")]),
+    ("no wait at the barrier of the cluster", CLUSTER, [("    cluster_wait();   ", "//")]),
+    ("no arrival at the barrier of the cluster", CLUSTER, [("if constexpr (KEY_SPLIT > 1) cluster_arrive();", "")]),
+    ("no fence for the cluster", CLUSTER, [("    mbarrier_init_fence();\n", "    fence_proxy_async();\n")]),
+    ("no wait for the results of other blocks", CLUSTER, [(GATHER_WAIT, "")]),
+    ("a wait of the block's scope for other blocks", CLUSTER, [(GATHER_WAIT, "mbarrier_wait(barrier_smem, 0);")]),
+    ("results of other blocks of the wrong parity", CLUSTER, [(GATHER_WAIT, "mbarrier_wait_cluster(barrier_smem, 1);")]),
+    ("results out of bounds of another block", CLUSTER, [("(split - 1) * slot_bytes", "split * slot_bytes")]),
+    ("more results expected than come", CLUSTER, [("(KEY_SPLIT - 1) * SLOT_BYTES);", "KEY_SPLIT * SLOT_BYTES);")]),
+]
+
+
+@cache
+def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...]) -> CheckResult:
+    """What the interpreter says of the config's source with these edits; each old text must occur in it."""
+    module, problem, gpu = FAMILIES[family]
+    config = module.config(**dict(genes))
+    candidate = render(module.FAMILY, problem, config, GPUS[gpu])
+    source = candidate.source
+    for old, new in edits:
+        assert old in source, old
+        source = source.replace(old, new)
+    case = make_case("plain", problem, 1, "cpu", "plain", double=True)
+    return check(InterpreterBackend(), module.FAMILY, config, compile_source(source, candidate.arch), case)
+
+
+def assert_found(family: str, row: Row) -> None:
+    _, genes, edits = row
+    untouched = outcome(family, tuple(genes.items()), ())
+    assert untouched.passed, untouched.reason
+    result = outcome(family, tuple(genes.items()), tuple(edits))
+    assert not result.passed and math.isnan(result.max_error), result      # stopped by a fault, not by a wrong answer
+
+
+@pytest.mark.parametrize("row", SCALAR, ids=[row[0] for row in SCALAR])
+def test_flash_scalar(row):
+    assert_found("flash_scalar", row)
+
+
+@pytest.mark.parametrize("row", MMA, ids=[row[0] for row in MMA])
+def test_flash_mma(row):
+    assert_found("flash_mma", row)
+
+
+@pytest.mark.parametrize("row", WGMMA, ids=[row[0] for row in WGMMA])
+def test_flash_wgmma(row):
+    assert_found("flash_wgmma", row)

@@ -1,0 +1,143 @@
+"""flash_wmma: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from evoattn import problems
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_source
+from evoattn.config import KernelConfig, load_space
+from evoattn.families.flash_wmma import FlashWmma, smem_bytes, smem_parts
+from evoattn.gpu import GPUS
+from evoattn.problem import AttentionProblem
+from evoattn.render import MARKER, render
+from evoattn.validate import check, make_case
+
+FAMILY, L4 = FlashWmma(), GPUS["l4"]
+BASE = {
+    "BLOCK_M": 32, "BLOCK_N": 32, "ROW_WARPS": 2, "COLUMN_WARPS": 1, "THREADS_PER_ROW": 4, "STAGES": 1, "COPY": "async",
+    "PADDING_BYTES": 16, "Q_PLACE": "shared", "O_PLACE": "fragments", "BLOCKS_PER_SM": 1,
+}
+SHARED = {"O_PLACE": "shared", "COLUMN_WARPS": 2}
+
+
+def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:
+    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
+
+
+def config(**genes) -> KernelConfig:
+    return load_space("flash_wmma", L4).make_config(BASE | genes)
+
+
+def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
+    candidate = render(FAMILY, p, c, gpu)
+    return compile_source(edit(candidate.source), candidate.arch)
+
+
+RIGHT = [
+    (problem(113, 203), {}, "large_logits"),
+    (problem(50, 163), SHARED, "rising_maximum"),
+    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {**SHARED, "COPY": "registers", "PADDING_BYTES": 0}, "plain"),
+    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"STAGES": 2, "Q_PLACE": "fragments"}, "late_huge_key"),
+    (problem(60, 130, 64, mask="causal_upper_left"), {"BLOCK_M": 48, "ROW_WARPS": 3, "COLUMN_WARPS": 2}, "rising_maximum"),
+    (problem(90, 65, 80), {"BLOCK_M": 80, "ROW_WARPS": 5, "COLUMN_WARPS": 3, "THREADS_PER_ROW": 16, "STAGES": 3}, "late_huge_key"),
+    (problem(3, 3, 16, mask="causal_upper_left"), {}, "equal_keys"),
+    (problem(20, 70, 256, dtype="bf16"), {"COLUMN_WARPS": 4, "BLOCK_N": 48, "THREADS_PER_ROW": 8}, "plain"),
+]
+
+
+@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+def test_right_on_the_interpreter(p, genes, kind):
+    c = config(**genes)
+    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
+    assert result.passed, result.reason
+
+
+FAULTS = {
+    "missing barrier": ({}, "none still reads the last V, P, factors\n", "__syncthreads();", ""),
+    "missing warp barrier": ({}, "whole rows of S are written\n", "rows_barrier();", ""),
+    "P over unread scores": ({}, "all lanes have read their scores", "__syncwarp();", ""),
+    "weak wait": ({"STAGES": 2}, "cp_async_wait<STAGES - 2>();\n", "STAGES - 2", "STAGES - 1"),
+    "O not rescaled": ({}, "o_frag[m][i].x[e] *= factor;\n", "*= factor", "*= 1.f"),
+    "rows out of bounds": ({}, "if (block_row + row >= seqlen_q) break;\n", "block_row + row >= seqlen_q", "false"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_injected_fault_is_found(fault):
+    genes, line, old, new = FAULTS[fault]
+
+    def edit(source: str) -> str:
+        lines = source.splitlines(keepends=True)
+        hits = [i for i, text in enumerate(lines) if line in text and old in text]
+        assert len(hits) == 1
+        lines[hits[0]] = lines[hits[0]].replace(old, new)
+        return "".join(lines)
+
+    p, c = problem(113, 203), config(**genes)
+    case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
+    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case).passed
+
+
+REFUSED = [
+    ({"BLOCK_M": 48}, "3 tiles of 16"), ({"COLUMN_WARPS": 4, "BLOCK_M": 128, "ROW_WARPS": 8, "BLOCKS_PER_SM": 2}, "1536"),
+    ({"BLOCK_N": 16, "THREADS_PER_ROW": 16}, "pairs"), ({"COPY": "registers", "STAGES": 2}, "overlaps nothing"),
+    ({"BLOCK_M": 128, "ROW_WARPS": 1}, "registers"), ({"BLOCKS_PER_SM": 4, "BLOCK_N": 64}, "102400"),
+    ({"BLOCK_M": 128, "BLOCK_N": 128, "ROW_WARPS": 8}, "row factors 512 + Q 18432 + K and V 36864 + S 67584"),
+]
+
+
+@pytest.mark.parametrize(("genes", "word"), REFUSED)
+def test_refusals_say_why(genes, word):
+    assert FAMILY.why_invalid(problem(), config(), L4) is None
+    reason = FAMILY.why_invalid(problem(), config(**genes), L4)
+    assert word in reason and reason.endswith(".")
+
+
+@pytest.mark.parametrize(("p", "genes", "word"), [
+    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(head_dim=8), {}, "not 8"),
+    (problem(16, 1024), {}, "16 queries"), (problem(1024, 16), {}, "16 keys"), (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
+    (problem(head_dim=16), {"COLUMN_WARPS": 3}, "leaves warps"), (problem(1024, 17), {}, None),
+])
+def test_refusals_know_the_problem(p, genes, word):
+    reason = FAMILY.why_invalid(p, config(**genes), L4)
+    assert reason is None if word is None else word in reason
+
+
+def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
+    """The L4 notes stopped at 32 rows: 64 with the output tile took 56.75 KB. Dynamic shared memory opens them, and 128 rows too."""
+    p = problem()
+    assert 48 * 1024 < smem_bytes(p, config(BLOCK_M=64, ROW_WARPS=4, BLOCK_N=64, **{**SHARED, "COLUMN_WARPS": 1})) < 99 * 1024
+    for genes in ({"BLOCK_M": 64, "ROW_WARPS": 4, "BLOCK_N": 64, "O_PLACE": "shared"}, {"BLOCK_M": 128, "ROW_WARPS": 8, "BLOCK_N": 64}):
+        assert smem_bytes(p, config(**genes)) > 48 * 1024 and FAMILY.why_invalid(p, config(**genes), L4) is None
+    assert sum(smem_parts(p, config()).values()) == smem_bytes(p, config())
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_starting_configs_are_valid_everywhere(gpu):
+    space = load_space("flash_wmma", gpu)
+    for head_dim, mask in itertools.product(range(16, 257, 8), ("full", "causal_upper_left")):
+        p = problem(4096, 4096, head_dim, mask=mask)
+        configs = space.starting_configs(p)
+        assert len(configs) >= 4
+        assert [FAMILY.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs)
+    for p in problems.named_problems().values():
+        if FAMILY.why_unsupported(p, gpu) is None:
+            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
+
+
+@pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 4), (64, 8), (128, 4), (256, 1)])
+def test_starting_configs_compile_without_spills(head_dim, which):
+    p = problem(head_dim=head_dim)
+    c = load_space("flash_wmma", L4).starting_configs(p)[which]
+    assert compiled(p, c).info.spill_bytes == 0
+
+
+def test_a_kernel_serves_all_lengths():
+    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
+    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
+    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
+    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]

@@ -1,0 +1,198 @@
+"""split_kv: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_source
+from evoattn.config import KernelConfig, SearchSpace, load_space
+from evoattn.families.split_kv import SplitKv, smem_bytes, split_of
+from evoattn.gpu import GPUS, GpuSpec
+from evoattn.problem import AttentionProblem
+from evoattn.problems import named_problems
+from evoattn.render import MARKER, render
+from evoattn.samplers.pool import ConfigPool
+from evoattn.validate import check, make_case
+
+FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
+BASE = {
+    "COMPUTE": "mma", "LOAD": "registers", "BLOCK_M": 8, "BLOCK_N": 64, "WARPS": 2, "STAGES": 1, "VECTOR_BYTES": 16, "DOT_LANES": 4,
+    "SPLITS": 3, "MERGE": "last_block", "BLOCKS_PER_SM": 1,
+}
+FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "BLOCK_N": 32, "DOT_LANES": 8}
+RING = {"LOAD": "cp_async", "STAGES": 2}
+
+
+def problem(seqlen_q=1, seqlen_k=1024, head_dim=64, heads=8, kv_heads=2, batch=1, **rest) -> AttentionProblem:
+    return AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
+
+
+def config(**genes) -> KernelConfig:
+    return load_space("split_kv", L4).make_config(BASE | genes)
+
+
+def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
+    candidate = render(FAMILY, p, c, gpu)
+    return compile_source(edit(candidate.source), candidate.arch)
+
+
+def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:
+    """Draws of valid configs."""
+    return ConfigPool({"split_kv": space}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), gpu), random.Random(seed))
+
+
+RIGHT = [
+    (problem(1, 239), {}, "large_logits"),
+    (problem(1, 239, mask="causal_lower_right", layout="bshd"), RING | {"MERGE": "kernel"}, "plain"),
+    (problem(40, 203, 64, 4, 2, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"BLOCK_M": 16}, "late_huge_key"),
+    (problem(19, 113, 24, 2, 2, mask="causal_upper_left"), {"BLOCK_M": 16, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"}, "plain"),
+    (problem(33, 20, 40, 2, 1, mask="causal_lower_right"), {"VECTOR_BYTES": 4, "BLOCK_N": 32, "SPLITS": 2}, "plain"),
+    (problem(1, 239, 128, dtype="bf16"), RING | {"VECTOR_BYTES": 8, "BLOCK_N": 32}, "rising_maximum"),
+    (problem(1, 239), FMA, "large_logits"),
+    (problem(1, 203, 80, dtype="bf16"), FMA | RING | {"DOT_LANES": 16, "MERGE": "kernel", "VECTOR_BYTES": 4}, "plain"),
+    (problem(19, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"), FMA | RING | {"BLOCK_M": 8, "BLOCK_N": 16}, "rising_maximum"),
+    (problem(4, 4, 4, 1, 1), FMA | {"DOT_LANES": 1, "VECTOR_BYTES": 8, "WARPS": 1, "SPLITS": 1, "MERGE": "kernel"}, "plain"),
+    (problem(7, 50, 4, 3, 1), {"VECTOR_BYTES": 8, "BLOCK_N": 32}, "equal_keys"),
+]
+
+
+@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+def test_right_on_the_interpreter(p, genes, kind):
+    """Twice on the same scratch buffers, so that the counters must have gone back to zero."""
+    c = config(**genes)
+    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True), repeat=True)
+    assert result.passed, result.reason
+
+
+RAGGED = [
+    problem(1, 799, 128, dtype="bf16"), problem(1, 1023, 64, 2, 2, mask="causal_lower_right", layout="bshd"),
+    problem(20, 65, 72, 4, 2, mask="causal_upper_left"), problem(5, 239, 40, dtype="fp32"),
+    problem(13, 113, 64, 2, 1, dtype="bf16", mask="causal_lower_right"),
+]
+
+
+@pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
+def test_random_valid_configs_are_right(p):
+    pool = drawing(load_space("split_kv", L4), p, L4, p.seqlen_k)
+    case = make_case("random", p, 1, "cpu", "large_logits", double=True)
+    for _ in range(2):
+        c = KernelConfig(*pool.draw("split_kv"))
+        kernel = compiled(p, c)
+        result = check(InterpreterBackend(), FAMILY, c, kernel, case)
+        assert result.passed, f"{c.describe()}: {result.reason}"
+        assert kernel.info.spill_bytes == 0, c.describe()
+
+
+FAULTS = {
+    "no barrier before the merge": ("the results of all warps are visible", "__syncthreads();", "", {}),
+    "no wait for K": ("this lane's pieces of K are here", "2 * STAGES - 1", "2 * STAGES", RING),
+    "rings overwritten": ("no warp still reads the rings", "__syncthreads();", "", RING),
+    "the ticket not handed on": ("the ticket is visible", "__syncthreads();", "", {}),
+    "a split left out": ("for (int first = source;", "first = source", "first = source + 1", {}),
+    "a counter that stays": ('"atom.acq_rel.gpu.global.inc.u32', "inc.u32", "add.u32", {}),
+    "rows out of bounds": ("rows = min(BLOCK_M,", "min(BLOCK_M, packed.heads * seqlen_q - first_row)", "BLOCK_M", {}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_injected_fault_is_found(fault):
+    line, old, new, genes = FAULTS[fault]
+
+    def edit(source: str) -> str:
+        lines = source.splitlines(keepends=True)
+        hits = [i for i, text in enumerate(lines) if line in text and old in text]
+        assert len(hits) == 1
+        lines[hits[0]] = lines[hits[0]].replace(old, new)
+        return "".join(lines)
+
+    p, c = problem(3, 239), config(**genes)
+    case = make_case("plain", p, 1, "cpu", double=True)
+    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case, repeat=True).passed
+
+
+REFUSED = [
+    ({"BLOCK_M": 4}, "BLOCK_M=4"), ({"BLOCK_N": 16}, "BLOCK_N=16"), ({"DOT_LANES": 8}, "DOT_LANES=8"), ({"STAGES": 2}, "STAGES=2"),
+    ({"SPLITS": 1}, "MERGE must be kernel"), ({"SPLITS": 64}, "last warp"), ({"BLOCK_M": 64}, "half of the block"),
+    (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"), (FMA | {"DOT_LANES": 32}, "twice what a row"),
+    ({"WARPS": 16, "BLOCK_N": 512}, "last warp"),
+    ({"BLOCK_N": 256}, "registers"), (RING | {"STAGES": 8}, "8 is more than"), ({"BLOCKS_PER_SM": 2}, "the same code"),
+    ({"MERGE": "cluster"}, "sm_90"),
+]
+
+
+@pytest.mark.parametrize(("genes", "word"), REFUSED)
+def test_refusals_say_why(genes, word):
+    assert FAMILY.why_invalid(problem(), config(), L4) is None
+    reason = FAMILY.why_invalid(problem(), config(**genes), L4)
+    assert word in reason and reason.endswith(".")
+
+
+@pytest.mark.parametrize(("p", "genes", "word"), [
+    (problem(dtype="fp32"), {}, "tensor cores"), (problem(head_dim=264), {}, "264"), (problem(head_dim=4), {}, "VECTOR_BYTES=16"),
+    (problem(1, 40), {"SPLITS": 8}, "only 3"), (problem(64, 1 << 20, batch=64), {"SPLITS": 64}, "waves"),
+    (problem(1, 1 << 20), RING | {"BLOCK_N": 512, "STAGES": 3}, "101376"),
+    (problem(batch=1 << 17, seqlen_k=64), {}, "65535"),
+])
+def test_refusals_know_the_problem(p, genes, word):
+    assert word in FAMILY.why_invalid(p, config(**genes), L4)
+
+
+@pytest.mark.parametrize("gpu", (L4, H100), ids=lambda gpu: gpu.name)
+def test_every_named_problem_has_a_starting_config(gpu):
+    space = load_space("split_kv", gpu)
+    for p in named_problems().values():
+        if FAMILY.why_unsupported(p, gpu) is None:
+            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
+
+
+@pytest.mark.parametrize(("name", "which"), [("decode_b1_8k", 0), ("decode_b1_8k", 3), ("decode_mha_b1_16k", 0), ("seed_s512", 2)])
+def test_starting_configs_compile_without_spills(name, which):
+    p = named_problems()[name]
+    kernel = compiled(p, load_space("split_kv", H100).starting_configs(p)[which], H100)
+    assert kernel.info.spill_bytes == 0 and ".v4.b32" in kernel.ptx
+
+
+@pytest.mark.parametrize(("seqlen_k", "splits", "expected"), [(8192, 16, (16, 512)), (799, 32, (25, 32)), (1, 64, (1, 16)), (17, 2, (2, 16))])
+def test_no_split_is_empty(seqlen_k, splits, expected):
+    p, c = problem(1, seqlen_k), config(SPLITS=splits)
+    assert split_of(p, c) == expected
+    assert FAMILY.launches(p, c)[0].grid == (expected[0], 2, 1)
+
+
+def test_a_cluster_has_a_block_for_each_split():
+    p, c = problem(3, 100, kv_heads=1), config(MERGE="cluster", SPLITS=6, BLOCK_N=32, WARPS=1)
+    launch, = FAMILY.launches(p, c)
+    assert (launch.grid, launch.cluster) == ((18, 1, 1), (6, 1, 1)) and "__cluster_dims__(6, 1, 1)" in render(FAMILY, p, c, H100).source
+    assert "at most 8" in FAMILY.why_invalid(problem(), config(MERGE="cluster", SPLITS=12), H100)
+
+
+def test_one_split_needs_one_launch_and_no_scratch():
+    p, c = problem(), config(SPLITS=1, MERGE="kernel")
+    assert len(FAMILY.launches(p, c)) == 1 and max(FAMILY.workspace(p, c).values()) < 64
+    assert [n.kernel for n in FAMILY.launches(p, config(MERGE="kernel"))] == ["split_kv", "split_kv_merge"]
+
+
+def test_a_kernel_serves_all_lengths():
+    """One source for every problem with the same head_dim, dtype and mask (`Family`), however many splits its keys make."""
+    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
+    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
+    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]
+
+
+def test_shared_memory_of_python_is_that_of_cuda():
+    """The static_assert of the kernel over random configs; the kernels themselves are left out."""
+    space, draw = load_space("split_kv", H100), random.Random(0)
+    free = tuple(replace(p, values=(1,)) if p.name in ("SPLITS", "BLOCKS_PER_SM") else p for p in space.parameters)
+    cases = []
+    for i in range(16):
+        p = problem(8, 4096, draw.choice((4, 24, 64, 72, 256)), dtype=draw.choice(("fp16", "fp32")))
+        pool = drawing(replace(space, parameters=free), p, H100, i)
+        c = KernelConfig(*pool.draw("split_kv"))
+        text = render(FAMILY, p, c, H100).source.partition("// Where a packed row")[0]
+        cases.append(f"namespace case{i} {{\n{text}\n}}")
+        assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)
+    compile_source("\n".join(cases), H100.arch)

@@ -1,0 +1,139 @@
+"""three_kernel: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from evoattn import problems
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_source
+from evoattn.config import KernelConfig, load_space
+from evoattn.families.three_kernel import ThreeKernel, score_stride
+from evoattn.gpu import GPUS
+from evoattn.problem import AttentionProblem
+from evoattn.render import MARKER, render
+from evoattn.validate import check, make_case
+
+FAMILY, L4 = ThreeKernel(), GPUS["l4"]
+BASE = {
+    "PRODUCT": "mma", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1, "S_TYPE": "fp16", "SOFTMAX": "rewrite",
+    "P_PLACE": "in_place", "THREADS_PER_ROW": 16, "ROWS_PER_BLOCK": 4, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 2, "PV_BLOCK_M": 32,
+    "PV_BLOCK_K": 32, "PV_WARPS": 2, "PV_STAGES": 2,
+}
+
+
+def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:
+    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, **rest)
+
+
+def config(**genes) -> KernelConfig:
+    return load_space("three_kernel", L4).make_config(BASE | genes)
+
+
+def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
+    candidate = render(FAMILY, p, c, gpu)
+    return compile_source(edit(candidate.source), candidate.arch)
+
+
+RIGHT = [
+    (problem(113, 203), {"SOFTMAX": "statistics"}, "large_logits"),
+    (problem(50, 163, mask="causal_upper_left"), {"SOFTMAX": "statistics", "PV_BLOCK_M": 64, "THREADS_PER_ROW": 64}, "rising_maximum"),
+    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"PV_BLOCK_M": 16, "PV_WARPS": 1, "VECTOR_WIDTH": 2}, "plain"),
+    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"S_TYPE": "bf16", "P_PLACE": "own", "PV_BLOCK_K": 64}, "late_huge_key"),
+    (problem(64, 517, 32), {"S_TYPE": "fp32", "P_PLACE": "own", "THREADS_PER_ROW": 128, "KEPT_VECTORS": 1}, "large_logits"),
+    (problem(3, 3, 16, mask="causal_upper_left"), {}, "equal_keys"),
+    (problem(20, 70, 256, dtype="bf16"), {"PV_STAGES": 3, "WARPS_M": 1, "WARPS_N": 2, "BLOCK_K": 128}, "plain"),
+]
+
+
+@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+def test_right_on_the_interpreter(p, genes, kind):
+    c = config(**genes)
+    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
+    assert result.passed, result.reason
+
+
+FAULTS = {
+    "missing barrier": ("none still reads the one before\n", "__syncthreads();", ""),
+    "weak wait": ("cp_async_wait<(FIRST_CHUNKS < CHUNKS)>();\n", "(FIRST_CHUNKS < CHUNKS)", "2"),
+    "store out of bounds": ("row >= seqlen_q || key >= score_stride", "row >= seqlen_q || ", ""),
+    "a reduction that does not meet": ("the values of all warps of the row are there\n", "__syncthreads();", ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_injected_fault_is_found(fault):
+    line, old, new = FAULTS[fault]
+
+    def edit(source: str) -> str:
+        lines = source.splitlines(keepends=True)
+        hits = [i for i, text in enumerate(lines) if line in text and old in text]
+        assert len(hits) == 1
+        lines[hits[0]] = lines[hits[0]].replace(old, new)
+        return "".join(lines)
+
+    p, c = problem(113, 203), config(THREADS_PER_ROW=64)
+    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), make_case("plain", p, 1, "cpu", double=True)).passed
+
+
+REFUSED = [
+    ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"), ({"PV_WARPS": 4}, "PV_BLOCK_M=32"), ({"WARPS_N": 4}, "groups of 32"),
+    ({"THREADS_PER_ROW": 1024}, "4096 threads"), ({"S_TYPE": "bf16"}, "8 bits"), ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
+    ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"), ({"S_TYPE": "fp32"}, "in_place"),
+    ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"), ({"BLOCK_K": 128}, "64 columns"),
+    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
+    ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"), ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
+]
+
+
+@pytest.mark.parametrize(("genes", "word"), REFUSED)
+def test_refusals_say_why(genes, word):
+    assert FAMILY.why_invalid(problem(), config(), L4) is None
+    reason = FAMILY.why_invalid(problem(), config(**genes), L4)
+    assert word in reason and reason.endswith(".")
+
+
+@pytest.mark.parametrize(("p", "genes", "word"), [
+    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(8), {"PV_BLOCK_M": 32}, "8 queries"),
+    (problem(1024, 32), {}, "32 keys"), (problem(1024, 60), {"PV_STAGES": 3}, "2 steps"), (problem(heads=65536), {}, "65535"),
+    (problem(1024, 100), {"THREADS_PER_ROW": 64}, "half of the threads"), (problem(dtype="bf16"), {"S_TYPE": "bf16"}, None),
+])
+def test_refusals_know_the_problem(p, genes, word):
+    reason = FAMILY.why_invalid(p, config(**genes), L4)
+    assert reason is None if word is None else word in reason
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_starting_configs_are_valid_everywhere(gpu):
+    space = load_space("three_kernel", gpu)
+    for head_dim, mask in itertools.product(range(16, 257, 8), ("full", "causal_upper_left")):
+        p = problem(4096, 4096, head_dim, mask=mask)
+        configs = space.starting_configs(p)
+        assert len(configs) >= 5
+        assert [FAMILY.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs)
+    for p in problems.named_problems().values():
+        if FAMILY.why_unsupported(p, gpu) is None:
+            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
+
+
+@pytest.mark.parametrize(("head_dim", "which"), [(32, 1), (64, 0), (64, 3), (128, 4), (256, 3)])
+def test_starting_configs_compile_without_spills(head_dim, which):
+    p = problem(head_dim=head_dim)
+    c = load_space("three_kernel", L4).starting_configs(p)[which]
+    assert compiled(p, c).info.spill_bytes == 0
+
+
+def test_scratch_holds_whole_chunks():
+    p = problem(3, 13)
+    assert score_stride(p) == 16
+    assert FAMILY.workspace(p, config()) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+    assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {"s": 4 * 3 * 16 * 4, "p": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+
+
+def test_a_kernel_serves_all_lengths():
+    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
+    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
+    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
+    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]

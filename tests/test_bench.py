@@ -1,0 +1,135 @@
+"""The bench on a pretended device: recorded bests keep their trials, wrong ones never stand, configs of a file are checked."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from evoattn import gpu
+from evoattn.bench.contenders import Contender, choose, read_configs, write_configs
+from evoattn.bench.run import Bench
+from evoattn.bench.table import render_rows, rows_json
+from evoattn.cli import app
+from evoattn.config import ConfigError, load_space
+from evoattn.families.registry import FAMILIES
+from evoattn.gpu import DetectedDevice
+from evoattn.problem import AttentionProblem
+from evoattn.render import render
+from evoattn.storage import Storage
+from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.worker import Ending, Handler, Outcome
+
+PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
+GPU = gpu.GPUS["h100"]
+CONFIGS = [c for c in load_space("flash_mma", GPU).starting_configs(PROBLEM) if not FAMILIES["flash_mma"].why_invalid(PROBLEM, c, GPU)]
+
+
+def timing(us: float, stage: str, run: str) -> Timing:
+    return Timing((us * 0.9, us, us * 1.1), {"stage": stage, "run": run})
+
+
+class FakeCompiler(Handler):
+    def __call__(self, task):
+        return CompiledKernel(b"", "", CompileInfo(registers=64))
+
+
+class FakeDevice(Handler):
+    """Slower by BLOCK_M; kernels of flash_scalar prove wrong in the final."""
+
+    def __init__(self, gpu, cache):
+        pass
+
+    def __call__(self, task):
+        _, method, args = task
+        if method == "evaluate":
+            return Evaluation(TrialState.COMPLETE, "", CompileInfo(registers=64), timings=(timing(args[1]["BLOCK_M"], "screen", "alone"),))
+        times = {name: timing(config["BLOCK_M"], "final", "F") for name, (_, config, _) in args[0].items()}
+        for name, (family, _, _) in args[0].items():
+            if family == "flash_scalar":
+                times[name].protocol["disqualified"] = "In the final: two outputs differ."
+        return times | {"fa4": timing(100.0, "final", "F")}, {"fa3": "Not installed."}
+
+
+@pytest.fixture
+def storage(tmp_path):
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()
+
+
+def record(storage, config, us, problem=PROBLEM, name="s"):
+    study = storage.find_study(name) or storage.create_study(name, problem, GPU, False, "genetic", 7, ("flash_mma",), {}, {})
+    candidate = render(FAMILIES[config.family], problem, config, GPU)
+    return storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE, timings=(timing(us, "screen", "alone"),)))
+
+
+@pytest.fixture(scope="module")
+def bench():
+    made = Bench([], GPU, DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0"), 1, 2, "warm", FakeCompiler, FakeDevice)
+    yield made
+    made.close()
+
+
+def run(bench, storage, configs=()):
+    bench.storages = [storage]
+    return next(bench.run([PROBLEM], lambda problem: list(configs)))
+
+
+def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_peers(bench, storage):
+    best, slow = sorted(CONFIGS, key=lambda c: c["BLOCK_M"])[0], sorted(CONFIGS, key=lambda c: c["BLOCK_M"])[-1]
+    numbers = [record(storage, config, us).number for config, us in ((slow, 300.0), (best, 90.0))]
+    row = run(bench, storage)
+    assert row.trial == numbers[1] and row.ours.median_us == best["BLOCK_M"] and row.ratio == best["BLOCK_M"] / 100
+    study = storage.find_study("s")
+    assert len(storage.studies()) == 1 and sum(storage.counts(study).values()) == 2
+    assert [t.protocol["stage"] for t in storage.trial(numbers[1]).timings] == ["screen", "final"]
+    assert storage.baselines(study)["fa4"][0].interleaved_with(storage.trial(numbers[1]).timing)
+    file = io.StringIO()
+    render_rows([row], Console(file=file, width=160))
+    assert f"{best['BLOCK_M'] / 100:.3f}" in file.getvalue() and "fa3 has no time for every problem: Not installed." in file.getvalue()
+    assert json.loads(rows_json([row]))[0]["ratio"] == row.ratio
+
+
+def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
+    scalar = load_space("flash_scalar", GPU).starting_configs(PROBLEM)[0]
+    row = run(bench, storage, [("flash_scalar", scalar.params)])
+    assert row.ours is None and row.ratio is None and row.notes[0].endswith("disqualified. In the final: two outputs differ.")
+    (study,) = storage.studies()
+    (trial,) = storage.iter_trials(study)
+    assert trial.disqualified == "In the final: two outputs differ." and not storage.leaderboard(study, 9) and not storage.baselines(study)
+    assert "fa4" in rows_json([row])
+
+
+def test_a_doubtful_verdict_is_asked_for_again_once(bench, monkeypatch):
+    answers = [Evaluation(TrialState.WRONG_RESULT, "It differs.", doubtful=True), Evaluation(TrialState.COMPLETE)]
+    monkeypatch.setattr(bench, "_ask", lambda *words: Outcome("evaluate", Ending.RESULT, answers.pop(0), 0.1))
+    contender = Contender(CONFIGS[0], render(FAMILIES["flash_mma"], PROBLEM, CONFIGS[0], GPU))
+    assert bench._evaluate(PROBLEM, contender, CompiledKernel(b"", "", CompileInfo())).state is TrialState.COMPLETE and not answers
+
+
+def test_without_records_the_starting_configs_stand(storage):
+    contenders, notes = choose(PROBLEM, GPU, [storage], [], 4)
+    assert not notes and {c.config.id for c in contenders} >= {c.id for c in CONFIGS} and all(c.trial is None for c in contenders)
+
+
+def test_configs_travel_and_are_checked(storage, tmp_path):
+    record(storage, CONFIGS[0], 50.0)
+    record(storage, CONFIGS[0], 10.0, PROBLEM.with_(heads=8, kv_heads=8), "other")
+    path = tmp_path / "best.jsonl"
+    path.write_text(write_configs([storage], 3))
+    (found,) = read_configs(path, PROBLEM.with_(name="else"), "sm_90a")
+    assert found == ("flash_mma", CONFIGS[0].params) and not read_configs(path, PROBLEM, "sm_89")
+    contenders, notes = choose(PROBLEM, GPU, [], [("flash_mma", {**found[1], "BLOCK_M": 7}), ("evil", {}), found], 4)
+    assert len(contenders) == 1 and len(notes) == 2
+    for text in ("[]", "{", '{"family": 1, "config": {}, "problem": {}}', '{"family": "x", "config": {"A": []}, "problem": {}}', "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="Line 1"):
+            read_configs(path, PROBLEM, "sm_90a")
+
+
+def test_without_a_device_it_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(gpu, "detect_devices", list)
+    done = CliRunner().invoke(app, ["bench", "seed_h100"])
+    assert done.exit_code == 2 and "no CUDA device" in done.stderr and len(done.stderr.splitlines()) == 1

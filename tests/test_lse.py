@@ -1,0 +1,82 @@
+"""The log-sum-exp output: an optional part of a problem, right from flash_wgmma in every form, found wrong where it is."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from evoattn import gpu, reference
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_candidate
+from evoattn.config import load_space
+from evoattn.evaluate import evaluate_offline
+from evoattn.families.registry import FAMILIES
+from evoattn.problem import AttentionProblem, ProblemError
+from evoattn.problems import parse_shape
+from evoattn.render import render
+from evoattn.trial import TrialState
+from evoattn.validate import check, make_case
+
+H100 = gpu.GPUS["h100"]
+FAMILY = FAMILIES["flash_wgmma"]
+SPACE = load_space("flash_wgmma", H100)
+PROBLEM = AttentionProblem(1, 4, 2, 200, 120, 64, "bf16", "causal_lower_right", "bshd", lse=True)
+BASE = {p.name: p.values[0] for p in SPACE.parameters}
+FORMS = [
+    {"RESCALE": "lazy_8", "OVERLAP": True, "SCORES_AHEAD": True, "LATE_WAIT": True},
+    {"BLOCK_M": 128, "RESCALE": "lazy_after", "OVERLAP": True, "PING_PONG": True, "CAUSAL_SKIP": True, "STORE": "rows"},
+    {"POLYNOMIAL_EIGHTHS": 3},
+]
+
+
+def test_a_problem_without_it_is_recorded_as_before():
+    plain = parse_shape("B=1,H=4,S=100,D=64")
+    assert parse_shape("B=1,H=4,S=100,D=64,lse=0") == plain and "lse" not in plain.to_dict()
+    asked = parse_shape("B=1,H=4,S=100,D=64,lse=1")
+    assert asked != plain and AttentionProblem(**asked.to_dict()) == asked and asked.describe() == plain.describe() + " lse"
+    assert asked.bytes == plain.bytes + 4 * 400
+    for text in ("lse=2", "lse=true", "lse=", "lse=1,lse=1"):
+        with pytest.raises(ProblemError, match="lse"):
+            parse_shape(f"B=1,H=4,S=100,D=64,{text}")
+
+
+def test_only_families_that_write_it_take_it():
+    for name, family in FAMILIES.items():
+        problem = AttentionProblem(1, 1, 1, 64, 64, 64, family.dtypes[0], lse=True)
+        reason = family.why_unsupported(problem, H100)
+        assert reason is None if name == "flash_wgmma" else "log-sum-exp" in reason, name
+
+
+def test_the_exact_one_is_that_of_the_scores():
+    problem = AttentionProblem(2, 4, 2, 7, 5, 16, "fp16", "causal_lower_right", lse=True)
+    tensors = reference.make_inputs(problem, 0, "cpu")
+    q, k = tensors["q"].double(), tensors["k"].double().repeat_interleave(2, dim=1)
+    visible = torch.ones(7, 5, dtype=torch.bool).tril(-2)
+    scores = (q @ k.mT / 4).masked_fill(~visible, -math.inf)
+    exact = reference.make_answer(problem, tensors).lse
+    assert torch.equal(exact[:, :, :2], torch.full((2, 4, 2), -math.inf, dtype=torch.float64))
+    assert torch.allclose(exact[:, :, 2:], scores.exp().sum(-1).log()[:, :, 2:], atol=1e-12)
+
+
+@pytest.mark.parametrize("genes", FORMS)
+def test_flash_wgmma_writes_it(genes):
+    config = SPACE.make_config(BASE | genes)
+    evaluation = evaluate_offline(render(FAMILY, PROBLEM, config, H100), config, PROBLEM, H100)
+    assert evaluation.state is TrialState.ESTIMATED, evaluation.reason
+
+
+@pytest.mark.parametrize(("right", "wrong", "word"), [
+    ("row + 8 * i < rows", "row + 8 * i < rows - 1", "never written"),
+    ("* LN_2", "", "largest error of a log-sum-exp"),
+    ("__log2f(sum)", "__log2f(sum + 1e-30f)", "-inf"), ("row + 8 * i < rows", "true", 'buffer "lse"'),
+])
+def test_a_wrong_one_is_found(right, wrong, word):
+    config = SPACE.make_config(BASE)
+    candidate = render(FAMILY, PROBLEM, config, H100)
+    source = candidate.source.replace(right, wrong)
+    assert source != candidate.source
+    case = make_case("masked rows", PROBLEM, 1, "cpu", double=True)
+    kernel = compile_candidate(replace(candidate, source=source), None)
+    result = check(InterpreterBackend(), FAMILY, config, kernel, case)
+    assert not result.passed and word in result.reason
