@@ -6,13 +6,14 @@ from evoattn.families.base import Family
 from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
 from evoattn.families.flash_wgmma import FlashWgmma
+from evoattn.families.large_head import LargeHead
 
 
 class FamilyError(ValueError):
     """A family that is not in the table: its message is one sentence."""
 
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma(), FlashWgmma())}
+FAMILIES: dict[str, Family] = {family.name: family for family in (FlashScalar(), FlashMma(), FlashWgmma(), LargeHead())}
 
 
 def lookup(name: str) -> Family:
