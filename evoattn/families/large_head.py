@@ -23,7 +23,7 @@ MAX_WORKSPACE_BYTES = 1 << 30
 """Partial scores in global memory: beyond it another family is the right one."""
 SEGMENTED = 64
 """Products a lane adds up before `ScoreProduct` takes them in segments, with a second set of sums."""
-FIXED_REGISTERS = 40
+FIXED_REGISTERS = 52
 """Addresses, counters, bounds and vectors under way; fitted to NVRTC 13.0 on sm_89 and sm_90a."""
 
 
@@ -63,7 +63,8 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, in
     """
     stages, scores = config["STAGES"], 4 * config["BLOCK_M"] * config["BLOCK_N"]
     first = _q_bytes(problem, config) + min(stages, 1) * _stage_bytes(problem, config)
-    inputs = _q_bytes(problem, config) + 2 * stages * _stage_bytes(problem, config) if _fused(config) else stages * _stage_bytes(problem, config)
+    v = stages * _stage_bytes(problem, config)
+    inputs = _q_bytes(problem, config) + 2 * v if _fused(config) else v
     return first, inputs + (2 * scores if config["EXCHANGE"] == "cluster" else 0) + scores + 4 * config["BLOCK_M"]
 
 
@@ -108,17 +109,17 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSp
     if threads % config["VALUE_THREADS"] or block_m % (threads // config["VALUE_THREADS"]):
         return f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={config['VALUE_THREADS']} a row."
     if config["VALUE_THREADS"] >= 2 * (_slice(problem, config) // _vector(problem)):
-        return f"VALUE_THREADS={config['VALUE_THREADS']} is twice the vectors of a slice of {_slice(problem, config)} elements or more: half idle."
+        return f"VALUE_THREADS={config['VALUE_THREADS']} for a slice of {_slice(problem, config)} elements leaves half of them or more idle."
     return None
 
 
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Shared memory, workspace, grid and registers, with what they would take."""
-    for smem in smem_bytes(problem, config):
-        if smem > gpu.smem_per_block:
-            return (f"Shared memory would take {smem} bytes, {_q_bytes(problem, config)} of them for BLOCK_M={config['BLOCK_M']} rows of Q and "
-                    f"{_stage_bytes(problem, config)} for a tile of K or V, STAGES={config['STAGES']} of each; {gpu.name} gives a block "
-                    f"{gpu.smem_per_block}.")
+    smem = max(smem_bytes(problem, config))
+    if smem > gpu.smem_per_block:
+        return (f"Shared memory would take {smem} bytes, {_q_bytes(problem, config)} of them for BLOCK_M={config['BLOCK_M']} rows of Q and "
+                f"{_stage_bytes(problem, config)} for each tile of K and V, STAGES={config['STAGES']}; {gpu.name} gives a block "
+                f"{gpu.smem_per_block}.")
     scratch = sum(_workspace(problem, config).values())
     if scratch > MAX_WORKSPACE_BYTES:
         return f"The partial scores of DIM_SPLIT={config['DIM_SPLIT']} slices would take {scratch} bytes, over {MAX_WORKSPACE_BYTES}."

@@ -63,7 +63,8 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
   }
 };
 
-// O[ROW_COUNT, CHUNKS vectors] += P V for the rows of this group of THREADS threads. A thread has every THREADS-th vector of the rows, in fp32.
+// O[ROW_COUNT, CHUNKS vectors] += P V for the rows of this group of THREADS threads. A thread has every THREADS-th vector of the rows,
+// in fp32.
 template <int ROW_COUNT, int CHUNKS, int VECTOR, int THREADS, int UNROLL> struct ValueProduct {
   static constexpr int ROWS = ROW_COUNT;
   static constexpr int VECTORS = (CHUNKS + THREADS - 1) / THREADS;             // a thread

@@ -1,6 +1,7 @@
 // reduce_scatter.cuh: sums over LANES neighbouring lanes of N values each, a power of two, that end up spread over the lanes. A butterfly
-// that halves the values at each step takes N - 1 shuffles (and one for each step past N) where a full reduction of each takes N log2(LANES).
-// On return a lane's x[i] is the sum of value lane · N / LANES + i, lane counted in its group; with N < LANES, x[0] that of lane · N / LANES.
+// that halves the values at each step takes N - 1 shuffles (and one for each step past N); a full reduction of each takes N log2(LANES).
+// On return a lane's x[i] is the sum of value lane · N / LANES + i, lane counted in its group; with N < LANES, x[0] is that of value
+// lane · N / LANES.
 template <int LANES, int N> __device__ __forceinline__ void reduce_scatter(float (&x)[N], int lane) {
   static_assert((N & (N - 1)) == 0 && (LANES & (LANES - 1)) == 0, "halves of halves");
   int count = N;
