@@ -51,7 +51,7 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
 #pragma unroll
         for (int i = 0; i < SUMS; i++) sum[i] += part[i];
       }
-      reduce_scatter<LANES>(sum, lane);
+      reduce_scatter<LANES, SUMS>(sum, lane);
       constexpr int KEPT = SUMS > LANES ? SUMS / LANES : 1, HOLDERS = SUMS < LANES ? LANES / SUMS : 1;
       if (HOLDERS > 1 && lane % HOLDERS != 0) continue;                        // the lane before has the same sum
 #pragma unroll
@@ -121,10 +121,9 @@ template <int ROW_COUNT, int CHUNKS, int VECTOR, int THREADS, int UNROLL> struct
   template <typename Element, typename ORow> __device__ __forceinline__ void store(ORow o_row_gmem, int valid_rows) const {
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-      if (i >= valid_rows) break;
 #pragma unroll
       for (int c = 0; c < VECTORS; c++) {
-        if (exists(c)) store_floats(o_row_gmem(i) + vector_at(c) * VECTOR, o[i][c]);
+        if (i < valid_rows && exists(c)) store_floats(o_row_gmem(i) + vector_at(c) * VECTOR, o[i][c]);
       }
     }
   }

@@ -35,7 +35,7 @@ def config(**genes) -> KernelConfig:
 
 def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edit=lambda source: source):
     kernel = compile_source(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
-    assert kernel.info.spill_bytes == 0
+    assert kernel.info.spill_bytes == kernel.info.stack_bytes == 0
     return check(InterpreterBackend(), FAMILY, c, kernel, make_case(kind, p, 1, "cpu", kind, double=True))
 
 
@@ -135,7 +135,7 @@ def test_cluster_and_workspace_compile_without_spills(which):
     name = ("hdim512_fp32", "hdim2048_fp32", "hdim512_fp32", "hdim4096_fp32", "hdim8192_fp32")[which]
     c = SPACE.starting_configs(lookup(name))[-1 if which % 2 else 0]
     kernel = compile_source(render(FAMILY, lookup(name), c, H100).source, H100.arch)
-    assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
+    assert kernel.info.spill_bytes == kernel.info.stack_bytes == kernel.info.static_smem_bytes == 0
     assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c)) == max(smem_bytes(lookup(name), c))
 
 
