@@ -7,6 +7,7 @@ from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
 from evoattn.families.flash_wgmma import FlashWgmma
 from evoattn.families.flash_wmma import FlashWmma
+from evoattn.families.large_head import LargeHead
 from evoattn.families.split_kv import SplitKv
 from evoattn.families.three_kernel import ThreeKernel
 
@@ -16,7 +17,7 @@ class FamilyError(ValueError):
 
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (FlashScalar(), FlashWmma(), FlashMma(), FlashWgmma(), SplitKv(), ThreeKernel())
+    family.name: family for family in (FlashScalar(), FlashWmma(), FlashMma(), FlashWgmma(), SplitKv(), ThreeKernel(), LargeHead())
 }
 
 

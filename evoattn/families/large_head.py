@@ -1,0 +1,206 @@
+"""Attention for a head_dim of hundreds to thousands and few queries on CUDA cores: head_dim split over blocks, any GPU of the table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.config import KernelConfig
+from evoattn.families.base import attention_args, why_no_lse
+from evoattn.gpu import GpuSpec
+from evoattn.problem import DTYPES, AttentionProblem
+from evoattn.trial import Buffer, KernelLaunch, Scalar
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 256, 8192
+ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
+WARP = 32
+MAX_REGISTERS = 255
+VECTOR_BYTES = 16
+MAX_CLUSTER = 8
+"""Blocks in a cluster that every device of sm_90 takes (CUDA C++ Programming Guide, thread block clusters)."""
+MAX_GRID_Y = 65535
+MAX_WORKSPACE_BYTES = 1 << 30
+"""Partial scores in global memory: beyond it another family is the right one."""
+SEGMENTED = 64
+"""Products a lane adds up before `ScoreProduct` takes them in segments, with a second set of sums."""
+FIXED_REGISTERS = 52
+"""Addresses, counters, bounds and vectors under way; fitted to NVRTC 13.0 on sm_89 and sm_90a."""
+
+
+def _vector(problem: AttentionProblem) -> int:
+    """Elements of a 16-byte load."""
+    return VECTOR_BYTES // problem.element_bytes
+
+
+def _slice(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Elements of a row that one block has."""
+    return problem.head_dim // config["DIM_SPLIT"]
+
+
+def _rows(problem: AttentionProblem) -> int:
+    """Query rows that share a K/V head: its group's query heads, one below the other."""
+    return problem.group_size * problem.seqlen_q
+
+
+def _fused(config: KernelConfig) -> bool:
+    return config["EXCHANGE"] != "workspace"
+
+
+def _stage_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+    """One tile of K or of V in shared memory."""
+    return config["BLOCK_N"] * _slice(problem, config) * problem.element_bytes
+
+
+def _q_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+    return config["BLOCK_M"] * _slice(problem, config) * problem.element_bytes if config["Q_PLACE"] == "shared" else 0
+
+
+def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int]:
+    """Dynamic shared memory of `large_head_scores` and of `large_head`.
+
+    Q and a tile of K; Q, the stages of K and V, two tiles of partial scores in a cluster, one of scores, a factor a row. Without a first
+    launch the second has Q and K, with one it has V alone.
+    """
+    stages, scores = config["STAGES"], 4 * config["BLOCK_M"] * config["BLOCK_N"]
+    first = _q_bytes(problem, config) + min(stages, 1) * _stage_bytes(problem, config)
+    v = stages * _stage_bytes(problem, config)
+    inputs = _q_bytes(problem, config) + 2 * v if _fused(config) else v
+    return first, inputs + (2 * scores if config["EXCHANGE"] == "cluster" else 0) + scores + 4 * config["BLOCK_M"]
+
+
+def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Estimate of the registers a thread below which ptxas spills: the output tile beside the larger of the two products' operands."""
+    vector, unroll = _vector(problem), config["UNROLL"]
+    rows, keys = config["SCORE_ROWS"], config["SCORE_KEYS"]
+    chunks = _slice(problem, config) // vector
+    output_rows = config["BLOCK_M"] * config["VALUE_THREADS"] // (WARP * config["WARPS"])
+    vectors = math.ceil(chunks / config["VALUE_THREADS"])
+    output = output_rows * vectors * vector
+    sums = rows * keys * (2 if math.ceil(chunks / config["LANES"]) * vector > SEGMENTED else 1)
+    score = sums + rows * vector + vector + 2 * (rows + keys) + (unroll - 1) * vector
+    value = 4 * output_rows + vector * min(vectors, 2) + (unroll - 1) * vector
+    return output + max(score, value) + FIXED_REGISTERS
+
+
+def register_cap(config: KernelConfig) -> int:
+    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8."""
+    return min(MAX_REGISTERS, 512 // math.ceil(config["WARPS"] / 4) // 8 * 8)
+
+
+def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """Slices, score tiles and output tiles that are not whole, and exchanges that are not there."""
+    block_m, block_n, split, exchange = (config[name] for name in ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "EXCHANGE"))
+    rows, keys, lanes, threads = config["SCORE_ROWS"], config["SCORE_KEYS"], config["LANES"], WARP * config["WARPS"]
+    if problem.head_dim % (split * _vector(problem)):
+        return f"DIM_SPLIT={split} does not divide head_dim {problem.head_dim} into whole vectors of {_vector(problem)} elements."
+    if (split == 1) != (exchange == "none") and exchange != "workspace":
+        return f"EXCHANGE={exchange} does not go with DIM_SPLIT={split}: one block has nothing to exchange, several must."
+    if exchange == "cluster" and gpu.capability < (9, 0):
+        return f"EXCHANGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
+    if exchange == "cluster" and split > MAX_CLUSTER:
+        return f"DIM_SPLIT={split} is more than the {MAX_CLUSTER} blocks that a cluster may have on every device."
+    if block_m % rows or block_n % keys:
+        return f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} do not tile BLOCK_M={block_m} by BLOCK_N={block_n}."
+    tiles = block_m // rows * (block_n // keys)
+    if tiles % (WARP // lanes):
+        return f"{tiles} score tiles of {rows} by {keys} do not fill whole warps of {WARP // lanes} groups of LANES={lanes}."
+    if _slice(problem, config) // _vector(problem) < lanes:
+        return f"LANES={lanes} lanes share the {_slice(problem, config) // _vector(problem)} vectors of a slice: some never have one."
+    if threads % config["VALUE_THREADS"] or block_m % (threads // config["VALUE_THREADS"]):
+        return f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={config['VALUE_THREADS']} a row."
+    if config["VALUE_THREADS"] >= 2 * (_slice(problem, config) // _vector(problem)):
+        return f"VALUE_THREADS={config['VALUE_THREADS']} for a slice of {_slice(problem, config)} elements leaves half of them or more idle."
+    return None
+
+
+def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """Shared memory, workspace, grid and registers, with what they would take."""
+    smem = max(smem_bytes(problem, config))
+    if smem > gpu.smem_per_block:
+        return (f"Shared memory would take {smem} bytes, {_q_bytes(problem, config)} of them for BLOCK_M={config['BLOCK_M']} rows of Q and "
+                f"{_stage_bytes(problem, config)} for each tile of K and V, STAGES={config['STAGES']}; {gpu.name} gives a block "
+                f"{gpu.smem_per_block}.")
+    scratch = sum(_workspace(problem, config).values())
+    if scratch > MAX_WORKSPACE_BYTES:
+        return f"The partial scores of DIM_SPLIT={config['DIM_SPLIT']} slices would take {scratch} bytes, over {MAX_WORKSPACE_BYTES}."
+    if not _fused(config) and math.ceil(problem.seqlen_k / config["BLOCK_N"]) > MAX_GRID_Y:
+        return f"EXCHANGE=workspace puts the tiles of {problem.seqlen_k} keys in grid y, which ends at {MAX_GRID_Y}."
+    needed, cap = registers_needed(problem, config), register_cap(config)
+    if needed > cap:
+        return f"A thread needs about {needed} registers, and WARPS={config['WARPS']} leave it {cap}."
+    return None
+
+
+def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | None:
+    """Configs that do what a smaller one does."""
+    block_m, block_n, stages = config["BLOCK_M"], config["BLOCK_N"], config["STAGES"]
+    if block_m >= 2 * _rows(problem):
+        return f"BLOCK_M={block_m} for {_rows(problem)} rows leaves half of the block or more without work."
+    if block_n > 4 and block_n >= 2 * problem.seqlen_k:
+        return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
+    if stages > math.ceil(problem.seqlen_k / block_n):
+        return f"STAGES={stages} is more than the tiles of {block_n} that {problem.seqlen_k} keys make."
+    steps = math.ceil(_slice(problem, config) // _vector(problem) / config["LANES"])
+    if config["UNROLL"] >= 2 * max(steps, block_n // 4):
+        return f"UNROLL={config['UNROLL']} changes nothing: the loops make at most {max(steps, block_n // 4)} trips."
+    return None
+
+
+def _workspace(problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    if _fused(config):
+        return {}
+    tiles = math.ceil(_rows(problem) / config["BLOCK_M"]) * math.ceil(problem.seqlen_k / config["BLOCK_N"])
+    return {"partials": 4 * problem.batch * problem.kv_heads * tiles * config["DIM_SPLIT"] * config["BLOCK_M"] * config["BLOCK_N"]}
+
+
+class LargeHead:
+    """The `Family` of `templates/large_head.cu.j2`: any lengths, grouped heads, three masks, fp16, bf16 and fp32."""
+
+    name: ClassVar[str] = "large_head"
+    summary: ClassVar[str] = "CUDA cores for a large head_dim and few queries: head_dim split over blocks; fp32, fp16 and bf16"
+    devices: ClassVar[str] = "any GPU, sm_80 and newer"
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
+
+    def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
+            return f"large_head serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        return why_no_lse(self.name, problem)
+
+    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config, gpu)
+            or _why_too_big(problem, config, gpu) or _why_redundant(problem, config)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+        same = ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS", "STAGES", "UNROLL")
+        scores_smem, smem = smem_bytes(problem, config)
+        return {name: config[name] for name in same} | {
+            "ELEMENT": ELEMENT_TYPES[problem.dtype],
+            "HEAD_DIM": problem.head_dim,
+            "CAUSAL": problem.causal,
+            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            "EXCHANGE": config["EXCHANGE"].upper(),
+            "Q_IN_SHARED": config["Q_PLACE"] == "shared",
+            "SCORES_SMEM_BYTES": scores_smem,
+            "SMEM_BYTES": smem,
+            "CLUSTER_DIMS": f"__cluster_dims__({config['DIM_SPLIT']}, 1, 1)" if config["EXCHANGE"] == "cluster" else "",
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+        """A block for each slice of head_dim of each tile of rows; with a workspace, before that one for each tile of keys of each too."""
+        split, block = config["DIM_SPLIT"], (WARP * config["WARPS"], 1, 1)
+        blocks = math.ceil(_rows(problem) / config["BLOCK_M"]) * problem.kv_heads * problem.batch * split
+        scores_smem, smem = smem_bytes(problem, config)
+        cluster = (split if config["EXCHANGE"] == "cluster" else 1, 1, 1)
+        if _fused(config):
+            no_workspace = Scalar("int64", 0)              # a null pointer
+            return (KernelLaunch("large_head", (blocks, 1, 1), block, smem, (*attention_args(problem), no_workspace), cluster),)
+        args, key_tiles = (*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / config["BLOCK_N"])
+        return (
+            KernelLaunch("large_head_scores", (blocks, key_tiles, 1), block, scores_smem, args),
+            KernelLaunch("large_head", (blocks, 1, 1), block, smem, args),
+        )
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+        return _workspace(problem, config)

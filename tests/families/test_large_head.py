@@ -1,0 +1,161 @@
+"""large_head: right on the interpreter whichever way partial scores meet, every refusal explained, known-good configs known good."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.compiler import compile_source
+from evoattn.config import KernelConfig, load_space
+from evoattn.families.large_head import LargeHead, smem_bytes
+from evoattn.gpu import GPUS
+from evoattn.problem import AttentionProblem
+from evoattn.problems import lookup
+from evoattn.render import MARKER, render
+from evoattn.validate import check, make_case
+
+FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
+SPACE = load_space("large_head", H100)
+BASE = {
+    "BLOCK_M": 4, "BLOCK_N": 16, "DIM_SPLIT": 1, "EXCHANGE": "none", "WARPS": 4, "LANES": 32, "SCORE_ROWS": 2, "SCORE_KEYS": 4,
+    "VALUE_THREADS": 64, "Q_PLACE": "shared", "STAGES": 1, "UNROLL": 1,
+}
+SPLIT = {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 32}
+
+
+def problem(seqlen_q=13, seqlen_k=37, head_dim=512, heads=4, kv_heads=2, dtype="fp32", mask="full", layout="bhsd") -> AttentionProblem:
+    return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask, layout)
+
+
+def config(**genes) -> KernelConfig:
+    return SPACE.make_config(BASE | genes)
+
+
+def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edit=lambda source: source):
+    kernel = compile_source(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
+    assert kernel.info.spill_bytes == kernel.info.stack_bytes == 0
+    return check(InterpreterBackend(), FAMILY, c, kernel, make_case(kind, p, 1, "cpu", kind, double=True))
+
+
+@pytest.mark.parametrize(("p", "genes", "kind"), [
+    (problem(), {}, "large_logits"),
+    (problem(mask="causal_upper_left", layout="bshd"), {"STAGES": 2, "BLOCK_N": 8}, "rising_maximum"),
+    (problem(11, 5, mask="causal_lower_right"), {"STAGES": 0, "Q_PLACE": "global", "BLOCK_N": 4}, "plain"),        # rows that see no key
+    (problem(head_dim=2048, mask="causal_lower_right"), SPLIT | {"STAGES": 2}, "late_huge_key"),
+    (problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1), SPLIT | {"STAGES": 0, "Q_PLACE": "global"}, "equal_keys"),
+    (problem(9, 21, 320, dtype="fp16"), {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8}, "plain"),
+    (problem(3, 17, 8192, kv_heads=4), {"DIM_SPLIT": 32, "EXCHANGE": "workspace", "UNROLL": 2}, "large_logits"),
+    (problem(5, 33, 264), {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4}, "plain"),   # 66 vectors
+])
+def test_right_on_the_interpreter(p, genes, kind):
+    c = config(**genes)
+    assert FAMILY.why_invalid(p, c, L4) is None
+    result = outcome(p, c, kind)
+    assert result.passed, result.reason
+
+
+def test_fp32_keeps_one_part_in_a_hundred_thousand():
+    """The share of fp32's own error that the rule allows grows with the logits; plain ones leave 1e-5 of the largest output."""
+    p = problem(4, 17, 8192)
+    c = config(**SPLIT)
+    case = make_case("plain", p, 1, "cpu", double=True)
+    kernel = compile_source(render(FAMILY, p, c, L4).source, L4.arch)
+    assert check(InterpreterBackend(), FAMILY, c, kernel, case).max_error <= 1e-6 * case.answer.exact.abs().max().item()
+
+
+@pytest.mark.parametrize(("genes", "line", "old", "new"), [
+    ({}, "none still reads tile - 1", "__syncthreads();", ""),
+    ({}, "none still reads K[tile]", "__syncthreads();", ""),
+    ({}, "P and V[tile] are visible", "__syncthreads();", ""),
+    ({}, "all but V[tile]", "<1>", "<2>"),
+    ({}, "all but the copies begun", "STAGES : STAGES - 1", "STAGES + 1 : STAGES"),
+    ({}, "no warp still reads V[tile]", "__syncthreads();", ""),
+    (SPLIT, "the scores are visible to all warps\n", "__syncthreads();", ""),
+    (SPLIT, "Q and K are visible", "__syncthreads();", ""),
+    (SPLIT | {"STAGES": 0}, "still reads the probabilities", "__syncthreads();", ""),
+])
+def test_an_injected_fault_is_found(genes, line, old, new):
+    def edit(source: str) -> str:
+        lines = source.splitlines(keepends=True)
+        hits = [i for i, text in enumerate(lines) if line in text and old in text]
+        assert len(hits) == 1
+        lines[hits[0]] = lines[hits[0]].replace(old, new)
+        return "".join(lines)
+
+    assert not outcome(problem(), config(**genes), edit=edit).passed
+
+
+LARGEST = AttentionProblem(1, 4, 4, 64, 64, 8192, "fp32")
+CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STAGES": 0}
+
+
+@pytest.mark.parametrize(("p", "genes", "words"), [
+    (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),                                   # the notes' cache of many queries
+    (LARGEST, {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128}, ("2097424", "STAGES=2")),      # the notes' double buffering
+    (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
+    (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)), (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
+    (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
+    (problem(), {"SCORE_ROWS": 8}, ("SCORE_ROWS=8",)), (problem(), {"LANES": 8, "SCORE_KEYS": 8, "BLOCK_N": 8}, ("2 score tiles",)),
+    (problem(), {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}, ("LANES=32", "4 vectors")),
+    (problem(), {"BLOCK_M": 1, "SCORE_ROWS": 1}, ("do not divide over 128 threads",)),
+    (problem(head_dim=256), {"VALUE_THREADS": 128}, ("idle",)),
+    (problem(4000, 4000, 8192), SPLIT | {"DIM_SPLIT": 64, "LANES": 32}, ("over 1073741824",)),
+    (problem(1, 1 << 20, heads=1, kv_heads=1), SPLIT | {"BLOCK_M": 1, "SCORE_ROWS": 1, "BLOCK_N": 4, "WARPS": 2, "VALUE_THREADS": 64,
+                                                        "LANES": 32, "DIM_SPLIT": 1}, ("grid y",)),
+    (problem(64, 64), {"BLOCK_M": 64, "SCORE_ROWS": 8, "SCORE_KEYS": 8, "VALUE_THREADS": 32, "Q_PLACE": "global"}, ("registers",)),
+    (problem(1, heads=2), {}, ("for 1 rows",)), (problem(seqlen_k=7), {}, ("for 7 keys",)),
+    (problem(seqlen_k=16), {"STAGES": 2}, ("STAGES=2",)),
+    (problem(), {"UNROLL": 8}, ("UNROLL=8 changes nothing",)),
+])
+def test_every_refusal_is_a_sentence_with_numbers(p, genes, words):
+    reason = FAMILY.why_invalid(p, config(**genes), L4)
+    assert reason is not None and reason.endswith(".") and all(word in reason for word in words), reason
+
+
+def test_small_heads_are_unsupported():
+    assert FAMILY.why_unsupported(problem(head_dim=248), L4) and FAMILY.why_unsupported(problem(head_dim=256), L4) is None
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_named_problems_have_starting_configs(gpu):
+    for name in ("hdim512_fp32", "hdim2048_fp32", "hdim4096_fp32", "hdim8192_fp32"):
+        configs = SPACE.starting_configs(lookup(name))
+        assert sum(FAMILY.why_invalid(lookup(name), c, gpu) is None for c in configs) >= 2, name
+    if gpu.arch == "sm_90a":
+        for row in SPACE.starting:
+            for head_dim in row["when"]["head_dim"]:
+                p = AttentionProblem(1, 4, 4, 64, 64, head_dim, row["when"]["dtype"][0])
+                assert FAMILY.why_invalid(p, SPACE.make_config(row["config"]), gpu) is None
+
+
+@pytest.mark.parametrize("which", [0, 1, 3, 4])
+def test_cluster_and_workspace_compile_without_spills(which):
+    name = ("hdim512_fp32", "hdim2048_fp32", "hdim512_fp32", "hdim4096_fp32", "hdim8192_fp32")[which]
+    c = SPACE.starting_configs(lookup(name))[-1 if which % 2 else 0]
+    kernel = compile_source(render(FAMILY, lookup(name), c, H100).source, H100.arch)
+    assert kernel.info.spill_bytes == kernel.info.stack_bytes == kernel.info.static_smem_bytes == 0
+    assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c)) == max(smem_bytes(lookup(name), c))
+
+
+def test_a_kernel_serves_all_lengths():
+    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
+    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
+    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]
+
+
+@pytest.mark.parametrize("p", [
+    problem(10, 19, 512), problem(7, 23, 320, dtype="bf16", mask="causal_lower_right"),
+    problem(6, 14, 1024, mask="causal_upper_left", layout="bshd"),
+], ids=AttentionProblem.describe)
+def test_random_valid_configs_are_right(p):
+    draw, right = random.Random(p.head_dim), 0
+    while right < 3:
+        c = SPACE.make_config({parameter.name: draw.choice(parameter.values) for parameter in SPACE.parameters})
+        reason = FAMILY.why_invalid(p, c, L4)
+        assert reason is None or reason.endswith(".") and "\n" not in reason
+        if reason is None:
+            result = outcome(p, c)
+            assert result.passed, (c.describe(), result.reason)
+            right += 1
