@@ -279,6 +279,7 @@ class ThreeKernel:
             "EXPONENTS_LATE": _late(config),
             "TILE_SOFTMAX": _tiles(config),
             "MERGE_LATE": config["SOFTMAX"] == "tiles_late",
+            "ZIGZAG": config["HEAD_ORDER"] == "zigzag",
             "SCORES_SMEM_BYTES": scores_smem_bytes(problem, config),
             "VALUES_SMEM_BYTES": values_smem_bytes(problem, config),
         }

@@ -171,9 +171,9 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // The longest row blocks of a causal mask start first.
   const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M, warp_row = block_row + warp * ROW_TILES * 16;
-  const int head = blockIdx.y % heads, batch = blockIdx.y / heads, kv_head = head / (heads / kv_heads);
+  const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
-  const int64_t first_row = int64_t(blockIdx.y) * seqlen_q + block_row;
+  const int64_t first_row = int64_t(batch_head) * seqlen_q + block_row;
   p_gmem += first_row * score_stride;
   v_gmem += batch * v_batch_stride + kv_head * v_head_stride;
   o_gmem += batch * o_batch_stride + head * o_head_stride;
@@ -192,7 +192,7 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   };
 #pragma unroll
   for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
-  if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(blockIdx.y, 0, 0, seqlen_q, seqlen_k);
+  if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
   if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem + first_row - block_row, block_row, seqlen_q, seqlen_k);
 
   RowState<ROW_TILES, DIM_TILES> state;

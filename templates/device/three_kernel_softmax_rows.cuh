@@ -9,7 +9,8 @@ three_kernel_softmax(const Score* s_gmem,          // [rows, score_stride]
                      float2* rows_gmem,            // [rows]
                      int rows, int seqlen_q, int seqlen_k, int score_stride) {  // rows = batch · heads · seqlen_q
   __shared__ float maxima_smem[SOFTMAX_THREADS / 32], sums_smem[SOFTMAX_THREADS / 32];
-  const int row = blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
+  const int block = ZIGZAG ? gridDim.x - 1 - blockIdx.x : blockIdx.x;           // P V goes forward again
+  const int row = block * ROWS_PER_BLOCK + threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
   int keys = seqlen_k, keys_written = seqlen_k;    // the row sees the first; the others get the probability 0
   if constexpr (CAUSAL) {
     const int query = row % seqlen_q;

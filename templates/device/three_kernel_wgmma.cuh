@@ -97,7 +97,7 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   const uint32_t smem_address = shared_address(smem);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
   const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M;      // the longest of a causal mask start first
-  const int head = blockIdx.y % heads, batch = blockIdx.y / heads, kv_head = head / (heads / kv_heads);
+  const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
 
   auto load = [&](int tile) {                      // by one thread
@@ -117,8 +117,8 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
     mbarrier_init_fence();
     for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
   }
-  rows_gmem += int64_t(blockIdx.y) * seqlen_q;
-  if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(blockIdx.y, 0, 0, seqlen_q, seqlen_k);
+  rows_gmem += int64_t(batch_head) * seqlen_q;
+  if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
   if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem, block_row, seqlen_q, seqlen_k);
   float o[HEAD_DIM / 2], inverse[2], factor[2] = {0.f, 0.f};                   // of the next reference, on its way while P V goes on
 #pragma unroll
