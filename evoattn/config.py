@@ -16,6 +16,8 @@ from evoattn.paths import SEARCH_SPACES
 from evoattn.problem import AttentionProblem
 
 Value = int | float | str | bool
+ARCH = "arch"
+"""The one `when` of a starting config that is about the GPU, not the problem."""
 
 
 class ConfigError(ValueError):
@@ -62,7 +64,7 @@ class SearchSpace:
     family: str
     parameters: tuple[Parameter, ...]
     starting: tuple[dict[str, Any], ...]
-    """Rows `{when: {field: [values]}, config: {…}}` as in the YAML."""
+    """Rows `{when: {field: [values]}, config: {…}}` as in the YAML; those for other architectures are left out."""
 
     @property
     def size(self) -> int:
@@ -106,7 +108,8 @@ class SearchSpace:
     def starting_configs(self, problem: AttentionProblem) -> list[KernelConfig]:
         """The starting configs whose `when` fits the problem, in the YAML's order."""
         fields = problem.to_dict() | {"causal": problem.causal}
-        rows = [row for row in self.starting if all(fields[key] in allowed for key, allowed in row.get("when", {}).items())]
+        when = [(row, {key: values for key, values in row.get("when", {}).items() if key != ARCH}) for row in self.starting]
+        rows = [row for row, conditions in when if all(fields[key] in allowed for key, allowed in conditions.items())]
         return [self.make_config(row["config"]) for row in rows]
 
 
@@ -140,7 +143,8 @@ def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, 
 
 
 def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> SearchSpace:
-    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones.
+    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones, and starting
+    configs with `when: {arch: […]}` are for those only.
 
     Raises `ConfigError` if the file is missing or not of this form.
     """
@@ -153,6 +157,7 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
         )
         starting = tuple(text.get("starting_configs") or ())
         _require_plain(parameters, starting)
+        starting = tuple(row for row in starting if gpu.arch in row.get("when", {}).get(ARCH, (gpu.arch,)))
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The search space {path} cannot be read: {error}.") from None
     return SearchSpace(family, parameters, starting)

@@ -67,6 +67,16 @@ def _late(config: KernelConfig) -> bool:
     return config["SOFTMAX"] == "statistics"
 
 
+def _tiles(config: KernelConfig) -> bool:
+    """Whether Q Kᵀ writes probabilities relative to the maxima of each tile."""
+    return config["SOFTMAX"] in ("tiles", "tiles_late")
+
+
+def _references(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Row maxima a row: each warp of Q Kᵀ takes its own keys' ones."""
+    return math.ceil(problem.seqlen_k / (config["BLOCK_N"] // config["WARPS_N"]))
+
+
 def scores_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K; with wgmma in their place later S, and a barrier."""
     if _wgmma(config):
@@ -122,13 +132,17 @@ def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
     if config["WARPS_N"] > 1 or config["BLOCK_K"] > 32:
         return "PRODUCT=wgmma takes a tile of S at once: WARPS_N and BLOCK_K must be 1 and 32, to do nothing."
     if _late(config) or config["S_TYPE"] == "fp32":
-        return "PRODUCT=wgmma moves S and P by tensor copies in 16 bits: SOFTMAX must be rewrite, and S_TYPE not fp32."
+        return "PRODUCT=wgmma moves S and P by tensor copies in 16 bits: SOFTMAX must not be statistics, nor S_TYPE fp32."
     return None
 
 
 def _why_wrong_scores(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Types and places of S and P that lose too much, overlap or do nothing."""
     s_type = config["S_TYPE"]
+    if _tiles(config):
+        return _why_wrong_tiles(config)
+    if config["THREADS_PER_ROW"] == 1:
+        return f"SOFTMAX={config['SOFTMAX']} reads whole rows: THREADS_PER_ROW must be over 1."
     if s_type == "bf16" and problem.dtype == "fp16":
         return "S_TYPE=bf16 keeps 8 bits of a score, and an fp16 answer shows the loss of the other 3."
     if _late(config) and s_type == "fp32":
@@ -139,6 +153,19 @@ def _why_wrong_scores(problem: AttentionProblem, config: KernelConfig) -> str | 
         return "P_PLACE=in_place needs S of 16 bits: over S_TYPE=fp32 a probability would fall on scores that are not read yet."
     if config["VECTOR_WIDTH"] * SCORE_BYTES[s_type] > 16:
         return f"VECTOR_WIDTH={config['VECTOR_WIDTH']} scores of S_TYPE={s_type} are more than the 16 bytes of a load."
+    return None
+
+
+def _why_wrong_tiles(config: KernelConfig) -> str | None:
+    """What SOFTMAX=tiles and tiles_late cannot do, and genes that they leave nothing to do."""
+    unused = {"S_TYPE": "fp16", "P_PLACE": "in_place", "THREADS_PER_ROW": 1, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 1}
+    if config["SOFTMAX"] == "tiles_late":
+        unused["ROWS_PER_BLOCK"] = 32
+    for gene, value in unused.items():
+        if config[gene] != value:
+            return f"SOFTMAX={config['SOFTMAX']} writes no S and merges a row in one thread: {gene} must be {value}, to do nothing."
+    if (keys := config["BLOCK_N"] // config["WARPS_N"]) % config["PV_BLOCK_K"]:
+        return f"PV_BLOCK_K={config['PV_BLOCK_K']} keys do not divide the {keys} keys of a row that a warp of Q Kᵀ refers to one maximum."
     return None
 
 
@@ -245,21 +272,25 @@ class ThreeKernel:
             "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
             "WGMMA_FUNCTIONS": _wgmma_functions(problem, config),
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
-            "SCORE": ELEMENT_TYPES[config["S_TYPE"]],
+            "SCORE": ELEMENT_TYPES[problem.dtype if _tiles(config) else config["S_TYPE"]],
             "HEAD_DIM": problem.head_dim,
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
             "EXPONENTS_LATE": _late(config),
+            "TILE_SOFTMAX": _tiles(config),
+            "MERGE_LATE": config["SOFTMAX"] == "tiles_late",
+            "ZIGZAG": config["HEAD_ORDER"] == "zigzag",
             "SCORES_SMEM_BYTES": scores_smem_bytes(problem, config),
             "VALUES_SMEM_BYTES": values_smem_bytes(problem, config),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         heads = problem.heads * problem.batch
-        rows, keys = math.ceil(problem.seqlen_q / config["BLOCK_M"]), math.ceil(problem.seqlen_k / config["BLOCK_N"])
+        row_blocks, keys = math.ceil(problem.seqlen_q / config["BLOCK_M"]), math.ceil(problem.seqlen_k / config["BLOCK_N"])
         stride = Scalar("int32", score_stride(problem))
         lengths = tuple(Scalar("int32", n) for n in (problem.seqlen_q, problem.seqlen_k))
         p = Buffer("p" if config["P_PLACE"] == "own" else "s")
+        tiles = Buffer("tiles" if _tiles(config) else "rows")     # where there are none the kernels take the pointer and leave it
 
         def heads_and_lengths(*tensors: str) -> tuple[KernelArg, ...]:
             strides = (Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
@@ -267,28 +298,28 @@ class ThreeKernel:
 
         threads = tuple((count, 1, 1) for count in _threads(config))
         scale = Scalar("float32", softmax_scale_log2(problem))
-        scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), *heads_and_lengths("q", "k"), scale)
-        values_args = (p, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
+        scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), tiles, *heads_and_lengths("q", "k"), scale)
+        values_args = (p, tiles, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
         if _wgmma(config):
             counts = (*(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths)
-            scores_args = (
-                tile_map(problem, "q", CHUNK_COLUMNS), tile_map(problem, "k", config["BLOCK_N"]),
-                _score_map(problem, "s", config["S_TYPE"], score_stride(problem)), *counts, scale)
+            s_map = _score_map(problem, "s", problem.dtype if _tiles(config) else config["S_TYPE"], score_stride(problem))
+            scores_args = (tile_map(problem, "q", CHUNK_COLUMNS), tile_map(problem, "k", config["BLOCK_N"]), s_map, tiles, *counts, scale)
             values_args = (
                 _score_map(problem, p.name, problem.dtype, problem.seqlen_k), tile_map(problem, "v", config["PV_BLOCK_K"]),
-                Buffer("rows"), Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
-        return (
-            KernelLaunch("three_kernel_scores", (keys, rows, heads), threads[0], scores_smem_bytes(problem, config), scores_args),
-            KernelLaunch(
-                "three_kernel_softmax", (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1), threads[1], 0,
-                (Buffer("s"), p, Buffer("rows"), Scalar("int32", _rows(problem)), *lengths, stride)),
-            KernelLaunch(
-                "three_kernel_values", (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1), threads[2],
-                values_smem_bytes(problem, config), values_args),
-        )
+                tiles, Buffer("rows"), Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
+        softmax_args = (Buffer("rows"), Scalar("int32", _rows(problem)), *lengths)
+        softmax_args = (tiles, *softmax_args) if _tiles(config) else (Buffer("s"), p, *softmax_args, stride)
+        softmax_grid = (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1)
+        values_grid = (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1)
+        scores = KernelLaunch(
+            "three_kernel_scores", (keys, row_blocks, heads), threads[0], scores_smem_bytes(problem, config), scores_args)
+        softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args)
+        values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem_bytes(problem, config), values_args)
+        return (scores, values) if config["SOFTMAX"] == "tiles_late" else (scores, softmax, values)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
-        """S, P unless it replaces S, and the maximum and sum of every row as two floats."""
+        """S, P unless it replaces S, and the maximum and sum of every row as two floats; with tiles those of every tile of a row too."""
         scores = _rows(problem) * score_stride(problem)
         own = {"p": scores * ELEMENT_BYTES} if config["P_PLACE"] == "own" else {}
-        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, "rows": 8 * _rows(problem)}
+        tiles = {"tiles": 8 * _rows(problem) * _references(problem, config)} if _tiles(config) else {}
+        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, **tiles, "rows": 8 * _rows(problem)}

@@ -41,7 +41,8 @@ __device__ __forceinline__ void multiply(float (&s)[ROW_TILES][KEY_TILES][4], ui
 extern "C" __global__ void __launch_bounds__(scores::THREADS)
 three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seqlen_q, HEAD_DIM]
                     const Element* __restrict__ k_gmem,    // [batch, kv_heads, seqlen_k, HEAD_DIM]
-                    Score* __restrict__ s_gmem,            // [batch, heads, seqlen_q, score_stride]
+                    Score* __restrict__ s_gmem,            // [batch, heads, seqlen_q, score_stride]; P with TILE_SOFTMAX
+                    float2* __restrict__ tiles_gmem,       // [batch, heads, references, seqlen_q]; written with TILE_SOFTMAX
                     int heads, int kv_heads, int seqlen_q, int seqlen_k, int score_stride,
                     int64_t q_batch_stride, int64_t q_head_stride, int64_t q_row_stride,
                     int64_t k_batch_stride, int64_t k_head_stride, int64_t k_row_stride,
@@ -84,6 +85,20 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
   }
 
   s_gmem += int64_t(blockIdx.z) * seqlen_q * score_stride;
+  if constexpr (TILE_SOFTMAX) {
+    const int first_key = block_key + key_warp * REFERENCE_KEYS, all_keys = seqlen_k - first_key - lane % 4 * 8;
+    // A whole warp of keys past the last one has no reference.
+    const int valid_rows = first_key < seqlen_k ? seqlen_q - block_row - row_warp * ROW_TILES * 16 - lane / 4 : 0;
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) {
+      const int row = block_row + (row_warp * ROW_TILES + m) * 16 + lane / 4;
+      const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - first_key - lane % 4 * 8;
+      const int visible[2] = {CAUSAL ? min(all_keys, row_keys) : all_keys, CAUSAL ? min(all_keys, row_keys + 8) : all_keys};
+      float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, first_key / REFERENCE_KEYS, row, seqlen_q, seqlen_k);
+      tile_softmax(reinterpret_cast<float (&)[4 * KEY_TILES]>(s[m]), softmax_scale_log2, visible,
+                   [](int n, int e) { return n / 4 * 32 + n % 4 * 2 + e; }, row_gmem, valid_rows - m * 16, lane);
+    }
+  }
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
@@ -95,8 +110,9 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
         if (row >= seqlen_q || key >= score_stride) continue;
         float eight[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) eight[i] = s[m][n + i / 2][2 * half + i % 2] * softmax_scale_log2;
-        store_scores(s_gmem + int64_t(row) * score_stride + key, eight);
+        for (int i = 0; i < 8; ++i) eight[i] = s[m][n + i / 2][2 * half + i % 2] * (TILE_SOFTMAX ? 1.f : softmax_scale_log2);
+        if constexpr (TILE_SOFTMAX) store_floats(s_gmem + int64_t(row) * score_stride + key, eight);
+        else store_scores(s_gmem + int64_t(row) * score_stride + key, eight);
       }
     }
 }
@@ -142,7 +158,8 @@ __device__ __forceinline__ void multiply(RowState<ROW_TILES, DIM_TILES>& state, 
 
 extern "C" __global__ void __launch_bounds__(values::THREADS)
 three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seqlen_q, score_stride]: P, or S with EXPONENTS_LATE
-                    const float2* __restrict__ rows_gmem,  // [batch, heads, seqlen_q]: shift and sum
+                    float2* tiles_gmem,                    // [batch, heads, references, seqlen_q]: factors and sums; with TILE_SOFTMAX
+                    float2* rows_gmem,                     // [batch, heads, seqlen_q]: shift and sum
                     const Element* __restrict__ v_gmem,    // [batch, kv_heads, seqlen_k, HEAD_DIM]
                     Element* __restrict__ o_gmem,          // [batch, heads, seqlen_q, HEAD_DIM]
                     int heads, int kv_heads, int seqlen_q, int seqlen_k, int score_stride,
@@ -154,9 +171,9 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // The longest row blocks of a causal mask start first.
   const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M, warp_row = block_row + warp * ROW_TILES * 16;
-  const int head = blockIdx.y % heads, batch = blockIdx.y / heads, kv_head = head / (heads / kv_heads);
+  const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
-  const int64_t first_row = int64_t(blockIdx.y) * seqlen_q + block_row;
+  const int64_t first_row = int64_t(batch_head) * seqlen_q + block_row;
   p_gmem += first_row * score_stride;
   v_gmem += batch * v_batch_stride + kv_head * v_head_stride;
   o_gmem += batch * o_batch_stride + head * o_head_stride;
@@ -175,6 +192,8 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   };
 #pragma unroll
   for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
+  if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
+  if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem + first_row - block_row, block_row, seqlen_q, seqlen_k);
 
   RowState<ROW_TILES, DIM_TILES> state;
   state.clear();
@@ -188,9 +207,31 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
         state.shift[m][half] = shift_and_sum.x, state.sum[m][2 * half] = shift_and_sum.y;
       }
     }
+  float factor[ROW_TILES][2];                      // of the next reference, on its way while the one before is multiplied
+  auto load_factors = [&](int reference) {
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + m * 16 + half * 8 + lane / 4;
+        if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[m][half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
+      }
+  };
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m) factor[m][0] = factor[m][1] = 0.f;
+  if constexpr (TILE_SOFTMAX) load_factors(1);     // there is no O before the first
   const uint32_t p_smem = smem_address + warp * ROW_TILES * 16 * LayoutP::ROW_BYTES + LayoutP::rows_first(lane);
   const uint32_t v_smem = smem_address + P_BYTES + LayoutV::rows_first(lane);
   for (int tile = 0; tile < tiles; ++tile) {
+    if (TILE_SOFTMAX && tile > 0 && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {  // from here on O is relative to the next reference
+#pragma unroll
+      for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) state.o[m][n][e] *= factor[m][e / 2];
+      load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);
+    }
     cp_async_wait<PV_STAGES - 2>();
     __syncthreads();                               // the tile is visible to all warps, and none still reads the one before
     load(tile + PV_STAGES - 1);

@@ -6,6 +6,10 @@ template <int VALUE> struct Constant { static constexpr int value = VALUE; };
 
 __device__ __forceinline__ int causal_offset(int seqlen_q, int seqlen_k) { return CAUSAL_LOWER_RIGHT ? seqlen_k - seqlen_q : 0; }
 
+// ZIGZAG: a kernel that reads the whole of S or P takes heads in the reverse of the order in which they were written. What was written last
+// is then read while it is still in L2; in the same order a buffer a little over L2 would lose each line just before its turn.
+__device__ __forceinline__ int values_batch_head() { return ZIGZAG && TILE_SOFTMAX ? gridDim.y - 1 - blockIdx.y : blockIdx.y; }
+
 // Keys that P V reads for queries first_row … first_row + rows - 1: all that a query of the same tile of P V sees. Exactly these scores are
 // computed, and exactly these probabilities written, up to the next multiple of 8.
 __device__ __forceinline__ int keys_read(int first_row, int rows, int seqlen_q, int seqlen_k) {

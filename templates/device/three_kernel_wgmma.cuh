@@ -1,5 +1,5 @@
-// three_kernel_wgmma.cuh: both products of the pipeline by wgmma, tiles by tensor copies (sm_90a). Needs the constants of three_kernel.cu.j2.
-// One thread of a block issues its copies; each warpgroup multiplies 64 rows.
+// three_kernel_wgmma.cuh: both products of the pipeline by wgmma, tiles by tensor copies (sm_90a). Needs the constants of
+// three_kernel.cu.j2. One thread of a block issues its copies; each warpgroup multiplies 64 rows.
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 constexpr int KEYS_WRITTEN_STEP = PV_BLOCK_K;      // tensor copies bring whole steps of P: the softmax ends it with zeros up to there
 using Tiles = TensorTile<HEAD_DIM>;
@@ -8,7 +8,7 @@ constexpr int SCORE_CHUNK_BYTES = 64 * 128;                                     
 namespace scores {                                 // S = Q Kᵀ · scale
 constexpr int WARPGROUPS = BLOCK_M / 64, THREADS = 128 * WARPGROUPS;
 constexpr int K_OFFSET = WARPGROUPS * Tiles::bytes(64);
-constexpr int TILES_BYTES = K_OFFSET + Tiles::bytes(BLOCK_N), S_BYTES = WARPGROUPS * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;     // S is there later
+constexpr int TILES_BYTES = K_OFFSET + Tiles::bytes(BLOCK_N), S_BYTES = WARPGROUPS * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;    // S later
 constexpr int BARRIER = TILES_BYTES > S_BYTES ? TILES_BYTES : S_BYTES;
 static_assert(BARRIER + 16 == SCORES_SMEM_BYTES, "Python and CUDA disagree");
 }  // namespace scores
@@ -16,7 +16,8 @@ static_assert(BARRIER + 16 == SCORES_SMEM_BYTES, "Python and CUDA disagree");
 extern "C" __global__ void __launch_bounds__(scores::THREADS)
 three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, heads, seqlen_q, HEAD_DIM], boxes of 64 rows
                     const __grid_constant__ TensorMap k_map,       // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of BLOCK_N rows
-                    const __grid_constant__ TensorMap s_map,       // [batch, heads, seqlen_q, score_stride], boxes of 64 × 64
+                    const __grid_constant__ TensorMap s_map,       // [batch, heads, seqlen_q, score_stride], boxes of 64 × 64; S or P
+                    float2* __restrict__ tiles_gmem,               // [batch, heads, references, seqlen_q]; written with TILE_SOFTMAX
                     int heads, int kv_heads, int seqlen_q, int seqlen_k, float softmax_scale_log2) {
   using namespace scores;
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -48,8 +49,16 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
   wgmma_commit();
   wgmma_wait<0>();
   pin_registers(s);
+  if constexpr (TILE_SOFTMAX) {
+    const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
+    const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - block_key - lane % 4 * 2;
+    const int visible[2] = {CAUSAL ? min(all_keys, row_keys) : all_keys, CAUSAL ? min(all_keys, row_keys + 8) : all_keys};
+    float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, blockIdx.x, row, seqlen_q, seqlen_k);
+    tile_softmax(s, softmax_scale_log2, visible, [](int n, int e) { return n * 8 + e; }, row_gmem, seqlen_q - row, lane);
+  } else {
 #pragma unroll
-  for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = bounded_score<Score>(s[i] * softmax_scale_log2);
+    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = bounded_score<Score>(s[i] * softmax_scale_log2);
+  }
   __syncthreads();                                 // no warpgroup still reads Q and K, which S overwrites
   const float ones[2] = {1.f, 1.f};
   const uint32_t s_smem = smem_address + warpgroup * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;
@@ -78,7 +87,8 @@ static_assert(BARRIERS + 8 * PV_STAGES == VALUES_SMEM_BYTES, "Python and CUDA di
 extern "C" __global__ void __launch_bounds__(values::THREADS)
 three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, heads, seqlen_q, seqlen_k], boxes of 64 × 64
                     const __grid_constant__ TensorMap v_map,       // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of PV_BLOCK_K rows
-                    const float2* __restrict__ rows_gmem,          // [batch, heads, seqlen_q]: shift and sum
+                    float2* tiles_gmem,                            // [batch, heads, references, seqlen_q], if TILE_SOFTMAX: factors, sums
+                    float2* rows_gmem,                             // [batch, heads, seqlen_q]: shift and sum
                     Element* __restrict__ o_gmem,                  // [batch, heads, seqlen_q, HEAD_DIM]
                     int heads, int kv_heads, int seqlen_q, int seqlen_k,
                     int64_t o_batch_stride, int64_t o_head_stride, int64_t o_row_stride) {
@@ -87,7 +97,7 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   const uint32_t smem_address = shared_address(smem);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
   const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M;      // the longest of a causal mask start first
-  const int head = blockIdx.y % heads, batch = blockIdx.y / heads, kv_head = head / (heads / kv_heads);
+  const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
 
   auto load = [&](int tile) {                      // by one thread
@@ -107,20 +117,36 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
     mbarrier_init_fence();
     for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
   }
-  float o[HEAD_DIM / 2], inverse[2];
+  rows_gmem += int64_t(batch_head) * seqlen_q;
+  if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
+  if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem, block_row, seqlen_q, seqlen_k);
+  float o[HEAD_DIM / 2], inverse[2], factor[2] = {0.f, 0.f};                   // of the next reference, on its way while P V goes on
 #pragma unroll
   for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
   const int warp_row = block_row + warp * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp_row + half * 8 + lane / 4;
-    const float sum = row < seqlen_q ? rows_gmem[int64_t(blockIdx.y) * seqlen_q + row].y : 0.f;
+    const float sum = row < seqlen_q ? rows_gmem[row].y : 0.f;
     inverse[half] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;                     // 0 for a row that sees no key
   }
+  auto load_factors = [&](int reference) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + half * 8 + lane / 4;
+      if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
+    }
+  };
+  if constexpr (TILE_SOFTMAX) load_factors(1);     // there is no O before the first
   __syncthreads();                                 // the barriers are initialised
 
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % PV_STAGES;
+    if (TILE_SOFTMAX && tile > 0 && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {  // from here on O is relative to the next reference
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
+      load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);
+    }
     mbarrier_wait(smem_address + BARRIERS + 8 * stage, tile / PV_STAGES % 2);
     const uint32_t stage_smem = smem_address + stage * STAGE_BYTES;
     const uint64_t p_descriptor = matrix_descriptor(stage_smem + warpgroup * P_TILE_BYTES, 0);

@@ -16,12 +16,15 @@ from evoattn.problem import AttentionProblem
 from evoattn.render import MARKER, render
 from evoattn.validate import check, make_case
 
-FAMILY, L4 = ThreeKernel(), GPUS["l4"]
+FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
 BASE = {
     "PRODUCT": "mma", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1, "S_TYPE": "fp16", "SOFTMAX": "rewrite",
     "P_PLACE": "in_place", "THREADS_PER_ROW": 16, "ROWS_PER_BLOCK": 4, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 2, "PV_BLOCK_M": 32,
-    "PV_BLOCK_K": 32, "PV_WARPS": 2, "PV_STAGES": 2,
+    "PV_BLOCK_K": 32, "PV_WARPS": 2, "PV_STAGES": 2, "HEAD_ORDER": "forward",
 }
+TILES = {"SOFTMAX": "tiles", "THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32, "KEPT_VECTORS": 1, "HEAD_ORDER": "zigzag"}
+LATE = TILES | {"SOFTMAX": "tiles_late"}
+WGMMA = TILES | {"PRODUCT": "wgmma", "BLOCK_M": 64, "WARPS_M": 4, "PV_BLOCK_M": 64, "PV_BLOCK_K": 64, "PV_WARPS": 4}
 
 
 def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **rest) -> AttentionProblem:
@@ -29,22 +32,30 @@ def problem(seqlen_q=1024, seqlen_k=1024, head_dim=64, heads=4, kv_heads=2, **re
 
 
 def config(**genes) -> KernelConfig:
-    return load_space("three_kernel", L4).make_config(BASE | genes)
+    return load_space("three_kernel", H100).make_config(BASE | genes)
 
 
 def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
-    candidate = render(FAMILY, p, c, gpu)
+    candidate = render(FAMILY, p, c, H100 if c["PRODUCT"] == "wgmma" else gpu)
     return compile_source(edit(candidate.source), candidate.arch)
 
 
 RIGHT = [
     (problem(113, 203), {"SOFTMAX": "statistics"}, "large_logits"),
     (problem(50, 163, mask="causal_upper_left"), {"SOFTMAX": "statistics", "PV_BLOCK_M": 64, "THREADS_PER_ROW": 64}, "rising_maximum"),
-    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"PV_BLOCK_M": 16, "PV_WARPS": 1, "VECTOR_WIDTH": 2}, "plain"),
+    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"PV_BLOCK_M": 16, "PV_WARPS": 1, "HEAD_ORDER": "zigzag"}, "plain"),
     (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"S_TYPE": "bf16", "P_PLACE": "own", "PV_BLOCK_K": 64}, "late_huge_key"),
     (problem(64, 517, 32), {"S_TYPE": "fp32", "P_PLACE": "own", "THREADS_PER_ROW": 128, "KEPT_VECTORS": 1}, "large_logits"),
     (problem(3, 3, 16, mask="causal_upper_left"), {}, "equal_keys"),
     (problem(20, 70, 256, dtype="bf16"), {"PV_STAGES": 3, "WARPS_M": 1, "WARPS_N": 2, "BLOCK_K": 128}, "plain"),
+    (problem(67, 203), TILES | {"WARPS_N": 2}, "large_logits"),
+    (problem(50, 163, 24, dtype="bf16", mask="causal_upper_left"), LATE | {"BLOCK_N": 128, "PV_BLOCK_M": 64}, "rising_maximum"),
+    (problem(127, 33, 72, mask="causal_lower_right", layout="bshd"), TILES, "late_huge_key"),
+    (problem(70, 209), WGMMA, "large_logits"),
+    (problem(113, 203, 72, dtype="bf16", mask="causal_lower_right"), WGMMA | LATE | {"BLOCK_N": 128}, "rising_maximum"),
+    (problem(203, 113, 24, mask="causal_lower_right", layout="bshd"), WGMMA | LATE, "late_huge_key"),
+    (problem(130, 70, 40, mask="causal_upper_left"), WGMMA | {"BLOCK_M": 128, "WARPS_M": 8, "PV_BLOCK_M": 128, "PV_WARPS": 8}, "equal_keys"),
+    (problem(70, 130), WGMMA | {"SOFTMAX": "rewrite", "THREADS_PER_ROW": 16, "HEAD_ORDER": "forward"}, "plain"),
 ]
 
 
@@ -56,16 +67,27 @@ def test_right_on_the_interpreter(p, genes, kind):
 
 
 FAULTS = {
-    "missing barrier": ("none still reads the one before\n", "__syncthreads();", ""),
-    "weak wait": ("cp_async_wait<(FIRST_CHUNKS < CHUNKS)>();\n", "(FIRST_CHUNKS < CHUNKS)", "2"),
-    "store out of bounds": ("row >= seqlen_q || key >= score_stride", "row >= seqlen_q || ", ""),
-    "a reduction that does not meet": ("the values of all warps of the row are there\n", "__syncthreads();", ""),
+    "missing barrier": ({}, "none still reads the one before\n", "__syncthreads();", ""),
+    "weak wait": ({}, "cp_async_wait<(FIRST_CHUNKS < CHUNKS)>();\n", "(FIRST_CHUNKS < CHUNKS)", "2"),
+    "store out of bounds": ({}, "row >= seqlen_q || key >= score_stride", "row >= seqlen_q || ", ""),
+    "a reduction that does not meet": ({}, "the values of all warps of the row are there\n", "__syncthreads();", ""),
+    "a factor of the wrong tile": (TILES, "load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);", " + 1", ""),
+    "sums of tiles merged as they are": (TILES, "sum = fmaf(tile.y,", "tile.x - maximum", "0.f"),
+    "an edge not masked": (TILES, "if (key_of(n, e) >= visible[half])", "visible[half]", "FLOATS"),
+    "sums read before they are merged": (LATE, "other threads of the block read factors and sums\n", "__syncthreads();", ""),
+    "wgmma: an uninitialised barrier": (WGMMA, "the barrier is initialised\n", "__syncthreads();", ""),
+    "wgmma: P over Q and K still read": (
+        WGMMA | {"BLOCK_M": 128, "WARPS_M": 8, "BLOCK_N": 128}, "no warpgroup still reads Q and K", "__syncthreads();", ""),
+    "wgmma: P stored before it is written": (WGMMA, "all rows of the tile are written\n", "__syncthreads();", ""),
+    "wgmma: a stage refilled too early": (
+        WGMMA | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "no warpgroup still reads this tile or the one before", "__syncthreads();", ""),
+    "wgmma: the wrong parity": (WGMMA, "tile / PV_STAGES % 2);", "% 2", "% 1"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
-    line, old, new = FAULTS[fault]
+    genes, line, old, new = FAULTS[fault]
 
     def edit(source: str) -> str:
         lines = source.splitlines(keepends=True)
@@ -74,15 +96,18 @@ def test_an_injected_fault_is_found(fault):
         lines[hits[0]] = lines[hits[0]].replace(old, new)
         return "".join(lines)
 
-    p, c = problem(113, 203), config(THREADS_PER_ROW=64)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), make_case("plain", p, 1, "cpu", double=True)).passed
+    p, c = problem(113, 203), config(**{"THREADS_PER_ROW": 64} | genes)
+    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), make_case("plain", p, 1, "cpu", double=True))
+    assert not result.passed
 
 
 REFUSED = [
     ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"), ({"PV_WARPS": 4}, "PV_BLOCK_M=32"), ({"WARPS_N": 4}, "groups of 32"),
-    ({"THREADS_PER_ROW": 1024}, "4096 threads"), ({"S_TYPE": "bf16"}, "8 bits"), ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
+    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"), ({"S_TYPE": "bf16"}, "8 bits"), ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
     ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"), ({"S_TYPE": "fp32"}, "in_place"),
     ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"), ({"BLOCK_K": 128}, "64 columns"),
+    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"), (TILES | {"S_TYPE": "fp32"}, "S_TYPE"), (TILES | {"P_PLACE": "own"}, "P_PLACE"),
+    (TILES | {"PV_BLOCK_K": 128}, "64 keys"), (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"), (WGMMA, "sm_90a"),
     ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
     ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"), ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
 ]
@@ -129,6 +154,7 @@ def test_scratch_holds_whole_chunks():
     p = problem(3, 13)
     assert score_stride(p) == 16
     assert FAMILY.workspace(p, config()) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+    assert FAMILY.workspace(problem(3, 130), config(**TILES)) == {"s": 4 * 3 * 136 * 2, "tiles": 4 * 3 * 3 * 8, "rows": 4 * 3 * 8}
     assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {"s": 4 * 3 * 16 * 4, "p": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
 
 

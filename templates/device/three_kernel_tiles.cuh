@@ -1,0 +1,80 @@
+// three_kernel_tiles.cuh: probabilities relative to the row maxima of their own tile, and what undoes it. Needs the constants of
+// three_kernel.cu.j2.
+constexpr int REFERENCE_KEYS = BLOCK_N / WARPS_N;  // keys of a row with a common reference: those of one warp of Q Kᵀ
+// A tile this far below the maximum of its row counts as if it were no further: its keys weigh 2^-40 then, which no answer shows.
+constexpr float LOWEST_REFERENCE = -40.f;
+
+__device__ __forceinline__ int64_t tile_row(int64_t batch_head, int reference, int row, int seqlen_q, int seqlen_k) {
+  return (batch_head * ((seqlen_k + REFERENCE_KEYS - 1) / REFERENCE_KEYS) + reference) * seqlen_q + row;
+}
+
+// s = 2^(s · scale - m) for rows g and g + 8 of a warp, and tiles_gmem = (m, Σ s) with m = max s · scale of the row; accumulators in the
+// order of mma's c. Element e of tile n is key `key_of(n, e)` from this lane's first, of which row g sees `visible[0]`.
+template <int FLOATS, typename KeyOf>
+__device__ __forceinline__ void tile_softmax(float (&s)[FLOATS], float scale, const int (&visible)[2], KeyOf key_of,
+                                             float2* tiles_gmem,                // [rows]: row g of the warp
+                                             int valid_rows, int lane) {
+  constexpr int TILES = FLOATS / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (visible[half] <= key_of(TILES - 1, 1)) {   // an edge of the matrix or of the mask
+#pragma unroll
+      for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (key_of(n, e) >= visible[half]) s[4 * n + 2 * half + e] = NEGATIVE_INFINITY;
+        }
+    }
+    float maximum = NEGATIVE_INFINITY, sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < TILES; ++n) maximum = fmaxf(maximum, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+    maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));         // the four lanes of a row
+    maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2)) * scale;
+    const float shift = maximum == NEGATIVE_INFINITY ? 0.f : maximum;           // the row sees no key of the tile
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * n + 2 * half + e];
+        x = exp2_approx(fmaf(x, scale, -shift));
+        sum += x;
+      }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (lane % 4 == 0 && half * 8 < valid_rows) tiles_gmem[half * 8] = make_float2(maximum, sum);
+  }
+}
+
+// One row's (m_t, l_t) of all its tiles t to (2^(r_{t-1} - r_t), l_t) with r_t = max(m_t, m - 40) and m = max_t m_t: multiplied by it
+// before the keys of tile t are added, O is always relative to the tile at hand, exact and with one product a tile. Returns m and
+// Σ_t 2^(m_t - m) l_t, the latter relative to the last tile, as O is in the end.
+__device__ __forceinline__ float2 merge_tiles(float2* tiles_gmem,               // [references, seqlen_q]: column of the row
+                                              int query, int seqlen_q, int seqlen_k) {
+  const int references = (keys_read(query, 1, seqlen_q, seqlen_k) + REFERENCE_KEYS - 1) / REFERENCE_KEYS;
+  float maximum = NEGATIVE_INFINITY;
+#pragma unroll 8                                   // loads that are under way together
+  for (int t = 0; t < references; ++t) maximum = fmaxf(maximum, tiles_gmem[int64_t(t) * seqlen_q].x);
+  if (maximum == NEGATIVE_INFINITY) maximum = 0.f;                              // the row sees no key: its sum is 0
+  const float lowest = maximum + LOWEST_REFERENCE;
+  float sum = 0.f, before = lowest;
+#pragma unroll 8
+  for (int t = 0; t < references; ++t) {
+    const float2 tile = tiles_gmem[int64_t(t) * seqlen_q];
+    const float reference = fmaxf(tile.x, lowest);
+    sum = fmaf(tile.y, exp2_approx(tile.x - maximum), sum);
+    tiles_gmem[int64_t(t) * seqlen_q].x = exp2_approx(before - reference);
+    before = reference;
+  }
+  return make_float2(maximum, sum * exp2_approx(maximum - before));
+}
+
+// MERGE_LATE: the rows of a block of P V, by its own threads.
+template <int THREADS>
+__device__ __forceinline__ void merge_block(float2* tiles_gmem,                 // [references, seqlen_q] of this batch and head
+                                            float2* rows_gmem,                  // [seqlen_q] of them
+                                            int block_row, int seqlen_q, int seqlen_k) {
+  for (int row = block_row + threadIdx.x; row < min(seqlen_q, block_row + PV_BLOCK_M); row += THREADS) {
+    rows_gmem[row] = merge_tiles(tiles_gmem + row, row, seqlen_q, seqlen_k);
+  }
+  __syncthreads();                                 // other threads of the block read factors and sums
+}
