@@ -8,6 +8,7 @@ from evoattn.families.flash_scalar import FlashScalar
 from evoattn.families.flash_wgmma import FlashWgmma
 from evoattn.families.flash_wmma import FlashWmma
 from evoattn.families.large_head import LargeHead
+from evoattn.families.large_head_mma import LargeHeadMma
 from evoattn.families.split_kv import SplitKv
 from evoattn.families.three_kernel import ThreeKernel
 
@@ -17,7 +18,8 @@ class FamilyError(ValueError):
 
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (FlashScalar(), FlashWmma(), FlashMma(), FlashWgmma(), SplitKv(), ThreeKernel(), LargeHead())
+    family.name: family
+    for family in (FlashScalar(), FlashWmma(), FlashMma(), FlashWgmma(), SplitKv(), ThreeKernel(), LargeHead(), LargeHeadMma())
 }
 
 
