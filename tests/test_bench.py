@@ -31,7 +31,11 @@ def timing(us: float, stage: str, run: str) -> Timing:
 
 
 class FakeCompiler(Handler):
+    """Takes all but flash_wmma."""
+
     def __call__(self, task):
+        if task.family == "flash_wmma":
+            return "no header:\n" + 200 * "x"
         return CompiledKernel(b"", "", CompileInfo(registers=64))
 
 
@@ -98,6 +102,18 @@ def test_what_is_wrong_after_the_final_does_not_stand(bench, storage):
     (study,) = storage.studies()
     assert storage.counts(study) == {TrialState.WRONG_RESULT: 1}
     assert "fa4" in rows_json([row])
+
+
+def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, storage):
+    configs = load_space("flash_wmma", GPU).starting_configs(PROBLEM)
+    row = run(bench, storage, [("flash_wmma", c.params) for c in configs])
+    (study,) = storage.studies()
+    assert len(configs) > 1 and storage.counts(study) == {TrialState.COMPILE_ERROR: len(configs)}
+    assert len(row.notes) == 1 and f"trial 1 and {len(configs) - 1} more: COMPILE_ERROR: no header: xxx" in row.notes[0]
+    file = io.StringIO()
+    render_rows([row], Console(file=file, width=80))
+    (line,) = [line for line in file.getvalue().splitlines() if "note:" in line]
+    assert len(line) == 160 and line.endswith("…")
 
 
 def test_without_records_the_starting_configs_stand(storage):
