@@ -22,7 +22,8 @@ those that these terms accept.
 PERSISTENT_REGISTERS = 4
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
-WIDE_PERSISTENT_REGISTERS = 28
+WIDE_PERSISTENT_REGISTERS = 32
+"""With 20 and 28, kernels without OVERLAP spilled 4 to 16 bytes at head_dim 192 and 256."""
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
 REGISTERS_UNDER_WGMMA = 26
