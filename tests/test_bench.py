@@ -31,7 +31,11 @@ def timing(us: float, stage: str, run: str) -> Timing:
 
 
 class FakeCompiler(Handler):
+    """Takes all but flash_wmma."""
+
     def __call__(self, task):
+        if task.family == "flash_wmma":
+            return "no header:\n" + 200 * "x"
         return CompiledKernel(b"", "", CompileInfo(registers=64))
 
 
@@ -95,7 +99,7 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
 def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
     scalar = load_space("flash_scalar", GPU).starting_configs(PROBLEM)[0]
     row = run(bench, storage, [("flash_scalar", scalar.params)])
-    assert row.ours is None and row.ratio is None and row.notes[0].endswith("disqualified. In the final: two outputs differ.")
+    assert row.ours is None and row.ratio is None and row.notes[0].endswith("disqualified: In the final: two outputs differ.")
     (study,) = storage.studies()
     (trial,) = storage.iter_trials(study)
     assert trial.disqualified == "In the final: two outputs differ." and not storage.leaderboard(study, 9) and not storage.baselines(study)
@@ -107,6 +111,18 @@ def test_a_doubtful_verdict_is_asked_for_again_once(bench, monkeypatch):
     monkeypatch.setattr(bench, "_ask", lambda *words: Outcome("evaluate", Ending.RESULT, answers.pop(0), 0.1))
     contender = Contender(CONFIGS[0], render(FAMILIES["flash_mma"], PROBLEM, CONFIGS[0], GPU))
     assert bench._evaluate(PROBLEM, contender, CompiledKernel(b"", "", CompileInfo())).state is TrialState.COMPLETE and not answers
+
+
+def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, storage):
+    configs = load_space("flash_wmma", GPU).starting_configs(PROBLEM)
+    row = run(bench, storage, [("flash_wmma", c.params) for c in configs])
+    (study,) = storage.studies()
+    assert len(configs) > 1 and storage.counts(study) == {TrialState.COMPILE_ERROR: len(configs)}
+    assert len(row.notes) == 1 and f"trial 1 and {len(configs) - 1} more: COMPILE_ERROR: no header: xxx" in row.notes[0]
+    file = io.StringIO()
+    render_rows([row], Console(file=file, width=80))
+    (line,) = [line for line in file.getvalue().splitlines() if "note:" in line]
+    assert len(line) == 160 and line.endswith("…")
 
 
 def test_without_records_the_starting_configs_stand(storage):

@@ -24,7 +24,7 @@ SPACE = load_space("flash_wgmma", H100)
 PROBLEM = AttentionProblem(1, 4, 2, 200, 120, 64, "bf16", "causal_lower_right", "bshd", lse=True)
 BASE = {p.name: p.values[0] for p in SPACE.parameters}
 FORMS = [
-    {"RESCALE": "lazy_8", "OVERLAP": True, "SCORES_AHEAD": True, "LATE_WAIT": True},
+    {"RESCALE": "lazy_8", "OVERLAP": True},
     {"BLOCK_M": 128, "RESCALE": "lazy_after", "OVERLAP": True, "PING_PONG": True, "CAUSAL_SKIP": True, "STORE": "rows"},
     {"POLYNOMIAL_EIGHTHS": 3},
 ]

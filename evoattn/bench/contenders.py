@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evoattn.bench.notes import Note
 from evoattn.config import ConfigError, KernelConfig, load_space
 from evoattn.families import registry
 from evoattn.gpu import GpuSpec
@@ -57,15 +58,15 @@ def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dic
 
 def choose(
     problem: AttentionProblem, gpu: GpuSpec, storages: list[Storage], configs: list[tuple[str, dict]], top: int,
-) -> tuple[list[Contender], list[str]]:
-    """(contenders, sentences about what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting configs."""
+) -> tuple[list[Contender], list[Note]]:
+    """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting configs."""
     chosen: dict[str, Contender] = {}
     notes = []
     for storage, study, trial in recorded_best(storages, problem, gpu.arch, top):
         try:
             contender = _contender(problem, gpu, trial.family, trial.config)
         except (ConfigError, registry.FamilyError) as error:
-            notes.append(f"Trial {trial.number} of study {study.name} is passed over: {error}")
+            notes.append(Note(f"trial {trial.number} of study {study.name}", f"passed over: {error}"))
             continue
         if contender.candidate.source_hash == trial.source_hash:
             contender = Contender(contender.config, contender.candidate, storage, study, trial)
@@ -75,7 +76,7 @@ def choose(
             contender = _contender(problem, gpu, family, params)
             chosen.setdefault(contender.config.id, contender)
         except (ConfigError, registry.FamilyError) as error:
-            notes.append(f"A config of the file is passed over: {error}")
+            notes.append(Note("a config of the file", f"passed over: {error}"))
     return list(chosen.values()) or _starting(problem, gpu), notes
 
 

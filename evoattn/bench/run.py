@@ -9,6 +9,7 @@ from typing import Any
 from evoattn import benchmark
 from evoattn.bench.contenders import Contender, choose
 from evoattn.bench.device import COMPILE_SECONDS, FINAL_SECONDS, START_SECONDS, BenchDevice, CompileAny
+from evoattn.bench.notes import Note, grouped
 from evoattn.errors import FailedRun
 from evoattn.gpu import DetectedDevice, GpuSpec
 from evoattn.problem import AttentionProblem
@@ -79,43 +80,53 @@ class Bench:
     def run(self, problems: list[AttentionProblem], configs: Callable[[AttentionProblem], list[tuple[str, dict]]]) -> Iterator[Row]:
         """A row a problem, as they end; `configs(problem)` are further [(family, parameters)]. Raises `BenchError` if no worker starts."""
         for problem in problems:
-            yield self._run(problem, configs(problem))
+            row = Row(problem.to_dict(), problem.describe())
+            row.notes = grouped(self._run(problem, configs(problem), row))
+            yield row
 
-    def _run(self, problem: AttentionProblem, configs: list[tuple[str, dict]]) -> Row:
-        row = Row(problem.to_dict(), problem.describe())
-        contenders, row.notes = choose(problem, self.gpu, self.storages, configs, self.top)
+    def _run(self, problem: AttentionProblem, configs: list[tuple[str, dict]], row: Row) -> list[Note]:
+        """Fills the row; what there is to say beside it."""
+        contenders, notes = choose(problem, self.gpu, self.storages, configs, self.top)
         if not contenders:
-            row.notes.append("No family has a recorded or starting config for this problem.")
+            notes.append(Note(problem.name, "No family has a recorded or starting config for this problem."))
         proved = []
-        for contender, kernel in self._compile(contenders, row):
+        for contender, kernel in self._compile(contenders):
+            if isinstance(kernel, str):
+                notes.append(self._failed(problem, contender, Evaluation(TrialState.COMPILE_ERROR, kernel)))
+                continue
             evaluation = self._evaluate(problem, contender, kernel)
             if evaluation.state is TrialState.COMPLETE:
                 proved.append((evaluation.timing.median_us, len(proved), contender, kernel, evaluation))
             else:
-                row.notes.append(f"{contender.config.family} {contender.config.describe()}: {evaluation.state}: {evaluation.reason}")
-                self._record(problem, contender, evaluation)
+                notes.append(self._failed(problem, contender, evaluation))
         proved.sort(key=lambda entry: entry[:2])
         finalists = {str(i): (c.config.family, c.config, kernel) for i, (_, _, c, kernel, _) in enumerate(proved[:self.top])}
         outcome = self._ask(problem, "final", (finalists, benchmark.FINAL), FINAL_SECONDS)
         if outcome.ending is not Ending.RESULT:
-            row.notes.append(f"The final could not be held: {outcome.value}")
-            return row
+            return [*notes, Note(problem.name, f"The final could not be held: {outcome.value}")]
         timings, row.refusals = outcome.value
         peers = {name: timing for name, timing in timings.items() if name not in finalists}
         row.peers = {name: Time.of(timing) for name, timing in peers.items()}
         row.versions = {name: timing.protocol.get("version", "") for name, timing in peers.items()}
-        self._finish(problem, row, [(contender, evaluation) for _, _, contender, _, evaluation in proved[:self.top]], timings, peers)
-        return row
+        entries = [(contender, evaluation) for _, _, contender, _, evaluation in proved[:self.top]]
+        return notes + self._finish(problem, row, entries, timings, peers)
 
-    def _finish(self, problem: AttentionProblem, row: Row, finalists: list[tuple], timings: dict[str, Timing], peers: dict[str, Timing]) -> None:
-        """Record the finalists beside the peers, and put the best that the final did not disqualify into the row."""
+    def _failed(self, problem: AttentionProblem, contender: Contender, evaluation: Evaluation) -> Note:
+        number = self._record(problem, contender, evaluation)[2]
+        return Note(f"{contender.config.family} trial {number}", f"{evaluation.state}: {evaluation.reason}")
+
+    def _finish(
+        self, problem: AttentionProblem, row: Row, finalists: list[tuple], timings: dict[str, Timing], peers: dict[str, Timing],
+    ) -> list[Note]:
+        """Record the finalists beside the peers, and put the best that the final did not disqualify into the row; a note for each other."""
+        notes = []
         studies: dict[tuple[int, int], tuple[Storage, Study]] = {}
         for index, (contender, evaluation) in enumerate(finalists):
             timing = timings[str(index)]
             storage, study, number = self._record(problem, contender, evaluation)
             storage.add_timing(number, timing)
             if timing.disqualified:
-                row.notes.append(f"{contender.config.family} {contender.config.describe()}: disqualified. {timing.disqualified}")
+                notes.append(Note(f"{contender.config.family} trial {number}", f"disqualified: {timing.disqualified}"))
                 continue
             studies[id(storage), study.id] = storage, study
             if row.ours is None or timing.median_us < row.ours.median_us:
@@ -126,6 +137,7 @@ class Bench:
                 storage.add_baseline(study, name, timing)
             for name, reason in row.refusals.items():
                 storage.add_baseline(study, name, None, reason)
+        return notes
 
     def _record(self, problem: AttentionProblem, contender: Contender, evaluation: Evaluation) -> tuple[Storage, Study, int]:
         """Where a contender's times go: the trial that it repeats and that is right still, else a new trial in this bench's study."""
@@ -151,8 +163,8 @@ class Bench:
 
     # ---- processes
 
-    def _compile(self, contenders: list[Contender], row: Row) -> list[tuple[Contender, CompiledKernel]]:
-        """Those that compile, in their order; a sentence in the row's notes for each that does not."""
+    def _compile(self, contenders: list[Contender]) -> list[tuple[Contender, CompiledKernel | str]]:
+        """Each with its machine code, or the sentence with which it does not compile, in their order."""
         waiting, done = list(enumerate(contenders)), {}
         while len(done) < len(contenders):
             for worker in self._pool.idle():
@@ -162,8 +174,7 @@ class Bench:
             wait_for_any(self._pool.workers, 0.2)
             done |= {outcome.tag: outcome.value for outcome in self._pool.poll()}
             self._check(self._pool.workers)
-        row.notes += [f"{c.config.family} does not compile: {done[i]}" for i, c in enumerate(contenders) if isinstance(done[i], str)]
-        return [(c, done[i]) for i, c in enumerate(contenders) if not isinstance(done[i], str)]
+        return [(c, done[i]) for i, c in enumerate(contenders)]
 
     def _evaluate(self, problem: AttentionProblem, contender: Contender, kernel: CompiledKernel) -> Evaluation:
         task = contender.config.family, contender.config, kernel, None

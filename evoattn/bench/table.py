@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evoattn.bench.notes import shortened
 from evoattn.bench.run import Row, Time
 
 
@@ -45,7 +46,7 @@ def render_rows(rows: list[Row], console: Console) -> None:
         if row.ours:
             console.print(f"{name}: trial {row.trial}, {row.family}: {genes(row.config)}", markup=False, soft_wrap=True)
         for note in row.notes:
-            console.print(f"{name}: note: {note}", markup=False, soft_wrap=True)
+            console.print(shortened(f"{name}: note: {note}"), markup=False, soft_wrap=True)
     refused: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for peer, reason in row.refusals.items():

@@ -60,12 +60,6 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:
     consumers = warpgroups(config)
     if config["PING_PONG"] and (consumers == 1 or not config["OVERLAP"]):
         return "PING_PONG needs two consumer warpgroups that take turns, and OVERLAP."
-    if config["SCORES_AHEAD"] and not config["OVERLAP"]:
-        return "SCORES_AHEAD needs OVERLAP: it goes one step further."
-    if config["SCORES_AHEAD"] and config["RESCALE"] == "lazy_after" and config["STAGES"] == 1:
-        return "SCORES_AHEAD with RESCALE=lazy_after needs STAGES of 2: the K of this tile is kept while the next one is read."
-    if config["LATE_WAIT"] and not config["OVERLAP"]:
-        return "LATE_WAIT needs OVERLAP: without it nothing runs during the softmax."
     if config["KEY_SPLIT"] > 1 and _persistent(config):
         return f"KEY_SPLIT={config['KEY_SPLIT']} needs SCHEDULE=single: the blocks of a cluster work on one tile of rows."
     if config["RESCALE"] == "lazy_after" and config["POLYNOMIAL_EIGHTHS"]:
@@ -103,7 +97,7 @@ def _tiles_of(config: KernelConfig) -> str:
 
 def _registers_of(config: KernelConfig) -> str:
     names = ("BLOCK_M", "BLOCK_N", "BLOCKS_PER_SM", "PRODUCER", "RESCALE", "SCHEDULE")
-    names += tuple(name for name in ("Q_IN_REGISTERS", "SCORES_AHEAD") if config[name])
+    names += ("Q_IN_REGISTERS",) if config["Q_IN_REGISTERS"] else ()
     return " ".join(f"{name}={config[name]}" for name in names)
 
 
@@ -185,8 +179,8 @@ class FlashWgmma:
         rescale, octaves = RESCALES[config["RESCALE"]]
         split = config["KEY_SPLIT"]
         same = (
-            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "SCORES_AHEAD", "LATE_WAIT", "PING_PONG", "KEY_SPLIT",
-            "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS", "Q_IN_REGISTERS",
+            "BLOCK_M", "BLOCK_N", "STAGES", "BLOCKS_PER_SM", "OVERLAP", "PING_PONG", "KEY_SPLIT", "CAUSAL_SKIP", "POLYNOMIAL_EIGHTHS",
+            "Q_IN_REGISTERS",
         )
         return {name: config[name] for name in same} | {
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",

@@ -22,7 +22,8 @@ those that these terms accept.
 PERSISTENT_REGISTERS = 4
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
-WIDE_PERSISTENT_REGISTERS = 20
+WIDE_PERSISTENT_REGISTERS = 32
+"""With 20 and 28, kernels without OVERLAP spilled 4 to 16 bytes at head_dim 192 and 256."""
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
 REGISTERS_UNDER_WGMMA = 26
@@ -65,17 +66,17 @@ def moved_registers(config: KernelConfig) -> tuple[int, int]:
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma.
 
-    S (twice with SCORES_AHEAD), P, O, Q if it stays, and what the other genes keep beside them.
+    S, P, O, Q if it stays, and what the other genes keep beside them.
     """
     block_n, wide = config["BLOCK_N"], max(0, problem.head_dim - WIDE_HEAD_DIM)
-    operands = (1 + config["SCORES_AHEAD"]) * block_n // 2 + block_n // 4 + problem.head_dim // 2
+    operands = block_n // 2 + block_n // 4 + problem.head_dim // 2
     if config["Q_IN_REGISTERS"]:
         operands += 4 * math.ceil(problem.head_dim / 16)
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
     if config["SCHEDULE"] != "single":
         others += WIDE_PERSISTENT_REGISTERS if wide else PERSISTENT_REGISTERS
     if config["RESCALE"] == "lazy_after":
-        others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8 + max(0, block_n - 128) // 4
+        others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     return operands + others
 
 

@@ -1,4 +1,4 @@
-// wgmma_softmax.cuh: the online softmax on wgmma's accumulators (needs element, exp2, exp2_polynomial, tma). With g = lane / 4, s[i] of a
+// wgmma_softmax.cuh: the online softmax on wgmma's accumulators (needs element, exp2, exp2_polynomial). With g = lane / 4, s[i] of a
 // lane is row g + 8 (i / 2 % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, D).
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
@@ -139,13 +139,6 @@ __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS]
     exponentiate<EIGHTHS>(s, state.sum);
   }
   return rescale;
-}
-
-// Nothing that makes the sums may move below this line: ptxas would rather wait for products first, and then no exponential overlaps them
-// (SASS, sm_90a). A branch that it cannot decide ends its freedom: no sum is below 0, and the fence would do no harm. (A trap there would
-// make it forget what setmaxnreg gave.)
-__device__ __forceinline__ void finish_sums(const RowState& state) {
-  if (__any_sync(ALL_LANES, fminf(state.sum[0], state.sum[1]) < 0.f)) fence_proxy_async();
 }
 
 // P in the element type, as the A operand of the next product: the accumulators of 16 keys are its registers in order.

@@ -84,10 +84,11 @@ CLUSTER = {"KEY_SPLIT": 2, "BLOCK_N": 64}
 K_FULL, V_FULL = ("mbarrier_wait(barrier(Smem::{}_FULL, ring.stage), ring.parity);".format(x) for x in "KV")
 Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
 BEFORE_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
-K_EMPTY, V_EMPTY = ("mbarrier_wait(barrier(Smem::{}_EMPTY, ring.stage), ring.parity ^ 1);".format(x) for x in "KV")
-QK_WAIT, PV_WAIT = ("wgmma_wait<0>();\n        pin_registers({});\n".format(x) for x in "so")
+EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
+QK_WAIT = "      wgmma_wait<BESIDE>();                                // S is there\n      pin_registers(s);\n"
+PV_WAIT = "wgmma_wait<0>();\n        pin_registers(o);\n"
 RELEASE_V = "        release(barrier(Smem::V_EMPTY, ring.stage));\n"
-RELEASE_K = "        if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
+RELEASE_K = "      if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
 O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);         // all rows"
 GATHER_WAIT = "mbarrier_wait_cluster(barrier_smem, 0);"
 WGMMA: list[Row] = [
@@ -95,20 +96,19 @@ WGMMA: list[Row] = [
     ("no wait for V", PLAIN, [(V_FULL, "")]),
     ("no wait for V, overlapped", OVERLAP, [(BEFORE_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
-    ("no wait before K is reused", PLAIN, [(K_EMPTY, "")]),
-    ("no wait before V is reused", PLAIN, [(V_EMPTY, "")]),
+    ("no wait before a stage is reused", PLAIN, [(EMPTY, "")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for V of the wrong parity, overlapped", OVERLAP, [(BEFORE_FULL, BEFORE_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
-    ("wait for an empty stage of the wrong parity", PLAIN, [(K_EMPTY, K_EMPTY.replace(" ^ 1", ""))]),
+    ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""))]),
     ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
     ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
     ("V released too early, overlapped", OVERLAP, [
-        ("        release(barrier(Smem::V_EMPTY, before.stage));\n        pack", "        pack"),
-        ("        pass_turn();\n        wgmma_wait<1>", "        release(barrier(Smem::V_EMPTY, before.stage));\n        wgmma_wait<1>")]),
+        ("        release(barrier(Smem::V_EMPTY, before.stage));\n      }\n      pack", "      }\n      pack"),
+        ("wgmma_wait<BESIDE>();", "if constexpr (BESIDE) release(barrier(Smem::V_EMPTY, before.stage));\n      wgmma_wait<BESIDE>();")]),
     ("K never released", PLAIN, [(RELEASE_K, "")]),
-    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<0>", "<1>"))]),
+    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<BESIDE>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
     ("no barrier after the mbarriers are made", PLAIN, [
         ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
@@ -120,8 +120,8 @@ WGMMA: list[Row] = [
     ("no __syncwarp before Q is reused", {**ROWS, "Q_IN_REGISTERS": True}, [
         ("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")]),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
-    ("load out of bounds of shared memory", PLAIN, [("Tiles::load<BLOCK_N>(v_smem + at", "Tiles::load<BLOCK_N>(v_smem + 3 * at")]),
-    ("load over another tile", PLAIN, [("Tiles::load<BLOCK_N>(k_smem + at", "Tiles::load<BLOCK_N>(k_smem + 2 * at")]),
+    ("load out of bounds of shared memory", PLAIN, [("load<ROWS>(tiles_smem + at.stage", "load<ROWS>(tiles_smem + 9 * at.stage")]),
+    ("load over another tile", PLAIN, [("load<ROWS>(tiles_smem + at.stage", "load<ROWS>(tiles_smem + 2 * at.stage")]),
     ("a tensor copy that expects too much", PLAIN, [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);")]),
     ("no wait at the barrier of the cluster", CLUSTER, [("    cluster_wait();   ", "//")]),
     ("no arrival at the barrier of the cluster", CLUSTER, [("if constexpr (KEY_SPLIT > 1) cluster_arrive();", "")]),
