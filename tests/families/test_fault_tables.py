@@ -15,6 +15,7 @@ import test_flash_scalar
 import test_flash_wgmma
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.compiler import compile_source
+from evoattn.families import flash_wgmma
 from evoattn.gpu import GPUS
 from evoattn.problem import AttentionProblem
 from evoattn.render import render
@@ -84,10 +85,12 @@ CLUSTER = {"KEY_SPLIT": 2, "BLOCK_N": 64}
 K_FULL, V_FULL = ("mbarrier_wait(barrier(Smem::{}_FULL, ring.stage), ring.parity);".format(x) for x in "KV")
 Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
 BEFORE_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
-K_EMPTY, V_EMPTY = ("mbarrier_wait(barrier(Smem::{}_EMPTY, ring.stage), ring.parity ^ 1);".format(x) for x in "KV")
-QK_WAIT, PV_WAIT = ("wgmma_wait<0>();\n        pin_registers({});\n".format(x) for x in "so")
+EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
+QK_WAIT = "      wgmma_wait<BESIDE>();                                // S is there\n      pin_registers(s);\n"
+PV_WAIT = "wgmma_wait<0>();\n        pin_registers(o);\n"
 RELEASE_V = "        release(barrier(Smem::V_EMPTY, ring.stage));\n"
-RELEASE_K = "        if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
+RELEASE_K = "      if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
+LATE_RELEASE_V = "        pin_registers(o);\n        release(barrier(Smem::V_EMPTY, before.stage));\n      }\n      pack"
 O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);         // all rows"
 GATHER_WAIT = "mbarrier_wait_cluster(barrier_smem, 0);"
 WGMMA: list[Row] = [
@@ -95,20 +98,20 @@ WGMMA: list[Row] = [
     ("no wait for V", PLAIN, [(V_FULL, "")]),
     ("no wait for V, overlapped", OVERLAP, [(BEFORE_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
-    ("no wait before K is reused", PLAIN, [(K_EMPTY, "")]),
-    ("no wait before V is reused", PLAIN, [(V_EMPTY, "")]),
+    ("no wait before a stage is reused", PLAIN, [(EMPTY, "")]),
+    ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for V of the wrong parity, overlapped", OVERLAP, [(BEFORE_FULL, BEFORE_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
-    ("wait for an empty stage of the wrong parity", PLAIN, [(K_EMPTY, K_EMPTY.replace(" ^ 1", ""))]),
+    ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""))]),
     ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
     ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
     ("V released too early, overlapped", OVERLAP, [
-        ("        release(barrier(Smem::V_EMPTY, before.stage));\n        pack", "        pack"),
-        ("        pass_turn();\n        wgmma_wait<1>", "        release(barrier(Smem::V_EMPTY, before.stage));\n        wgmma_wait<1>")]),
+        (LATE_RELEASE_V, "        pin_registers(o);\n      }\n      pack"),
+        ("        pass_turn();\n      }\n", "        pass_turn();\n        release(barrier(Smem::V_EMPTY, before.stage));\n      }\n")]),
     ("K never released", PLAIN, [(RELEASE_K, "")]),
-    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<0>", "<1>"))]),
+    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<BESIDE>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
     ("no barrier after the mbarriers are made", PLAIN, [
         ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
@@ -120,8 +123,8 @@ WGMMA: list[Row] = [
     ("no __syncwarp before Q is reused", {**ROWS, "Q_IN_REGISTERS": True}, [
         ("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")]),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
-    ("load out of bounds of shared memory", PLAIN, [("Tiles::load<BLOCK_N>(v_smem + at", "Tiles::load<BLOCK_N>(v_smem + 3 * at")]),
-    ("load over another tile", PLAIN, [("Tiles::load<BLOCK_N>(k_smem + at", "Tiles::load<BLOCK_N>(k_smem + 2 * at")]),
+    ("load out of bounds of shared memory", PLAIN, [("tiles_smem + at.stage *", "tiles_smem + 9 * at.stage *")]),
+    ("load over another tile", PLAIN, [("tiles_smem + at.stage *", "tiles_smem + 2 * at.stage *")]),
     ("a tensor copy that expects too much", PLAIN, [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);")]),
     ("no wait at the barrier of the cluster", CLUSTER, [("    cluster_wait();   ", "//")]),
     ("no arrival at the barrier of the cluster", CLUSTER, [("if constexpr (KEY_SPLIT > 1) cluster_arrive();", "")]),
@@ -132,11 +135,23 @@ WGMMA: list[Row] = [
     ("results out of bounds of another block", CLUSTER, [("(split - 1) * slot_bytes", "split * slot_bytes")]),
     ("more results expected than come", CLUSTER, [("(KEY_SPLIT - 1) * SLOT_BYTES);", "KEY_SPLIT * SLOT_BYTES);")]),
 ]
+FIXED, CLAIMED = ({"SCHEDULE": schedule, "Q_IN_REGISTERS": True, "BLOCK_N": 64} for schedule in ("fixed", "claimed"))
+Q_FENCE, Q_RELEASE = "fence_proxy_async(), ", "__syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));"
+REUSED_Q: list[Row] = [
+    ("no fence before Q is reused", FIXED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
+    ("no fence before Q is reused, claimed tiles", CLAIMED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
+    ("Q never released", CLAIMED, [("release(barrier(Smem::Q_EMPTY", "(void)(barrier(Smem::Q_EMPTY")]),
+]
+LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
+SCORES_AGAIN: list[Row] = [
+    ("no fence after K was read again", LAZY_AFTER, [
+        ("fence_proxy_async();                                     // before the copies", "//")]),
+]
 
 
 @cache
-def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...]) -> CheckResult:
-    """What the interpreter says of the config's source with these edits; each old text must occur in it."""
+def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...], kind: str) -> CheckResult:
+    """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur in it."""
     module, problem, gpu = FAMILIES[family]
     config = module.config(**dict(genes))
     candidate = render(module.FAMILY, problem, config, GPUS[gpu])
@@ -144,15 +159,15 @@ def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tup
     for old, new in edits:
         assert old in source, old
         source = source.replace(old, new)
-    case = make_case("plain", problem, 1, "cpu", "plain", double=True)
+    case = make_case(kind, problem, 1, "cpu", kind, double=True)
     return check(InterpreterBackend(), module.FAMILY, config, compile_source(source, candidate.arch), case)
 
 
-def assert_found(family: str, row: Row) -> None:
+def assert_found(family: str, row: Row, kind: str = "plain") -> None:
     _, genes, edits = row
-    untouched = outcome(family, tuple(genes.items()), ())
+    untouched = outcome(family, tuple(genes.items()), (), kind)
     assert untouched.passed, untouched.reason
-    result = outcome(family, tuple(genes.items()), tuple(edits))
+    result = outcome(family, tuple(genes.items()), tuple(edits), kind)
     assert not result.passed and math.isnan(result.max_error), result      # stopped by a fault, not by a wrong answer
 
 
@@ -169,3 +184,16 @@ def test_flash_mma(row):
 @pytest.mark.parametrize("row", WGMMA, ids=[row[0] for row in WGMMA])
 def test_flash_wgmma(row):
     assert_found("flash_wgmma", row)
+
+
+@pytest.mark.parametrize("row", REUSED_Q, ids=[row[0] for row in REUSED_Q])
+def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
+    """A wave of a GPU with one SM: the persistent blocks go round."""
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    assert_found("flash_wgmma", row)
+
+
+@pytest.mark.parametrize("row", SCORES_AGAIN, ids=[row[0] for row in SCORES_AGAIN])
+def test_flash_wgmma_that_loses_its_scores(row):
+    """Scores far beyond what fp16 probabilities hold: warps compute them again, from K and Q in shared memory."""
+    assert_found("flash_wgmma", row, "large_logits")

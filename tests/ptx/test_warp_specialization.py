@@ -100,7 +100,17 @@ def test_a_product_in_flight_across_two_stages():
     assert run(**late)[:2] == ((), True)
 
 
+LOOK = "wgmma_wait<0>(); pin_registers(d); d[0] += 0.f * *reinterpret_cast<volatile unsigned char*>(smem + B + stage * BYTES + 3 * lane);"
+
+
+def test_threads_that_read_a_stage_too():
+    """By ordinary loads, so that each needs a fence of its proxy before the copy that overwrites the stage."""
+    assert run(MULTIPLY_WAIT=LOOK + "fence_proxy_async(); __syncwarp();")[:2] == ((), True)
+
+
 FAULTS = [
+    ({"MULTIPLY_WAIT": LOOK + "__syncwarp();"}, "has read, with no fence.proxy.async between"),
+    ({"MULTIPLY_WAIT": LOOK + "if (lane < 31) fence_proxy_async(); __syncwarp();"}, "has read, with no fence.proxy.async between"),
     ({"FULL_WAIT": ""}, "reads what a tensor copy to the mbarrier at byte 32776 wrote last"),
     ({"A_WAIT": ""}, "reads what a tensor copy to the mbarrier at byte 32768 wrote last"),
     ({"A_WAIT": "", "FULL_WAIT": RIGHT["FULL_WAIT"] + "if (i == 4) mbarrier_wait(a_full, 0);"}, "byte 32768 wrote last"),
