@@ -6,8 +6,8 @@ which read; for each mbarrier the copies that complete on it (of the tensor engi
 What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`,
 `cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an agent does is ordered after what its
 issuing threads know. Besides, a thread's write before an agent's access, and its read before an agent's write, must have been followed by
-its own `fence.proxy.async` before the agent's access was ordered after it (PTX ISA, memory consistency model, proxy-preserved base causality
-order). An H200 does overwrite what ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
+its own `fence.proxy.async` before the agent's access was ordered after it (PTX ISA, memory consistency model, proxy-preserved base
+causality order). An H200 does overwrite what ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
 """
 
 from __future__ import annotations

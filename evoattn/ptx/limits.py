@@ -10,7 +10,6 @@ NOT_MODELLED = (
     "when the global writes of a tensor store arrive: they count as done when they are issued",
     "a fence before a relaxed arrival at a cluster's barrier, but for that of mbarrier initializations; clusters not along x; multicast",
     "atomics on shared memory as a cause of races, and aliases of global memory by another proxy than the generic one",
-    "a fence.proxy.async between a thread's read and a tensor copy over it, where all threads of the block meet at a barrier between",
     "dependent launches: one runs after another has ended",
 )
 """One thing each, as it would follow "The interpreter does not model"."""

@@ -158,3 +158,24 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*) {
     [fault] = run_hopper(source.replace("WAIT", ""), [tensor], maps, smem=8200).faults
     assert "nobody has waited for a tensor copy to the mbarrier at byte 8192" in fault
     assert not run_hopper(source.replace("WAIT", "mbarrier_wait(barrier, 0);"), [tensor], maps, smem=8200).faults
+
+
+@pytest.mark.parametrize("fence, faults", [("", 1), ("fence_proxy_async();", 0)])
+def test_a_barrier_of_the_block_is_no_fence_of_the_proxy(fence, faults):
+    source = """
+extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*, int* out) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const uint32_t barrier = shared_address(smem) + 8192;
+  if (threadIdx.x == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); }
+  __syncthreads();
+  for (int i = 0; i < 2; i++) {
+    if (threadIdx.x == 0) { mbarrier_arrive_expect_tx(barrier, 8192); tma_load_4d(shared_address(smem), map, barrier, 0, 0, 0, 0); }
+    mbarrier_wait(barrier, i);
+    out[threadIdx.x] = reinterpret_cast<volatile int*>(smem)[threadIdx.x];
+    FENCE
+    __syncthreads();
+  }
+}"""
+    tensor, out = np.zeros((1, 1, 64, 64), np.uint16), np.ones(128, np.int32)
+    execution = run_hopper(source.replace("FENCE", fence), [tensor, out], [tiled(0, tensor, (64, 64, 1, 1), 128)], smem=8200)
+    assert len(execution.faults) == faults and all("no fence.proxy.async between" in fault for fault in execution.faults)
