@@ -113,6 +113,10 @@ WGMMA: list[Row] = [
     ("K never released", PLAIN, [(RELEASE_K, "")]),
     ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<BESIDE>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
+    ("no wgmma.fence after P and O are written", PLAIN, [("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage")]),
+    ("no wgmma.fence after P is written, overlapped", OVERLAP, [
+        ("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage"),
+        ("wgmma_fence();\n    const uint64_t k_stage", "const uint64_t k_stage")]),
     ("no barrier after the mbarriers are made", PLAIN, [
         ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
