@@ -1,10 +1,10 @@
 """Golden inputs and outputs of every instruction that the interpreter accepts.
 
     python scripts/golden.py collect     # no GPU needed: launches of tests/ptx/golden_cases.py and of tests/ptx → tests/ptx/golden/golden.bin
-    python scripts/golden.py run         # on an H100: runs them there, twice, adds the outputs, prints where the interpreter differs
+    python scripts/golden.py run [--all] # on an H100: runs those without outputs (or all) there, twice, prints where the interpreter differs
 
-`collect` runs again when an instruction is added, `run` after it. A launch whose outputs differ between two runs, or that the driver refuses,
-is left out and named.
+`collect` runs again when an instruction is added, and keeps the outputs that there are; `run` after it. A launch whose outputs differ between
+two runs, or that the driver refuses, is left out and named.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -40,9 +41,13 @@ def collect() -> None:
     import pytest
 
     import golden_cases
+    import golden_clusters
     import golden_programs
     import ptx_harness
+    from evoattn.ptx import async_copy, context
 
+    known, machine = golden_file.load() if golden_file.FILE.exists() else ([], {})
+    outputs = {golden.key: golden.after for golden in known}
     kept: list[Golden] = []
     opcodes: set[str] = set()
     seen: Counter[str] = Counter()
@@ -50,6 +55,7 @@ def collect() -> None:
 
     def observe(*launch) -> None:
         golden = Golden(f"{group}.{len(kept)}", *launch)
+        golden.after = outputs.get(golden.key)
         if not all(isinstance(s, np.generic) for s in golden.scalars):      # a tensor map that the test has encoded itself
             return
         seen[golden.ptx] += 1
@@ -60,20 +66,23 @@ def collect() -> None:
             opcodes.update(golden.opcodes)
 
     def is_right(golden: Golden) -> bool:
-        """Whether it has no fault under the race detector either, which some tests switch off: what races means nothing on a GPU."""
+        """Whether it has no fault under the race detector either, which some tests switch off, and reads no shared memory that nobody has
+        written, and assembles: all else means nothing on a GPU."""
         ptx_harness.observers.remove(observe)
         try:
-            golden.interpreted()
-            return True
+            results = [golden.interpreted()]
+            with mock.patch.object(context, "POISON", 0x5A), mock.patch.object(async_copy, "POISON", 0x5A):
+                results.append(golden.interpreted())
         except AssertionError:
             return False
         finally:
             ptx_harness.observers.append(observe)
+        return all(a.tobytes() == b.tobytes() for a, b in zip(*results)) and (golden.after is not None or assembles(golden))
 
     ptx_harness.observers.append(observe)
     always = True
     with np.errstate(all="ignore"):
-        for work in golden_cases.GROUPS + golden_programs.GROUPS:
+        for work in golden_cases.GROUPS + golden_programs.GROUPS + golden_clusters.GROUPS:
             group = work.__name__.removesuffix("_cases")
             work()
     always = False
@@ -81,19 +90,31 @@ def collect() -> None:
         group = name.removeprefix("test_")
         if (TESTS / f"{name}.py").exists():
             pytest.main(["-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", str(TESTS / f"{name}.py")])
-    golden_file.save(kept, {})
-    print(f"{len(kept)} launches, {len(opcodes)} opcodes, {golden_file.FILE.stat().st_size} bytes")
+    golden_file.save(kept, machine)
+    awaiting = sum(golden.after is None for golden in kept)
+    print(f"{len(kept)} launches, {awaiting} of them without outputs, {len(opcodes)} opcodes, {golden_file.FILE.stat().st_size} bytes")
+
+
+def assembles(golden: Golden) -> bool:
+    """Whether ptxas takes the kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(golden.ptx)
+        done = subprocess.run(["ptxas", "-arch=sm_90a", str(source), "-o", str(source.with_suffix(".cubin"))], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{golden.name} is no launch: {done.stderr.splitlines()[0]}", file=sys.__stdout__)
+    return done.returncode == 0
 
 
 def device(first: int, folder: Path) -> None:
-    """Run the launches from number `first` on the device; each writes its outputs, or the reason why it has none, when it is done."""
+    """Run the launches of the folder's copy of the file, from number `first` on; each writes its outputs, or why it has none, when done."""
     import cupy
 
     from evoattn.backends import tensor_map
     from evoattn.trial import TensorMap
 
     cupy.zeros(1)
-    for number, golden in enumerate(golden_file.load()[0]):
+    for number, golden in enumerate(golden_file.load(folder / "todo.bin")[0]):
         if number < first:
             continue
         try:
@@ -123,17 +144,20 @@ def device(first: int, folder: Path) -> None:
                 sys.exit(3)                                   # the context may be lost: a fresh process goes on
 
 
-def run() -> int:
-    """All launches on the device, in processes that may hang or die; then the file with their outputs, and a table of differences."""
+def run(everything: bool) -> int:
+    """Launches without outputs, or all, on the device, in processes that may hang or die; then the file with their outputs, and a table of
+    differences."""
     from evoattn.gpu import detect_devices
 
-    goldens, _ = golden_file.load()
+    recorded, _ = golden_file.load()
+    goldens = [golden for golden in recorded if everything or golden.after is None]
     here = detect_devices()
     if not here:
         print("golden.py: there is no CUDA device here.", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        golden_file.save(goldens, {}, folder / "todo.bin")
         done = lambda n: (folder / f"{n}.npz").exists() or (folder / f"{n}.why").exists()  # noqa: E731
         first = 0
         while first < len(goldens):
@@ -151,16 +175,18 @@ def run() -> int:
             if first < len(goldens) and child.returncode != 3:
                 (folder / f"{first}.why").write_text("it hangs, or ends the process")
                 first += 1
-        kept, left_out = [], []
+        left_out = []
         for number, golden in enumerate(goldens):
             if (folder / f"{number}.npz").exists():
                 with np.load(folder / f"{number}.npz") as found:
                     golden.after = [found[f"arr_{i}"].view(a.dtype).reshape(a.shape) for i, a in enumerate(golden.before)]
-                kept.append(golden)
             else:
+                golden.after = None
                 left_out.append((golden, (folder / f"{number}.why").read_text()))
+    kept = [golden for golden in recorded if golden.after is not None]
     golden_file.save(kept, {"product": here[0].product, "driver": here[0].driver, "uuid": here[0].uuid})
-    print(f"{len(kept)} launches on the {here[0].product}; {golden_file.FILE.stat().st_size} bytes in {golden_file.FILE.relative_to(ROOT)}")
+    print(f"{len(goldens) - len(left_out)} of {len(goldens)} launches ran on the {here[0].product}; {len(kept)} with outputs, "
+          f"{golden_file.FILE.stat().st_size} bytes in {golden_file.FILE.relative_to(ROOT)}")
     for golden, why in left_out:
         print(f"left out {golden.name}: {why}; {_subject(golden)}")
     differing = 0
@@ -184,7 +210,7 @@ if __name__ == "__main__":
         device(int(sys.argv[2]), Path(sys.argv[3]))
     elif sys.argv[1:] == ["collect"]:
         collect()
-    elif sys.argv[1:] == ["run"]:
-        sys.exit(run())
+    elif sys.argv[1:] in (["run"], ["run", "--all"]):
+        sys.exit(run("--all" in sys.argv))
     else:
         sys.exit(__doc__)

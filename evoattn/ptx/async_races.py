@@ -5,8 +5,9 @@ which read; for each mbarrier the copies that complete on it (of the tensor engi
 
 What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`,
 `cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an agent does is ordered after what its
-issuing threads know. Besides, what a thread wrote (not what it read) must have been followed by its own `fence.proxy.async` before the
-agent's access was ordered after it.
+issuing threads know. Besides, a thread's write before an agent's access, and its read before an agent's write, must have been followed by
+its own `fence.proxy.async` before the agent's access was ordered after it (PTX ISA, memory consistency model, proxy-preserved base
+causality order). An H200 does overwrite what ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class AsyncRaces:
         self._mbarriers: dict[tuple[int, str], int] = {}
         self._fences: dict[int, list[tuple[int, int]]] = {}         # by warp: (time, bits of the lanes)
         self._known_ordered: set[tuple[int, int]] = set()           # (first issuer, stamp of a write)
+        self._known_fenced: set[tuple[int, int, int]] = set()       # (issuer, column, stamp of a read)
         self._last_copy: dict[tuple[int, int], tuple[int, Instruction]] = {}       # by block and agent
 
     # ---- agents
@@ -99,7 +101,7 @@ class AsyncRaces:
         self.detector.check()
         self.detector.record_reads([np.array([block])])
         self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
-        self._check_against_reads(issuer, granules, ins)
+        self._check_against_reads(issuer, granules, ins, proxied)
         self.detector.last_write[granules] = self.order.now << THREAD_BITS | self.order.first_agent + agent
         self.detector.newest_write[block] = _ALWAYS
         self._last_copy[block, agent] = self.order.now, ins
@@ -157,7 +159,7 @@ class AsyncRaces:
                     return at
         return None
 
-    def _check_against_reads(self, issuer: int, granules: Granules, ins: Instruction) -> None:
+    def _check_against_reads(self, issuer: int, granules: Granules, ins: Instruction, proxied: bool) -> None:
         order, detector = self.order, self.detector
         warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
         block, own = warp // self.threads.block_warps, warp % self.threads.cluster_warps
@@ -168,6 +170,23 @@ class AsyncRaces:
         late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
         for column in np.flatnonzero(late).tolist():
             self._tell(issuer, "overwrites", f"what {detector.name_of_column(column)} has read, with no barrier between", ins)
+        if proxied and not late.any():
+            self._check_fences_after(reads[:, :self.threads.cluster_warps], issuer, warp - own, ins)
+
+    def _check_fences_after(self, reads: np.ndarray, issuer: int, first_warp: int, ins: Instruction) -> None:
+        """Of reads by the warps of a cluster, `[granule, warp]`: each needs a fence of its proxy before the issuer's write."""
+        for column in np.flatnonzero(reads.any(0)).tolist():
+            for stamp in np.unique(reads[:, column]).tolist():
+                key = issuer, column, stamp
+                if stamp == 0 or key in self._known_fenced:
+                    continue
+                time, lane, warp = stamp >> LANE_BITS, stamp & LANE_MASK, first_warp + column
+                reader = self.threads.count + warp if lane == SEVERAL else warp * WARP + lane
+                wrong = self._why_unordered(time, reader, np.array([issuer]), True)
+                if wrong:
+                    self._tell(issuer, "overwrites", f"what {self.detector.name(reader)} has read, {wrong}", ins)
+                else:
+                    self._known_fenced.add(key)
 
     def _tell(self, issuer: int, verb: str, what: str, ins: Instruction) -> None:
         block = int(self.order.warp_of[issuer]) // self.threads.block_warps + self.threads.first_block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -67,11 +68,11 @@ def extract_field(binder: Binder, ins: Instruction, fields: Fields):
     """Bits `position` … `position + length - 1`; `.s` extends the field's top bit, or the register's if the field reaches beyond it."""
     kind = parse_type(fields["type"])
     a, d = binder.source(ins.operands[1], kind), binder.destination(ins.operands[0], kind)
-    position, length = (binder.source(o, _U32) for o in ins.operands[2:4])
+    place = _field_place(binder, ins.operands[2:4], kind.bits)
     bits, word = kind.bits, UNSIGNED[kind.bits].type
 
     def run():
-        start, count = (position & np.uint32(255)).astype(np.int64), (length & np.uint32(255)).astype(np.int64)
+        start, count = place()
         field = (a.view(word) >> np.minimum(start, bits).astype(word)) & _ones(count, word)
         if kind.kind == "s":
             top = np.minimum(start + count - 1, bits - 1)
@@ -80,6 +81,14 @@ def extract_field(binder: Binder, ins: Instruction, fields: Fields):
             field = np.where(sign, field | ~_ones(reach, word), field)
         np.copyto(d.view(word), field)
     return run
+
+
+def _field_place(binder: Binder, operands: Sequence[str], bits: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    """Reads a field's position and length, int64. Of words of 32 bits they are taken modulo 256, as the PTX ISA says; of 64 bits an H100
+    takes them whole."""
+    mask = np.uint32(255 if bits == 32 else 0xFFFFFFFF)
+    position, length = (binder.source(o, _U32) for o in operands)
+    return lambda: ((position & mask).astype(np.int64), (length & mask).astype(np.int64))
 
 
 def _ones(count: np.ndarray, word: type) -> np.ndarray:
@@ -92,11 +101,10 @@ def _ones(count: np.ndarray, word: type) -> np.ndarray:
 def insert_field(binder: Binder, ins: Instruction, fields: Fields):
     kind = parse_type(fields["type"])
     a, b, d = (*(binder.source(o, kind) for o in ins.operands[1:3]), binder.destination(ins.operands[0], kind))
-    position, length = (binder.source(o, _U32) for o in ins.operands[3:5])
-    word = kind.dtype.type
+    place, word = _field_place(binder, ins.operands[3:5], kind.bits), kind.dtype.type
 
     def run():
-        start, count = (position & np.uint32(255)).astype(np.int64), (length & np.uint32(255)).astype(np.int64)
+        start, count = place()
         start = np.minimum(start, kind.bits).astype(word)
         mask = _ones(count, word) << start
         np.copyto(d, (b & ~mask) | ((a << start) & mask))

@@ -22,8 +22,8 @@ from evoattn.ptx.threads import WARP, Threads
 
 SEVERAL = 63
 """Stands for more than one lane of a warp."""
-_ENDED = 1 << 40
-"""Later than any time."""
+ENDED = 1 << 40
+"""Later than any time: the floor of a block whose threads have all exited."""
 
 
 class HappensBefore:
@@ -59,7 +59,7 @@ class HappensBefore:
 
     def retire(self, blocks: np.ndarray) -> None:
         """All threads of these blocks have exited, and of their clusters."""
-        self.block_floor[blocks] = _ENDED
+        self.block_floor[blocks] = ENDED
 
     def arrive(self, warp: int) -> np.ndarray:
         """A warp signals a barrier without waiting: what it hands over, `[column]`."""

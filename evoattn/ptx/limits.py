@@ -6,7 +6,6 @@ NOT_MODELLED = (
     "every order of execution: races do not depend on who runs first, but which block draws which tile, or arrives last, is one case",
     "blocks that wait for each other by spinning on global memory: such a launch ends at the step limit",
     "lanes of a warp one by one in barriers and fences: what one lane learns, its warp knows",
-    "wgmma.fence: it orders nothing here, and a missing one is not found",
     "when the global writes of a tensor store arrive: they count as done when they are issued",
     "a fence before a relaxed arrival at a cluster's barrier, but for that of mbarrier initializations; clusters not along x; multicast",
     "atomics on shared memory as a cause of races, and aliases of global memory by another proxy than the generic one",

@@ -53,6 +53,8 @@ class Machine:
         """
         if min(*grid, *block) < 1 or int(np.prod(block)) > MAX_THREADS_A_BLOCK:
             raise ImpossibleLaunch(f"A block of {block} threads in a grid of {grid} blocks cannot be launched.")
+        if kernel.max_threads is not None and int(np.prod(block)) > kernel.max_threads:
+            raise ImpossibleLaunch(f"A block of {block} threads is over the {kernel.max_threads} of the launch bounds of {kernel.name}.")
         if min(cluster) < 1 or any(blocks % size for blocks, size in zip(grid, cluster)) or int(np.prod(cluster)) > MAX_CLUSTER_BLOCKS:
             raise ImpossibleLaunch(f"A grid of {grid} blocks cannot be launched in clusters of {cluster}.")
         if cluster[1:] != (1, 1):

@@ -14,6 +14,8 @@ from evoattn.ptx.program import Instruction
 from evoattn.ptx.threads import ActiveThreads
 
 _SPACE = r"(?:\.(?P<space>shared::cluster|shared)(?:::cta)?)?\.b64"
+_OWN = r"(?:\.(?P<space>shared)(?:::cta)?)?\.b64"
+"""Of the block's own alone."""
 _ACQUIRE = r"(?:\.acquire\.(?P<scope>cta|cluster))?"
 _U32, _U64, _PREDICATE = parse_type("u32"), parse_type("u64"), parse_type("pred")
 
@@ -32,7 +34,7 @@ class _Places:
         return located[0][1]
 
 
-@instruction("mbarrier", r"\.init" + _SPACE, kind="barrier", pure=False, writes=0)
+@instruction("mbarrier", r"\.init" + _OWN, kind="barrier", pure=False, writes=0)
 def initialize(context: Context, ins: Instruction, fields: Fields):
     barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
     count = context.source(ins.operands[1], _U32)
@@ -43,7 +45,7 @@ def initialize(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-@instruction("mbarrier", r"\.inval" + _SPACE, kind="barrier", pure=False, writes=0)
+@instruction("mbarrier", r"\.inval" + _OWN, kind="barrier", pure=False, writes=0)
 def invalidate(context: Context, ins: Instruction, fields: Fields):
     barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
 
@@ -80,7 +82,7 @@ def expect_bytes(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-@instruction("mbarrier", r"\.(?P<mode>try_wait|test_wait)(?P<parity>\.parity)?" + _ACQUIRE + _SPACE, kind="barrier", pure=False)
+@instruction("mbarrier", r"\.(?P<mode>try_wait|test_wait)(?P<parity>\.parity)?" + _ACQUIRE + _OWN, kind="barrier", pure=False)
 def wait(context: Context, ins: Instruction, fields: Fields) -> PhaseWait:
     """A third operand, how long to suspend a thread, changes nothing here."""
     places = _Places(context, ins, ins.operands[1], fields["space"])

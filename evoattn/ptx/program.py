@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,6 +12,7 @@ from evoattn.ptx.errors import UnsupportedInstruction
 
 # One statement, label or brace. A `{` at the start of a statement opens a scope; inside one it encloses a vector operand.
 _STATEMENT = re.compile(r"\s*(?:(?P<label>[\w$]+)\s*:(?!:)|(?P<open>\{)|(?P<close>\})|(?P<text>[^;{}\s][^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
+_BOUNDS = re.compile(r"\.(?:maxntid|reqntid)\s+([\d,\s]+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)([^{;]*)\{", re.S)
 _VARIABLE = re.compile(r"\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*(?:\[(\d*)\])?")
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr[\w. ]*?\s)?([\w$]+)\s*(?:\[(\d+)\])?$")
@@ -58,6 +60,8 @@ class Kernel:
     """`extern __shared__` arrays: name → alignment; all of them start where static shared memory ends."""
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    max_threads: int | None = None
+    """Of a block, as `__launch_bounds__` promised the compiler; None where nothing was."""
 
     @property
     def dynamic_offset(self) -> int:
@@ -100,6 +104,8 @@ def parse_program(text: str) -> Program:
     shared_by_module = [m for m in _VARIABLE.finditer(text) if m.group(1) == "shared"]
     for entry in _ENTRY.finditer(text):
         kernel = Kernel(entry.group(1))
+        if bounds := _BOUNDS.search(entry.group(3)):
+            kernel.max_threads = math.prod(int(extent) for extent in bounds[1].split(","))
         _read_parameters(kernel, entry.group(2))
         end = _read_body(kernel, text, entry.end())
         body = text[entry.end():end]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.address_space import BankedMemory
-from evoattn.ptx.happens_before import SEVERAL, HappensBefore
+from evoattn.ptx.happens_before import ENDED, SEVERAL, HappensBefore
 from evoattn.ptx.program import Instruction
 from evoattn.ptx.threads import ActiveThreads, Threads
 
@@ -113,10 +113,15 @@ class RaceDetector:
         """Drop reads that can no longer race, for all their blocks have met at a barrier since. Most reads never reach the tables."""
         left = []
         for time, reads in self._unrecorded:
-            dangerous = self._those(reads, lambda blocks: time > int(self.order.block_floor[blocks].min()))
+            dangerous = self._those(reads, lambda blocks: bool(self._may_race(time, blocks).any()))
             if dangerous:
                 left.append((time, dangerous))
         self._unrecorded = left
+
+    def _may_race(self, time: int, blocks: np.ndarray) -> np.ndarray:
+        """Bool, of each block: whether writes may race with reads of that time. No barrier stands for a fence of the asynchronous proxy."""
+        floor = self.order.block_floor[blocks]
+        return floor < ENDED if self.agents else time > floor
 
     @staticmethod
     def _those(accesses: list[_Access], holds: Callable[[np.ndarray], bool]) -> list[_Access]:
@@ -236,7 +241,7 @@ class RaceDetector:
             blocks_writing[blocks] = True
         left = []
         for time, accesses in self._unrecorded:
-            wanted = self._those(accesses, lambda blocks: bool((blocks_writing[blocks] & (time > self.order.block_floor[blocks])).any()))
+            wanted = self._those(accesses, lambda blocks: bool((blocks_writing[blocks] & self._may_race(time, blocks)).any()))
             for chunk in _chunks(wanted):
                 self._record(time, chunk)
             if len(wanted) < len(accesses):

@@ -22,6 +22,7 @@ from evoattn.ptx.program import Instruction
 from evoattn.ptx.registers import unsupported, vector_parts
 from evoattn.ptx.tensor_core import Fragments
 from evoattn.ptx.threads import WARP, ActiveThreads
+from evoattn.ptx.wgmma_fence import UnfencedWrites
 from evoattn.ptx.wgmma_registers import RegistersInFlight
 
 ROWS = 64
@@ -89,7 +90,7 @@ class MatrixProducts:
         self.context, self.threads = context, context.threads
         self._accumulators: dict[tuple[str, ...], Accumulators] = {}
         self._groups: dict[int, _Groups] = {}
-        self.registers = RegistersInFlight(context.kernel)
+        self.registers, self.unfenced = RegistersInFlight(context.kernel), UnfencedWrites(context.kernel)
         if context.races is not None:
             context.before_run.append(self._check_registers)
 
@@ -152,6 +153,12 @@ class MatrixProducts:
             if pc is not None:
                 raise AsyncFault(
                     f"The warpgroup of {self.threads.describe(lead * WARP)} touches registers of a wgmma that it has not waited for in "
+                    f"{self.context.kernel.instructions[pc]}."
+                )
+            pc = self.unfenced.run(lead, start, end)
+            if pc is not None:
+                raise AsyncFault(
+                    f"The warpgroup of {self.threads.describe(lead * WARP)} has written registers of a product with no wgmma.fence before "
                     f"{self.context.kernel.instructions[pc]}."
                 )
 
@@ -238,7 +245,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields):
 
 @instruction("wgmma", r"\.fence\.sync\.aligned", kind="other", pure=False, writes=0)
 def fence(context: Context, ins: Instruction, fields: Fields):
-    """Orders registers between threads and products; a machine that reads them at issue has nothing to do."""
+    """Orders registers between threads and products; a machine that reads them at issue has nothing to do (see `wgmma_fence.py`)."""
     return lambda active: context.require_whole_warpgroups(active, ins)
 
 

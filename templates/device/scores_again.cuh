@@ -1,5 +1,5 @@
-// scores_again.cuh: S = Q Kᵀ once more, by the mma of a single warp (needs ldmatrix, mma_m16n8k16, tensor_tile): the rare way back when
-// one warp of a warpgroup has lost its scores. wgmma would need all four warps; the fragments of S are the same.
+// scores_again.cuh: S = Q Kᵀ once more, by the mma of a single warp (needs ldmatrix, mma_m16n8k16, tensor_tile, tma): the rare way back
+// when one warp of a warpgroup has lost its scores. wgmma would need all four warps; the fragments of S are the same.
 template <typename Element, int HEAD_DIM, int BLOCK_N, bool Q_IN_REGISTERS>
 __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],                        // of the warp's 16 rows
                                              const RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q,
@@ -22,5 +22,6 @@ __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],           
       mma_m16n8k16<Element>(quads[key / 8 + 1], a, k[2], k[3]);
     }
   }
+  fence_proxy_async();                                     // before the copies that overwrite this K, and this Q
   __syncwarp();                                            // all lanes have read the warp's rows of Q, which its rows of O may overwrite
 }

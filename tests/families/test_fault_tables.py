@@ -15,6 +15,7 @@ import test_flash_scalar
 import test_flash_wgmma
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.compiler import compile_source
+from evoattn.families import flash_wgmma
 from evoattn.gpu import GPUS
 from evoattn.problem import AttentionProblem
 from evoattn.render import render
@@ -97,6 +98,7 @@ WGMMA: list[Row] = [
     ("no wait for V, overlapped", OVERLAP, [(BEFORE_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
     ("no wait before a stage is reused", PLAIN, [(EMPTY, "")]),
+    ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("parity", "parity ^ 1"))]),
     ("wait for V of the wrong parity, overlapped", OVERLAP, [(BEFORE_FULL, BEFORE_FULL.replace("parity", "parity ^ 1"))]),
@@ -110,6 +112,10 @@ WGMMA: list[Row] = [
     ("K never released", PLAIN, [(RELEASE_K, "")]),
     ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<BESIDE>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
+    ("no wgmma.fence after P and O are written", PLAIN, [("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage")]),
+    ("no wgmma.fence after P is written, overlapped", OVERLAP, [
+        ("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage"),
+        ("wgmma_fence();\n    const uint64_t k_stage", "const uint64_t k_stage")]),
     ("no barrier after the mbarriers are made", PLAIN, [
         ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
@@ -132,11 +138,23 @@ WGMMA: list[Row] = [
     ("results out of bounds of another block", CLUSTER, [("(split - 1) * slot_bytes", "split * slot_bytes")]),
     ("more results expected than come", CLUSTER, [("(KEY_SPLIT - 1) * SLOT_BYTES);", "KEY_SPLIT * SLOT_BYTES);")]),
 ]
+FIXED, CLAIMED = ({"SCHEDULE": schedule, "Q_IN_REGISTERS": True, "BLOCK_N": 64} for schedule in ("fixed", "claimed"))
+Q_FENCE, Q_RELEASE = "fence_proxy_async(), ", "__syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));"
+REUSED_Q: list[Row] = [
+    ("no fence before Q is reused", FIXED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
+    ("no fence before Q is reused, claimed tiles", CLAIMED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
+    ("Q never released", CLAIMED, [("release(barrier(Smem::Q_EMPTY", "(void)(barrier(Smem::Q_EMPTY")]),
+]
+LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
+SCORES_AGAIN: list[Row] = [
+    ("no fence after K was read again", LAZY_AFTER, [
+        ("fence_proxy_async();                                     // before the copies", "//")]),
+]
 
 
 @cache
-def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...]) -> CheckResult:
-    """What the interpreter says of the config's source with these edits; each old text must occur in it."""
+def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...], kind: str) -> CheckResult:
+    """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur in it."""
     module, problem, gpu = FAMILIES[family]
     config = module.config(**dict(genes))
     candidate = render(module.FAMILY, problem, config, GPUS[gpu])
@@ -144,15 +162,15 @@ def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tup
     for old, new in edits:
         assert old in source, old
         source = source.replace(old, new)
-    case = make_case("plain", problem, 1, "cpu", "plain", double=True)
+    case = make_case(kind, problem, 1, "cpu", kind, double=True)
     return check(InterpreterBackend(), module.FAMILY, config, compile_source(source, candidate.arch), case)
 
 
-def assert_found(family: str, row: Row) -> None:
+def assert_found(family: str, row: Row, kind: str = "plain") -> None:
     _, genes, edits = row
-    untouched = outcome(family, tuple(genes.items()), ())
+    untouched = outcome(family, tuple(genes.items()), (), kind)
     assert untouched.passed, untouched.reason
-    result = outcome(family, tuple(genes.items()), tuple(edits))
+    result = outcome(family, tuple(genes.items()), tuple(edits), kind)
     assert not result.passed and math.isnan(result.max_error), result      # stopped by a fault, not by a wrong answer
 
 
@@ -169,3 +187,16 @@ def test_flash_mma(row):
 @pytest.mark.parametrize("row", WGMMA, ids=[row[0] for row in WGMMA])
 def test_flash_wgmma(row):
     assert_found("flash_wgmma", row)
+
+
+@pytest.mark.parametrize("row", REUSED_Q, ids=[row[0] for row in REUSED_Q])
+def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
+    """A wave of a GPU with one SM: the persistent blocks go round."""
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    assert_found("flash_wgmma", row)
+
+
+@pytest.mark.parametrize("row", SCORES_AGAIN, ids=[row[0] for row in SCORES_AGAIN])
+def test_flash_wgmma_that_loses_its_scores(row):
+    """Scores far beyond what fp16 probabilities hold: warps compute them again, from K and Q in shared memory."""
+    assert_found("flash_wgmma", row, "large_logits")

@@ -41,19 +41,20 @@ def observed(kernel: Kernel, memory: GlobalMemory, maps: list[dict], arrays: lis
     return execution
 
 
-def ptx_kernel(body: str, parameters: int = 0, declarations: str = "") -> Kernel:
-    """A kernel around `body`: its parameters are pointers, in %a0, %a1, …; %tid has the thread's number in the block, %i in the grid.
+def ptx_kernel(body: str, parameters: int = 0, declarations: str = "", cluster: int = 1) -> Kernel:
+    """A kernel around `body`, of clusters of so many blocks: its parameters are pointers, in %a0, %a1, …; %tid has the thread's number in
+    the block, %i in the grid.
 
     Free registers: %p0-7 (predicates), %h0-15 (16 bits), %r0-63, %f0-15, %q0-15 (64 bits).
     """
     names = ", ".join(f".param .u64 param_{i}" for i in range(parameters))
     loads = "\n".join(f"ld.param.u64 %a{i}, [param_{i}];" for i in range(parameters))
     text = f"""
-.version 8.0
+.version {"8.3" if cluster > 1 else "8.0"}
 .target sm_90a
 .address_size 64
 {declarations}
-.visible .entry kernel({names})
+.visible .entry kernel({names}){f" .explicitcluster .reqnctapercluster {cluster}, 1, 1" if cluster > 1 else ""}
 {{
 .reg .pred %p<8>; .reg .b16 %h<16>; .reg .b32 %r<64>; .reg .f32 %f<16>; .reg .b64 %q<16>; .reg .b64 %a<8>;
 .reg .b32 %tid, %i, %bid, %n;
@@ -73,8 +74,8 @@ def launch(kernel: Kernel, *arrays: np.ndarray, blocks: int = 1, threads: int = 
     return observed(kernel, GlobalMemory(), [], list(arrays), list(scalars), blocks, threads, smem, **options)
 
 
-def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", **options) -> Execution:
-    return launch(ptx_kernel(body, len(arrays), declarations), *arrays, **options)
+def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int = 1, **options) -> Execution:
+    return launch(ptx_kernel(body, len(arrays), declarations, cluster), *arrays, cluster=(cluster, 1, 1), **options)
 
 
 def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:

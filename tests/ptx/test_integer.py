@@ -78,7 +78,6 @@ def test_funnel_shift():
 
 def field(a, start, count, bits, signed):
     """Bit by bit, as the PTX ISA writes bfe."""
-    start, count = start & 255, count & 255
     sign = 0 if count == 0 or not signed else a >> min(start + count - 1, bits - 1) & 1
     return sum((a >> start + i & 1 if i < count and start + i < bits else sign) << i for i in range(bits))
 
@@ -90,11 +89,16 @@ def test_bit_fields(name, dtype):
     signed = name[0] == "s"
     extract = f"{small} bfe.{name} %d, %x0, %x1, %x2;"
     check(extract, dtype, [dtype, "u4", "u4"], lambda a, s, n: field(a, s & 67, n & 71, bits, signed))
+    reach = 255 if bits == 32 else 2**32 - 1               # an H100 takes positions and lengths in 64-bit words whole
+    check(f"bfe.{name} %d, %x0, %x1, %x2;", dtype, [dtype, "u4", "u4"], lambda a, s, n: field(a, s & reach, n & reach, bits, signed))
+    if not signed:
+        insertion = f"bfi.b{bits} %d, %x0, %x1, %x2, %x3;"
+        check(insertion, dtype, [dtype, dtype, "u4", "u4"], lambda a, b, s, n: insert(a, b, s & reach, n & reach, bits))
 
 
-def insert(a, b, start, count):
-    for i in range(count & 255):
-        if start + i < 32:
+def insert(a, b, start, count, bits=32):
+    for i in range(min(count, bits)):
+        if start + i < bits:
             b = b & ~(1 << start + i) | (a >> i & 1) << start + i
     return b
 

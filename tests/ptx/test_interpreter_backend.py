@@ -23,6 +23,7 @@ extern "C" __global__ void exchange(float* o) {
   o[threadIdx.x] = tile[threadIdx.x ^ 1];
 }
 extern "C" __global__ void clock_of(float* o) { o[0] = clock(); }
+extern "C" __global__ void __launch_bounds__(64) bounded(float* o) { o[threadIdx.x] = 1; }
 """
 
 
@@ -74,6 +75,7 @@ def test_what_is_not_whitelisted_is_not_interpreted(compiled):
     (launch("scale", Buffer("o")), "takes 5 arguments"), (launch("nothing"), "no kernel nothing"),
     (launch("exchange", Buffer("o"), block=1025), "cannot be launched"), (launch("exchange", Buffer("o"), smem=1 << 20), "shared memory"),
     (launch("exchange", Buffer("elsewhere")), "elsewhere"), (launch("exchange", Buffer("o"), cluster=(4, 1, 1)), "in clusters of"),
+    (launch("bounded", Buffer("o"), block=96), "96, 1, 1. threads is over the 64 of the launch bounds"),
 ])
 def test_impossible_launches(compiled, wrong, message):
     with pytest.raises(LaunchError, match=message):

@@ -24,7 +24,7 @@ def test_ldmatrix(count, trans):
     addresses[np.arange(64) % 32 >= 8 * count] = 1 << 20
     out = np.zeros((64, 4), np.uint32)
     regs = [f"%r{10 + i}" for i in range(4)]
-    body = FILL_SHARED + f"""
+    body = FILL_SHARED + "".join(f"mov.b32 {r}, 0;" for r in regs) + f"""
 mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a1; ld.global.u32 %r6, [%q0]; add.u32 %r6, %r6, %r5;
 ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 {{{','.join(regs[:count])}}}, [%r6];
 """ + STORE_4.format(out=2, regs=",".join(regs))

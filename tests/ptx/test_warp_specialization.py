@@ -100,7 +100,17 @@ def test_a_product_in_flight_across_two_stages():
     assert run(**late)[:2] == ((), True)
 
 
+LOOK = "wgmma_wait<0>(); pin_registers(d); d[0] += 0.f * *reinterpret_cast<volatile unsigned char*>(smem + B + stage * BYTES + 3 * lane);"
+
+
+def test_threads_that_read_a_stage_too():
+    """By ordinary loads, so that each needs a fence of its proxy before the copy that overwrites the stage."""
+    assert run(MULTIPLY_WAIT=LOOK + "fence_proxy_async(); __syncwarp();")[:2] == ((), True)
+
+
 FAULTS = [
+    ({"MULTIPLY_WAIT": LOOK + "__syncwarp();"}, "has read, with no fence.proxy.async between"),
+    ({"MULTIPLY_WAIT": LOOK + "if (lane < 31) fence_proxy_async(); __syncwarp();"}, "has read, with no fence.proxy.async between"),
     ({"FULL_WAIT": ""}, "reads what a tensor copy to the mbarrier at byte 32776 wrote last"),
     ({"A_WAIT": ""}, "reads what a tensor copy to the mbarrier at byte 32768 wrote last"),
     ({"A_WAIT": "", "FULL_WAIT": RIGHT["FULL_WAIT"] + "if (i == 4) mbarrier_wait(a_full, 0);"}, "byte 32768 wrote last"),
@@ -148,3 +158,24 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*) {
     [fault] = run_hopper(source.replace("WAIT", ""), [tensor], maps, smem=8200).faults
     assert "nobody has waited for a tensor copy to the mbarrier at byte 8192" in fault
     assert not run_hopper(source.replace("WAIT", "mbarrier_wait(barrier, 0);"), [tensor], maps, smem=8200).faults
+
+
+@pytest.mark.parametrize("fence, faults", [("", 1), ("fence_proxy_async();", 0)])
+def test_a_barrier_of_the_block_is_no_fence_of_the_proxy(fence, faults):
+    source = """
+extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*, int* out) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const uint32_t barrier = shared_address(smem) + 8192;
+  if (threadIdx.x == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); }
+  __syncthreads();
+  for (int i = 0; i < 2; i++) {
+    if (threadIdx.x == 0) { mbarrier_arrive_expect_tx(barrier, 8192); tma_load_4d(shared_address(smem), map, barrier, 0, 0, 0, 0); }
+    mbarrier_wait(barrier, i);
+    out[threadIdx.x] = reinterpret_cast<volatile int*>(smem)[threadIdx.x];
+    FENCE
+    __syncthreads();
+  }
+}"""
+    tensor, out = np.zeros((1, 1, 64, 64), np.uint16), np.ones(128, np.int32)
+    execution = run_hopper(source.replace("FENCE", fence), [tensor, out], [tiled(0, tensor, (64, 64, 1, 1), 128)], smem=8200)
+    assert len(execution.faults) == faults and all("no fence.proxy.async between" in fault for fault in execution.faults)

@@ -20,7 +20,7 @@ extern "C" __global__ void k(const uint4* a_image, const uint4* b_image, const f
   for (int i = 0; i < COLUMNS / 2; i++) d[i] = c[t * (COLUMNS / 2) + i];
   for (int i = 0; i < 4 * STEPS; i++) a[i / 4][i % 4] = ((const uint32_t*)a_image)[t * 4 * STEPS + i];
   const uint64_t base = shared_address(smem) >> 4;
-  wgmma_fence();
+  ARRANGED
 #pragma unroll
   for (int step = 0; step < STEPS; step++) multiply(d, A_OPERAND, b_descriptor + base + step * b_step, ACCUMULATE);
   wgmma_commit();
@@ -92,7 +92,7 @@ def fragments_a(bits):
 
 
 def product(columns, dtype="fp16", swizzle=128, a_in="registers", b_major="k", accumulate="1", fence="fence_proxy_async();", between="",
-            pending=0, change=lambda text: text):
+            arranged="wgmma_fence();", pending=0, change=lambda text: text):
     """(D, what it should be, faults) of D = A[64, 64] B + C in four steps."""
     rng = np.random.default_rng(columns)
     a_bits, b_bits = (as_bits(rng.standard_normal(shape), dtype) for shape in ((64, 64), (columns, 64)))
@@ -103,7 +103,7 @@ def product(columns, dtype="fp16", swizzle=128, a_in="registers", b_major="k", a
     text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn"))
     if a_in == "mn":
         text = text.replace("p, 1, 1, 0,", "p, 1, 1, 1,")
-    source = KERNEL.replace("MULTIPLY", text).replace("ACCUMULATE", accumulate).replace("BETWEEN", between)
+    source = KERNEL.replace("MULTIPLY", text).replace("ACCUMULATE", accumulate).replace("BETWEEN", between).replace("ARRANGED", arranged)
     stepped = []
     for name, steps in (("a", a_steps), ("b", b_steps)):
         if isinstance(steps, list):                               # a step to the next tile is longer than one inside a tile
@@ -152,6 +152,9 @@ def test_scales():
     ({"fence": ""}, "no fence.proxy.async between"),
     ({"between": "d[3] += 1.f;"}, "touches registers of a wgmma"),
     ({"between": 'asm volatile("" : "+f"(d[0])); if (d[1] > 1e30f) out[0] = 1;'}, "touches registers of a wgmma"),
+    ({"arranged": ""}, "with no wgmma.fence before"), ({"arranged": "", "a_in": "k"}, "with no wgmma.fence before"),
+    ({"arranged": "wgmma_fence(); d[1] *= 3.f;"}, "with no wgmma.fence before"),
+    ({"arranged": "wgmma_fence(); a[2][1] ^= t;"}, "with no wgmma.fence before"),
     ({"pending": 1}, "touches registers of a wgmma"),
     ({"between": 'asm volatile("mov.b32 %0, 0;" : "+r"(a[0][0])); asm volatile("" :: "r"(a[0][0]));'}, "touches registers of a wgmma"),
     ({"between": "smem[t] = make_uint4(0, 0, 0, 0);", "a_in": "k"}, "what a wgmma of warpgroup 0 has read"),
