@@ -1,4 +1,4 @@
-"""Attention for a head_dim of hundreds to thousands and few queries on CUDA cores: head_dim split over blocks, any GPU of the table."""
+"""Attention for a head_dim of hundreds to thousands and few queries: head_dim split over blocks, any GPU of the table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ MAX_WORKSPACE_BYTES = 1 << 30
 """Partial scores in global memory: beyond it another family is the right one."""
 SEGMENTED = 64
 """Products a lane adds up before `ScoreProduct` takes them in segments, with a second set of sums."""
-FIXED_REGISTERS = 52
+QK_PAD, V_PAD, SCORE_PAD = 16, 4, 8
+"""Floats between rows in shared memory that the loads of tensor-core fragments want (`large_head.cu.j2`, PADDED)."""
+FIXED_REGISTERS, FIXED_TENSOR_REGISTERS = 48, 36
 """Addresses, counters, bounds and vectors under way; fitted to NVRTC 13.0 on sm_89 and sm_90a."""
+POINTER_REGISTERS = 16
+"""Further addresses of the rows of K and V where these are read from global memory."""
 
 
 def _vector(problem: AttentionProblem) -> int:
@@ -46,13 +50,28 @@ def _fused(config: KernelConfig) -> bool:
     return config["EXCHANGE"] != "workspace"
 
 
-def _stage_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """One tile of K or of V in shared memory."""
-    return config["BLOCK_N"] * _slice(problem, config) * problem.element_bytes
+def _on_tensor_cores(config: KernelConfig) -> bool:
+    return config["MATH"] == "tf32x3"
+
+
+def _padded(elements: int, pad: int, config: KernelConfig) -> int:
+    """Elements from one row to the next in shared memory."""
+    return elements + (pad if _on_tensor_cores(config) else 0)
+
+
+def _k_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+    """One tile of K in shared memory."""
+    return config["BLOCK_N"] * _padded(_slice(problem, config), QK_PAD, config) * problem.element_bytes
+
+
+def _v_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+    """One tile of V in shared memory."""
+    return config["BLOCK_N"] * _padded(_slice(problem, config), V_PAD, config) * problem.element_bytes
 
 
 def _q_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    return config["BLOCK_M"] * _slice(problem, config) * problem.element_bytes if config["Q_PLACE"] == "shared" else 0
+    row = _padded(_slice(problem, config), QK_PAD, config) * problem.element_bytes
+    return config["BLOCK_M"] * row if config["Q_PLACE"] == "shared" else 0
 
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int]:
@@ -61,30 +80,73 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, in
     Q and a tile of K; Q, the stages of K and V, two tiles of partial scores in a cluster, one of scores, a factor a row. Without a first
     launch the second has Q and K, with one it has V alone.
     """
-    stages, scores = config["STAGES"], 4 * config["BLOCK_M"] * config["BLOCK_N"]
-    first = _q_bytes(problem, config) + min(stages, 1) * _stage_bytes(problem, config)
-    v = stages * _stage_bytes(problem, config)
-    inputs = _q_bytes(problem, config) + 2 * v if _fused(config) else v
-    return first, inputs + (2 * scores if config["EXCHANGE"] == "cluster" else 0) + scores + 4 * config["BLOCK_M"]
+    stages, rows, keys = config["STAGES"], config["BLOCK_M"], config["BLOCK_N"]
+    q, k, v = _q_bytes(problem, config), _k_bytes(problem, config), _v_bytes(problem, config)
+    inputs = q + stages * (k + v) if _fused(config) else stages * v
+    partials = 8 * rows * keys if config["EXCHANGE"] == "cluster" else 0
+    presum = 4 * rows * keys if config["PRESUM"] > 1 else 0
+    return q + min(stages, 1) * k + presum, inputs + partials + 4 * rows * (_padded(keys, SCORE_PAD, config) + 1)
 
 
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     """Estimate of the registers a thread below which ptxas spills: the output tile beside the larger of the two products' operands."""
+    if _on_tensor_cores(config):
+        return _tensor_registers(problem, config)
     vector, unroll = _vector(problem), config["UNROLL"]
     rows, keys = config["SCORE_ROWS"], config["SCORE_KEYS"]
     chunks = _slice(problem, config) // vector
-    output_rows = config["BLOCK_M"] * config["VALUE_THREADS"] // (WARP * config["WARPS"])
+    output_rows = _output_rows(config)
     vectors = math.ceil(chunks / config["VALUE_THREADS"])
     output = output_rows * vectors * vector
     sums = rows * keys * (2 if math.ceil(chunks / config["LANES"]) * vector > SEGMENTED else 1)
     score = sums + rows * vector + vector + 2 * (rows + keys) + (unroll - 1) * vector
     value = 4 * output_rows + vector * min(vectors, 2) + (unroll - 1) * vector
-    return output + max(score, value) + FIXED_REGISTERS
+    return output + max(score, value) + FIXED_REGISTERS + _softmax_registers(config)
+
+
+def _output_rows(config: KernelConfig) -> int:
+    """Output rows of a thread, or of a warp of tensor-core products."""
+    return config["BLOCK_M"] * config["VALUE_THREADS"] // (WARP * config["WARPS"])
+
+
+def _softmax_registers(config: KernelConfig) -> int:
+    """A maximum and a sum for each row of a warp."""
+    return 2 * math.ceil(config["BLOCK_M"] / config["WARPS"])
+
+
+def _tensor_registers(problem: AttentionProblem, config: KernelConfig) -> int:
+    """`registers_needed` where the products are fragments: fp32 sums, and operands of which each float is two."""
+    rows, keys, unroll = config["SCORE_ROWS"], config["SCORE_KEYS"], min(config["UNROLL"], 2)
+    output_rows, runs = _output_rows(config), _slice(problem, config) // config["VALUE_THREADS"]
+    output = output_rows * runs + 2 * runs
+    score = rows * keys // WARP + unroll * (rows + 12) + 2 * (rows // 8 + keys // 8)
+    value = output_rows + unroll * (output_rows // 2 + 16)
+    larger = output + max(score, value) if _fused(config) else max(score, output + value)
+    pointers = POINTER_REGISTERS if config["STAGES"] == 0 else 0
+    return larger + pointers + FIXED_TENSOR_REGISTERS + _softmax_registers(config)
 
 
 def register_cap(config: KernelConfig) -> int:
     """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8."""
     return min(MAX_REGISTERS, 512 // math.ceil(config["WARPS"] / 4) // 8 * 8)
+
+
+def _why_wrong_products(problem: AttentionProblem, config: KernelConfig) -> str | None:
+    """Tiles that the chosen arithmetic does not have."""
+    rows, keys, value_threads, piece = config["SCORE_ROWS"], config["SCORE_KEYS"], config["VALUE_THREADS"], _slice(problem, config)
+    if not _on_tensor_cores(config):
+        fits = max(rows, keys) <= 8
+        return None if fits else f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} are for MATH=tf32x3; those of fma end at 8 by 8."
+    if problem.dtype != "fp32":
+        return f"MATH=tf32x3 makes fp32 of three tf32 products, and {problem.dtype} needs but one of its own."
+    if rows % 16 or keys % 8 or config["LANES"] != WARP:
+        return f"MATH=tf32x3 takes score tiles of 16 rows by 8 keys or more and LANES=32, not {rows} by {keys} and LANES={config['LANES']}."
+    output_rows = _output_rows(config)
+    if output_rows % 16 or output_rows == 0:
+        return f"MATH=tf32x3 gives a warp 16 output rows or more, and VALUE_THREADS={value_threads} leave it {output_rows}."
+    if piece % max(value_threads, WARP) or value_threads < WARP:
+        return f"MATH=tf32x3 gives a warp runs of 32 columns, and VALUE_THREADS={value_threads} do not share a slice of {piece} so."
+    return None
 
 
 def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -95,20 +157,24 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSp
         return f"DIM_SPLIT={split} does not divide head_dim {problem.head_dim} into whole vectors of {_vector(problem)} elements."
     if (split == 1) != (exchange == "none") and exchange != "workspace":
         return f"EXCHANGE={exchange} does not go with DIM_SPLIT={split}: one block has nothing to exchange, several must."
-    if exchange == "cluster" and gpu.capability < (9, 0):
-        return f"EXCHANGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
+    if config["PRESUM"] > 1 and (exchange != "workspace" or split % config["PRESUM"]):
+        return f"PRESUM={config['PRESUM']} adds up partial scores for a workspace; here are DIM_SPLIT={split} and EXCHANGE={exchange}."
+    if (exchange == "cluster" or config["PRESUM"] > 1) and gpu.capability < (9, 0):
+        return f"EXCHANGE=cluster and PRESUM over 1 need the clusters of sm_90, and {gpu.name} is {gpu.arch}."
     if exchange == "cluster" and split > MAX_CLUSTER:
         return f"DIM_SPLIT={split} is more than the {MAX_CLUSTER} blocks that a cluster may have on every device."
+    if reason := _why_wrong_products(problem, config):
+        return reason
     if block_m % rows or block_n % keys:
         return f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} do not tile BLOCK_M={block_m} by BLOCK_N={block_n}."
     tiles = block_m // rows * (block_n // keys)
     if tiles % (WARP // lanes):
         return f"{tiles} score tiles of {rows} by {keys} do not fill whole warps of {WARP // lanes} groups of LANES={lanes}."
-    if _slice(problem, config) // _vector(problem) < lanes:
+    if not _on_tensor_cores(config) and _slice(problem, config) // _vector(problem) < lanes:
         return f"LANES={lanes} lanes share the {_slice(problem, config) // _vector(problem)} vectors of a slice: some never have one."
     if threads % config["VALUE_THREADS"] or block_m % (threads // config["VALUE_THREADS"]):
         return f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={config['VALUE_THREADS']} a row."
-    if config["VALUE_THREADS"] >= 2 * (_slice(problem, config) // _vector(problem)):
+    if not _on_tensor_cores(config) and config["VALUE_THREADS"] >= 2 * (_slice(problem, config) // _vector(problem)):
         return f"VALUE_THREADS={config['VALUE_THREADS']} for a slice of {_slice(problem, config)} elements leaves half of them or more idle."
     return None
 
@@ -118,7 +184,7 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     smem = max(smem_bytes(problem, config))
     if smem > gpu.smem_per_block:
         return (f"Shared memory would take {smem} bytes, {_q_bytes(problem, config)} of them for BLOCK_M={config['BLOCK_M']} rows of Q and "
-                f"{_stage_bytes(problem, config)} for each tile of K and V, STAGES={config['STAGES']}; {gpu.name} gives a block "
+                f"{_k_bytes(problem, config)} for each tile of K and V, STAGES={config['STAGES']}; {gpu.name} gives a block "
                 f"{gpu.smem_per_block}.")
     scratch = sum(_workspace(problem, config).values())
     if scratch > MAX_WORKSPACE_BYTES:
@@ -140,9 +206,11 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if stages > math.ceil(problem.seqlen_k / block_n):
         return f"STAGES={stages} is more than the tiles of {block_n} that {problem.seqlen_k} keys make."
-    steps = math.ceil(_slice(problem, config) // _vector(problem) / config["LANES"])
-    if config["UNROLL"] >= 2 * max(steps, block_n // 4):
-        return f"UNROLL={config['UNROLL']} changes nothing: the loops make at most {max(steps, block_n // 4)} trips."
+    tensor = _on_tensor_cores(config)
+    steps = _slice(problem, config) // 16 if tensor else math.ceil(_slice(problem, config) // _vector(problem) / config["LANES"])
+    trips = max(steps, block_n // (8 if tensor else 4))
+    if config["UNROLL"] >= 2 * trips:
+        return f"UNROLL={config['UNROLL']} changes nothing: the loops make at most {trips} trips."
     return None
 
 
@@ -150,14 +218,19 @@ def _workspace(problem: AttentionProblem, config: KernelConfig) -> dict[str, int
     if _fused(config):
         return {}
     tiles = math.ceil(_rows(problem) / config["BLOCK_M"]) * math.ceil(problem.seqlen_k / config["BLOCK_N"])
-    return {"partials": 4 * problem.batch * problem.kv_heads * tiles * config["DIM_SPLIT"] * config["BLOCK_M"] * config["BLOCK_N"]}
+    partials = config["DIM_SPLIT"] // config["PRESUM"]
+    return {"partials": 4 * problem.batch * problem.kv_heads * tiles * partials * config["BLOCK_M"] * config["BLOCK_N"]}
+
+
+def _cluster_dims(blocks: int) -> str:
+    return f"__cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
 
 
 class LargeHead:
     """The `Family` of `templates/large_head.cu.j2`: any lengths, grouped heads, three masks, fp16, bf16 and fp32."""
 
     name: ClassVar[str] = "large_head"
-    summary: ClassVar[str] = "CUDA cores for a large head_dim and few queries: head_dim split over blocks; fp32, fp16 and bf16"
+    summary: ClassVar[str] = "a large head_dim and few queries: head_dim split over blocks; CUDA cores, or three tf32 products for fp32"
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
 
@@ -173,7 +246,8 @@ class LargeHead:
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
-        same = ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS", "STAGES", "UNROLL")
+        same = ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS", "STAGES", "UNROLL",
+                "PRESUM")
         scores_smem, smem = smem_bytes(problem, config)
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
@@ -181,10 +255,12 @@ class LargeHead:
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
             "EXCHANGE": config["EXCHANGE"].upper(),
+            "MATH": config["MATH"].upper(),
             "Q_IN_SHARED": config["Q_PLACE"] == "shared",
             "SCORES_SMEM_BYTES": scores_smem,
             "SMEM_BYTES": smem,
-            "CLUSTER_DIMS": f"__cluster_dims__({config['DIM_SPLIT']}, 1, 1)" if config["EXCHANGE"] == "cluster" else "",
+            "SCORES_CLUSTER_DIMS": _cluster_dims(config["PRESUM"]),
+            "CLUSTER_DIMS": _cluster_dims(config["DIM_SPLIT"] if config["EXCHANGE"] == "cluster" else 1),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
@@ -198,7 +274,7 @@ class LargeHead:
             return (KernelLaunch("large_head", (blocks, 1, 1), block, smem, (*attention_args(problem), no_workspace), cluster),)
         args, key_tiles = (*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / config["BLOCK_N"])
         return (
-            KernelLaunch("large_head_scores", (blocks, key_tiles, 1), block, scores_smem, args),
+            KernelLaunch("large_head_scores", (blocks, key_tiles, 1), block, scores_smem, args, (config["PRESUM"], 1, 1)),
             KernelLaunch("large_head", (blocks, 1, 1), block, smem, args),
         )
 

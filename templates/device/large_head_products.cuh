@@ -10,8 +10,8 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M, "whole tiles");
   static_assert(TILES % (32 / LANES) == 0, "all lanes of a warp have a tile or none has: they meet in shuffles");
 
-  template <typename Element, typename QRow, typename KRow>
-  static __device__ __forceinline__ void multiply(float* scores,               // [BLOCK_M, BLOCK_N]
+  template <typename Element, int STRIDE, typename QRow, typename KRow>
+  static __device__ __forceinline__ void multiply(float* scores,               // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
                                                   QRow q_row, KRow k_row) {    // [CHUNKS · 16 bytes] each
     constexpr int VECTOR = 16 / sizeof(Element);
     // A long fp32 sum is taken in segments: added one by one, hundreds of products of large logits lose what fp32 attention may lose.
@@ -57,7 +57,7 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
 #pragma unroll
       for (int i = 0; i < KEPT; i++) {
         const int which = lane / HOLDERS * KEPT + i;
-        scores[(first_row + which / KEYS) * BLOCK_N + first_key + which % KEYS] = sum[i];
+        scores[(first_row + which / KEYS) * STRIDE + first_key + which % KEYS] = sum[i];
       }
     }
   }
@@ -68,6 +68,7 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
 template <int ROW_COUNT, int CHUNKS, int VECTOR, int THREADS, int UNROLL> struct ValueProduct {
   static constexpr int ROWS = ROW_COUNT;
   static constexpr int VECTORS = (CHUNKS + THREADS - 1) / THREADS;             // a thread
+  static_assert(VECTORS * THREADS >= CHUNKS, "the register tiles cover the whole slice of head_dim");
   float o[ROWS][VECTORS][VECTOR];
 
   static __device__ __forceinline__ int vector_at(int c) { return threadIdx.x % THREADS + c * THREADS; }
@@ -91,15 +92,15 @@ template <int ROW_COUNT, int CHUNKS, int VECTOR, int THREADS, int UNROLL> struct
         for (int e = 0; e < VECTOR; e++) o[i][c][e] *= factor;
     }
   }
-  template <typename Element, int KEYS, typename VRow>
-  __device__ __forceinline__ void accumulate(const float* p_smem,              // [ROWS, KEYS]
+  template <typename Element, int KEYS, int STRIDE, typename VRow>
+  __device__ __forceinline__ void accumulate(const float* p_smem,              // [ROWS, STRIDE], the first KEYS columns of it
                                              VRow v_row) {                     // [CHUNKS · 16 bytes] each
 #pragma unroll UNROLL
     for (int key = 0; key < KEYS; key += 4) {
       float p[ROWS][4];
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
-        const float4 four = *reinterpret_cast<const float4*>(p_smem + i * KEYS + key);
+        const float4 four = *reinterpret_cast<const float4*>(p_smem + i * STRIDE + key);
         p[i][0] = four.x, p[i][1] = four.y, p[i][2] = four.z, p[i][3] = four.w;
       }
 #pragma unroll

@@ -1,7 +1,8 @@
-// slice_copy.cuh: ROWS rows of CHUNKS 16-byte chunks from global to shared memory by all THREADS of the block (needs shared_address.cuh and
-// cp_async.cuh). `row_gmem(row)` says where a row begins; it must be a place that can be read, whatever the row. Commit and wait for it.
-template <int ROWS, int CHUNKS, int THREADS, typename Element, typename Row>
-__device__ __forceinline__ void copy_slice(Element* tile_smem,       // [ROWS, CHUNKS · 16 bytes]
+// slice_copy.cuh: ROWS rows of CHUNKS 16-byte chunks from global to shared memory, where they lie STRIDE elements apart, by all THREADS
+// of the block (needs shared_address.cuh and cp_async.cuh). `row_gmem(row)` says where a row begins; it must be a place that can be read,
+// whatever the row. Commit and wait for it.
+template <int ROWS, int CHUNKS, int STRIDE, int THREADS, typename Element, typename Row>
+__device__ __forceinline__ void copy_slice(Element* tile_smem,       // [ROWS, STRIDE]
                                            Row row_gmem) {
   constexpr int VECTOR = 16 / sizeof(Element), COUNT = ROWS * CHUNKS;
   constexpr int PASSES = (COUNT + THREADS - 1) / THREADS;
@@ -10,6 +11,6 @@ __device__ __forceinline__ void copy_slice(Element* tile_smem,       // [ROWS, C
     const uint32_t i = threadIdx.x + pass * THREADS;
     if (COUNT % THREADS != 0 && i >= COUNT) break;                    // only the last pass can be partial
     const int row = i / uint32_t(CHUNKS), chunk = i % uint32_t(CHUNKS);
-    cp_async<16>(shared_address(tile_smem + i * VECTOR), row_gmem(row) + chunk * VECTOR, 16);
+    cp_async<16>(shared_address(tile_smem + row * STRIDE + chunk * VECTOR), row_gmem(row) + chunk * VECTOR, 16);
   }
 }

@@ -19,9 +19,10 @@ from evoattn.validate import check, make_case
 FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head", H100)
 BASE = {
-    "BLOCK_M": 4, "BLOCK_N": 16, "DIM_SPLIT": 1, "EXCHANGE": "none", "WARPS": 4, "LANES": 32, "SCORE_ROWS": 2, "SCORE_KEYS": 4,
-    "VALUE_THREADS": 64, "Q_PLACE": "shared", "STAGES": 1, "UNROLL": 1,
+    "BLOCK_M": 4, "BLOCK_N": 16, "DIM_SPLIT": 1, "EXCHANGE": "none", "PRESUM": 1, "MATH": "fma", "WARPS": 4, "LANES": 32, "SCORE_ROWS": 2,
+    "SCORE_KEYS": 4, "VALUE_THREADS": 64, "Q_PLACE": "shared", "STAGES": 1, "UNROLL": 1,
 }
+TENSOR = {"MATH": "tf32x3", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 8, "VALUE_THREADS": 128}
 SPLIT = {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 32}
 
 
@@ -47,6 +48,11 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     (problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1), SPLIT | {"STAGES": 0, "Q_PLACE": "global"}, "equal_keys"),
     (problem(9, 21, 320, dtype="fp16"), {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8}, "plain"),
     (problem(3, 17, 8192, kv_heads=4), {"DIM_SPLIT": 32, "EXCHANGE": "workspace", "UNROLL": 2}, "large_logits"),
+    (problem(head_dim=256), TENSOR | {"UNROLL": 2}, "large_logits"),
+    (problem(31, 21, 256, mask="causal_lower_right"), TENSOR | {"BLOCK_M": 32, "BLOCK_N": 8, "VALUE_THREADS": 64, "STAGES": 2},
+     "rising_maximum"),
+    (problem(41, 29, mask="causal_upper_left", layout="bshd"), TENSOR | SPLIT | {
+        "BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "LANES": 32, "STAGES": 0, "Q_PLACE": "global"}, "late_huge_key"),
     (problem(5, 33, 264), {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4}, "plain"),   # 66 vectors
 ])
 def test_right_on_the_interpreter(p, genes, kind):
@@ -56,10 +62,23 @@ def test_right_on_the_interpreter(p, genes, kind):
     assert result.passed, result.reason
 
 
-def test_fp32_keeps_one_part_in_a_hundred_thousand():
+@pytest.mark.parametrize(("p", "genes", "kind"), [
+    (problem(23, 40), TENSOR | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "PRESUM": 4}, "large_logits"),
+    (problem(mask="causal_lower_right"), SPLIT | {"PRESUM": 2}, "plain"),
+    (problem(head_dim=1024, mask="causal_upper_left"), TENSOR | {"DIM_SPLIT": 8, "EXCHANGE": "cluster"}, "plain"),
+])
+def test_clusters_are_right_on_the_interpreter(p, genes, kind):
+    c = config(**genes)
+    assert FAMILY.why_invalid(p, c, H100) is None
+    result = outcome(p, c, kind, H100)
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("genes", [SPLIT, TENSOR | {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}], ids=["fma", "tf32x3"])
+def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     """The share of fp32's own error that the rule allows grows with the logits; plain ones leave 1e-5 of the largest output."""
     p = problem(4, 17, 8192)
-    c = config(**SPLIT)
+    c = config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
     kernel = compile_source(render(FAMILY, p, c, L4).source, L4.arch)
     assert check(InterpreterBackend(), FAMILY, c, kernel, case).max_error <= 1e-6 * case.answer.exact.abs().max().item()
@@ -75,6 +94,10 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand():
     (SPLIT, "the scores are visible to all warps\n", "__syncthreads();", ""),
     (SPLIT, "Q and K are visible", "__syncthreads();", ""),
     (SPLIT | {"STAGES": 0}, "still reads the probabilities", "__syncthreads();", ""),
+    (TENSOR, "none still reads K[tile]", "__syncthreads();", ""),
+    (TENSOR, "the small ones first", "depth < 2", "depth < 0"),
+    (SPLIT | {"PRESUM": 4}, "all blocks' partial scores are visible to all\n", "cluster_sync();", ""),
+    (SPLIT | {"PRESUM": 4}, "which ends with it\n", "cluster_sync();", ""),
 ])
 def test_an_injected_fault_is_found(genes, line, old, new):
     def edit(source: str) -> str:
@@ -84,7 +107,8 @@ def test_an_injected_fault_is_found(genes, line, old, new):
         lines[hits[0]] = lines[hits[0]].replace(old, new)
         return "".join(lines)
 
-    assert not outcome(problem(), config(**genes), edit=edit).passed
+    gpu = H100 if "PRESUM" in genes else L4
+    assert not outcome(problem(), config(**genes), gpu=gpu, edit=edit).passed
 
 
 LARGEST = AttentionProblem(1, 4, 4, 64, 64, 8192, "fp32")
@@ -97,6 +121,10 @@ CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STA
     (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
     (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)), (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
     (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
+    (problem(), SPLIT | {"PRESUM": 2}, ("PRESUM", "sm_89")), (problem(), {"PRESUM": 2}, ("PRESUM=2", "EXCHANGE=none")),
+    (problem(), {"SCORE_KEYS": 16}, ("SCORE_KEYS=16 are for MATH=tf32x3",)), (problem(dtype="bf16"), TENSOR, ("bf16 needs but one",)),
+    (problem(), TENSOR | {"LANES": 16}, ("LANES=16",)), (problem(), TENSOR | {"VALUE_THREADS": 64}, ("leave it 8",)),
+    (problem(head_dim=320), TENSOR, ("slice of 320",)),
     (problem(), {"SCORE_ROWS": 8}, ("SCORE_ROWS=8",)), (problem(), {"LANES": 8, "SCORE_KEYS": 8, "BLOCK_N": 8}, ("2 score tiles",)),
     (problem(), {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}, ("LANES=32", "4 vectors")),
     (problem(), {"BLOCK_M": 1, "SCORE_ROWS": 1}, ("do not divide over 128 threads",)),
