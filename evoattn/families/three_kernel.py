@@ -214,10 +214,11 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> tuple[i
         return config["BLOCK_N"] // 2 + WGMMA_REGISTERS, SOFTMAX_REGISTERS + kept, problem.head_dim // 2 + WGMMA_REGISTERS
     row_tiles, key_tiles = config["BLOCK_M"] // (16 * config["WARPS_M"]), config["BLOCK_N"] // (8 * config["WARPS_N"])
     value_tiles = config["PV_BLOCK_M"] // (16 * config["PV_WARPS"])
+    factors = problem.head_dim // 4 + 8 if _tiles(config) else 0
     return (
         row_tiles * (4 * key_tiles + 4) + SCORES_REGISTERS,
         SOFTMAX_REGISTERS + kept,
-        value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS,
+        value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS + factors,
     )
 
 

@@ -137,12 +137,11 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
       if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
     }
   };
-  if constexpr (TILE_SOFTMAX) load_factors(1);     // there is no O before the first
   __syncthreads();                                 // the barriers are initialised
 
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % PV_STAGES;
-    if (TILE_SOFTMAX && tile > 0 && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {  // from here on O is relative to the next reference
+    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {              // from here on O is relative to the next reference
 #pragma unroll
       for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
       load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);
