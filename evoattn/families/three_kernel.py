@@ -267,14 +267,14 @@ class ThreeKernel:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu) or _why_wrong_scores(problem, config)
-            or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu)
+            or _why_wrong_scores(problem, config) or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
         same = (
-            "PRODUCT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS_M", "WARPS_N", "TILES_A_BLOCK", "THREADS_PER_ROW", "ROWS_PER_BLOCK", "VECTOR_WIDTH",
-            "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
+            "PRODUCT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS_M", "WARPS_N", "TILES_A_BLOCK", "THREADS_PER_ROW", "ROWS_PER_BLOCK",
+            "VECTOR_WIDTH", "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
         )
         return {name: config[name] for name in same} | {
             "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
@@ -294,7 +294,8 @@ class ThreeKernel:
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         heads = problem.heads * problem.batch
-        row_blocks, keys = math.ceil(problem.seqlen_q / config["BLOCK_M"]), math.ceil(problem.seqlen_k / (config["BLOCK_N"] * config["TILES_A_BLOCK"]))
+        key_blocks = math.ceil(problem.seqlen_k / (config["BLOCK_N"] * config["TILES_A_BLOCK"]))
+        scores_grid = (key_blocks, math.ceil(problem.seqlen_q / config["BLOCK_M"]), heads)
         stride = Scalar("int32", score_stride(problem))
         lengths = tuple(Scalar("int32", n) for n in (problem.seqlen_q, problem.seqlen_k))
         p = Buffer("p" if config["P_PLACE"] == "own" else "s")
@@ -319,8 +320,7 @@ class ThreeKernel:
         softmax_args = (tiles, *softmax_args) if _tiles(config) else (Buffer("s"), p, *softmax_args, stride)
         softmax_grid = (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1)
         values_grid = (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1)
-        scores = KernelLaunch(
-            "three_kernel_scores", (keys, row_blocks, heads), threads[0], scores_smem_bytes(problem, config), scores_args)
+        scores = KernelLaunch("three_kernel_scores", scores_grid, threads[0], scores_smem_bytes(problem, config), scores_args)
         softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args)
         values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem_bytes(problem, config), values_args)
         return (scores, values) if config["SOFTMAX"] == "tiles_late" else (scores, softmax, values)

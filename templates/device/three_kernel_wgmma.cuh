@@ -33,8 +33,8 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
 
   const uint32_t q_barrier = smem_address + BARRIERS, k_barriers = q_barrier + 8;
   auto load_k = [&](int tile) {                    // by one thread
-    const int stage = tile % K_STAGES;
-    Tiles::load<BLOCK_N>(smem_address + K_OFFSET + stage * K_BYTES, k_map, k_barriers + 8 * stage, (first_tile + tile) * BLOCK_N, kv_head, batch);
+    const int stage = tile % K_STAGES, key = (first_tile + tile) * BLOCK_N;
+    Tiles::load<BLOCK_N>(smem_address + K_OFFSET + stage * K_BYTES, k_map, k_barriers + 8 * stage, key, kv_head, batch);
   };
   if (threadIdx.x == 0) {
     mbarrier_init(q_barrier, WARPGROUPS);          // one arrival a copy
@@ -74,7 +74,7 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
       for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = bounded_score<Score>(s[i] * softmax_scale_log2);
     }
     if (TILES_A_BLOCK > 1 && threadIdx.x % 128 == 0) tma_store_wait_read();
-    __syncthreads();                                 // no warpgroup still reads this K, or Q if S overwrites it, and no copy S of the last tile
+    __syncthreads();                               // no warpgroup still reads this K, or Q if S overwrites it; no copy still reads S
     if (threadIdx.x == 0 && tile + K_STAGES < tiles) load_k(tile + K_STAGES);
     __syncwarp();
     const float ones[2] = {1.f, 1.f};
