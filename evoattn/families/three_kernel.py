@@ -32,6 +32,8 @@ KEY_GROUP = 32
 SCORES_REGISTERS = 40
 """Addresses and fragments of Q and K beside the accumulators of a thread; as the next two, no spill in random configs from here on."""
 VALUES_REGISTERS = 48
+FACTOR_REGISTERS = 72
+"""More of them where P V rescales O for each tile."""
 SOFTMAX_REGISTERS = 24
 WGMMA_REGISTERS = 40
 MAX_GRID_YZ = 65535
@@ -78,10 +80,13 @@ def _references(problem: AttentionProblem, config: KernelConfig) -> int:
 
 
 def scores_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K; with wgmma in their place later S, and a barrier."""
+    """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K; with wgmma S (that of a
+    block's only tile in their place), two stages of K for several tiles, and barriers."""
     if _wgmma(config):
-        tiles = (config["BLOCK_M"] + config["BLOCK_N"]) * _chunked_row_bytes(problem)
-        return max(tiles, config["BLOCK_M"] * config["BLOCK_N"] * ELEMENT_BYTES) + 16
+        stages = min(2, config["TILES_A_BLOCK"])
+        tiles = (config["BLOCK_M"] + stages * config["BLOCK_N"]) * _chunked_row_bytes(problem)
+        s = config["BLOCK_M"] * config["BLOCK_N"] * ELEMENT_BYTES
+        return (max(tiles, s) if stages == 1 else tiles + s) + 8 * (1 + stages)
     return (config["BLOCK_M"] + config["BLOCK_N"]) * _row_bytes(problem)
 
 
@@ -120,7 +125,7 @@ def _why_wrong_shape(config: KernelConfig) -> str | None:
 def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
     """What PRODUCT=wgmma cannot do, and genes that it leaves nothing to do."""
     if not _wgmma(config):
-        return None
+        return None if config["TILES_A_BLOCK"] == 1 else "PRODUCT=mma makes a tile of S a block: TILES_A_BLOCK must be 1."
     if gpu.arch != WGMMA_ARCH:
         return f"PRODUCT=wgmma needs {WGMMA_ARCH}, and {gpu.name} is {gpu.arch}."
     for gene in ("BLOCK_M", "BLOCK_N", "PV_BLOCK_M", "PV_BLOCK_K"):
@@ -180,6 +185,8 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
             return f"{gene}={config[gene]} for {count} {what} leaves half of the tile or more without work."
     if config["BLOCK_K"] > 32 and config["BLOCK_K"] // 2 >= problem.head_dim:
         return f"BLOCK_K={config['BLOCK_K']} is all {problem.head_dim} columns, as {config['BLOCK_K'] // 2} is."
+    if (count := config["TILES_A_BLOCK"]) > 1 and count // 2 * config["BLOCK_N"] >= problem.seqlen_k:
+        return f"TILES_A_BLOCK={count} is more than the tiles of {config['BLOCK_N']} keys that {problem.seqlen_k} keys fill."
     steps = math.ceil(problem.seqlen_k / config["PV_BLOCK_K"])
     if config["PV_STAGES"] > max(2, steps):
         return f"PV_STAGES={config['PV_STAGES']} is more than the {steps} steps of {config['PV_BLOCK_K']} keys."
@@ -214,10 +221,11 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> tuple[i
         return config["BLOCK_N"] // 2 + WGMMA_REGISTERS, SOFTMAX_REGISTERS + kept, problem.head_dim // 2 + WGMMA_REGISTERS
     row_tiles, key_tiles = config["BLOCK_M"] // (16 * config["WARPS_M"]), config["BLOCK_N"] // (8 * config["WARPS_N"])
     value_tiles = config["PV_BLOCK_M"] // (16 * config["PV_WARPS"])
+    factors = FACTOR_REGISTERS if _tiles(config) else 0
     return (
         row_tiles * (4 * key_tiles + 4) + SCORES_REGISTERS,
         SOFTMAX_REGISTERS + kept,
-        value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS,
+        value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS + factors,
     )
 
 
@@ -259,14 +267,14 @@ class ThreeKernel:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu) or _why_wrong_scores(problem, config)
-            or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu)
+            or _why_wrong_scores(problem, config) or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
         same = (
-            "PRODUCT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS_M", "WARPS_N", "THREADS_PER_ROW", "ROWS_PER_BLOCK", "VECTOR_WIDTH",
-            "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
+            "PRODUCT", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS_M", "WARPS_N", "TILES_A_BLOCK", "THREADS_PER_ROW", "ROWS_PER_BLOCK",
+            "VECTOR_WIDTH", "KEPT_VECTORS", "PV_BLOCK_M", "PV_BLOCK_K", "PV_WARPS", "PV_STAGES",
         )
         return {name: config[name] for name in same} | {
             "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
@@ -286,7 +294,8 @@ class ThreeKernel:
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         heads = problem.heads * problem.batch
-        row_blocks, keys = math.ceil(problem.seqlen_q / config["BLOCK_M"]), math.ceil(problem.seqlen_k / config["BLOCK_N"])
+        key_blocks = math.ceil(problem.seqlen_k / (config["BLOCK_N"] * config["TILES_A_BLOCK"]))
+        scores_grid = (key_blocks, math.ceil(problem.seqlen_q / config["BLOCK_M"]), heads)
         stride = Scalar("int32", score_stride(problem))
         lengths = tuple(Scalar("int32", n) for n in (problem.seqlen_q, problem.seqlen_k))
         p = Buffer("p" if config["P_PLACE"] == "own" else "s")
@@ -311,8 +320,7 @@ class ThreeKernel:
         softmax_args = (tiles, *softmax_args) if _tiles(config) else (Buffer("s"), p, *softmax_args, stride)
         softmax_grid = (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1)
         values_grid = (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1)
-        scores = KernelLaunch(
-            "three_kernel_scores", (keys, row_blocks, heads), threads[0], scores_smem_bytes(problem, config), scores_args)
+        scores = KernelLaunch("three_kernel_scores", scores_grid, threads[0], scores_smem_bytes(problem, config), scores_args)
         softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args)
         values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem_bytes(problem, config), values_args)
         return (scores, values) if config["SOFTMAX"] == "tiles_late" else (scores, softmax, values)

@@ -219,11 +219,10 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   };
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m) factor[m][0] = factor[m][1] = 0.f;
-  if constexpr (TILE_SOFTMAX) load_factors(1);     // there is no O before the first
   const uint32_t p_smem = smem_address + warp * ROW_TILES * 16 * LayoutP::ROW_BYTES + LayoutP::rows_first(lane);
   const uint32_t v_smem = smem_address + P_BYTES + LayoutV::rows_first(lane);
   for (int tile = 0; tile < tiles; ++tile) {
-    if (TILE_SOFTMAX && tile > 0 && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {  // from here on O is relative to the next reference
+    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {              // from here on O is relative to the next reference
 #pragma unroll
       for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll

@@ -8,9 +8,11 @@ constexpr int SCORE_CHUNK_BYTES = 64 * 128;                                     
 namespace scores {                                 // S = Q Kᵀ · scale
 constexpr int WARPGROUPS = BLOCK_M / 64, THREADS = 128 * WARPGROUPS;
 constexpr int K_OFFSET = WARPGROUPS * Tiles::bytes(64);
-constexpr int TILES_BYTES = K_OFFSET + Tiles::bytes(BLOCK_N), S_BYTES = WARPGROUPS * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;    // S later
-constexpr int BARRIER = TILES_BYTES > S_BYTES ? TILES_BYTES : S_BYTES;
-static_assert(BARRIER + 16 == SCORES_SMEM_BYTES, "Python and CUDA disagree");
+constexpr int K_STAGES = TILES_A_BLOCK > 1 ? 2 : 1, K_BYTES = Tiles::bytes(BLOCK_N);
+constexpr int TILES_BYTES = K_OFFSET + K_STAGES * K_BYTES, S_BYTES = WARPGROUPS * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;
+constexpr int S_OFFSET = TILES_A_BLOCK > 1 ? TILES_BYTES : 0;                   // S of the only tile takes the place of Q and K
+constexpr int BARRIERS = S_OFFSET + S_BYTES > TILES_BYTES ? S_OFFSET + S_BYTES : TILES_BYTES;  // of Q, and of each stage of K
+static_assert(BARRIERS + 8 * (1 + K_STAGES) == SCORES_SMEM_BYTES, "Python and CUDA disagree");
 }  // namespace scores
 
 extern "C" __global__ void __launch_bounds__(scores::THREADS)
@@ -23,56 +25,72 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t smem_address = shared_address(smem);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
-  const int block_row = blockIdx.y * BLOCK_M, block_key = blockIdx.x * BLOCK_N;
+  const int block_row = blockIdx.y * BLOCK_M, first_tile = blockIdx.x * TILES_A_BLOCK;
   const int head = blockIdx.z % heads, batch = blockIdx.z / heads, kv_head = head / (heads / kv_heads);
-  if (block_key >= keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k)) return;   // the mask hides the whole tile
+  const int all_tiles = (keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k) + BLOCK_N - 1) / BLOCK_N;   // the mask hides the others
+  const int tiles = min(TILES_A_BLOCK, all_tiles - first_tile);
+  if (tiles <= 0) return;
 
+  const uint32_t q_barrier = smem_address + BARRIERS, k_barriers = q_barrier + 8;
+  auto load_k = [&](int tile) {                    // by one thread
+    const int stage = tile % K_STAGES, key = (first_tile + tile) * BLOCK_N;
+    Tiles::load<BLOCK_N>(smem_address + K_OFFSET + stage * K_BYTES, k_map, k_barriers + 8 * stage, key, kv_head, batch);
+  };
   if (threadIdx.x == 0) {
-    mbarrier_init(smem_address + BARRIER, WARPGROUPS + 1);                      // one arrival a copy
+    mbarrier_init(q_barrier, WARPGROUPS);          // one arrival a copy
+    for (int i = 0; i < K_STAGES; ++i) mbarrier_init(k_barriers + 8 * i, 1);
     mbarrier_init_fence();
     for (int i = 0; i < WARPGROUPS; ++i) {
-      Tiles::load<64>(smem_address + i * Tiles::bytes(64), q_map, smem_address + BARRIER, block_row + i * 64, head, batch);
+      Tiles::load<64>(smem_address + i * Tiles::bytes(64), q_map, q_barrier, block_row + i * 64, head, batch);
     }
-    Tiles::load<BLOCK_N>(smem_address + K_OFFSET, k_map, smem_address + BARRIER, block_key, kv_head, batch);
+    for (int tile = 0; tile < min(K_STAGES, tiles); ++tile) load_k(tile);
   }
-  __syncthreads();                                 // the barrier is initialised
-  mbarrier_wait(smem_address + BARRIER, 0);
-  float s[BLOCK_N / 2];
+  __syncthreads();                                 // the barriers of Q and K are initialised
+  mbarrier_wait(q_barrier, 0);
   const uint64_t q_descriptor = matrix_descriptor(smem_address + warpgroup * Tiles::bytes(64), 0);
-  const uint64_t k_descriptor = matrix_descriptor(smem_address + K_OFFSET, 0);
-  wgmma_fence();
+  const uint32_t s_smem = smem_address + S_OFFSET + warpgroup * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int block_key = (first_tile + tile) * BLOCK_N;
+    const uint64_t k_descriptor = matrix_descriptor(smem_address + K_OFFSET + tile % K_STAGES * K_BYTES, 0);
+    mbarrier_wait(k_barriers + 8 * (tile % K_STAGES), tile / K_STAGES % 2);
+    float s[BLOCK_N / 2];
+    wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
-    const int q_offset = Tiles::step_offset(step, 64), k_offset = Tiles::step_offset(step, BLOCK_N);
-    wgmma_qk(s, q_descriptor + descriptor_step(q_offset), k_descriptor + descriptor_step(k_offset), step > 0);
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-  pin_registers(s);
-  if constexpr (TILE_SOFTMAX) {
-    const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
-    const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - block_key - lane % 4 * 2;
-    const int visible[2] = {CAUSAL ? min(all_keys, row_keys) : all_keys, CAUSAL ? min(all_keys, row_keys + 8) : all_keys};
-    float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, blockIdx.x, row, seqlen_q, seqlen_k);
-    tile_softmax(s, softmax_scale_log2, visible, [](int n, int e) { return n * 8 + e; }, row_gmem, seqlen_q - row, lane);
-  } else {
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = bounded_score<Score>(s[i] * softmax_scale_log2);
-  }
-  __syncthreads();                                 // no warpgroup still reads Q and K, which S overwrites
-  const float ones[2] = {1.f, 1.f};
-  const uint32_t s_smem = smem_address + warpgroup * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;
-  output_to_shared<Score>(s, ones, s_smem, warp % 4, lane);
-  fence_proxy_async();
-  __syncthreads();                                 // all rows of the tile are written
-  if (threadIdx.x % 128 == 0) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 64; ++i) {
-      tma_store_4d(s_map, s_smem + i * SCORE_CHUNK_BYTES, block_key + i * 64, block_row + warpgroup * 64, head, batch);
+    for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
+      const int q_offset = Tiles::step_offset(step, 64), k_offset = Tiles::step_offset(step, BLOCK_N);
+      wgmma_qk(s, q_descriptor + descriptor_step(q_offset), k_descriptor + descriptor_step(k_offset), step > 0);
     }
-    tma_store_commit();
-    tma_store_wait_read();                         // shared memory must live until it is read
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin_registers(s);
+    if constexpr (TILE_SOFTMAX) {
+      const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
+      const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - block_key - lane % 4 * 2;
+      const int visible[2] = {CAUSAL ? min(all_keys, row_keys) : all_keys, CAUSAL ? min(all_keys, row_keys + 8) : all_keys};
+      float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, first_tile + tile, row, seqlen_q, seqlen_k);
+      tile_softmax(s, softmax_scale_log2, visible, [](int n, int e) { return n * 8 + e; }, row_gmem, seqlen_q - row, lane);
+    } else {
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = bounded_score<Score>(s[i] * softmax_scale_log2);
+    }
+    if (TILES_A_BLOCK > 1 && threadIdx.x % 128 == 0) tma_store_wait_read();
+    __syncthreads();                               // no warpgroup still reads this K, or Q if S overwrites it; no copy still reads S
+    if (threadIdx.x == 0 && tile + K_STAGES < tiles) load_k(tile + K_STAGES);
+    __syncwarp();
+    const float ones[2] = {1.f, 1.f};
+    output_to_shared<Score>(s, ones, s_smem, warp % 4, lane);
+    fence_proxy_async();
+    __syncthreads();                                 // all rows of the tile are written
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 64; ++i) {
+        tma_store_4d(s_map, s_smem + i * SCORE_CHUNK_BYTES, block_key + i * 64, block_row + warpgroup * 64, head, batch);
+      }
+      tma_store_commit();
+    }
+    __syncwarp();
   }
+  if (threadIdx.x % 128 == 0) tma_store_wait_read();                            // shared memory must live until it is read
 }
 
 namespace values {                                 // O = P V / sums
@@ -137,12 +155,11 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
       if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
     }
   };
-  if constexpr (TILE_SOFTMAX) load_factors(1);     // there is no O before the first
   __syncthreads();                                 // the barriers are initialised
 
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % PV_STAGES;
-    if (TILE_SOFTMAX && tile > 0 && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {  // from here on O is relative to the next reference
+    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {              // from here on O is relative to the next reference
 #pragma unroll
       for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
       load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);

@@ -21,9 +21,11 @@ BASE = {
     "PRODUCT": "mma", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1, "S_TYPE": "fp16", "SOFTMAX": "rewrite",
     "P_PLACE": "in_place", "THREADS_PER_ROW": 16, "ROWS_PER_BLOCK": 4, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 2, "PV_BLOCK_M": 32,
     "PV_BLOCK_K": 32, "PV_WARPS": 2, "PV_STAGES": 2, "HEAD_ORDER": "forward",
+    "TILES_A_BLOCK": 1,
 }
 TILES = {"SOFTMAX": "tiles", "THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32, "KEPT_VECTORS": 1, "HEAD_ORDER": "zigzag"}
 LATE = TILES | {"SOFTMAX": "tiles_late"}
+WIDE = {"BLOCK_M": 128, "WARPS_M": 8}
 WGMMA = TILES | {"PRODUCT": "wgmma", "BLOCK_M": 64, "WARPS_M": 4, "PV_BLOCK_M": 64, "PV_BLOCK_K": 64, "PV_WARPS": 4}
 
 
@@ -44,7 +46,7 @@ RIGHT = [
     (problem(113, 203), {"SOFTMAX": "statistics"}, "large_logits"),
     (problem(50, 163, mask="causal_upper_left"), {"SOFTMAX": "statistics", "PV_BLOCK_M": 64, "THREADS_PER_ROW": 64}, "rising_maximum"),
     (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"PV_BLOCK_M": 16, "PV_WARPS": 1, "HEAD_ORDER": "zigzag"}, "plain"),
-    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"S_TYPE": "bf16", "P_PLACE": "own", "PV_BLOCK_K": 64}, "late_huge_key"),
+    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"S_TYPE": "bf16", "P_PLACE": "own"}, "late_huge_key"),
     (problem(64, 517, 32), {"S_TYPE": "fp32", "P_PLACE": "own", "THREADS_PER_ROW": 128, "KEPT_VECTORS": 1}, "large_logits"),
     (problem(3, 3, 16, mask="causal_upper_left"), {}, "equal_keys"),
     (problem(20, 70, 256, dtype="bf16"), {"PV_STAGES": 3, "WARPS_M": 1, "WARPS_N": 2, "BLOCK_K": 128}, "plain"),
@@ -54,7 +56,9 @@ RIGHT = [
     (problem(70, 209), WGMMA, "large_logits"),
     (problem(113, 203, 72, dtype="bf16", mask="causal_lower_right"), WGMMA | LATE | {"BLOCK_N": 128}, "rising_maximum"),
     (problem(203, 113, 24, mask="causal_lower_right", layout="bshd"), WGMMA | LATE, "late_huge_key"),
-    (problem(130, 70, 40, mask="causal_upper_left"), WGMMA | {"BLOCK_M": 128, "WARPS_M": 8, "PV_BLOCK_M": 128, "PV_WARPS": 8}, "equal_keys"),
+    (problem(130, 70, 40, mask="causal_upper_left"), WGMMA | WIDE | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "equal_keys"),
+    (problem(113, 517), WGMMA | LATE | {"TILES_A_BLOCK": 4}, "rising_maximum"),
+    (problem(203, 333, 72, dtype="bf16", mask="causal_lower_right"), WGMMA | WIDE | {"TILES_A_BLOCK": 8}, "large_logits"),
     (problem(70, 130), WGMMA | {"SOFTMAX": "rewrite", "THREADS_PER_ROW": 16, "HEAD_ORDER": "forward"}, "plain"),
 ]
 
@@ -75,9 +79,12 @@ FAULTS = {
     "sums of tiles merged as they are": (TILES, "sum = fmaf(tile.y,", "tile.x - maximum", "0.f"),
     "an edge not masked": (TILES, "if (key_of(n, e) >= visible[half])", "visible[half]", "FLOATS"),
     "sums read before they are merged": (LATE, "other threads of the block read factors and sums\n", "__syncthreads();", ""),
-    "wgmma: an uninitialised barrier": (WGMMA, "the barrier is initialised\n", "__syncthreads();", ""),
+    "wgmma: an uninitialised barrier": (WGMMA, "the barriers of Q and K are initialised\n", "__syncthreads();", ""),
     "wgmma: P over Q and K still read": (
-        WGMMA | {"BLOCK_M": 128, "WARPS_M": 8, "BLOCK_N": 128}, "no warpgroup still reads Q and K", "__syncthreads();", ""),
+        WGMMA | WIDE | {"BLOCK_N": 128}, "no warpgroup still reads this K, or Q", "__syncthreads();", ""),
+    "wgmma: S over rows not yet copied": (
+        WGMMA | {"TILES_A_BLOCK": 4}, "if (TILES_A_BLOCK > 1 && threadIdx.x % 128 == 0) tma", "tma_store_wait_read();", ""),
+    "wgmma: K of the wrong stage": (WGMMA | {"TILES_A_BLOCK": 4}, "mbarrier_wait(k_barriers", "tile / K_STAGES % 2", "0"),
     "wgmma: P stored before it is written": (WGMMA, "all rows of the tile are written\n", "__syncthreads();", ""),
     "wgmma: a stage refilled too early": (
         WGMMA | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "no warpgroup still reads this tile or the one before", "__syncthreads();", ""),
@@ -103,11 +110,14 @@ def test_an_injected_fault_is_found(fault):
 
 REFUSED = [
     ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"), ({"PV_WARPS": 4}, "PV_BLOCK_M=32"), ({"WARPS_N": 4}, "groups of 32"),
-    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"), ({"S_TYPE": "bf16"}, "8 bits"), ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
+    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"), ({"S_TYPE": "bf16"}, "8 bits"),
+    ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
     ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"), ({"S_TYPE": "fp32"}, "in_place"),
     ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"), ({"BLOCK_K": 128}, "64 columns"),
-    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"), (TILES | {"S_TYPE": "fp32"}, "S_TYPE"), (TILES | {"P_PLACE": "own"}, "P_PLACE"),
+    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"), (TILES | {"S_TYPE": "fp32"}, "S_TYPE"),
+    (TILES | {"P_PLACE": "own"}, "P_PLACE"),
     (TILES | {"PV_BLOCK_K": 128}, "64 keys"), (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"), (WGMMA, "sm_90a"),
+    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"),
     ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
     ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"), ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
 ]
@@ -141,6 +151,14 @@ def test_starting_configs_are_valid_everywhere(gpu):
     for p in problems.named_problems().values():
         if FAMILY.why_unsupported(p, gpu) is None:
             assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
+
+
+def test_starting_configs_are_of_the_architecture():
+    products = [{c["PRODUCT"] for c in load_space("three_kernel", gpu).starting_configs(problem())} for gpu in (L4, H100)]
+    assert products == [{"mma"}, {"mma", "wgmma"}]
+    first = load_space("three_kernel", H100).starting_configs(problem())[0]
+    info = compiled(problem(), first).info
+    assert first["PRODUCT"] == "wgmma" and info.spill_bytes == 0 and not info.warnings
 
 
 @pytest.mark.parametrize(("head_dim", "which"), [(32, 1), (64, 0), (64, 3), (128, 4), (256, 3)])
