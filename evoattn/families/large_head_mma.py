@@ -36,6 +36,10 @@ def _slice(problem: AttentionProblem, config: KernelConfig) -> int:
     return problem.head_dim // config["DV_SPLIT"]
 
 
+def _in_cluster(config: KernelConfig) -> bool:
+    return config["SCORES"] == "cluster"
+
+
 def _dim_blocks(problem: AttentionProblem, config: KernelConfig) -> int:
     """Blocks of 16 columns of O that one warp has."""
     return math.ceil(_slice(problem, config) / (16 * config["COLUMN_WARPS"]))
@@ -47,8 +51,8 @@ def _row_bytes(config: KernelConfig, elements: int) -> int:
 
 
 def _dim_steps(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Chunks that a tile of K comes in."""
-    return math.ceil(problem.head_dim / config["DIM_CHUNK"])
+    """Chunks that a tile of K comes in: of all columns, or of the block's slice."""
+    return math.ceil((_slice(problem, config) if _in_cluster(config) else problem.head_dim) / config["DIM_CHUNK"])
 
 
 def stage_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
@@ -66,11 +70,13 @@ def q_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
 
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block: the ring, Q, P, and a float for each row and column warp if there are several of these."""
+    """Dynamic shared memory of a block: the ring, Q, P, two tiles of partial scores in a cluster, and a float for each row and column warp
+    if there are several of these."""
     block_m, column_warps = config["BLOCK_M"], config["COLUMN_WARPS"]
     p = config["BLOCK_N"] // config["KEY_CHUNK"] * block_m * _row_bytes(config, config["KEY_CHUNK"])
+    partials = 2 * 4 * block_m * config["BLOCK_N"] if _in_cluster(config) else 0
     rows = 4 * block_m * column_warps if column_warps > 1 else 0
-    return config["STAGES"] * stage_bytes(problem, config) + q_bytes(problem, config) + p + rows
+    return config["STAGES"] * stage_bytes(problem, config) + q_bytes(problem, config) + p + partials + rows
 
 
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
@@ -89,7 +95,7 @@ def register_cap(config: KernelConfig, blocks: int) -> int:
     return min(MAX_REGISTERS, 512 // math.ceil(_warps(config) * blocks / 4) // 8 * 8)
 
 
-def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig) -> str | None:
+def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Tiles and chunks that are not whole, and warps that have nothing to do."""
     block_m, block_n, row_warps, column_warps = (config[name] for name in ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS"))
     threads, columns = WARP * _warps(config), 16 * column_warps * _dim_blocks(problem, config)
@@ -101,6 +107,10 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig) -> str | N
         return f"BLOCK_N={block_n} keys do not divide into chunks of KEY_CHUNK={config['KEY_CHUNK']}."
     if problem.head_dim % (CHUNK * config["DV_SPLIT"]):
         return f"DV_SPLIT={config['DV_SPLIT']} does not divide head_dim {problem.head_dim} into whole chunks of {CHUNK} elements."
+    if _in_cluster(config) and config["DV_SPLIT"] == 1:
+        return "SCORES=cluster does not go with DV_SPLIT=1: one block has all the scores."
+    if _in_cluster(config) and gpu.capability < (9, 0):
+        return f"SCORES=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
     if _warps(config) > MAX_WARPS:
         return f"ROW_WARPS={row_warps} times COLUMN_WARPS={column_warps} is over {MAX_WARPS} warps, with which a thread has 128 registers."
     if max(columns, config["DIM_CHUNK"]) > CHUNK * threads:
@@ -135,7 +145,7 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     blocks, threads, smem = config["BLOCKS_PER_SM"], WARP * _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         return (f"The block needs {smem} bytes of shared memory, {q_bytes(problem, config)} of them for Q and "
-                f"{stage_bytes(problem, config)} for each of STAGES={config['STAGES']} chunks; {gpu.name} gives a block {gpu.smem_per_block}.")
+                f"{stage_bytes(problem, config)} for each of STAGES={config['STAGES']} chunks; {gpu.name} gives it {gpu.smem_per_block}.")
     if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
         return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
     if blocks * threads > gpu.threads_per_sm:
@@ -167,7 +177,7 @@ class LargeHeadMma:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config)
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config, gpu)
             or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
         )
 
@@ -179,6 +189,8 @@ class LargeHeadMma:
             "HEAD_DIM": problem.head_dim,
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            "IN_CLUSTER": _in_cluster(config),
+            "CLUSTER_DIMS": f"__cluster_dims__({config['DV_SPLIT']}, 1, 1)" if _in_cluster(config) else "",
             "Q_STREAMED": config["Q_PLACE"] == "streamed",
             "SWIZZLED": config["SMEM_LAYOUT"] == "swizzled",
             "RESCALE": config["RESCALE"].upper(),
@@ -189,8 +201,8 @@ class LargeHeadMma:
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         blocks = math.ceil(problem.seqlen_q / config["BLOCK_M"]) * problem.heads * problem.batch * config["DV_SPLIT"]
-        smem = smem_bytes(problem, config)
-        return (KernelLaunch(self.name, (blocks, 1, 1), (WARP * _warps(config), 1, 1), smem, attention_args(problem)),)
+        smem, cluster = smem_bytes(problem, config), (config["DV_SPLIT"] if _in_cluster(config) else 1, 1, 1)
+        return (KernelLaunch(self.name, (blocks, 1, 1), (WARP * _warps(config), 1, 1), smem, attention_args(problem), cluster),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         return {}

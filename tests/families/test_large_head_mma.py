@@ -20,8 +20,8 @@ from evoattn.validate import check, make_case
 FAMILY, L4, H100 = LargeHeadMma(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head_mma", H100)
 BASE = {
-    "BLOCK_M": 32, "BLOCK_N": 64, "DV_SPLIT": 1, "ROW_WARPS": 2, "COLUMN_WARPS": 2, "DIM_CHUNK": 64, "KEY_CHUNK": 32, "STAGES": 2,
-    "Q_PLACE": "streamed", "SMEM_LAYOUT": "swizzled", "RESCALE": "always", "BLOCK_ORDER": "rows", "BLOCKS_PER_SM": 1,
+    "BLOCK_M": 32, "BLOCK_N": 64, "DV_SPLIT": 1, "SCORES": "recompute", "ROW_WARPS": 2, "COLUMN_WARPS": 2, "DIM_CHUNK": 64, "KEY_CHUNK": 32,
+    "STAGES": 2, "Q_PLACE": "streamed", "SMEM_LAYOUT": "swizzled", "RESCALE": "always", "BLOCK_ORDER": "rows", "BLOCKS_PER_SM": 1,
 }
 
 
@@ -61,6 +61,29 @@ def test_right_on_the_interpreter(p, genes, kind):
     assert result.passed, result.reason
 
 
+CLUSTER = {"DV_SPLIT": 2, "SCORES": "cluster"}
+
+
+@pytest.mark.parametrize(("p", "genes", "kind"), [
+    (problem(50, 203, mask="causal_lower_right", layout="bshd"), SHARED | {"RESCALE": "lazy"}, "rising_maximum"),
+    (problem(33, 5, 512, dtype="bf16", mask="causal_lower_right"), {"BLOCK_N": 32, "DV_SPLIT": 4}, "large_logits"),
+])
+def test_right_in_a_cluster(p, genes, kind):
+    c = config(**(CLUSTER | genes))
+    assert FAMILY.why_invalid(p, c, H100) is None
+    result = outcome(p, c, kind, H100)
+    assert result.passed, result.reason
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("cluster_sync();    ", "//"), ("tile % 2 * PARTIALS_BYTES", "0"), ("if constexpr (IN_CLUSTER) cluster_wait_acquire();", "//"),
+    ("if constexpr (IN_CLUSTER) cluster_arrive_release();", "//"),
+])
+def test_a_fault_injected_into_a_cluster_is_found(old, new):
+    result = outcome(problem(head_dim=512), config(**CLUSTER), gpu=H100, edits=((old, new),))
+    assert not result.passed and math.isnan(result.max_error), result
+
+
 @pytest.mark.parametrize(("genes", "old", "new"), [
     ({}, "__syncthreads();                               // this chunk is visible", "//"),
     (SHARED, "__syncthreads();                               // this chunk is visible", "//"),
@@ -83,6 +106,7 @@ def test_an_injected_fault_is_found(genes, old, new):
 @pytest.mark.parametrize(("p", "genes", "words"), [
     (problem(), {"BLOCK_M": 48}, ("BLOCK_M=48",)), (problem(), {"BLOCK_N": 16}, ("BLOCK_N=16",)),
     (problem(), {"BLOCK_N": 96, "KEY_CHUNK": 64}, ("KEY_CHUNK=64",)), (problem(head_dim=264), {"DV_SPLIT": 2}, ("DV_SPLIT=2", "264")),
+    (problem(), CLUSTER, ("sm_89",)), (problem(), {"SCORES": "cluster"}, ("DV_SPLIT=1",)),
     (problem(200, 200), {"BLOCK_M": 128, "ROW_WARPS": 8, "COLUMN_WARPS": 4}, ("over 16 warps",)),
     (problem(head_dim=1024), {"BLOCK_M": 16, "ROW_WARPS": 1}, ("128 vectors", "64 threads")),
     (problem(head_dim=264), {"COLUMN_WARPS": 8, "BLOCK_N": 128}, ("COLUMN_WARPS=8", "384")),
@@ -107,13 +131,13 @@ def test_starting_configs(gpu):
         p = problem(4096, 4096, head_dim, mask="causal_upper_left")
         reasons = [FAMILY.why_invalid(p, c, gpu) for c in SPACE.starting_configs(p)]
         assert any(reason is None for reason in reasons), head_dim
-        if gpu.smem_per_block == H100.smem_per_block:
+        if gpu.arch == H100.arch:
             assert not any(reasons), (head_dim, reasons)
     for name in ("hdim320_fp16", "hdim512_fp16", "hdim1024_fp16"):
         assert sum(FAMILY.why_invalid(lookup(name), c, gpu) is None for c in SPACE.starting_configs(lookup(name))) >= 1
 
 
-@pytest.mark.parametrize(("name", "which"), [("hdim320_fp16", 0), ("hdim512_fp16", 0), ("hdim1024_fp16", 2)])
+@pytest.mark.parametrize(("name", "which"), [("hdim320_fp16", 0), ("hdim512_fp16", 0), ("hdim1024_fp16", 2), ("hdim1024_fp16", 7)])
 def test_starting_configs_compile_without_spills(name, which):
     p = lookup(name)
     c = SPACE.starting_configs(p)[which]
