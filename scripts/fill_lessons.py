@@ -8,6 +8,7 @@ A and B the names of studies, or A.sdpa for the best SDPA backend in the final o
     A.kib      its shared memory a block in KiB
     A / B      how many times the time of B fits into that of A
     A / B < 2  `yes` or `no`; also >
+    A.kib < 48 likewise, of the shared memory of a block
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 PLACE = re.compile(r"<!--(.+?)-->.*?<!---->")
 RATIO = re.compile(r"([\w.]+) / ([\w.]+)(?: ([<>]) ([\d.]+))?")
+LIMIT = re.compile(r"(\w+)\.kib < ([\d.]+)")
 SDPA = ("flash", "cudnn", "efficient", "math")
 
 
@@ -55,6 +57,8 @@ class Numbers:
             if relation is None:
                 return f"{value:.2f}"
             return "yes" if (value < float(limit)) == (relation == "<") else "no"
+        if limited := LIMIT.fullmatch(expression):
+            return "yes" if self.best(limited[1])["smem_bytes"] / 1024 < float(limited[2]) else "no"
         study, _, what = expression.partition(".")
         if what == "kib":
             return f"{self.best(study)['smem_bytes'] / 1024:.1f}"
