@@ -52,7 +52,7 @@ def test_every_number_has_its_study(tmp_path):
     assert all(re.fullmatch(r"[\d.]+|[\d.]+ µs( \(trial \d+\))?|yes|no", text) for text in texts)
     assert all(f"(trial {100 + number})" in filled for number in range(1, len(COMMANDS) + 1))
     assert "lesson_tensor_scalar / lesson_tensor_mma-->0.33<" in filled and "lesson_fp32_512.sdpa / lesson_fp32_512-->10.00<" in filled
-    assert "lesson_limit_32rows / lesson_limit_64rows < 1-->yes<" in filled and "lesson_threads_16 / lesson_threads_256 > 1-->no<" in filled
+    assert "lesson_limit_32rows.kib < 48-->yes<" in filled and "lesson_threads_16 / lesson_threads_256 > 1-->no<" in filled
     assert fill_lessons.fill(filled, numbers) == filled
 
 
