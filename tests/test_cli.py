@@ -94,7 +94,7 @@ def test_report_formats(study, tmp_path):
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
     shown = run("show", 1, "--db", db).stdout
-    words = ("config id", "ran on", "host", "commit", "inputs' seed", "genetic, seed", "source hash", "not modelled", "wgmma.fence")
+    words = ("config id", "ran on", "host", "commit", "inputs' seed", "genetic, seed", "source hash", "not modelled", "faults of ptxas")
     assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
@@ -145,7 +145,7 @@ def test_gpus_and_families():
     (("--gpu", "l4", "--set", "BLOCK_Q=32"), "BLOCK_Q"),
     (("--gpu", "l4", "--family", "flash_mma", "--set", "BLOCK_M=32,33"), "BLOCK_M=33"),
     (("--gpu", "l4", "--resume", "--set", "BLOCK_M=32"), "--set"),
-    (("--gpu", "l4", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
+    (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
     (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=64,dtype=fp32"), "fp32"),
 ])
 def test_wrong_use_of_search(tmp_path, words, expected):
