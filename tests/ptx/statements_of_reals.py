@@ -8,12 +8,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from golden_cases import TAME, result_type
+from golden_cases import F32_EDGES, TAME, result_type
 from statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
 
 ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 EDGELESS = {"edges": TAME}
+CANCELLING = {"edges": [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.25] * 8}
+ZEROS = {"edges": [0.0, -0.0] * 16 + F32_EDGES}
+"""Drawn so often that two of them meet in most rounds."""
 
 
 def real(count: int, kind: str, formula, words: str = "", **options) -> Statement:
@@ -60,8 +63,8 @@ def arithmetic(kind: str) -> Table:
     for words in flushes:
         table[f"neg{words}.{kind}"], table[f"abs{words}.{kind}"] = real(1, kind, np.negative, words), real(1, kind, np.abs, words)
         for op, choose in (("min", smaller), ("max", larger)):
-            table[f"{op}{words}.{kind}"] = real(2, kind, choose, words)
-            table[f"{op}{words}.NaN.{kind}"] = real(2, kind, strict(choose), words)
+            table[f"{op}{words}.{kind}"] = real(2, kind, choose, words, how=ZEROS)
+            table[f"{op}{words}.NaN.{kind}"] = real(2, kind, strict(choose), words, how=ZEROS)
     return table
 
 
@@ -151,7 +154,7 @@ def away_from_zero(values: np.ndarray) -> np.ndarray:
 
 
 TABLE: Table = approximations() | conversions()
-TABLE["add.rm.f32"] = real(2, "f32", np.vectorize(rounded_down, otypes=[np.float64]), how={"edges": [*TAME, -0.0, 2.25]})
+TABLE["add.rm.f32"] = real(2, "f32", np.vectorize(rounded_down, otypes=[np.float64]), how=CANCELLING)
 for _kind in ("f32", "f64", *HALVES):
     TABLE |= arithmetic(_kind)
 for _kind in ("f32", "f64"):
