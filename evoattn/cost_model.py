@@ -87,10 +87,19 @@ def count_work(family: Family, config: KernelConfig, problem: AttentionProblem, 
     a_tile = (counts[1] * blocks[0] - counts[0] * blocks[1]) * (1 / determinant)
     a_block = (counts[0] * tiles[1] - counts[1] * tiles[0]) * (1 / determinant)
     visited = _key_tiles(problem, block_m, block_n)
-    launch = family.launches(problem, config)[0]
+    launch, *others = family.launches(problem, config)
+    registers = min(kernel.info.registers, _register_cap(launch.threads)) if others else kernel.info.registers
     return Work(
         a_block, a_tile, sum(visited) / len(visited), max(visited), len(visited) * problem.batch * problem.heads,
-        launch.threads, launch.smem_bytes, kernel.info.registers)
+        launch.threads, launch.smem_bytes, registers)
+
+
+def _register_cap(threads: int) -> int:
+    """Registers a thread that one block of so many threads may have: its warps are dealt to four files of 512 a lane, in steps of 8.
+
+    The compiler tells the most of all kernels in a source. Where that is more than this launch can have, it is another kernel's.
+    """
+    return 512 // math.ceil(threads / WARP / SCHEDULERS) // 8 * 8
 
 
 def _zero_buffers(family: Family, config: KernelConfig, problem: AttentionProblem) -> dict[str, torch.Tensor]:

@@ -1,10 +1,31 @@
-"""`scripts/interpreter_witness.py`: a config of each family, as the command runs hundreds."""
+"""`scripts/interpreter_witness.py`: a config of each family, as the command runs hundreds; and what it once met."""
 
 import subprocess
 import sys
 
+import pytest
+
+from evoattn.config import KernelConfig, load_space
+from evoattn.evaluate import evaluate_offline
 from evoattn.families.registry import FAMILIES
+from evoattn.gpu import GPUS
 from evoattn.paths import TEMPLATES
+from evoattn.problem import AttentionProblem
+from evoattn.render import render
+from evoattn.trial import TrialState
+
+MET = {
+    "what blocks of a cluster send is aligned, though one warp's one row ends at 8 bytes": (
+        "split_kv", "h200", AttentionProblem(1, 1, 1, 64, 203, 96, "fp32", "causal_upper_left", "bshd"), {
+            "COMPUTE": "fma", "LOAD": "registers", "BLOCK_M": 1, "BLOCK_N": 16, "WARPS": 1, "STAGES": 1, "VECTOR_BYTES": 16,
+            "DOT_LANES": 4, "SPLITS": 8, "MERGE": "cluster", "BLOCKS_PER_SM": 1}),
+    "the most registers are those of another kernel than the most threads": (
+        "three_kernel", "l40s", AttentionProblem(1, 2, 2, 1025, 2048, 192, "fp16", "causal_lower_right"), {
+            "PRODUCT": "mma", "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "WARPS_M": 8, "WARPS_N": 4, "TILES_A_BLOCK": 1,
+            "S_TYPE": "fp16", "SOFTMAX": "statistics", "P_PLACE": "in_place", "THREADS_PER_ROW": 8, "ROWS_PER_BLOCK": 16,
+            "VECTOR_WIDTH": 8, "KEPT_VECTORS": 1, "PV_BLOCK_M": 128, "PV_BLOCK_K": 32, "PV_WARPS": 8, "PV_STAGES": 2,
+            "HEAD_ORDER": "zigzag"}),
+}
 
 
 def test_a_few_configs_raise_no_alarm():
@@ -12,3 +33,13 @@ def test_a_few_configs_raise_no_alarm():
     command = [sys.executable, str(script), str(len(FAMILIES)), "--seed", "5"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=script.parents[1])
     assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, done.stdout + done.stderr
+    assert all(family in done.stdout for family in FAMILIES)
+
+
+@pytest.mark.parametrize("fault", MET)
+def test_what_it_met_is_right_now(fault):
+    family, gpu, problem, params = MET[fault]
+    config, spec = load_space(family, GPUS[gpu]).make_config(params), GPUS[gpu]
+    assert isinstance(config, KernelConfig) and FAMILIES[family].why_invalid(problem, config, spec) is None
+    result = evaluate_offline(render(FAMILIES[family], problem, config, spec), config, problem, spec)
+    assert result.state is TrialState.ESTIMATED, result.reason

@@ -67,15 +67,15 @@ def _cluster(config: KernelConfig) -> int:
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; and a ticket,
-    or four columns and a state (24 bytes) of each item that the blocks of a cluster send.
+    or, at a multiple of 16 bytes, four columns and a state (24 bytes) of each item that the blocks of a cluster send.
     """
     rings = 0
     if config["LOAD"] == "cp_async":
         rings = config["WARPS"] * config["STAGES"] * sum(_tile_words(problem, config)) * 4 * WARP
     pitch = math.ceil(problem.head_dim / 32) * 32 * 4
     items, cluster = config["BLOCK_M"] * problem.head_dim // 4, _cluster(config)
-    sent = cluster * math.ceil(items / (4 * cluster)) * 4 * 24 if cluster > 1 else 16
-    return max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8)) + sent
+    results = max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8))
+    return math.ceil(results / 16) * 16 + cluster * math.ceil(items / (4 * cluster)) * 4 * 24 if cluster > 1 else results + 16
 
 
 def packed_rows(problem: AttentionProblem) -> int:

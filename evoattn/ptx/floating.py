@@ -14,7 +14,7 @@ from evoattn.ptx.program import Instruction
 from evoattn.ptx.registers import Binder, unsupported
 
 _ROUNDED = r"(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<type>f32|f64)"
-_BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.fmin, "max": np.fmax, "div": np.divide}
+_BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 SMALLEST_NORMAL = np.float32(2.0 ** -126)
 
 
@@ -40,6 +40,26 @@ def finish(compute: Callable[..., object], sources: tuple[np.ndarray, ...], d: n
     return run
 
 
+def zeros_in_order(choose: np.ufunc) -> Callable[..., np.ndarray]:
+    """NumPy's minimum or maximum with -0 below +0, as the PTX ISA has them: NumPy takes either, by the length of the array."""
+    sign = -1 if choose in (np.fmin, np.minimum) else 1
+
+    def run(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        tied = (a == 0) & (b == 0)
+        if not tied.any():
+            return choose(a, b, out=out)
+        result = np.where(tied, sign * (sign * a + sign * b), choose(a, b))     # a sum of zeros is -0 only if both are
+        if out is not None:
+            np.copyto(out, result)
+        return result
+    return run
+
+
+LOSING_NAN = {"min": zeros_in_order(np.fmin), "max": zeros_in_order(np.fmax)}
+"""A NaN operand loses to a number."""
+KEEPING_NAN = {"min": zeros_in_order(np.minimum), "max": zeros_in_order(np.maximum)}
+
+
 @instruction("add sub mul", _ROUNDED, kind="fp32")
 def binary(binder: Binder, ins: Instruction, fields: Fields):
     a, b, d = operands(binder, ins, _type(ins, fields))
@@ -48,14 +68,18 @@ def binary(binder: Binder, ins: Instruction, fields: Fields):
 
 @instruction("add", r"\.rm\.(?P<type>f32)", kind="fp32")
 def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields):
-    """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error exactly."""
+    """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error exactly.
+
+    A sum of zero is -0 unless both operands are +0 (IEEE 754, rounding towards negative infinity).
+    """
     a, b, d = operands(binder, ins, _type(ins, fields))
 
     def run():
         total = a + b
         part = total - a
         error = (a - (total - part)) + (b - part)
-        np.copyto(d, np.where(error < 0, np.nextafter(total, np.float32(-np.inf)), total))
+        negative = (total == 0) & (np.signbit(a) | np.signbit(b))
+        np.copyto(d, np.where(error < 0, np.nextafter(total, np.float32(-np.inf)), np.where(negative, np.float32(-0.0), total)))
     return run
 
 
@@ -65,8 +89,7 @@ def extreme(binder: Binder, ins: Instruction, fields: Fields):
     if fields["xor"]:
         raise unsupported(ins, ".xorsign.abs")
     a, b, d = operands(binder, ins, _type(ins, fields))
-    keep_nan = {"min": np.minimum, "max": np.maximum}
-    return finish((keep_nan if fields["nan"] else _BINARY)[fields["op"]], (a, b), d, fields)
+    return finish((KEEPING_NAN if fields["nan"] else LOSING_NAN)[fields["op"]], (a, b), d, fields)
 
 
 def _type(ins: Instruction, fields: Fields) -> PtxType:

@@ -6,6 +6,7 @@ import numpy as np
 
 from evoattn.ptx.dispatch import Fields, instruction
 from evoattn.ptx.dtypes import PtxType, parse_type
+from evoattn.ptx.floating import KEEPING_NAN, LOSING_NAN
 from evoattn.ptx.half import from_float, to_float32
 from evoattn.ptx.program import Instruction
 from evoattn.ptx.registers import Binder, unsupported
@@ -21,10 +22,9 @@ def _product_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 _COMPUTE = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": _product_sum, "min": np.fmin, "max": np.fmax,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": _product_sum, **LOSING_NAN,
     "ex2": np.exp2, "tanh": np.tanh, "neg": np.negative, "abs": np.abs,
 }
-_WITH_NAN = {"min": np.minimum, "max": np.maximum}
 
 
 def _unpacked(binder: Binder, operand: str, kind: PtxType) -> np.ndarray:
@@ -51,7 +51,7 @@ def arithmetic(binder: Binder, ins: Instruction, fields: Fields):
     sources = [_unpacked(binder, o, kind) for o in ins.operands[1:]]
     d = binder.destination(ins.operands[0], kind)
     d = d.view(np.uint16).reshape(-1, 2) if kind.packed else d
-    compute = (_WITH_NAN if fields.get("nan") else _COMPUTE)[fields["op"]]
+    compute = (KEEPING_NAN if fields.get("nan") else _COMPUTE)[fields["op"]]
     ftz, sat = fields.get("ftz"), fields.get("sat")
 
     def run():
