@@ -63,8 +63,8 @@ def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> 
     """(name, problem, kind) of the small cases that the interpreter runs for a kernel with tiles of `block_m` rows and `block_n` keys.
 
     Just past two key tiles and one row tile, so that every buffer is reused, the tail is ragged and two blocks run; the problem's mask,
-    grouping and layout are kept, and a second case bends them. That one has 40 rows, since the largest error of a few is a small sample: with
-    13, kernels as coarse as torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3.
+    grouping and layout are kept, and a second case bends them. That one has 40 rows, since the largest error of a few is a small sample:
+    with 13, kernels as coarse as torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     first = problem.with_(batch=1, **_grouped(problem, 2), seqlen_q=min(block_m + 7, 140), seqlen_k=2 * block_n + 5)
