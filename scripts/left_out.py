@@ -1,0 +1,108 @@
+"""Where the time of a `flash_wgmma` kernel goes: the same kernel with one stage of its work left out, timed beside the whole one.
+
+    python3 scripts/left_out.py PROBLEM… [--configs FILE]
+
+Runs on the CUDA device that is here. For each problem the first `flash_wgmma` config that FILE (of `scripts/best_configs.py`) has for it,
+else the first valid starting config, is rendered, and the source is edited: without exponentials, with one k16 step of each product,
+without copies of K and V, without all three, and a kernel that returns at once. What is left computes nonsense: only its time counts,
+medians of interleaved rounds, µs a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from evoattn import benchmark, problems  # noqa: E402
+from evoattn import gpu as gpus  # noqa: E402
+from evoattn.bench.contenders import read_configs  # noqa: E402
+from evoattn.compiler import compile_candidate  # noqa: E402
+from evoattn.config import KernelConfig, load_space  # noqa: E402
+from evoattn.evaluate import DeviceEvaluator  # noqa: E402
+from evoattn.families import registry  # noqa: E402
+from evoattn.problem import AttentionProblem  # noqa: E402
+from evoattn.render import render  # noqa: E402
+from evoattn.trial import Candidate  # noqa: E402
+
+FAMILY = registry.lookup("flash_wgmma")
+
+Edit = tuple[str, str]
+NO_EXPONENTIALS: Edit = ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;")
+ONE_STEP_OF_QK: Edit = ("step < Tiles::DIM_STEPS; ++step) {\n      wgmma_qk", "step < 1; ++step) {\n      wgmma_qk")
+ONE_STEP_OF_PV: Edit = ("step < KEY_STEPS; ++step) wgmma_pv", "step < 1; ++step) wgmma_pv")
+NO_KV_COPIES: Edit = (
+    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
+    "mbarrier_arrive(full_smem + 8 * at.stage);")
+NOTHING: Edit = ("  extern __shared__ __align__(1024) unsigned char smem[];\n",
+                 "  if (seqlen_q > 0) return;\n  extern __shared__ __align__(1024) unsigned char smem[];\n")
+VARIANTS: dict[str, tuple[Edit, ...]] = {
+    "whole": (),
+    "no exp": (NO_EXPONENTIALS,),
+    "1 k-step": (ONE_STEP_OF_QK, ONE_STEP_OF_PV),
+    "no K/V": (NO_KV_COPIES,),
+    "none of them": (NO_EXPONENTIALS, ONE_STEP_OF_QK, ONE_STEP_OF_PV, NO_KV_COPIES),
+    "empty": (NOTHING,),
+}
+"""Column: what is edited."""
+
+
+def edited(candidate: Candidate, edits: tuple[Edit, ...]) -> Candidate:
+    """Raises `ValueError` where the source has not exactly one place for an edit: the template has changed."""
+    source = candidate.source
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise ValueError(f"flash_wgmma's source has {source.count(old)} places like {old!r}, not one.")
+        source = source.replace(old, new)
+    return replace(candidate, source=source)
+
+
+def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) -> KernelConfig:
+    """The first of the file, else the first starting config, that is valid. Raises `ConfigError` or `OSError` as `read_configs` does, and
+    `ValueError` where no config is valid."""
+    space = load_space("flash_wgmma", gpu)
+    theirs = [params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"]
+    for config in (*map(space.make_config, theirs), *space.starting_configs(problem)):
+        if FAMILY.why_invalid(problem, config, gpu) is None:
+            return config
+    raise ValueError(f"flash_wgmma has no valid config for {problem.name}.")
+
+
+def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> dict[str, float]:
+    """Median µs a call of every variant, interleaved, warm L2."""
+    evaluator = DeviceEvaluator(problem, gpu)
+    arena, candidate = evaluator.timed_arena(), render(FAMILY, problem, config, gpu)
+    contestants = []
+    for name, edits in VARIANTS.items():
+        kernel, scratch = compile_candidate(edited(candidate, edits)), FAMILY.workspace(problem, config)
+        if any(scratch.values()):
+            raise ValueError(f"{config.describe()} needs scratch memory that a kernel with a stage left out may not leave as it was.")
+        enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config), arena.buffers)
+        contestants.append(benchmark.Contestant(
+            name, enqueue, benchmark.FINAL, "warm", evaluator.bench.timer, benchmark.Witness(arena, None)))
+    timings = benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks)
+    return {name: timing.median_us for name, timing in timings.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="+")
+    parser.add_argument("--configs", type=Path)
+    options = parser.parse_args()
+    devices = gpus.detect_devices()
+    if not devices or devices[0].spec.arch != "sm_90a":
+        sys.exit("left_out.py needs a Hopper GPU in this machine.")
+    print(f"{'µs':18}" + "".join(f"{name:>14}" for name in VARIANTS))
+    for name in options.problems:
+        problem = problems.lookup(name)
+        config = config_for(problem, devices[0].spec, options.configs)
+        medians = time_variants(problem, config, devices[0].spec)
+        print(f"{name:18}" + "".join(f"{medians[variant]:14.2f}" for variant in VARIANTS), " ", config.describe(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
