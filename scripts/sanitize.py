@@ -1,0 +1,92 @@
+"""compute-sanitizer's memcheck and racecheck over the kernels that we show, on the CUDA device that is here.
+
+    python3 scripts/sanitize.py PROBLEM… [--family NAME]… [--configs FILE] [--top 1] [--jobs 12]
+
+For each problem the first `--top` configs of each family in FILE (of `scripts/best_configs.py`), and the first `--top` valid starting
+configs, of each family that takes the problem (or of those named). Each runs on ragged lengths and on strided views, under each tool in
+a process of its own. Prints what is not clean, a line of counts a family, and ends with exit code 1 if a tool found something that counts
+(`is_damning`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from evoattn import gpu as gpus  # noqa: E402
+from evoattn import problems, sanitizer  # noqa: E402
+from evoattn.bench.contenders import read_configs  # noqa: E402
+from evoattn.compiler import CompileError, compile_candidate  # noqa: E402
+from evoattn.config import ConfigError, KernelConfig, load_space  # noqa: E402
+from evoattn.families import registry  # noqa: E402
+from evoattn.problem import AttentionProblem  # noqa: E402
+from evoattn.render import render  # noqa: E402
+
+
+def chosen(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top: int, families: list[str]) -> list[KernelConfig]:
+    """`top` valid configs of each family out of the file, and as many starting configs; no config twice. Raises as `read_configs` does."""
+    theirs = read_configs(file, problem, gpu.arch) if file else []
+    configs: dict[str, KernelConfig] = {}
+    for name in families:
+        family = registry.lookup(name)
+        if family.why_unsupported(problem, gpu):
+            continue
+        space, recorded = load_space(name, gpu), []
+        for params in (params for theirs_family, params in theirs if theirs_family == name):
+            try:
+                recorded.append(space.make_config(params))
+            except ConfigError as error:
+                print(f"{problem.name}: a config of {file} is passed over: {error}")
+        for source in (recorded, space.starting_configs(problem)):
+            valid = [config for config in source if family.why_invalid(problem, config, gpu) is None]
+            configs |= {config.id: config for config in valid[:top]}
+    return list(configs.values())
+
+
+def verdicts(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> tuple[dict[str, str], bool]:
+    """What the tools say, and whether it counts."""
+    try:
+        kernel = compile_candidate(render(registry.lookup(config.family), problem, config, gpu))
+    except CompileError as error:
+        return {"compiler": str(error)}, True
+    said = sanitizer.sanitize(problem, config, kernel)
+    return said, sanitizer.is_damning(said, kernel)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="+")
+    parser.add_argument("--family", action="append", choices=registry.FAMILIES)
+    parser.add_argument("--configs", type=Path)
+    parser.add_argument("--top", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=12)
+    options = parser.parse_args()
+    devices = gpus.detect_devices()
+    if not devices:
+        sys.exit("sanitize.py needs a CUDA device in this machine.")
+    gpu, started, counts, damning = devices[0].spec, time.monotonic(), Counter(), 0
+    work = [(problem, config) for problem in map(problems.lookup, options.problems)
+            for config in chosen(problem, gpu, options.configs, options.top, options.family or list(registry.FAMILIES))]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for (problem, config), (said, counted) in zip(work, pool.map(lambda job: verdicts(*job, gpu), work), strict=True):
+            damning += counted
+            for tool, sentence in said.items():
+                clean = sentence == sanitizer.CLEAN
+                counts[config.family, tool, "clean" if clean else "not clean"] += 1
+                if not clean:
+                    print(f"{'BAD ' if counted else 'note'} {problem.name} {tool}: {sentence} {config.describe()}", flush=True)
+    for (family, tool, state), count in sorted(counts.items()):
+        print(f"{family:16} {tool:10} {count:3} {state}")
+    print(f"{len(work)} kernels, {damning} with findings that count, {time.monotonic() - started:.0f} s")
+    sys.exit(1 if damning else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`scripts/sanitize.py` without a device: which kernels it takes."""
+
+import json
+import sys
+
+import pytest
+
+from evoattn import problems
+from evoattn.config import ConfigError, load_space
+from evoattn.families import registry
+from evoattn.gpu import GPUS
+from evoattn.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import sanitize  # noqa: E402
+
+H100, PROBLEM = GPUS["h100"], problems.lookup("seed_l4_s512")
+
+
+def test_starting_configs_of_every_family_that_takes_the_problem():
+    configs = sanitize.chosen(PROBLEM, H100, None, 1, list(registry.FAMILIES))
+    takers = [name for name, family in registry.FAMILIES.items() if family.why_unsupported(PROBLEM, H100) is None]
+    assert [config.family for config in configs] == takers
+
+
+def test_the_file_comes_first_and_no_config_twice(tmp_path):
+    space, family = load_space("flash_mma", H100), registry.lookup("flash_mma")
+    valid = [config.params for config in space.starting_configs(PROBLEM) if family.why_invalid(PROBLEM, config, H100) is None]
+    row = {"problem": PROBLEM.to_dict(), "arch": H100.arch, "median_us": 1.0, "family": "flash_mma"}
+    file = tmp_path / "configs.jsonl"
+    file.write_text("".join(json.dumps(row | {"config": params}) + "\n" for params in (valid[2], valid[2], valid[0])))
+    chosen = [config.params for config in sanitize.chosen(PROBLEM, H100, file, 2, ["flash_mma"])]
+    assert chosen == [valid[2], valid[0], valid[1]]                  # two lines of the file are one config
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    file = tmp_path / "configs.jsonl"
+    file.write_text("nothing")
+    with pytest.raises(ConfigError, match="Line 1"):
+        sanitize.chosen(PROBLEM, H100, file, 1, ["flash_mma"])
