@@ -35,17 +35,19 @@ Edit = tuple[str, str]
 NO_EXPONENTIALS: Edit = ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;")
 ONE_STEP_OF_QK: Edit = ("step < Tiles::DIM_STEPS; ++step) {\n      wgmma_qk", "step < 1; ++step) {\n      wgmma_qk")
 ONE_STEP_OF_PV: Edit = ("step < KEY_STEPS; ++step) wgmma_pv", "step < 1; ++step) wgmma_pv")
-NO_KV_COPIES: Edit = (
+NO_KV_COPIES: Edit = (                                  # but for the first tile of each stage: garbage would take the path of sums too high
     "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
-    "mbarrier_arrive(full_smem + 8 * at.stage);")
+    "if (copied++ >= STAGES) mbarrier_arrive(full_smem + 8 * at.stage); else "
+    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);")
+COUNT_COPIES: Edit = ("  RingPosition<STAGES> at;\n\n", "  RingPosition<STAGES> at;\n  int copied = 0;\n\n")
 NOTHING: Edit = ("  extern __shared__ __align__(1024) unsigned char smem[];\n",
                  "  if (seqlen_q > 0) return;\n  extern __shared__ __align__(1024) unsigned char smem[];\n")
 VARIANTS: dict[str, tuple[Edit, ...]] = {
     "whole": (),
     "no exp": (NO_EXPONENTIALS,),
     "1 k-step": (ONE_STEP_OF_QK, ONE_STEP_OF_PV),
-    "no K/V": (NO_KV_COPIES,),
-    "none of them": (NO_EXPONENTIALS, ONE_STEP_OF_QK, ONE_STEP_OF_PV, NO_KV_COPIES),
+    "no K/V": (NO_KV_COPIES, COUNT_COPIES),
+    "none of them": (NO_EXPONENTIALS, ONE_STEP_OF_QK, ONE_STEP_OF_PV, NO_KV_COPIES, COUNT_COPIES),
     "empty": (NOTHING,),
 }
 """Column: what is edited."""
