@@ -25,6 +25,10 @@ HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda
 TENSOR_MAP_HEADERS = ("cuda.h",)
 TENSOR_MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 TENSOR_MAP_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+OVERLAP = """\
+    cudaLaunchAttribute overlap = {};                             // it may begin before the launch before it has ended
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;"""
 CPP_TYPES = {"int32": "int", "int64": "long long", "float32": "float"}
 MASK_OF_NO_KEY = "A query that sees no key has the output 0."
 LOWEST_SM = 75
@@ -196,6 +200,9 @@ def _launcher(launches: tuple[KernelLaunch, ...], buffers: list[str]) -> str:
         values += [f"    CUtensorMap argument_{i} = {_tensor_map(a, buffers)};" for i, a in enumerate(n.args) if isinstance(a, TensorMap)]
         addresses = ", ".join(_address(i, a, buffers) for i, a in enumerate(n.args))
         call = f"cudaLaunchKernel((const void*)::{n.kernel}, dim3({grid}), dim3({block}), arguments, {n.smem_bytes}, stream)"
+        if n.overlaps:
+            values += [OVERLAP, f"    cudaLaunchConfig_t config = {{dim3({grid}), dim3({block}), {n.smem_bytes}, stream, &overlap, 1}};"]
+            call = f"cudaLaunchKernelExC(&config, (const void*)::{n.kernel}, arguments)"
         lines += ["  {", *values, f"    void* arguments[] = {{{addresses}}};", f"    require({call},",
                   f'            "launch of {n.kernel}", __LINE__);', "  }"]
     return "\n".join([*lines, "}", ""])

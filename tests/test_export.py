@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -99,6 +100,17 @@ def test_launches_and_arguments_follow_the_family(storage):
     assert second == "&buffer[3], &buffer[4], &argument_2, &argument_3"
     assert "long long argument_2 = 1099511627776;" in text and "float argument_3 = float(0.1);" in text
     assert text.index("::partial, dim3(7, 4, 1), dim3(128, 1, 1)") < text.index("::combine, dim3(3, 1, 1), dim3(32, 2, 1)")
+
+
+def test_a_launch_that_overlaps_says_so(storage, monkeypatch):
+    trial = record(storage, "KERNEL\n")
+    assert "cudaLaunchAttribute" not in export_source(storage, trial)
+    launches = SplitKv.launches
+    monkeypatch.setattr(SplitKv, "launches", lambda *args: (launches(*args)[0], replace(launches(*args)[1], overlaps=True)))
+    text = export_source(storage, trial).split(END)[1]
+    assert "cudaLaunchKernel((const void*)::partial," in text and "cudaLaunchKernelExC(&config, (const void*)::combine, arguments)" in text
+    assert "cudaLaunchConfig_t config = {dim3(3, 1, 1), dim3(32, 2, 1), 0, stream, &overlap, 1};" in text
+    assert text.count("overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;") == 1
 
 
 def test_the_check_uses_what_is_generated_and_nothing_else(storage):
