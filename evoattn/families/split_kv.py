@@ -166,6 +166,11 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     tiles = math.ceil(keys / block_n)
     if config["STAGES"] > tiles:
         return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} keys that a split makes."
+    if config["DEPENDENT_LAUNCH"] != "none":
+        if gpu.capability < (9, 0):
+            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
+        if splits == 1 or config["MERGE"] != "kernel":
+            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch, which may overlap."
     if splits == 1:
         return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch
@@ -250,6 +255,7 @@ class SplitKv:
             "CLUSTER": _cluster(config),
             "CLUSTER_DIMS": f"__cluster_dims__({_cluster(config)}, 1, 1)" if _cluster(config) > 1 else "",
             "COMPUTE": config["COMPUTE"].upper(),
+            "DEPENDENT_LAUNCH": config["DEPENDENT_LAUNCH"].upper(),
             "KV_HEADERS": list(KV_HEADERS[config["LOAD"]]),
             "SWIZZLED": config["LOAD"] == "tma",
             "MERGE": config["MERGE"].upper(),
@@ -273,7 +279,8 @@ class SplitKv:
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
         merge_args += [Buffer(PARTIAL), Buffer(STATE)]
         grid = (packed_rows(problem), problem.kv_heads, problem.batch)
-        return partial, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args))
+        overlaps = config["DEPENDENT_LAUNCH"] != "none"
+        return partial, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         (splits, _), tiles = split_of(problem, config), row_blocks(problem, config) * problem.kv_heads * problem.batch

@@ -1,4 +1,4 @@
-"""split_kv on sm_90: tiles of K and V that the tensor copy engine brings are right, with no race, on the interpreter."""
+"""split_kv on sm_90: tiles of K and V by the tensor copy engine, a merge that begins early: right, with no race, on the interpreter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("split_kv", H100)
 BASE = {
     "COMPUTE": "mma", "LOAD": "tma", "BLOCK_M": 8, "BLOCK_N": 32, "WARPS": 2, "STAGES": 2, "VECTOR_BYTES": 16, "DOT_LANES": 4,
-    "SPLITS": 3, "MERGE": "last_block", "BLOCKS_PER_SM": 1,
+    "SPLITS": 3, "MERGE": "last_block", "DEPENDENT_LAUNCH": "none", "BLOCKS_PER_SM": 1,
 }
+EARLY = {"MERGE": "kernel", "DEPENDENT_LAUNCH": "early"}
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "DOT_LANES": 8}
 
 
@@ -46,17 +47,18 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", edit=lamb
 RIGHT = [
     (problem(1, 999, 128, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"STAGES": 3}, "large_logits"),
     (problem(40, 203, 64, 4, 2, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"BLOCK_M": 16}, "late_huge_key"),
-    (problem(33, 120, 40, 2, 1, mask="causal_upper_left"), {"SPLITS": 2, "STAGES": 1, "MERGE": "kernel"}, "plain"),
+    (problem(33, 120, 40, 2, 1, mask="causal_upper_left"), EARLY | {"SPLITS": 2, "STAGES": 1}, "plain"),
     (problem(1, 239, 72), {"MERGE": "cluster", "SPLITS": 4, "STAGES": 1}, "rising_maximum"),
     (problem(1, 239), FMA, "large_logits"),
     (problem(19, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"), FMA | {"BLOCK_M": 8, "BLOCK_N": 16, "SPLITS": 2}, "plain"),
     (problem(1, 100, 192, dtype="fp32"), FMA | {"DOT_LANES": 32, "BLOCK_M": 1, "BLOCK_N": 16}, "rising_maximum"),
     (problem(1, 239, 16), FMA | {"DOT_LANES": 2, "BLOCK_M": 1, "STAGES": 1}, "plain"),
+    (problem(3, 239, 24), EARLY | {"LOAD": "cp_async", "DEPENDENT_LAUNCH": "late"}, "plain"),
 ]
 
 
 @pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
-def test_tensor_copies_are_right(p, genes, kind):
+def test_right_on_the_interpreter(p, genes, kind):
     assert FAMILY.why_invalid(p, config(**genes), H100) is None
     result = outcome(p, config(**genes), kind)
     assert result.passed, result.reason
@@ -86,6 +88,9 @@ FAULTS = {
     "a stage reused with no fence": ("fence_proxy_async();                         // this lane's reads", "// this lane's reads"),
     "no fence after the barriers are made": ("      mbarrier_init_fence();\n", ""),
     "rings overwritten": ("__syncthreads();                               // no warp still reads the rings", "//"),
+    "a merge that waits for nothing": ("if constexpr (DEPENDENT_LAUNCH != DependentLaunch::NONE) grid_dependency_wait();", ""),
+    "a merge that one thread waits for": ("DependentLaunch::NONE) grid_dependency_wait();",
+                                          "DependentLaunch::NONE) { if (threadIdx.x == 0) grid_dependency_wait(); }"),
     "a tile in the place of another": ("shared_address(ring + stage * TILE_BYTES)", "shared_address(ring)"),
 }
 
@@ -102,7 +107,8 @@ def test_an_injected_fault_is_found(fault):
             source = source.replace(wait, wait + "copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n")
         return source
 
-    result = outcome(problem(3, 239), config(SPLITS=2), edit=edit)
+    genes = EARLY if "merge" in fault else {}
+    result = outcome(problem(3, 239), config(SPLITS=2, **genes), edit=edit)
     assert not result.passed and math.isnan(result.max_error), result     # stopped by a fault, not by a wrong answer
 
 
@@ -124,6 +130,8 @@ def test_lanes_that_read_together_meet_different_banks():
 @pytest.mark.parametrize(("genes", "gpu", "word"), [
     ({}, L4, "sm_90"), ({"VECTOR_BYTES": 8}, H100, "VECTOR_BYTES=8"),
     (FMA | {"BLOCK_N": 16, "WARPS": 4}, H100, "boxes of 4 keys"), ({"BLOCK_N": 512, "WARPS": 1}, H100, "boxes of 512 keys"),
+    (EARLY | {"LOAD": "cp_async"}, L4, "griddepcontrol"), ({"DEPENDENT_LAUNCH": "late"}, H100, "second launch"),
+    (EARLY | {"SPLITS": 1}, H100, "second launch"),
 ])
 def test_refusals_say_why(genes, gpu, word):
     p = problem(1, 4096)
@@ -132,8 +140,15 @@ def test_refusals_say_why(genes, gpu, word):
     assert word in reason and reason.endswith(".")
 
 
-def test_the_engine_is_offered_to_hopper_alone():
-    assert "tma" not in next(p.values for p in load_space("split_kv", L4).parameters if p.name == "LOAD")
+def test_only_the_merge_overlaps():
+    assert [launch.overlaps for launch in FAMILY.launches(problem(), config(**EARLY))] == [False, True]
+    assert [launch.overlaps for launch in FAMILY.launches(problem(1, 16), config(**EARLY))] == [False]          # nothing to merge
+    assert not any(launch.overlaps for launch in FAMILY.launches(problem(), config(MERGE="kernel")))
+
+
+def test_maps_are_of_16_bit_columns():
+    values = {p.name: p.values for p in load_space("split_kv", L4).parameters}
+    assert "tma" not in values["LOAD"] and values["DEPENDENT_LAUNCH"] == ("none",)       # not offered where it cannot be
     k_map, v_map = FAMILY.launches(problem(dtype="fp32", head_dim=96), config(**FMA))[0].args[1:3]
     assert isinstance(k_map, TensorMap) and (k_map.buffer, v_map.buffer) == ("k", "v")
     assert k_map.shape == (64, 239, 3, 2, 1) and k_map.box == (64, 16, 3, 1, 1)
