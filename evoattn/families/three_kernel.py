@@ -25,6 +25,8 @@ PRODUCT_HEADERS = {
     "wgmma": ("mbarrier.cuh", "tma.cuh", "wgmma.cuh", "ldmatrix.cuh", "stmatrix.cuh", "tensor_tile.cuh", "wgmma_output.cuh"),
 }
 WGMMA_ARCH = "sm_90a"
+DEPENDENT_CAPABILITY = (9, 0)
+"""From which on a launch may begin before the one before it has ended (CUDA C++ Programming Guide, programmatic dependent launch)."""
 CHUNK_COLUMNS, CHUNK_ROW_BYTES = 64, 128
 """A tile in shared memory for wgmma is chunks of 64 columns: the widest box of the 128-byte swizzle."""
 KEY_GROUP = 32
@@ -67,6 +69,10 @@ def _rows(problem: AttentionProblem) -> int:
 
 def _late(config: KernelConfig) -> bool:
     return config["SOFTMAX"] == "statistics"
+
+
+def _overlaps(config: KernelConfig) -> bool:
+    return config["DEPENDENT_LAUNCH"] != "none"
 
 
 def _tiles(config: KernelConfig) -> bool:
@@ -138,6 +144,12 @@ def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
         return "PRODUCT=wgmma takes a tile of S at once: WARPS_N and BLOCK_K must be 1 and 32, to do nothing."
     if _late(config) or config["S_TYPE"] == "fp32":
         return "PRODUCT=wgmma moves S and P by tensor copies in 16 bits: SOFTMAX must not be statistics, nor S_TYPE fp32."
+    return None
+
+
+def _why_no_overlap(config: KernelConfig, gpu: GpuSpec) -> str | None:
+    if _overlaps(config) and gpu.capability < DEPENDENT_CAPABILITY:
+        return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
     return None
 
 
@@ -268,7 +280,8 @@ class ThreeKernel:
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
             self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu)
-            or _why_wrong_scores(problem, config) or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+            or _why_no_overlap(config, gpu) or _why_wrong_scores(problem, config) or _why_redundant(problem, config)
+            or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
@@ -288,6 +301,8 @@ class ThreeKernel:
             "TILE_SOFTMAX": _tiles(config),
             "MERGE_LATE": config["SOFTMAX"] == "tiles_late",
             "ZIGZAG": config["HEAD_ORDER"] == "zigzag",
+            "DEPENDENT_LAUNCH": _overlaps(config),
+            "TRIGGER_LATE": config["DEPENDENT_LAUNCH"] == "late",
             "SCORES_SMEM_BYTES": scores_smem_bytes(problem, config),
             "VALUES_SMEM_BYTES": values_smem_bytes(problem, config),
         }
@@ -321,8 +336,10 @@ class ThreeKernel:
         softmax_grid = (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1)
         values_grid = (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1)
         scores = KernelLaunch("three_kernel_scores", scores_grid, threads[0], scores_smem_bytes(problem, config), scores_args)
-        softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args)
-        values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem_bytes(problem, config), values_args)
+        overlaps = _overlaps(config)
+        softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args, overlaps=overlaps)
+        values_smem = values_smem_bytes(problem, config)
+        values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem, values_args, overlaps=overlaps)
         return (scores, values) if config["SOFTMAX"] == "tiles_late" else (scores, softmax, values)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
