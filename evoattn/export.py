@@ -56,15 +56,16 @@ def export_source(storage: Storage, trial: Trial) -> str:
         raise StorageError(
             f"Trial {trial.number} is not of this version's {trial.family} ({error!r}); export it with the evoattn that made it."
         ) from None
-    guard, end_guard = _target_guard(family)
+    least = _least_sm(family, source, launches)
+    guard, end_guard = _target_guard(*least)
     return "\n".join((
         _comment(_provenance(storage, study, trial, problem, launches)),
         *(f"#include <{header}>" for header in HEADERS + TENSOR_MAP_HEADERS * _has_tensor_maps(launches)),
-        _requirement(family),
+        _requirement(*least),
         *guard,
         BEGIN, source, END, "",
         "namespace evoattn_check {",
-        _constants(problem, family, launches, workspace),
+        _constants(problem, least[0], launches, workspace),
         _launcher(launches, _buffers(problem, workspace)),
         CHECK.read_text().rstrip(),
         "}  // namespace evoattn_check", "",
@@ -123,15 +124,18 @@ def _timed(timing: Timing) -> str:
             f"p90 {timing.quantile_us(0.9):.3f}; {stage}, {cache} L2)")
 
 
-def _least_sm(family: Family) -> tuple[int, str]:
-    """(least compute capability as `80`, its name) out of the family's own words, e.g. `sm_80 and newer` or `sm_90a`."""
+def _least_sm(family: Family, source: str, launches: tuple[KernelLaunch, ...]) -> tuple[int, str]:
+    """(least compute capability as `80`, its name) out of the family's own words, e.g. `sm_80 and newer` or `sm_90a`, and of what this
+    kernel needs beyond them: wgmma, or launches that overlap."""
+    if "wgmma.mma_async" in source:
+        return 90, "sm_90a"
     found = re.search(r"sm_(\d+)a?", family.devices)
-    return (int(found[1]), found[0]) if found else (LOWEST_SM, f"sm_{LOWEST_SM}")
+    least = (int(found[1]), found[0]) if found else (LOWEST_SM, f"sm_{LOWEST_SM}")
+    return max(least, (90, "sm_90")) if any(n.overlaps for n in launches) else least
 
 
-def _requirement(family: Family) -> str:
-    """An `#error` for an -arch that the family's instructions do not exist on."""
-    number, name = _least_sm(family)
+def _requirement(number: int, name: str) -> str:
+    """An `#error` for an -arch that the kernel's instructions do not exist on."""
     newer = "" if name.endswith("a") else " or newer"
     return f'''
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < {number}0
@@ -140,9 +144,8 @@ def _requirement(family: Family) -> str:
 '''
 
 
-def _target_guard(family: Family) -> tuple[list[str], list[str]]:
+def _target_guard(number: int, name: str) -> tuple[list[str], list[str]]:
     """(lines before, lines after) all code of an `a` target: nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none of it."""
-    number, name = _least_sm(family)
     if not name.endswith("a"):
         return [], []
     return [f"#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM{number}_ALL)"], ["#endif", ""]
@@ -152,7 +155,7 @@ def _buffers(problem: AttentionProblem, workspace: dict[str, int]) -> list[str]:
     return ["q", "k", "v", "o", *["lse"] * problem.lse, *workspace]
 
 
-def _constants(problem: AttentionProblem, family: Family, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
+def _constants(problem: AttentionProblem, minimum_sm: int, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
     """The problem and the limits as constants for `templates/export_check.cuh`."""
     sizes = [_elements(problem, t) * problem.element_bytes for t in "qkvo"] + [4 * math.prod(problem.lse_shape)] * problem.lse
     sizes += workspace.values()
@@ -176,7 +179,7 @@ constexpr double FLOPS = {problem.flops}.0;                       // 4 * HEAD_DI
 constexpr int BUFFERS = {len(sizes)};
 constexpr size_t BUFFER_BYTES[BUFFERS] = {{{', '.join(map(str, sizes))}}};     // {', '.join(_buffers(problem, workspace))}
 constexpr bool STARTS_ZEROED[BUFFERS] = {{{', '.join(str(starts_zeroed(name)).lower() for name in _buffers(problem, workspace))}}};
-constexpr int MINIMUM_SM = {_least_sm(family)[0]};
+constexpr int MINIMUM_SM = {minimum_sm};
 constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};            // bytes of dynamic shared memory a block
 """
 

@@ -110,6 +110,8 @@ def test_a_launch_that_overlaps_says_so(storage, monkeypatch):
     text = export_source(storage, trial).split(END)[1]
     assert "cudaLaunchKernel((const void*)::partial," in text and "cudaLaunchKernelExC(&config, (const void*)::combine, arguments)" in text
     assert "cudaLaunchConfig_t config = {dim3(3, 1, 1), dim3(32, 2, 1), 0, stream, &overlap, 1};" in text
+    monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
+    assert "needs sm_90:" in export_source(storage, trial)
     assert text.count("overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;") == 1
 
 
@@ -126,6 +128,14 @@ def test_the_check_uses_what_is_generated_and_nothing_else(storage):
 def test_the_architecture_that_the_family_needs(storage):
     text = export_source(storage, record(storage, "KERNEL\n"))
     assert "#error \"this kernel needs sm_90a" in text and "defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text and "MINIMUM_SM = 90;" in text
+
+
+@pytest.mark.parametrize("source, name, number", [("KERNEL\n", "sm_80", 80), ("wgmma.mma_async\n", "sm_90a", 90)])
+def test_the_architecture_that_a_kernel_needs_beyond_its_family(storage, monkeypatch, source, name, number):
+    monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
+    text = export_source(storage, record(storage, source))
+    assert f"needs {name}:" in text and f"MINIMUM_SM = {number};" in text
+    assert ("defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text) == (name == "sm_90a")
 
 
 def test_tensor_maps_are_encoded_by_the_driver(storage):

@@ -24,7 +24,7 @@ MET = {
             "PRODUCT": "mma", "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "WARPS_M": 8, "WARPS_N": 4, "TILES_A_BLOCK": 1,
             "S_TYPE": "fp16", "SOFTMAX": "statistics", "P_PLACE": "in_place", "THREADS_PER_ROW": 8, "ROWS_PER_BLOCK": 16,
             "VECTOR_WIDTH": 8, "KEPT_VECTORS": 1, "PV_BLOCK_M": 128, "PV_BLOCK_K": 32, "PV_WARPS": 8, "PV_STAGES": 2,
-            "HEAD_ORDER": "zigzag"}),
+            "HEAD_ORDER": "zigzag", "DEPENDENT_LAUNCH": "none"}),
 }
 
 

@@ -2,8 +2,10 @@
 
 A thread must itself have executed `griddepcontrol.wait` before it reads or writes a buffer that an earlier launch writes, or writes one
 that an earlier launch reads: that another thread has, and met it at a barrier, does not count, which asks for more than a device does and
-costs a kernel one instruction a thread. `griddepcontrol.launch_dependents` makes nothing visible. Some thread of every such launch waits:
-a launch that does not may end before the one before it, and the next would wait for the wrong one.
+costs a kernel one instruction a thread. What an earlier launch writes is not read-only for all of this one's life: `ld.global.nc` (a load
+through `const T* __restrict__`) must not read it, not even after the wait (PTX ISA, ld). `griddepcontrol.launch_dependents` makes nothing
+visible. Some thread of every such launch waits: a launch that does not may end before the one before it, and the next would wait for the
+wrong one.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class GridDependency:
 
     def access(self, writes: bool, index: np.ndarray, threads: np.ndarray, ins: Instruction) -> None:
         """Accesses at `index` of the arena, one a thread of the machine."""
-        early = ~self._waited[threads]
+        read_only = "nc" in ins.opcode.split(".")
+        early = ~self._waited[threads] | read_only
         if not early.any():
             return
         index, threads = index[early], threads[early]
@@ -56,9 +59,11 @@ class GridDependency:
             if buffer in self.before.written or writes and buffer in self.before.read:
                 at = int(np.flatnonzero(buffers == buffer)[0])
                 did, does = ("writes" if does_write else "reads" for does_write in (buffer in self.before.written, writes))
+                when = ("as if nobody wrote it (.nc), which is so only after the end of" if read_only
+                        else "before it has waited (griddepcontrol.wait) for")
                 self.found.setdefault(ins.index, (
-                    f"{self.threads.describe(int(threads[at]))} {does} global memory {self.memory.describe(int(index[at]))}, before it has "
-                    f"waited (griddepcontrol.wait) for an earlier launch that {did} this buffer, in {ins}."))
+                    f"{self.threads.describe(int(threads[at]))} {does} global memory {self.memory.describe(int(index[at]))}, {when} an "
+                    f"earlier launch that {did} this buffer, in {ins}."))
 
     def faults(self, kernel: str) -> list[str]:
         """Sentences, once all blocks have run."""

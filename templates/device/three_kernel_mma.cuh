@@ -54,6 +54,7 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
   const int block_row = blockIdx.y * BLOCK_M, block_key = blockIdx.x * BLOCK_N;
   const int head = blockIdx.z % heads, batch = blockIdx.z / heads, kv_head = head / (heads / kv_heads);
   if (block_key >= keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k)) return;   // the mask hides the whole tile
+  next_may_begin<false>();
   q_gmem += batch * q_batch_stride + head * q_head_stride + block_row * q_row_stride;
   k_gmem += batch * k_batch_stride + kv_head * k_head_stride + block_key * k_row_stride;
 
@@ -83,6 +84,7 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
     __syncthreads();                               // and the others
     multiply<FIRST_CHUNKS / 2, DIM_STEPS>(s, q_smem, k_smem);
   }
+  next_may_begin<true>();
 
   s_gmem += int64_t(blockIdx.z) * seqlen_q * score_stride;
   if constexpr (TILE_SOFTMAX) {
@@ -179,19 +181,26 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   o_gmem += batch * o_batch_stride + head * o_head_stride;
 
   auto same_row = [](int row) { return row; };
-  auto load = [&](int tile) {                      // an empty group past the last tile keeps the count
-    if (tile < tiles) {
-      const uint32_t stage_smem = smem_address + tile % PV_STAGES * STAGE_BYTES;
-      const int key = tile * PV_BLOCK_K;
-      gather_tile<LayoutP, PV_BLOCK_M, 0, PV_BLOCK_K / 8, THREADS>(stage_smem, p_gmem + key, score_stride, seqlen_q - block_row,
-                                                                  (keys - key + 7) / 8, same_row);
-      gather_tile<LayoutV, PV_BLOCK_K, 0, DIM_TILES, THREADS>(stage_smem + P_BYTES, v_gmem + key * v_row_stride, v_row_stride,
-                                                              seqlen_k - key, DIM_TILES, same_row);
-    }
-    cp_async_commit();
+  auto load_p = [&](int tile) {
+    const int key = tile * PV_BLOCK_K;
+    gather_tile<LayoutP, PV_BLOCK_M, 0, PV_BLOCK_K / 8, THREADS>(smem_address + tile % PV_STAGES * STAGE_BYTES, p_gmem + key, score_stride,
+                                                                seqlen_q - block_row, (keys - key + 7) / 8, same_row);
+  };
+  auto load_v = [&](int tile) {
+    const int key = tile * PV_BLOCK_K;
+    gather_tile<LayoutV, PV_BLOCK_K, 0, DIM_TILES, THREADS>(smem_address + tile % PV_STAGES * STAGE_BYTES + P_BYTES,
+                                                            v_gmem + key * v_row_stride, v_row_stride, seqlen_k - key, DIM_TILES, same_row);
   };
 #pragma unroll
-  for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
+  for (int tile = 0; tile < PV_STAGES - 1; ++tile) {
+    if (tile < tiles) load_v(tile);
+  }
+  wait_for_kernels_before();                       // none of them writes V
+#pragma unroll
+  for (int tile = 0; tile < PV_STAGES - 1; ++tile) {                           // the first group has V of all these tiles
+    if (tile < tiles) load_p(tile);
+    cp_async_commit();
+  }
   if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
   if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem + first_row - block_row, block_row, seqlen_q, seqlen_k);
 
@@ -233,7 +242,8 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
     }
     cp_async_wait<PV_STAGES - 2>();
     __syncthreads();                               // the tile is visible to all warps, and none still reads the one before
-    load(tile + PV_STAGES - 1);
+    if (tile + PV_STAGES - 1 < tiles) load_p(tile + PV_STAGES - 1), load_v(tile + PV_STAGES - 1);
+    cp_async_commit();                             // an empty group past the last tile keeps the count
     const uint32_t stage = tile % PV_STAGES * STAGE_BYTES;
     // Columns count from this lane's first; row g of row tile 0 sees `row_keys`, with a causal mask each next row one more.
     const int lane_key = tile * PV_BLOCK_K + lane % 4 * 2, all_keys = seqlen_k - lane_key;

@@ -30,6 +30,7 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
   const int all_tiles = (keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k) + BLOCK_N - 1) / BLOCK_N;   // the mask hides the others
   const int tiles = min(TILES_A_BLOCK, all_tiles - first_tile);
   if (tiles <= 0) return;
+  next_may_begin<false>();
 
   const uint32_t q_barrier = smem_address + BARRIERS, k_barriers = q_barrier + 8;
   auto load_k = [&](int tile) {                    // by one thread
@@ -43,7 +44,10 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
     for (int i = 0; i < WARPGROUPS; ++i) {
       Tiles::load<64>(smem_address + i * Tiles::bytes(64), q_map, q_barrier, block_row + i * 64, head, batch);
     }
-    for (int tile = 0; tile < min(K_STAGES, tiles); ++tile) load_k(tile);
+#pragma unroll
+    for (int tile = 0; tile < K_STAGES; ++tile) {
+      if (tile < tiles) load_k(tile);
+    }
   }
   __syncthreads();                                 // the barriers of Q and K are initialised
   mbarrier_wait(q_barrier, 0);
@@ -63,6 +67,7 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(s);
+    if (tile + 1 == tiles) next_may_begin<true>();
     if constexpr (TILE_SOFTMAX) {
       const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
       const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - block_key - lane % 4 * 2;
@@ -118,8 +123,7 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
 
-  auto load = [&](int tile) {                      // by one thread
-    if (tile >= tiles) return;
+  auto load_p = [&](int tile) {                    // by one thread, as is load_v
     const int stage = tile % PV_STAGES;
     const uint32_t stage_smem = smem_address + stage * STAGE_BYTES, barrier_smem = smem_address + BARRIERS + 8 * stage;
     mbarrier_arrive_expect_tx(barrier_smem, V_OFFSET);
@@ -128,12 +132,21 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
       const int key = tile * PV_BLOCK_K + i % (PV_BLOCK_K / 64) * 64, row = block_row + i / (PV_BLOCK_K / 64) * 64;
       tma_load_4d(stage_smem + i * SCORE_CHUNK_BYTES, p_map, barrier_smem, key, row, head, batch);
     }
-    Tiles::load<PV_BLOCK_K>(stage_smem + V_OFFSET, v_map, barrier_smem, tile * PV_BLOCK_K, kv_head, batch);
+  };
+  auto load_v = [&](int tile) {
+    const int stage = tile % PV_STAGES;
+    Tiles::load<PV_BLOCK_K>(smem_address + stage * STAGE_BYTES + V_OFFSET, v_map, smem_address + BARRIERS + 8 * stage, tile * PV_BLOCK_K,
+                            kv_head, batch);
   };
   if (threadIdx.x == 0) {
-    for (int i = 0; i < PV_STAGES; ++i) mbarrier_init(smem_address + BARRIERS + 8 * i, 2);
+    prefetch_tensor_map(p_map);
+    for (int i = 0; i < PV_STAGES; ++i) mbarrier_init(smem_address + BARRIERS + 8 * i, 2);      // arrivals for P and for V
     mbarrier_init_fence();
-    for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
+    for (int tile = 0; tile < min(PV_STAGES, tiles); ++tile) load_v(tile);
+  }
+  wait_for_kernels_before();                       // none of them writes V
+  if (threadIdx.x == 0) {
+    for (int tile = 0; tile < min(PV_STAGES, tiles); ++tile) load_p(tile);
   }
   rows_gmem += int64_t(batch_head) * seqlen_q;
   if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
@@ -177,8 +190,8 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
     wgmma_commit();
     wgmma_wait<0>();                               // left under way into the next round, ptxas would serialize them (C7515)
     pin_registers(o);
-    __syncthreads();                               // no warpgroup still reads this tile or the one before
-    if (threadIdx.x == 0) load(tile + PV_STAGES - 1);
+    __syncthreads();                               // no warpgroup still reads this tile
+    if (threadIdx.x == 0 && tile + PV_STAGES < tiles) load_p(tile + PV_STAGES), load_v(tile + PV_STAGES);
     __syncwarp();
   }
   __syncthreads();                                 // no warpgroup still reads the ring, which O overwrites

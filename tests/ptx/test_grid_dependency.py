@@ -70,6 +70,13 @@ def test_what_comes_too_early(edits, words):
     assert all(word in fault for word in words) and "griddepcontrol.wait" in fault and fault.endswith("."), fault
 
 
+def test_what_an_earlier_launch_writes_is_not_read_only():
+    nc = "float kept_s; asm volatile(\"ld.global.nc.f32 %0, [%1];\" : \"=f\"(kept_s) : \"l\"({} + i)); if (kept_s == -1.f) return;"
+    [fault] = run(THIRD="grid_dependency_wait(); " + nc.format("s"))
+    assert '"s"' in fault and "(.nc)" in fault and "writes this buffer" in fault
+    assert run(BEFORE=nc.format("v")) == () and run((False, False, False), THIRD=nc.format("s")) == ()
+
+
 def test_reads_of_what_is_only_read_may_come_early():
     assert run(BEFORE="if (rows[i] < 0.f) return;") == ()
 
