@@ -126,12 +126,13 @@ def _timed(timing: Timing) -> str:
 
 def _least_sm(family: Family, source: str, launches: tuple[KernelLaunch, ...]) -> tuple[int, str]:
     """(least compute capability as `80`, its name) out of the family's own words, e.g. `sm_80 and newer` or `sm_90a`, and of what this
-    kernel needs beyond them: wgmma, or launches that overlap."""
-    if "wgmma.mma_async" in source:
+    kernel needs beyond them: wgmma; or launches that overlap, of clusters, with tensor maps."""
+    if "wgmma.mma_async.sync" in source:
         return 90, "sm_90a"
     found = re.search(r"sm_(\d+)a?", family.devices)
     least = (int(found[1]), found[0]) if found else (LOWEST_SM, f"sm_{LOWEST_SM}")
-    return max(least, (90, "sm_90")) if any(n.overlaps for n in launches) else least
+    hopper = any(n.overlaps or math.prod(n.cluster) > 1 or any(isinstance(a, TensorMap) for a in n.args) for n in launches)
+    return max(least, (90, "sm_90")) if hopper else least
 
 
 def _requirement(number: int, name: str) -> str:
