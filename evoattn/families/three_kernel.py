@@ -50,6 +50,11 @@ def _late(config: KernelConfig) -> bool:
     return config["SOFTMAX"] == "statistics"
 
 
+def _merges_late(config: KernelConfig) -> bool:
+    """Whether P V merges the maxima of tiles, in two launches."""
+    return config["SOFTMAX"] == "tiles_late"
+
+
 def _overlaps(config: KernelConfig) -> bool:
     return config["DEPENDENT_LAUNCH"] != "none"
 
@@ -123,7 +128,7 @@ def _why_wrong_scores(problem: AttentionProblem, config: KernelConfig) -> str | 
 def _why_wrong_tiles(config: KernelConfig) -> str | None:
     """What SOFTMAX=tiles and tiles_late cannot do, and genes that they leave nothing to do."""
     unused = {"S_TYPE": "fp16", "P_PLACE": "in_place", "THREADS_PER_ROW": 1, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 1}
-    if config["SOFTMAX"] == "tiles_late":
+    if _merges_late(config):
         unused["ROWS_PER_BLOCK"] = 32
     for gene, value in unused.items():
         if config[gene] != value:
@@ -215,7 +220,7 @@ class ThreeKernel:
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
             "EXPONENTS_LATE": _late(config),
             "TILE_SOFTMAX": has_tile_softmax(config),
-            "MERGE_LATE": config["SOFTMAX"] == "tiles_late",
+            "MERGE_LATE": _merges_late(config),
             "ZIGZAG": config["HEAD_ORDER"] == "zigzag",
             "DEPENDENT_LAUNCH": _overlaps(config),
             "TRIGGER_LATE": config["DEPENDENT_LAUNCH"] == "late",
@@ -230,7 +235,9 @@ class ThreeKernel:
         stride = Scalar("int32", score_stride(problem))
         lengths = tuple(Scalar("int32", n) for n in (problem.seqlen_q, problem.seqlen_k))
         p = Buffer("p" if config["P_PLACE"] == "own" else "s")
-        tiles = Buffer("tiles" if has_tile_softmax(config) else "rows")     # where there are none the kernels take the pointer and leave it
+        # Where there are none of tiles or rows the kernels take the other's pointer and leave it.
+        tiles = Buffer("tiles" if has_tile_softmax(config) else "rows")
+        rows = tiles if _merges_late(config) else Buffer("rows")
 
         def heads_and_lengths(*tensors: str) -> tuple[KernelArg, ...]:
             strides = (Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
@@ -239,15 +246,15 @@ class ThreeKernel:
         threads = tuple((count, 1, 1) for count in threads_a_block(config))
         scale = Scalar("float32", softmax_scale_log2(problem))
         scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), tiles, *heads_and_lengths("q", "k"), scale)
-        values_args = (p, tiles, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
+        values_args = (p, tiles, rows, Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
         if uses_wgmma(config):
             counts = (*(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths)
             s_map = _score_map(problem, "s", problem.dtype if has_tile_softmax(config) else config["S_TYPE"], score_stride(problem))
             scores_args = (tile_map(problem, "q", CHUNK_COLUMNS), tile_map(problem, "k", config["BLOCK_N"]), s_map, tiles, *counts, scale)
             values_args = (
                 _score_map(problem, p.name, problem.dtype, problem.seqlen_k), tile_map(problem, "v", config["PV_BLOCK_K"]),
-                tiles, Buffer("rows"), Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
-        softmax_args = (Buffer("rows"), Scalar("int32", _rows(problem)), *lengths)
+                tiles, rows, Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
+        softmax_args = (rows, Scalar("int32", _rows(problem)), *lengths)
         softmax_args = (tiles, *softmax_args) if has_tile_softmax(config) else (Buffer("s"), p, *softmax_args, stride)
         softmax_grid = (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1)
         values_grid = (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1)
@@ -256,11 +263,13 @@ class ThreeKernel:
         softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args, overlaps=overlaps)
         values_smem = values_smem_bytes(problem, config)
         values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem, values_args, overlaps=overlaps)
-        return (scores, values) if config["SOFTMAX"] == "tiles_late" else (scores, softmax, values)
+        return (scores, values) if _merges_late(config) else (scores, softmax, values)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
-        """S, P unless it replaces S, and the maximum and sum of every row as two floats; with tiles those of every tile of a row too."""
+        """S, P unless it replaces S, and two floats a row, maximum and sum; with tiles those of every tile of a row too, with tiles_late
+        these alone."""
         scores = _rows(problem) * score_stride(problem)
         own = {"p": scores * ELEMENT_BYTES} if config["P_PLACE"] == "own" else {}
         tiles = {"tiles": 8 * _rows(problem) * _references(problem, config)} if has_tile_softmax(config) else {}
-        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, **tiles, "rows": 8 * _rows(problem)}
+        rows = {} if _merges_late(config) else {"rows": 8 * _rows(problem)}
+        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, **tiles, **rows}

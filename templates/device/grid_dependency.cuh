@@ -1,8 +1,8 @@
 // grid_dependency.cuh: a launch and the one before it on its stream, where the later one may begin early (sm_90; nothing elsewhere).
 
 // Waits until the launch before has ended and what it wrote is visible; so has what that one waited for. Every thread calls it before it
-// touches what earlier launches of the call write, or writes what they read. A pointer to what they write is not `const T* __restrict__`: the
-// compiler would load through the read-only path, which no wait makes anew.
+// touches what earlier launches of the call write, or writes what they read. A pointer to what they write is no `const T* __restrict__`:
+// the compiler would load through the read-only path, which no wait makes anew.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

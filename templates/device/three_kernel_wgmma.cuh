@@ -150,33 +150,43 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   }
   rows_gmem += int64_t(batch_head) * seqlen_q;
   if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
-  if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem, block_row, seqlen_q, seqlen_k);
-  float o[HEAD_DIM / 2], inverse[2], factor[2] = {0.f, 0.f};                   // of the next reference, on its way while P V goes on
+  float o[HEAD_DIM / 2];
 #pragma unroll
   for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
   const int warp_row = block_row + warp * 16;
+  float sum[2] = {0.f, 0.f}, factor[2] = {0.f, 0.f};                           // of the next reference, on its way while P V goes on
+  RowMerge merge[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp_row + half * 8 + lane / 4;
-    const float sum = row < seqlen_q ? rows_gmem[row].y : 0.f;
-    inverse[half] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;                     // 0 for a row that sees no key
+    if constexpr (MERGE_LATE) {
+      merge[half].tiles_gmem = tiles_gmem + row, merge[half].seqlen_q = seqlen_q;
+      merge[half].references = row < seqlen_q ? (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS : 0;
+      merge[half].start(lane);
+    } else {
+      if (row < seqlen_q) sum[half] = rows_gmem[row].y;
+    }
   }
-  auto load_factors = [&](int reference) {
+  // O to be relative to the next reference.
+  auto next_reference = [&](int reference) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if constexpr (MERGE_LATE) factor[half] = merge[half].step();
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) if (i / 2 % 2 == half) o[i] *= factor[half];
       const int row = warp_row + half * 8 + lane / 4;
-      if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
+      if constexpr (MERGE_LATE) {
+        merge[half].load(reference + 1);
+      } else if (row < seqlen_q && (reference + 1) * REFERENCE_KEYS < keys) {
+        factor[half] = tiles_gmem[int64_t(reference + 1) * seqlen_q + row].x;
+      }
     }
   };
   __syncthreads();                                 // the barriers are initialised
 
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % PV_STAGES;
-    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {              // from here on O is relative to the next reference
-#pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
-      load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);
-    }
+    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) next_reference(tile * PV_BLOCK_K / REFERENCE_KEYS);
     mbarrier_wait(smem_address + BARRIERS + 8 * stage, tile / PV_STAGES % 2);
     const uint32_t stage_smem = smem_address + stage * STAGE_BYTES;
     const uint64_t p_descriptor = matrix_descriptor(stage_smem + warpgroup * P_TILE_BYTES, 0);
@@ -195,6 +205,12 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
     __syncwarp();
   }
   __syncthreads();                                 // no warpgroup still reads the ring, which O overwrites
+  float inverse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (MERGE_LATE) sum[half] = merge[half].sum;
+    inverse[half] = sum[half] > 0.f ? __fdividef(1.f, sum[half]) : 0.f;         // 0 for a row that sees no key
+  }
   const uint32_t o_offset = warpgroup * Tiles::bytes(64);
   output_to_shared<Element>(o, inverse, smem_address + o_offset, warp % 4, lane);
   __syncwarp();                                    // all rows of the warp are written

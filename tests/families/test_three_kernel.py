@@ -82,10 +82,11 @@ FAULTS = {
     "weak wait": ({}, "cp_async_wait<(FIRST_CHUNKS < CHUNKS)>();\n", "(FIRST_CHUNKS < CHUNKS)", "2"),
     "store out of bounds": ({}, "row >= seqlen_q || key >= score_stride", "row >= seqlen_q || ", ""),
     "a reduction that does not meet": ({}, "the values of all warps of the row are there\n", "__syncthreads();", ""),
-    "a factor of the wrong tile": (TILES, "load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);", " + 1", ""),
+    "a factor of the wrong tile": (TILES, "factor[m][half] = tiles_gmem[int64_t(reference + 1)", " + 1", ""),
     "sums of tiles merged as they are": (TILES, "sum = fmaf(tiles[i].y,", "tiles[i].x - maximum", "0.f"),
     "an edge not masked": (TILES, "if (key_of(n, e) >= visible[half])", "visible[half]", "FLOATS"),
-    "sums read before they are merged": (LATE, "other threads of the block read factors and sums\n", "__syncthreads();", ""),
+    "a sum of the wrong reference": (LATE, "sum = fmaf(sum, factor, next.y", "sum, factor,", "sum, 1.f,"),
+    "a tile merged twice": (WGMMA | LATE, "merge[half].load(reference + 1);", " + 1", ""),
     "wgmma: an uninitialised barrier": (WGMMA, "the barriers of Q and K are initialised\n", "__syncthreads();", ""),
     "wgmma: P over Q and K still read": (
         WGMMA | WIDE | {"BLOCK_N": 128}, "no warpgroup still reads this K, or Q", "__syncthreads();", ""),
@@ -187,6 +188,7 @@ def test_scratch_holds_whole_chunks():
     assert score_stride(p) == 16
     assert FAMILY.workspace(p, config()) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
     assert FAMILY.workspace(problem(3, 130), config(**TILES)) == {"s": 4 * 3 * 136 * 2, "tiles": 4 * 3 * 3 * 8, "rows": 4 * 3 * 8}
+    assert set(FAMILY.workspace(problem(3, 130), config(**LATE))) == {"s", "tiles"}
     assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {"s": 4 * 3 * 16 * 4, "p": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
 
 
