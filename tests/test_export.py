@@ -138,7 +138,8 @@ def test_the_architecture_that_a_kernel_needs_beyond_its_family(storage, monkeyp
     assert ("defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text) == (name == "sm_90a")
 
 
-@pytest.mark.parametrize("change", [{"cluster": (2, 1, 1)}, {"args": (TensorMap("k", "fp16", (64, 8), (128,), (64, 8)),)}], ids=lambda c: next(iter(c)))
+@pytest.mark.parametrize(
+    "change", [{"cluster": (2, 1, 1)}, {"args": (TensorMap("k", "fp16", (64, 8), (128,), (64, 8)),)}], ids=lambda change: next(iter(change)))
 def test_clusters_and_tensor_maps_are_of_hopper(storage, monkeypatch, change):
     monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
     launches = SplitKv.launches

@@ -75,9 +75,9 @@ def _cluster(config: KernelConfig) -> int:
 
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; two mbarriers (16 bytes)
-    for each stage of a ring that a tensor map fills; and a ticket, or, at a multiple of 16 bytes, four columns and a state (24 bytes) of
-    each item that the blocks of a cluster send.
+    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; two mbarriers (16
+    bytes) for each stage of a ring that a tensor map fills; and a ticket, or, at a multiple of 16 bytes, four columns and a state (24
+    bytes) of each item that the blocks of a cluster send.
     """
     rings, barriers, stages = 0, 0, config["WARPS"] * config["STAGES"]
     if config["LOAD"] == "cp_async":
@@ -170,7 +170,7 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
         if gpu.capability < (9, 0):
             return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
         if splits == 1 or config["MERGE"] != "kernel":
-            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch, which may overlap."
+            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch to overlap."
     if splits == 1:
         return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch

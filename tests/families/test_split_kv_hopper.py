@@ -63,7 +63,10 @@ def test_right_on_the_interpreter(p, genes, kind):
     assert result.passed, result.reason
 
 
-@pytest.mark.parametrize("p", [problem(9, 165, 72, 2, 1, mask="causal_upper_left"), problem(5, 239, 40, 2, 2, dtype="fp32")], ids=AttentionProblem.describe)
+RAGGED = [problem(9, 165, 72, 2, 1, mask="causal_upper_left"), problem(5, 239, 40, 2, 2, dtype="fp32")]
+
+
+@pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
 def test_a_random_valid_config_is_right(p):
     space = SPACE.restricted({"LOAD": ("tma",)})
     pool = ConfigPool({"split_kv": space}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), H100), random.Random(1))
