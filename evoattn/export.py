@@ -25,6 +25,10 @@ HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda
 TENSOR_MAP_HEADERS = ("cuda.h",)
 TENSOR_MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 TENSOR_MAP_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+OVERLAP = """\
+    cudaLaunchAttribute overlap = {};                             // it may begin before the launch before it has ended
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;"""
 CPP_TYPES = {"int32": "int", "int64": "long long", "float32": "float"}
 MASK_OF_NO_KEY = "A query that sees no key has the output 0."
 LOWEST_SM = 75
@@ -52,15 +56,16 @@ def export_source(storage: Storage, trial: Trial) -> str:
         raise StorageError(
             f"Trial {trial.number} is not of this version's {trial.family} ({error!r}); export it with the evoattn that made it."
         ) from None
-    guard, end_guard = _target_guard(family)
+    least = _least_sm(family, source, launches)
+    guard, end_guard = _target_guard(*least)
     return "\n".join((
         _comment(_provenance(storage, study, trial, problem, launches)),
         *(f"#include <{header}>" for header in HEADERS + TENSOR_MAP_HEADERS * _has_tensor_maps(launches)),
-        _requirement(family),
+        _requirement(*least),
         *guard,
         BEGIN, source, END, "",
         "namespace evoattn_check {",
-        _constants(problem, family, launches, workspace),
+        _constants(problem, least[0], launches, workspace),
         _launcher(launches, _buffers(problem, workspace)),
         CHECK.read_text().rstrip(),
         "}  // namespace evoattn_check", "",
@@ -119,15 +124,19 @@ def _timed(timing: Timing) -> str:
             f"p90 {timing.quantile_us(0.9):.3f}; {stage}, {cache} L2)")
 
 
-def _least_sm(family: Family) -> tuple[int, str]:
-    """(least compute capability as `80`, its name) out of the family's own words, e.g. `sm_80 and newer` or `sm_90a`."""
+def _least_sm(family: Family, source: str, launches: tuple[KernelLaunch, ...]) -> tuple[int, str]:
+    """(least compute capability as `80`, its name) out of the family's own words, e.g. `sm_80 and newer` or `sm_90a`, and of what this
+    kernel needs beyond them: wgmma; or launches that overlap, of clusters, with tensor maps."""
+    if "wgmma.mma_async.sync" in source:
+        return 90, "sm_90a"
     found = re.search(r"sm_(\d+)a?", family.devices)
-    return (int(found[1]), found[0]) if found else (LOWEST_SM, f"sm_{LOWEST_SM}")
+    least = (int(found[1]), found[0]) if found else (LOWEST_SM, f"sm_{LOWEST_SM}")
+    hopper = any(n.overlaps or math.prod(n.cluster) > 1 or any(isinstance(a, TensorMap) for a in n.args) for n in launches)
+    return max(least, (90, "sm_90")) if hopper else least
 
 
-def _requirement(family: Family) -> str:
-    """An `#error` for an -arch that the family's instructions do not exist on."""
-    number, name = _least_sm(family)
+def _requirement(number: int, name: str) -> str:
+    """An `#error` for an -arch that the kernel's instructions do not exist on."""
     newer = "" if name.endswith("a") else " or newer"
     return f'''
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < {number}0
@@ -136,9 +145,8 @@ def _requirement(family: Family) -> str:
 '''
 
 
-def _target_guard(family: Family) -> tuple[list[str], list[str]]:
+def _target_guard(number: int, name: str) -> tuple[list[str], list[str]]:
     """(lines before, lines after) all code of an `a` target: nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none of it."""
-    number, name = _least_sm(family)
     if not name.endswith("a"):
         return [], []
     return [f"#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM{number}_ALL)"], ["#endif", ""]
@@ -148,7 +156,7 @@ def _buffers(problem: AttentionProblem, workspace: dict[str, int]) -> list[str]:
     return ["q", "k", "v", "o", *["lse"] * problem.lse, *workspace]
 
 
-def _constants(problem: AttentionProblem, family: Family, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
+def _constants(problem: AttentionProblem, minimum_sm: int, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]) -> str:
     """The problem and the limits as constants for `templates/export_check.cuh`."""
     sizes = [_elements(problem, t) * problem.element_bytes for t in "qkvo"] + [4 * math.prod(problem.lse_shape)] * problem.lse
     sizes += workspace.values()
@@ -172,7 +180,7 @@ constexpr double FLOPS = {problem.flops}.0;                       // 4 * HEAD_DI
 constexpr int BUFFERS = {len(sizes)};
 constexpr size_t BUFFER_BYTES[BUFFERS] = {{{', '.join(map(str, sizes))}}};     // {', '.join(_buffers(problem, workspace))}
 constexpr bool STARTS_ZEROED[BUFFERS] = {{{', '.join(str(starts_zeroed(name)).lower() for name in _buffers(problem, workspace))}}};
-constexpr int MINIMUM_SM = {_least_sm(family)[0]};
+constexpr int MINIMUM_SM = {minimum_sm};
 constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};            // bytes of dynamic shared memory a block
 """
 
@@ -196,6 +204,9 @@ def _launcher(launches: tuple[KernelLaunch, ...], buffers: list[str]) -> str:
         values += [f"    CUtensorMap argument_{i} = {_tensor_map(a, buffers)};" for i, a in enumerate(n.args) if isinstance(a, TensorMap)]
         addresses = ", ".join(_address(i, a, buffers) for i, a in enumerate(n.args))
         call = f"cudaLaunchKernel((const void*)::{n.kernel}, dim3({grid}), dim3({block}), arguments, {n.smem_bytes}, stream)"
+        if n.overlaps:
+            values += [OVERLAP, f"    cudaLaunchConfig_t config = {{dim3({grid}), dim3({block}), {n.smem_bytes}, stream, &overlap, 1}};"]
+            call = f"cudaLaunchKernelExC(&config, (const void*)::{n.kernel}, arguments)"
         lines += ["  {", *values, f"    void* arguments[] = {{{addresses}}};", f"    require({call},",
                   f'            "launch of {n.kernel}", __LINE__);', "  }"]
     return "\n".join([*lines, "}", ""])

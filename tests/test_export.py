@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from evoattn.families import registry
 from evoattn.families.base import attention_args
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage, StorageError
-from evoattn.trial import Buffer, Candidate, CompileInfo, Evaluation, KernelLaunch, Scalar, Timing, TrialState
+from evoattn.trial import Buffer, Candidate, CompileInfo, Evaluation, KernelLaunch, Scalar, TensorMap, Timing, TrialState
 
 PROBLEM = AttentionProblem(2, 4, 2, 100, 130, 64, "bf16", "causal_lower_right", "bshd", name='*/ int x; //\n#error "out"\\')
 EVIL = '*/ int escaped;\n#include "escaped"\r\x0b\u2028#define escaped\\'
@@ -101,6 +102,19 @@ def test_launches_and_arguments_follow_the_family(storage):
     assert text.index("::partial, dim3(7, 4, 1), dim3(128, 1, 1)") < text.index("::combine, dim3(3, 1, 1), dim3(32, 2, 1)")
 
 
+def test_a_launch_that_overlaps_says_so(storage, monkeypatch):
+    trial = record(storage, "KERNEL\n")
+    assert "cudaLaunchAttribute" not in export_source(storage, trial)
+    launches = SplitKv.launches
+    monkeypatch.setattr(SplitKv, "launches", lambda *args: (launches(*args)[0], replace(launches(*args)[1], overlaps=True)))
+    text = export_source(storage, trial).split(END)[1]
+    assert "cudaLaunchKernel((const void*)::partial," in text and "cudaLaunchKernelExC(&config, (const void*)::combine, arguments)" in text
+    assert "cudaLaunchConfig_t config = {dim3(3, 1, 1), dim3(32, 2, 1), 0, stream, &overlap, 1};" in text
+    monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
+    assert "needs sm_90:" in export_source(storage, trial)
+    assert text.count("overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;") == 1
+
+
 def test_the_check_uses_what_is_generated_and_nothing_else(storage):
     text = export_source(storage, record(storage, "KERNEL\n")).split(END)[1]
     generated, check = text[:text.index("// export_check.cuh")], export.CHECK.read_text()
@@ -114,6 +128,23 @@ def test_the_check_uses_what_is_generated_and_nothing_else(storage):
 def test_the_architecture_that_the_family_needs(storage):
     text = export_source(storage, record(storage, "KERNEL\n"))
     assert "#error \"this kernel needs sm_90a" in text and "defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text and "MINIMUM_SM = 90;" in text
+
+
+@pytest.mark.parametrize("source, name, number", [("KERNEL\n", "sm_80", 80), ("wgmma.mma_async.sync\n", "sm_90a", 90)])
+def test_the_architecture_that_a_kernel_needs_beyond_its_family(storage, monkeypatch, source, name, number):
+    monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
+    text = export_source(storage, record(storage, source))
+    assert f"needs {name}:" in text and f"MINIMUM_SM = {number};" in text
+    assert ("defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text) == (name == "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "change", [{"cluster": (2, 1, 1)}, {"args": (TensorMap("k", "fp16", (64, 8), (128,), (64, 8)),)}], ids=lambda change: next(iter(change)))
+def test_clusters_and_tensor_maps_are_of_hopper(storage, monkeypatch, change):
+    monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
+    launches = SplitKv.launches
+    monkeypatch.setattr(SplitKv, "launches", lambda *args: (launches(*args)[0], replace(launches(*args)[1], **change)))
+    assert "needs sm_90:" in export_source(storage, record(storage, "KERNEL\n"))
 
 
 def test_tensor_maps_are_encoded_by_the_driver(storage):

@@ -18,13 +18,13 @@ MET = {
     "what blocks of a cluster send is aligned, though one warp's one row ends at 8 bytes": (
         "split_kv", "h200", AttentionProblem(1, 1, 1, 64, 203, 96, "fp32", "causal_upper_left", "bshd"), {
             "COMPUTE": "fma", "LOAD": "registers", "BLOCK_M": 1, "BLOCK_N": 16, "WARPS": 1, "STAGES": 1, "VECTOR_BYTES": 16,
-            "DOT_LANES": 4, "SPLITS": 8, "MERGE": "cluster", "BLOCKS_PER_SM": 1}),
+            "DOT_LANES": 4, "SPLITS": 8, "MERGE": "cluster", "DEPENDENT_LAUNCH": "none", "BLOCKS_PER_SM": 1}),
     "the most registers are those of another kernel than the most threads": (
         "three_kernel", "l40s", AttentionProblem(1, 2, 2, 1025, 2048, 192, "fp16", "causal_lower_right"), {
             "PRODUCT": "mma", "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "WARPS_M": 8, "WARPS_N": 4, "TILES_A_BLOCK": 1,
             "S_TYPE": "fp16", "SOFTMAX": "statistics", "P_PLACE": "in_place", "THREADS_PER_ROW": 8, "ROWS_PER_BLOCK": 16,
             "VECTOR_WIDTH": 8, "KEPT_VECTORS": 1, "PV_BLOCK_M": 128, "PV_BLOCK_K": 32, "PV_WARPS": 8, "PV_STAGES": 2,
-            "HEAD_ORDER": "zigzag"}),
+            "HEAD_ORDER": "zigzag", "DEPENDENT_LAUNCH": "none"}),
 }
 
 

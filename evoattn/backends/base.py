@@ -17,6 +17,12 @@ class ContextLost(RuntimeError):
     """The device answers this process no more (illegal address, trap, …), and it must end: the message is the driver's."""
 
 
+def require_order_of_calls(launches: tuple[KernelLaunch, ...]) -> None:
+    """Raise `LaunchError` if the first launch may begin before the call before it has ended."""
+    if launches[0].overlaps:
+        raise LaunchError(f"{launches[0].kernel} is the first launch of a call and must not overlap the launch before it.")
+
+
 class Backend(Protocol):
     """Runs kernels. A backend belongs to one process."""
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from evoattn.backends import tensor_map
-from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.backends.base import ContextLost, LaunchError, require_order_of_calls
+from evoattn.backends.dependent_launch import DependentLaunch
 from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, TensorMap
 
 SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
@@ -26,6 +27,18 @@ def _argument(argument: KernelArg, buffers: dict[str, torch.Tensor]) -> np.gener
     if isinstance(argument, TensorMap):
         return tensor_map.encode(argument, buffers[argument.buffer].data_ptr())
     return SCALAR_TYPES[argument.ctype](argument.value)
+
+
+def _plain_launch(
+    function: cupy.cuda.function.Function, launch: KernelLaunch, args: tuple[np.generic | np.ndarray, ...],
+) -> Callable[[int], None]:
+    """A call that enqueues `launch` on CuPy's current stream, which the caller has made the one it names."""
+    def enqueue(_: int) -> None:
+        try:
+            function(launch.grid, launch.block, args, shared_mem=launch.smem_bytes)
+        except cupy.cuda.driver.CUDADriverError as error:
+            raise LaunchError(f"The launch failed: {error}.") from None
+    return enqueue
 
 
 def _is_sticky() -> bool:
@@ -56,6 +69,7 @@ class CudaBackend:
 
         Raises `LaunchError` where the module cannot be loaded or an attribute or a tensor map is refused.
         """
+        require_order_of_calls(launches)
         try:
             module = self._module(compiled.cubin)
             steps = []
@@ -65,17 +79,18 @@ class CudaBackend:
                     cupy.cuda.driver.funcSetAttribute(
                         function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.smem_bytes)
                 args = tuple(_argument(a, buffers) for a in launch.args)
-                steps.append((function, launch.grid, launch.block, args, launch.smem_bytes))
+                if launch.overlaps:
+                    steps.append(DependentLaunch(function.ptr, launch, args))
+                else:
+                    steps.append(_plain_launch(function, launch, args))
         except cupy.cuda.driver.CUDADriverError as error:
             raise LaunchError(f"The driver refused the kernel: {error}.") from None
 
         def enqueue() -> None:
-            with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-                for function, grid, block, args, smem in steps:
-                    try:
-                        function(grid, block, args, shared_mem=smem)
-                    except cupy.cuda.driver.CUDADriverError as error:
-                        raise LaunchError(f"The launch failed: {error}.") from None
+            stream = torch.cuda.current_stream().cuda_stream
+            with cupy.cuda.ExternalStream(stream):
+                for step in steps:
+                    step(stream)
 
         return enqueue
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import LaunchError, require_order_of_calls
 from evoattn.ptx.counters import Counters
 from evoattn.ptx.errors import ImpossibleLaunch, UnsupportedInstruction
+from evoattn.ptx.grid_dependency import Touched
 from evoattn.ptx.machine import Execution, Machine
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel, parse_program
@@ -48,28 +49,32 @@ class InterpreterBackend:
 def _launch(compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor], *, detect_races: bool,
             count: bool):
     """Yield the `Execution` of each launch, over one memory."""
-    memory = GlobalMemory()
+    require_order_of_calls(launches)
+    memory, touched = GlobalMemory(), Touched()
     addresses = {name: memory.map(name, tensor.view(torch.uint8).numpy()) for name, tensor in buffers.items()}
     for launch in launches:
         try:
-            machine = _machine(compiled, launch, memory, addresses, detect_races, count)
+            touched = touched if launch.overlaps else Touched()        # the others have ended
+            machine = _machine(compiled, launch, memory, addresses, touched if launch.overlaps else None, detect_races, count)
             execution: Execution = machine.run()
         except UnsupportedInstruction as error:
             raise NotInterpreted(str(error)) from None
         except ImpossibleLaunch as error:
             raise LaunchError(str(error)) from None
         yield execution
+        touched |= execution.touched
 
 
-def _machine(compiled: CompiledKernel, launch: KernelLaunch, memory: GlobalMemory, addresses: dict[str, int], detect_races: bool,
-             count: bool) -> Machine:
+def _machine(compiled: CompiledKernel, launch: KernelLaunch, memory: GlobalMemory, addresses: dict[str, int], before: Touched | None,
+             detect_races: bool, count: bool) -> Machine:
     kernel = _kernel(compiled, launch.kernel)
     smem = kernel.static_smem_bytes + launch.smem_bytes
     if smem > SMEM_LIMIT_BYTES:
         raise ImpossibleLaunch(f"{launch.kernel} asks for {smem} bytes of shared memory; no GPU gives a block over {SMEM_LIMIT_BYTES}.")
     params = [_value(argument, addresses) for argument in launch.args]
     return Machine(
-        kernel, memory, params, launch.grid, launch.block, launch.smem_bytes, cluster=launch.cluster, detect_races=detect_races, count=count)
+        kernel, memory, params, launch.grid, launch.block, launch.smem_bytes, cluster=launch.cluster, before=before,
+        detect_races=detect_races, count=count)
 
 
 def _kernel(compiled: CompiledKernel, name: str) -> Kernel:

@@ -124,15 +124,17 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
+    Maps are of 16-bit columns: an element of fp32 is two of them.
     """
     batch, heads, seqlen, head_dim = problem.shape(tensor)
-    batch_bytes, head_bytes, row_bytes = (stride * ELEMENT_BYTES for stride in problem.strides(tensor)[:3])
-    if head_dim % CHUNK_COLUMNS:
-        shape, strides_bytes = (head_dim, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
-        return TensorMap(tensor, problem.dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
-    chunks = head_dim // CHUNK_COLUMNS
+    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    columns, dtype = head_dim * problem.element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
+    if columns % CHUNK_COLUMNS:
+        shape, strides_bytes = (columns, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
+        return TensorMap(tensor, dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
+    chunks = columns // CHUNK_COLUMNS
     return TensorMap(
-        tensor, problem.dtype, (CHUNK_COLUMNS, seqlen, chunks, heads, batch), (row_bytes, ROW_BYTES, head_bytes, batch_bytes),
+        tensor, dtype, (CHUNK_COLUMNS, seqlen, chunks, heads, batch), (row_bytes, ROW_BYTES, head_bytes, batch_bytes),
         (CHUNK_COLUMNS, rows, chunks, 1, 1))
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import ZEROED_SUFFIX, attention_args, why_no_lse
+from evoattn.families.flash_wgmma import tile_map
 from evoattn.gpu import GpuSpec
 from evoattn.problem import DTYPES, AttentionProblem
 from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
@@ -32,6 +33,14 @@ MAX_CLUSTER = 8
 MAX_GRID_YZ = 65535
 MAX_WAVES = 16
 """Waves of blocks beyond which splitting only adds partial results."""
+TMA_VECTOR, TMA_KEYS, MAX_BOX_KEYS, TMA_ROW_BYTES = 16, 8, 256, 128
+"""Of the 128-byte swizzle: bytes of a chunk, keys of a period, bytes of a row of a box; and the most rows of a box."""
+KV_HEADERS = {
+    "registers": ("kv_registers",),
+    "cp_async": ("kv_cp_async",),
+    "tma": ("mbarrier", "tma", "wgmma", "ldmatrix", "tensor_tile", "ring_position", "kv_tma"),
+}
+"""Device headers by LOAD; `tensor_tile` has operands of wgmma too."""
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
 UNUSED_BYTES = 16
 """Of a scratch buffer that no kernel touches."""
@@ -66,15 +75,19 @@ def _cluster(config: KernelConfig) -> int:
 
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; and a ticket,
-    or, at a multiple of 16 bytes, four columns and a state (24 bytes) of each item that the blocks of a cluster send.
+    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; two mbarriers (16
+    bytes) for each stage of a ring that a tensor map fills; and a ticket, or, at a multiple of 16 bytes, four columns and a state (24
+    bytes) of each item that the blocks of a cluster send.
     """
-    rings = 0
+    rings, barriers, stages = 0, 0, config["WARPS"] * config["STAGES"]
     if config["LOAD"] == "cp_async":
-        rings = config["WARPS"] * config["STAGES"] * sum(_tile_words(problem, config)) * 4 * WARP
+        rings = stages * sum(_tile_words(problem, config)) * 4 * WARP
+    elif config["LOAD"] == "tma":
+        row_bytes = math.ceil(problem.head_dim * problem.element_bytes / TMA_ROW_BYTES) * TMA_ROW_BYTES
+        rings, barriers = stages * 2 * _warp_keys(config) * row_bytes, stages * 16
     pitch = math.ceil(problem.head_dim / 32) * 32 * 4
     items, cluster = config["BLOCK_M"] * problem.head_dim // 4, _cluster(config)
-    results = max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8))
+    results = max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8)) + barriers
     return math.ceil(results / 16) * 16 + cluster * math.ceil(items / (4 * cluster)) * 4 * 24 if cluster > 1 else results + 16
 
 
@@ -117,6 +130,22 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig) -> str | N
     return None
 
 
+def _why_no_tensor_map(config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """What LOAD=tma asks for: Hopper, and tiles that its swizzle fits."""
+    if config["LOAD"] != "tma":
+        return None
+    if gpu.capability < (9, 0):
+        return f"LOAD=tma needs the tensor copy engine of sm_90, and {gpu.name} is {gpu.arch}."
+    if config["VECTOR_BYTES"] != TMA_VECTOR:
+        return f"VECTOR_BYTES={config['VECTOR_BYTES']}: with LOAD=tma a lane reads the {TMA_VECTOR}-byte chunks of the swizzle."
+    keys = _warp_keys(config)
+    if keys % TMA_KEYS or keys > MAX_BOX_KEYS:
+        return (
+            f"LOAD=tma: BLOCK_N={config['BLOCK_N']} over WARPS={config['WARPS']} makes boxes of {keys} keys, which must be a multiple of "
+            f"{TMA_KEYS} up to {MAX_BOX_KEYS}.")
+    return None
+
+
 def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Genes that do nothing beside the others, and configs that do what a smaller one does."""
     rows, block_m, block_n = packed_rows(problem), config["BLOCK_M"], config["BLOCK_N"]
@@ -137,6 +166,11 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     tiles = math.ceil(keys / block_n)
     if config["STAGES"] > tiles:
         return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} keys that a split makes."
+    if config["DEPENDENT_LAUNCH"] != "none":
+        if gpu.capability < (9, 0):
+            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
+        if splits == 1 or config["MERGE"] != "kernel":
+            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch to overlap."
     if splits == 1:
         return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch
@@ -207,8 +241,8 @@ class SplitKv:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config) or _why_useless(problem, config, gpu)
-            or _why_too_big(problem, config, gpu)
+            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config) or _why_no_tensor_map(config, gpu)
+            or _why_useless(problem, config, gpu) or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
@@ -221,7 +255,9 @@ class SplitKv:
             "CLUSTER": _cluster(config),
             "CLUSTER_DIMS": f"__cluster_dims__({_cluster(config)}, 1, 1)" if _cluster(config) > 1 else "",
             "COMPUTE": config["COMPUTE"].upper(),
-            "LOAD": config["LOAD"].upper(),
+            "DEPENDENT_LAUNCH": config["DEPENDENT_LAUNCH"].upper(),
+            "KV_HEADERS": list(KV_HEADERS[config["LOAD"]]),
+            "SWIZZLED": config["LOAD"] == "tma",
             "MERGE": config["MERGE"].upper(),
             "SMEM_BYTES": smem_bytes(problem, config),
             "MERGE_THREADS": MERGE_THREADS,
@@ -230,10 +266,12 @@ class SplitKv:
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         (splits, keys), blocks = split_of(problem, config), row_blocks(problem, config)
         sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
-        args = (*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED))
+        args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
+        if config["LOAD"] == "tma":
+            args[1:3] = (tile_map(problem, tensor, _warp_keys(config)) for tensor in "kv")
         partial = KernelLaunch(
             self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config),
-            args, (_cluster(config), 1, 1))
+            tuple(args), (_cluster(config), 1, 1))
         if splits == 1 or config["MERGE"] != "kernel":
             return (partial,)
         merge_args: list[KernelArg] = [Buffer("o")]
@@ -241,7 +279,8 @@ class SplitKv:
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
         merge_args += [Buffer(PARTIAL), Buffer(STATE)]
         grid = (packed_rows(problem), problem.kv_heads, problem.batch)
-        return partial, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args))
+        overlaps = config["DEPENDENT_LAUNCH"] != "none"
+        return partial, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         (splits, _), tiles = split_of(problem, config), row_blocks(problem, config) * problem.kv_heads * problem.batch

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 from evoattn.config import KernelConfig
 from evoattn.families.base import softmax_scale_log2, why_no_lse
 from evoattn.families.flash_wgmma import tile_map
+from evoattn.families.three_kernel_resources import (
+    CHUNK_COLUMNS, ELEMENT_BYTES, WARP, has_tile_softmax, scores_smem_bytes, threads_a_block, uses_wgmma, values_smem_bytes, why_too_big,
+)
 from evoattn.families.wgmma_text import wgmma_function
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
@@ -16,8 +19,7 @@ from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
 SCORE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-ELEMENT_BYTES = 2
-WARP, MAX_THREADS, MAX_REGISTERS = 32, 1024, 255
+MAX_THREADS = 1024
 PRODUCT_HEADERS = {
     "mma": (
         "cp_async.cuh", "ldmatrix.cuh", "mma_m16n8k16.cuh", "swizzle.cuh", "gather_tile.cuh", "flash_fragments.cuh", "online_softmax.cuh",
@@ -25,40 +27,19 @@ PRODUCT_HEADERS = {
     "wgmma": ("mbarrier.cuh", "tma.cuh", "wgmma.cuh", "ldmatrix.cuh", "stmatrix.cuh", "tensor_tile.cuh", "wgmma_output.cuh"),
 }
 WGMMA_ARCH = "sm_90a"
-CHUNK_COLUMNS, CHUNK_ROW_BYTES = 64, 128
-"""A tile in shared memory for wgmma is chunks of 64 columns: the widest box of the 128-byte swizzle."""
+DEPENDENT_CAPABILITY = (9, 0)
+"""From which on a launch may begin before the one before it has ended (CUDA C++ Programming Guide, programmatic dependent launch)."""
 KEY_GROUP = 32
 """Keys of a warp are stored in groups of four n8 tiles, eight neighbours a lane."""
-SCORES_REGISTERS = 40
-"""Addresses and fragments of Q and K beside the accumulators of a thread; as the next two, no spill in random configs from here on."""
-VALUES_REGISTERS = 48
-FACTOR_REGISTERS = 72
-"""More of them where P V rescales O for each tile."""
-SOFTMAX_REGISTERS = 24
-WGMMA_REGISTERS = 40
 MAX_GRID_YZ = 65535
 """Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
 MAX_ROWS = 2**31 - 1
 """Rows of S count in an int."""
 
 
-def _row_bytes(problem: AttentionProblem) -> int:
-    """Bytes of a row of Q, K, V or O in shared memory: head_dim up to whole k16 steps."""
-    return math.ceil(problem.head_dim / 16) * 16 * ELEMENT_BYTES
-
-
 def score_stride(problem: AttentionProblem) -> int:
     """Elements from one row of S or P to the next: whole 16-byte chunks of 16-bit elements."""
     return math.ceil(problem.seqlen_k / 8) * 8
-
-
-def _wgmma(config: KernelConfig) -> bool:
-    return config["PRODUCT"] == "wgmma"
-
-
-def _chunked_row_bytes(problem: AttentionProblem) -> int:
-    """Bytes of a row of Q, K, V or O in whole chunks."""
-    return math.ceil(problem.head_dim / CHUNK_COLUMNS) * CHUNK_ROW_BYTES
 
 
 def _rows(problem: AttentionProblem) -> int:
@@ -69,41 +50,18 @@ def _late(config: KernelConfig) -> bool:
     return config["SOFTMAX"] == "statistics"
 
 
-def _tiles(config: KernelConfig) -> bool:
-    """Whether Q Kᵀ writes probabilities relative to the maxima of each tile."""
-    return config["SOFTMAX"] in ("tiles", "tiles_late")
+def _merges_late(config: KernelConfig) -> bool:
+    """Whether P V merges the maxima of tiles, in two launches."""
+    return config["SOFTMAX"] == "tiles_late"
+
+
+def _overlaps(config: KernelConfig) -> bool:
+    return config["DEPENDENT_LAUNCH"] != "none"
 
 
 def _references(problem: AttentionProblem, config: KernelConfig) -> int:
     """Row maxima a row: each warp of Q Kᵀ takes its own keys' ones."""
     return math.ceil(problem.seqlen_k / (config["BLOCK_N"] // config["WARPS_N"]))
-
-
-def scores_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block of Q Kᵀ: whole rows of Q and K; with wgmma S (that of a
-    block's only tile in their place), two stages of K for several tiles, and barriers."""
-    if _wgmma(config):
-        stages = min(2, config["TILES_A_BLOCK"])
-        tiles = (config["BLOCK_M"] + stages * config["BLOCK_N"]) * _chunked_row_bytes(problem)
-        s = config["BLOCK_M"] * config["BLOCK_N"] * ELEMENT_BYTES
-        return (max(tiles, s) if stages == 1 else tiles + s) + 8 * (1 + stages)
-    return (config["BLOCK_M"] + config["BLOCK_N"]) * _row_bytes(problem)
-
-
-def values_smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
-    """Dynamic shared memory of a block of P V: the ring of P and V, in whose place later O; with wgmma a barrier a stage."""
-    block_m, block_k = config["PV_BLOCK_M"], config["PV_BLOCK_K"]
-    if _wgmma(config):
-        row_bytes = _chunked_row_bytes(problem)
-        ring = config["PV_STAGES"] * block_k * (block_m * ELEMENT_BYTES + row_bytes)
-        return max(ring, block_m * row_bytes) + 8 * config["PV_STAGES"]
-    ring = config["PV_STAGES"] * block_k * (block_m * ELEMENT_BYTES + _row_bytes(problem))
-    return max(ring, block_m * _row_bytes(problem))
-
-
-def _threads(config: KernelConfig) -> tuple[int, int, int]:
-    """Threads a block of Q Kᵀ, softmax, P V."""
-    return WARP * config["WARPS_M"] * config["WARPS_N"], config["THREADS_PER_ROW"] * config["ROWS_PER_BLOCK"], WARP * config["PV_WARPS"]
 
 
 def _why_wrong_shape(config: KernelConfig) -> str | None:
@@ -113,7 +71,7 @@ def _why_wrong_shape(config: KernelConfig) -> str | None:
             return f"{rows}={config[rows]} queries do not divide into tiles of 16 for {warps}={config[warps]}."
     if config["BLOCK_N"] % (KEY_GROUP * config["WARPS_N"]):
         return f"BLOCK_N={config['BLOCK_N']} keys do not divide into groups of {KEY_GROUP} for WARPS_N={config['WARPS_N']}."
-    scores, softmax, _ = _threads(config)
+    scores, softmax, _ = threads_a_block(config)
     if scores > MAX_THREADS:
         return f"WARPS_M={config['WARPS_M']} times WARPS_N={config['WARPS_N']} are over the {MAX_THREADS} threads of a block."
     if softmax % WARP or softmax > MAX_THREADS:
@@ -124,7 +82,7 @@ def _why_wrong_shape(config: KernelConfig) -> str | None:
 
 def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
     """What PRODUCT=wgmma cannot do, and genes that it leaves nothing to do."""
-    if not _wgmma(config):
+    if not uses_wgmma(config):
         return None if config["TILES_A_BLOCK"] == 1 else "PRODUCT=mma makes a tile of S a block: TILES_A_BLOCK must be 1."
     if gpu.arch != WGMMA_ARCH:
         return f"PRODUCT=wgmma needs {WGMMA_ARCH}, and {gpu.name} is {gpu.arch}."
@@ -141,10 +99,16 @@ def _why_not_wgmma(config: KernelConfig, gpu: GpuSpec) -> str | None:
     return None
 
 
+def _why_no_overlap(config: KernelConfig, gpu: GpuSpec) -> str | None:
+    if _overlaps(config) and gpu.capability < DEPENDENT_CAPABILITY:
+        return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
+    return None
+
+
 def _why_wrong_scores(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Types and places of S and P that lose too much, overlap or do nothing."""
     s_type = config["S_TYPE"]
-    if _tiles(config):
+    if has_tile_softmax(config):
         return _why_wrong_tiles(config)
     if config["THREADS_PER_ROW"] == 1:
         return f"SOFTMAX={config['SOFTMAX']} reads whole rows: THREADS_PER_ROW must be over 1."
@@ -164,7 +128,7 @@ def _why_wrong_scores(problem: AttentionProblem, config: KernelConfig) -> str | 
 def _why_wrong_tiles(config: KernelConfig) -> str | None:
     """What SOFTMAX=tiles and tiles_late cannot do, and genes that they leave nothing to do."""
     unused = {"S_TYPE": "fp16", "P_PLACE": "in_place", "THREADS_PER_ROW": 1, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 1}
-    if config["SOFTMAX"] == "tiles_late":
+    if _merges_late(config):
         unused["ROWS_PER_BLOCK"] = 32
     for gene, value in unused.items():
         if config[gene] != value:
@@ -198,39 +162,8 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
     return None
 
 
-def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-    """Shared memory and registers of the three blocks against the limits of the GPU."""
-    for what, bytes_, genes in (
-        ("Q Kᵀ", scores_smem_bytes(problem, config), ("BLOCK_M", "BLOCK_N")),
-        ("P V", values_smem_bytes(problem, config), ("PV_BLOCK_M", "PV_BLOCK_K", "PV_STAGES")),
-    ):
-        if bytes_ > gpu.smem_per_block:
-            tile = " ".join(f"{name}={config[name]}" for name in genes)
-            return f"{what} with {tile} needs {bytes_} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
-    for what, (needed, threads) in zip(("Q Kᵀ", "softmax", "P V"), zip(registers_needed(problem, config), _threads(config))):
-        cap = min(MAX_REGISTERS, gpu.registers_per_sm // threads // 8 * 8)
-        if needed > cap:
-            return f"A thread of {what} needs about {needed} registers, and a block of {threads} threads leaves it {cap}."
-    return None
-
-
-def registers_needed(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int, int]:
-    """Estimates of the registers a thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept scores, and the rest."""
-    kept = config["KEPT_VECTORS"] * config["VECTOR_WIDTH"]
-    if _wgmma(config):
-        return config["BLOCK_N"] // 2 + WGMMA_REGISTERS, SOFTMAX_REGISTERS + kept, problem.head_dim // 2 + WGMMA_REGISTERS
-    row_tiles, key_tiles = config["BLOCK_M"] // (16 * config["WARPS_M"]), config["BLOCK_N"] // (8 * config["WARPS_N"])
-    value_tiles = config["PV_BLOCK_M"] // (16 * config["PV_WARPS"])
-    factors = FACTOR_REGISTERS if _tiles(config) else 0
-    return (
-        row_tiles * (4 * key_tiles + 4) + SCORES_REGISTERS,
-        SOFTMAX_REGISTERS + kept,
-        value_tiles * (problem.head_dim // 2 + 8) + VALUES_REGISTERS + factors,
-    )
-
-
 def _wgmma_functions(problem: AttentionProblem, config: KernelConfig) -> str:
-    if not _wgmma(config):
+    if not uses_wgmma(config):
         return ""
     qk = wgmma_function("wgmma_qk", config["BLOCK_N"], problem.dtype, a_in_registers=False, b_transposed=False)
     return f"{qk}\n\n" + wgmma_function("wgmma_pv", problem.head_dim, problem.dtype, a_in_registers=False, b_transposed=True)
@@ -268,7 +201,8 @@ class ThreeKernel:
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
             self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_not_wgmma(config, gpu)
-            or _why_wrong_scores(problem, config) or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+            or _why_no_overlap(config, gpu) or _why_wrong_scores(problem, config) or _why_redundant(problem, config)
+            or why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
@@ -280,14 +214,16 @@ class ThreeKernel:
             "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
             "WGMMA_FUNCTIONS": _wgmma_functions(problem, config),
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
-            "SCORE": ELEMENT_TYPES[problem.dtype if _tiles(config) else config["S_TYPE"]],
+            "SCORE": ELEMENT_TYPES[problem.dtype if has_tile_softmax(config) else config["S_TYPE"]],
             "HEAD_DIM": problem.head_dim,
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
             "EXPONENTS_LATE": _late(config),
-            "TILE_SOFTMAX": _tiles(config),
-            "MERGE_LATE": config["SOFTMAX"] == "tiles_late",
+            "TILE_SOFTMAX": has_tile_softmax(config),
+            "MERGE_LATE": _merges_late(config),
             "ZIGZAG": config["HEAD_ORDER"] == "zigzag",
+            "DEPENDENT_LAUNCH": _overlaps(config),
+            "TRIGGER_LATE": config["DEPENDENT_LAUNCH"] == "late",
             "SCORES_SMEM_BYTES": scores_smem_bytes(problem, config),
             "VALUES_SMEM_BYTES": values_smem_bytes(problem, config),
         }
@@ -299,35 +235,41 @@ class ThreeKernel:
         stride = Scalar("int32", score_stride(problem))
         lengths = tuple(Scalar("int32", n) for n in (problem.seqlen_q, problem.seqlen_k))
         p = Buffer("p" if config["P_PLACE"] == "own" else "s")
-        tiles = Buffer("tiles" if _tiles(config) else "rows")     # where there are none the kernels take the pointer and leave it
+        # Where there are none of tiles or rows the kernels take the other's pointer and leave it.
+        tiles = Buffer("tiles" if has_tile_softmax(config) else "rows")
+        rows = tiles if _merges_late(config) else Buffer("rows")
 
         def heads_and_lengths(*tensors: str) -> tuple[KernelArg, ...]:
             strides = (Scalar("int64", stride) for t in tensors for stride in problem.strides(t)[:3])
             return *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths, stride, *strides
 
-        threads = tuple((count, 1, 1) for count in _threads(config))
+        threads = tuple((count, 1, 1) for count in threads_a_block(config))
         scale = Scalar("float32", softmax_scale_log2(problem))
         scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), tiles, *heads_and_lengths("q", "k"), scale)
-        values_args = (p, tiles, Buffer("rows"), Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
-        if _wgmma(config):
+        values_args = (p, tiles, rows, Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
+        if uses_wgmma(config):
             counts = (*(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths)
-            s_map = _score_map(problem, "s", problem.dtype if _tiles(config) else config["S_TYPE"], score_stride(problem))
+            s_map = _score_map(problem, "s", problem.dtype if has_tile_softmax(config) else config["S_TYPE"], score_stride(problem))
             scores_args = (tile_map(problem, "q", CHUNK_COLUMNS), tile_map(problem, "k", config["BLOCK_N"]), s_map, tiles, *counts, scale)
             values_args = (
                 _score_map(problem, p.name, problem.dtype, problem.seqlen_k), tile_map(problem, "v", config["PV_BLOCK_K"]),
-                tiles, Buffer("rows"), Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
-        softmax_args = (Buffer("rows"), Scalar("int32", _rows(problem)), *lengths)
-        softmax_args = (tiles, *softmax_args) if _tiles(config) else (Buffer("s"), p, *softmax_args, stride)
+                tiles, rows, Buffer("o"), *counts, *(Scalar("int64", stride) for stride in problem.strides("o")[:3]))
+        softmax_args = (rows, Scalar("int32", _rows(problem)), *lengths)
+        softmax_args = (tiles, *softmax_args) if has_tile_softmax(config) else (Buffer("s"), p, *softmax_args, stride)
         softmax_grid = (math.ceil(_rows(problem) / config["ROWS_PER_BLOCK"]), 1, 1)
         values_grid = (math.ceil(problem.seqlen_q / config["PV_BLOCK_M"]), heads, 1)
         scores = KernelLaunch("three_kernel_scores", scores_grid, threads[0], scores_smem_bytes(problem, config), scores_args)
-        softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args)
-        values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem_bytes(problem, config), values_args)
-        return (scores, values) if config["SOFTMAX"] == "tiles_late" else (scores, softmax, values)
+        overlaps = _overlaps(config)
+        softmax = KernelLaunch("three_kernel_softmax", softmax_grid, threads[1], 0, softmax_args, overlaps=overlaps)
+        values_smem = values_smem_bytes(problem, config)
+        values = KernelLaunch("three_kernel_values", values_grid, threads[2], values_smem, values_args, overlaps=overlaps)
+        return (scores, values) if _merges_late(config) else (scores, softmax, values)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
-        """S, P unless it replaces S, and the maximum and sum of every row as two floats; with tiles those of every tile of a row too."""
+        """S, P unless it replaces S, and two floats a row, maximum and sum; with tiles those of every tile of a row too, with tiles_late
+        these alone."""
         scores = _rows(problem) * score_stride(problem)
         own = {"p": scores * ELEMENT_BYTES} if config["P_PLACE"] == "own" else {}
-        tiles = {"tiles": 8 * _rows(problem) * _references(problem, config)} if _tiles(config) else {}
-        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, **tiles, "rows": 8 * _rows(problem)}
+        tiles = {"tiles": 8 * _rows(problem) * _references(problem, config)} if has_tile_softmax(config) else {}
+        rows = {} if _merges_late(config) else {"rows": 8 * _rows(problem)}
+        return {"s": scores * SCORE_BYTES[config["S_TYPE"]], **own, **tiles, **rows}

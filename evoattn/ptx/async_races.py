@@ -21,7 +21,7 @@ from evoattn.ptx.races import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, Ra
 from evoattn.ptx.threads import WARP, ActiveThreads, Threads
 
 WARPGROUP_WARPS = 4
-MAX_MBARRIERS = 64
+MAX_MBARRIERS = 256
 """Of a block that are watched."""
 _ALWAYS = 1 << 39
 """Later than any time, and before that of a block that has ended."""

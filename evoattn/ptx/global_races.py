@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.global_order import GlobalOrder, orders_blocks
+from evoattn.ptx.grid_dependency import GridDependency, Touched
 from evoattn.ptx.happens_before import HappensBefore
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Instruction, Kernel
@@ -37,9 +38,10 @@ class _Reads:
 class GlobalRaces:
     """Of one launch. `found` has a sentence for each racing instruction, by its pc."""
 
-    def __init__(self, kernel: Kernel, memory: GlobalMemory, grid_warps: int, watched: frozenset[int]) -> None:
-        """`watched` are the numbers of the buffers of which reads are kept."""
+    def __init__(self, kernel: Kernel, memory: GlobalMemory, grid_warps: int, watched: frozenset[int], before: Touched | None) -> None:
+        """`watched` are the numbers of the buffers of which reads are kept; `before` is given where earlier launches may not have ended."""
         self.memory, self.watched = memory, watched
+        self.dependency = None if before is None else GridDependency(memory, before)
         self.grid_warps = grid_warps if orders_blocks(kernel) else 0
         self.found: dict[int, str] = {}
         self.now = 1
@@ -57,9 +59,15 @@ class GlobalRaces:
         """Buffers that are read and written, and of which reads were not kept."""
         return (self._read_buffers & self._written_buffers) - self.watched
 
+    @property
+    def touched(self) -> Touched:
+        return Touched(frozenset(self._read_buffers), frozenset(self._written_buffers))
+
     def attach(self, threads: Threads, order: HappensBefore) -> None:
         """These blocks run now, by these clocks."""
         self.threads, self.order = threads, order
+        if self.dependency is not None:
+            self.dependency.attach(threads)
         order.now = self.now
         self._first_thread = threads.first_block * threads.block_threads
         self.order_of_blocks.attach(threads, order)
@@ -76,6 +84,8 @@ class GlobalRaces:
 
     def access(self, kind: str, index: np.ndarray, size: int, threads: np.ndarray, ins: Instruction) -> None:
         """Weak accesses of `size` bytes at `index` of the arena, one a thread of the machine."""
+        if self.dependency is not None:
+            self.dependency.access(kind != READ, index, threads, ins)
         first, last = int(index.min()), int(index.max())
         buffers = {self.memory.buffer_at(first), self.memory.buffer_at(last)}
         if kind == READ:
@@ -100,6 +110,8 @@ class GlobalRaces:
 
     def strong(self, writes: bool, index: np.ndarray, size: int, threads: np.ndarray, ins: Instruction) -> None:
         """As `access`, of strong accesses; `order_of_blocks` is told on its own."""
+        if self.dependency is not None:
+            self.dependency.access(writes, index, threads, ins)
         buffers = {self.memory.buffer_at(int(index.min())), self.memory.buffer_at(int(index.max()))}
         self._read_buffers |= buffers
         self._written_buffers |= buffers if writes else set()

@@ -40,7 +40,14 @@ def set_registers(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-@instruction("griddepcontrol", r"\.(?:wait|launch_dependents)", kind="other", pure=False, writes=0)
+@instruction("griddepcontrol", r"\.wait", kind="other", pure=False, writes=0)
+def wait_for_earlier_launches(context: Context, ins: Instruction, fields: Fields):
+    """They have ended here; that a launch which may begin earlier waits in time is for `grid_dependency.py` to see."""
+    dependency = None if context.global_races is None else context.global_races.dependency
+    return (lambda active: None) if dependency is None else dependency.wait
+
+
+@instruction("griddepcontrol", r"\.launch_dependents", kind="other", pure=False, writes=0)
 @instruction("nanosleep", r"\.u32", kind="other", pure=False, writes=0)
 def pass_over(context: Context, ins: Instruction, fields: Fields):
     """Launches run one after another here, and nobody gains by waiting."""

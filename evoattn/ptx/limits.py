@@ -9,6 +9,6 @@ NOT_MODELLED = (
     "when the global writes of a tensor store arrive: they count as done when they are issued",
     "a fence before a relaxed arrival at a cluster's barrier, but for that of mbarrier initializations; clusters not along x; multicast",
     "atomics on shared memory as a cause of races, and aliases of global memory by another proxy than the generic one",
-    "dependent launches: one runs after another has ended",
+    "launches that overlap: one runs after another has ended, and what is read before it waits is checked by buffer, not by byte",
 )
 """One thing each, as it would follow "The interpreter does not model"."""

@@ -15,6 +15,7 @@ from evoattn.ptx.counters import CLASS_FIELDS, Counters
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
 from evoattn.ptx.flow import Flow, flow_of
 from evoattn.ptx.global_races import GlobalRaces
+from evoattn.ptx.grid_dependency import Touched
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Kernel
 from evoattn.ptx.scheduler import Scheduler
@@ -39,6 +40,8 @@ class Execution:
     counters: Counters
     steps: int
     """Instructions executed, each once for all threads that ran it together."""
+    touched: Touched = Touched()
+    """What a launch under the race detector read and wrote."""
 
 
 class Machine:
@@ -46,8 +49,10 @@ class Machine:
 
     def __init__(self, kernel: Kernel, memory: GlobalMemory, params: Sequence[object], grid: tuple[int, int, int],
                  block: tuple[int, int, int], dynamic_smem_bytes: int = 0, *, cluster: tuple[int, int, int] = (1, 1, 1),
-                 detect_races: bool = True, count: bool = True, step_limit: int = DEFAULT_STEP_LIMIT) -> None:
-        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size.
+                 before: Touched | None = None, detect_races: bool = True, count: bool = True,
+                 step_limit: int = DEFAULT_STEP_LIMIT) -> None:
+        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size. `before` is what earlier launches
+        touched that may not have ended when this one begins; None if they have.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
         """
@@ -60,7 +65,7 @@ class Machine:
         if cluster[1:] != (1, 1):
             raise UnsupportedInstruction(f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist.")
         self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
-        self.dynamic_smem_bytes = dynamic_smem_bytes
+        self.dynamic_smem_bytes, self.before = dynamic_smem_bytes, before
         self.detect_races, self.count, self.step_limit = detect_races, count, step_limit
         self.parameters = _pack(kernel, params)
         self.flow: Flow = flow_of(kernel)
@@ -79,7 +84,7 @@ class Machine:
             self.memory.load()
             watched = self.memory.numbers_of(_watched.get(self.kernel, frozenset()))
             grid_warps = blocks * block_threads // WARP
-            races = GlobalRaces(self.kernel, self.memory, grid_warps, watched) if self.detect_races else None
+            races = GlobalRaces(self.kernel, self.memory, grid_warps, watched, self.before) if self.detect_races else None
             execution = self._run_once(at_once, races)
             if execution.faults or races is None or not races.unwatched:
                 break
@@ -111,7 +116,9 @@ class Machine:
             steps += scheduler.steps
             if faults:
                 break
-        return Execution(tuple(faults), counters, steps)
+        if not faults and races is not None and races.dependency is not None:
+            faults += races.dependency.faults(self.kernel.name)
+        return Execution(tuple(faults), counters, steps, Touched() if races is None else races.touched)
 
 
 def _pack(kernel: Kernel, params: Sequence[object]) -> np.ndarray:

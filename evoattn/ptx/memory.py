@@ -92,6 +92,10 @@ class GlobalMemory:
         """The number of the buffer that a byte of the arena is in."""
         return bisect_right(self._starts, index) - 1
 
+    def buffers_at(self, index: np.ndarray) -> np.ndarray:
+        """As `buffer_at`, of each of these bytes."""
+        return np.searchsorted(self._starts, index, side="right") - 1
+
     def name_of(self, buffer: int) -> str:
         return self._names[buffer]
 

@@ -1,7 +1,7 @@
 // fma_rows.cuh: attention of one warp's keys for a few query rows on CUDA cores (needs element, exp2, lane_pieces, split_merge, vector).
 // LANES lanes share a key: each has COLUMNS of its elements, and the same of Q and O. The 32 / LANES groups of lanes take different keys
-// and keep a softmax each, until `put` merges them.
-template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES> struct FmaRows {
+// and keep a softmax each, until `put` merges them. SWIZZLED: key `place` of a tile is row `swizzled_row(place)`.
+template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES, bool SWIZZLED> struct FmaRows {
   static constexpr int WIDTH = VECTOR_BYTES / int(sizeof(Element)), GROUPS = 32 / LANES, KEY_STEPS = KEYS / GROUPS;
   static constexpr int VECTORS = (HEAD_DIM + LANES * WIDTH - 1) / (LANES * WIDTH), COLUMNS = VECTORS * WIDTH;
   static_assert(KEYS == KEY_STEPS * GROUPS, "every group of lanes has as many keys");
@@ -75,7 +75,8 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
       for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) s[r][j] += __shfl_xor_sync(ALL_LANES, s[r][j], step);
-        if (masked && j * GROUPS + group >= limit(r)) s[r][j] = NEGATIVE_INFINITY;
+        const int place = j * GROUPS + group;
+        if (masked && (SWIZZLED ? swizzled_row(place) : place) >= limit(r)) s[r][j] = NEGATIVE_INFINITY;
       }
     }
 #pragma unroll

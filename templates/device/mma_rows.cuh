@@ -1,7 +1,8 @@
 // mma_rows.cuh: attention of one warp's keys for 8 ROW_TILES query rows on tensor cores, transposed: Sᵀ = K Qᵀ and Oᵀ = Vᵀ Pᵀ, so that
 // rows count in eights, not sixteens (needs element, exp2, mma_m16n8k16, lane_pieces, split_merge). Neither product cares in which order
 // head_dim is summed or stored: a lane's operands are whole vectors of a row as they lie in memory. With g = lane / 4, t = lane % 4.
-template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS> struct MmaRows {
+// SWIZZLED: key `place` of a tile is row `swizzled_row(place)`.
+template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, bool SWIZZLED> struct MmaRows {
   static constexpr int ROW_TILES = ROWS / 8, KEY_TILES = KEYS / 16, WIDTH = VECTOR_BYTES / 2, WORDS = VECTOR_BYTES / 4;
   static constexpr int K_VECTORS = WIDTH == 2 ? (HEAD_DIM + 15) / 16 * 2 : (HEAD_DIM + 4 * WIDTH - 1) / (4 * WIDTH);
   static constexpr int V_VECTORS = (HEAD_DIM + 8 * WIDTH - 1) / (8 * WIDTH);
@@ -61,7 +62,7 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS> 
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         if (masked) {
-          const int keys = limit(r * 8 + 2 * t + e) - g;
+          const int keys = limit(r * 8 + 2 * t + e) - (SWIZZLED ? swizzled_row(g) : g);
 #pragma unroll
           for (int n = 0; n < KEY_TILES; ++n) {
             if (n * 16 >= keys) s[r][n][e] = NEGATIVE_INFINITY;

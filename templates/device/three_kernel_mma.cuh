@@ -54,6 +54,7 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
   const int block_row = blockIdx.y * BLOCK_M, block_key = blockIdx.x * BLOCK_N;
   const int head = blockIdx.z % heads, batch = blockIdx.z / heads, kv_head = head / (heads / kv_heads);
   if (block_key >= keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k)) return;   // the mask hides the whole tile
+  next_may_begin<false>();
   q_gmem += batch * q_batch_stride + head * q_head_stride + block_row * q_row_stride;
   k_gmem += batch * k_batch_stride + kv_head * k_head_stride + block_key * k_row_stride;
 
@@ -83,6 +84,7 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
     __syncthreads();                               // and the others
     multiply<FIRST_CHUNKS / 2, DIM_STEPS>(s, q_smem, k_smem);
   }
+  next_may_begin<true>();
 
   s_gmem += int64_t(blockIdx.z) * seqlen_q * score_stride;
   if constexpr (TILE_SOFTMAX) {
@@ -179,61 +181,74 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   o_gmem += batch * o_batch_stride + head * o_head_stride;
 
   auto same_row = [](int row) { return row; };
-  auto load = [&](int tile) {                      // an empty group past the last tile keeps the count
-    if (tile < tiles) {
-      const uint32_t stage_smem = smem_address + tile % PV_STAGES * STAGE_BYTES;
-      const int key = tile * PV_BLOCK_K;
-      gather_tile<LayoutP, PV_BLOCK_M, 0, PV_BLOCK_K / 8, THREADS>(stage_smem, p_gmem + key, score_stride, seqlen_q - block_row,
-                                                                  (keys - key + 7) / 8, same_row);
-      gather_tile<LayoutV, PV_BLOCK_K, 0, DIM_TILES, THREADS>(stage_smem + P_BYTES, v_gmem + key * v_row_stride, v_row_stride,
-                                                              seqlen_k - key, DIM_TILES, same_row);
-    }
-    cp_async_commit();
+  auto load_p = [&](int tile) {
+    const int key = tile * PV_BLOCK_K;
+    gather_tile<LayoutP, PV_BLOCK_M, 0, PV_BLOCK_K / 8, THREADS>(smem_address + tile % PV_STAGES * STAGE_BYTES, p_gmem + key, score_stride,
+                                                                seqlen_q - block_row, (keys - key + 7) / 8, same_row);
+  };
+  auto load_v = [&](int tile) {
+    const int key = tile * PV_BLOCK_K;
+    gather_tile<LayoutV, PV_BLOCK_K, 0, DIM_TILES, THREADS>(smem_address + tile % PV_STAGES * STAGE_BYTES + P_BYTES,
+                                                            v_gmem + key * v_row_stride, v_row_stride, seqlen_k - key, DIM_TILES, same_row);
   };
 #pragma unroll
-  for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
+  for (int tile = 0; tile < PV_STAGES - 1; ++tile) {
+    if (tile < tiles) load_v(tile);
+  }
+  wait_for_kernels_before();                       // none of them writes V
+#pragma unroll
+  for (int tile = 0; tile < PV_STAGES - 1; ++tile) {                           // the first group has V of all these tiles
+    if (tile < tiles) load_p(tile);
+    cp_async_commit();
+  }
   if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
-  if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem + first_row - block_row, block_row, seqlen_q, seqlen_k);
 
   RowState<ROW_TILES, DIM_TILES> state;
   state.clear();
+  float factor[ROW_TILES][2];                      // of the next reference, on its way while the one before is multiplied
+  RowMerge merge[ROW_TILES][2];
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row + m * 16 + half * 8 + lane / 4;
-      if (row < seqlen_q) {
+      factor[m][half] = 0.f;
+      if constexpr (MERGE_LATE) {
+        merge[m][half].tiles_gmem = tiles_gmem + row, merge[m][half].seqlen_q = seqlen_q;
+        merge[m][half].references = row < seqlen_q ? (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS : 0;
+        merge[m][half].start(lane);
+      } else if (row < seqlen_q) {
         const float2 shift_and_sum = rows_gmem[first_row - block_row + row];
         state.shift[m][half] = shift_and_sum.x, state.sum[m][2 * half] = shift_and_sum.y;
       }
     }
-  float factor[ROW_TILES][2];                      // of the next reference, on its way while the one before is multiplied
-  auto load_factors = [&](int reference) {
+  // O to be relative to the next reference.
+  auto next_reference = [&](int reference) {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        if constexpr (MERGE_LATE) factor[m][half] = merge[m][half].step();
+#pragma unroll
+        for (int n = 0; n < DIM_TILES; ++n) {
+          state.o[m][n][2 * half] *= factor[m][half], state.o[m][n][2 * half + 1] *= factor[m][half];
+        }
         const int row = warp_row + m * 16 + half * 8 + lane / 4;
-        if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[m][half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
+        if constexpr (MERGE_LATE) {
+          merge[m][half].load(reference + 1);
+        } else if (row < seqlen_q && (reference + 1) * REFERENCE_KEYS < keys) {
+          factor[m][half] = tiles_gmem[int64_t(reference + 1) * seqlen_q + row].x;
+        }
       }
   };
-#pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m) factor[m][0] = factor[m][1] = 0.f;
   const uint32_t p_smem = smem_address + warp * ROW_TILES * 16 * LayoutP::ROW_BYTES + LayoutP::rows_first(lane);
   const uint32_t v_smem = smem_address + P_BYTES + LayoutV::rows_first(lane);
   for (int tile = 0; tile < tiles; ++tile) {
-    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {              // from here on O is relative to the next reference
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; ++m)
-#pragma unroll
-        for (int n = 0; n < DIM_TILES; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) state.o[m][n][e] *= factor[m][e / 2];
-      load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);
-    }
+    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) next_reference(tile * PV_BLOCK_K / REFERENCE_KEYS);
     cp_async_wait<PV_STAGES - 2>();
     __syncthreads();                               // the tile is visible to all warps, and none still reads the one before
-    load(tile + PV_STAGES - 1);
+    if (tile + PV_STAGES - 1 < tiles) load_p(tile + PV_STAGES - 1), load_v(tile + PV_STAGES - 1);
+    cp_async_commit();                             // an empty group past the last tile keeps the count
     const uint32_t stage = tile % PV_STAGES * STAGE_BYTES;
     // Columns count from this lane's first; row g of row tile 0 sees `row_keys`, with a causal mask each next row one more.
     const int lane_key = tile * PV_BLOCK_K + lane % 4 * 2, all_keys = seqlen_k - lane_key;
@@ -254,6 +269,10 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
       }
       multiply(state, p, v_smem + stage, k);
     }
+  }
+  if constexpr (MERGE_LATE) {
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) state.sum[m][0] = merge[m][0].sum, state.sum[m][2] = merge[m][1].sum;
   }
   __syncthreads();                                 // no warp still reads the ring, which O overwrites
   store_output<LayoutV, true, true>(state, smem + warp * ROW_TILES * 16 * LayoutV::ROW_BYTES, o_gmem + warp_row * o_row_stride,

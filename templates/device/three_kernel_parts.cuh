@@ -10,6 +10,14 @@ __device__ __forceinline__ int causal_offset(int seqlen_q, int seqlen_k) { retur
 // is then read while it is still in L2; in the same order a buffer a little over L2 would lose each line just before its turn.
 __device__ __forceinline__ int values_batch_head() { return ZIGZAG && TILE_SOFTMAX ? gridDim.y - 1 - blockIdx.y : blockIdx.y; }
 
+// DEPENDENT_LAUNCH: a kernel says when the next may begin, early or late, and waits for the kernels before it.
+template <bool LATE> __device__ __forceinline__ void next_may_begin() {
+  if constexpr (DEPENDENT_LAUNCH && LATE == TRIGGER_LATE) grid_dependency_launch();
+}
+__device__ __forceinline__ void wait_for_kernels_before() {
+  if constexpr (DEPENDENT_LAUNCH) grid_dependency_wait();
+}
+
 // Keys that P V reads for queries first_row … first_row + rows - 1: all that a query of the same tile of P V sees. Exactly these scores are
 // computed, and exactly these probabilities written, up to the next multiple of 8.
 __device__ __forceinline__ int keys_read(int first_row, int rows, int seqlen_q, int seqlen_k) {

@@ -9,6 +9,7 @@ three_kernel_softmax(const Score* s_gmem,          // [rows, score_stride]
                      float2* rows_gmem,            // [rows]
                      int rows, int seqlen_q, int seqlen_k, int score_stride) {  // rows = batch · heads · seqlen_q
   __shared__ float maxima_smem[SOFTMAX_THREADS / 32], sums_smem[SOFTMAX_THREADS / 32];
+  next_may_begin<false>();
   const int block = ZIGZAG ? gridDim.x - 1 - blockIdx.x : blockIdx.x;           // P V goes forward again
   const int row = block * ROWS_PER_BLOCK + threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
   int keys = seqlen_k, keys_written = seqlen_k;    // the row sees the first; the others get the probability 0
@@ -30,6 +31,7 @@ three_kernel_softmax(const Score* s_gmem,          // [rows, score_stride]
       if (key + e >= keys) s[e] = NEGATIVE_INFINITY;
     }
   };
+  wait_for_kernels_before();
   float kept[KEPT_VECTORS][VECTOR_WIDTH], maximum = NEGATIVE_INFINITY;
   auto raise = [&](const float (&s)[VECTOR_WIDTH]) {
 #pragma unroll
@@ -51,6 +53,7 @@ three_kernel_softmax(const Score* s_gmem,          // [rows, score_stride]
     load(s, first_key(i));
     raise(s);
   }
+  next_may_begin<true>();
   maximum = row_reduce<THREADS_PER_ROW>(maximum, maxima_smem, [](float a, float b) { return fmaxf(a, b); });
   const float shift = maximum == NEGATIVE_INFINITY ? 0.f : maximum;             // the row sees no key: its sum is 0
 

@@ -50,31 +50,64 @@ __device__ __forceinline__ void tile_softmax(float (&s)[FLOATS], float scale, co
 // Σ_t 2^(m_t - m) l_t, the latter relative to the last tile, as O is in the end.
 __device__ __forceinline__ float2 merge_tiles(float2* tiles_gmem,               // [references, seqlen_q]: column of the row
                                               int query, int seqlen_q, int seqlen_k) {
+  constexpr int TOGETHER = 8;                      // loads that are under way together
   const int references = (keys_read(query, 1, seqlen_q, seqlen_k) + REFERENCE_KEYS - 1) / REFERENCE_KEYS;
+  float2 tiles[TOGETHER];
+  auto load = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) {
+      tiles[i] = first + i < references ? tiles_gmem[int64_t(first + i) * seqlen_q] : make_float2(NEGATIVE_INFINITY, 0.f);
+    }
+  };
   float maximum = NEGATIVE_INFINITY;
-#pragma unroll 8                                   // loads that are under way together
-  for (int t = 0; t < references; ++t) maximum = fmaxf(maximum, tiles_gmem[int64_t(t) * seqlen_q].x);
+  for (int first = (references - 1) / TOGETHER * TOGETHER; first >= 0; first -= TOGETHER) {   // the first tiles last: they are needed next
+    load(first);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) maximum = fmaxf(maximum, tiles[i].x);
+  }
   if (maximum == NEGATIVE_INFINITY) maximum = 0.f;                              // the row sees no key: its sum is 0
   const float lowest = maximum + LOWEST_REFERENCE;
   float sum = 0.f, before = lowest;
-#pragma unroll 8
-  for (int t = 0; t < references; ++t) {
-    const float2 tile = tiles_gmem[int64_t(t) * seqlen_q];
-    const float reference = fmaxf(tile.x, lowest);
-    sum = fmaf(tile.y, exp2_approx(tile.x - maximum), sum);
-    tiles_gmem[int64_t(t) * seqlen_q].x = exp2_approx(before - reference);
-    before = reference;
+  for (int first = 0; first < references; first += TOGETHER) {
+    if (first > 0) load(first);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) {
+      if (first + i < references) {
+        const float reference = fmaxf(tiles[i].x, lowest);
+        sum = fmaf(tiles[i].y, exp2_approx(tiles[i].x - maximum), sum);
+        tiles_gmem[int64_t(first + i) * seqlen_q].x = exp2_approx(before - reference);
+        before = reference;
+      }
+    }
   }
   return make_float2(maximum, sum * exp2_approx(maximum - before));
 }
 
-// MERGE_LATE: the rows of a block of P V, by its own threads.
-template <int THREADS>
-__device__ __forceinline__ void merge_block(float2* tiles_gmem,                 // [references, seqlen_q] of this batch and head
-                                            float2* rows_gmem,                  // [seqlen_q] of them
-                                            int block_row, int seqlen_q, int seqlen_k) {
-  for (int row = block_row + threadIdx.x; row < min(seqlen_q, block_row + PV_BLOCK_M); row += THREADS) {
-    rows_gmem[row] = merge_tiles(tiles_gmem + row, row, seqlen_q, seqlen_k);
+// MERGE_LATE: the same for one row by P V itself, as it comes to each tile and with nothing written; the four lanes of the row share it.
+struct RowMerge {
+  float lowest, reference = 0.f, sum = 0.f;        // Σ l, relative to `reference`, as O is
+  const float2* tiles_gmem;                        // [references, seqlen_q]: column of the row
+  int references, seqlen_q;                        // references: 0 for a row past the last
+  float2 next;                                     // (m, l) of the next tile, on its way while the one before is multiplied
+
+  __device__ __forceinline__ void load(int tile) {
+    next = tile < references ? tiles_gmem[int64_t(tile) * seqlen_q] : make_float2(NEGATIVE_INFINITY, 0.f);
   }
-  __syncthreads();                                 // other threads of the block read factors and sums
-}
+  __device__ __forceinline__ void start(int lane) {
+    load(0);
+    float maximum = NEGATIVE_INFINITY;
+#pragma unroll 4                                   // loads that are under way together
+    for (int t = lane % 4; t < references; t += 4) maximum = fmaxf(maximum, tiles_gmem[int64_t(t) * seqlen_q].x);
+    maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
+    maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
+    reference = lowest = (maximum == NEGATIVE_INFINITY ? 0.f : maximum) + LOWEST_REFERENCE;
+  }
+  // Goes on to the tile that is `next`; returns what O is multiplied by.
+  __device__ __forceinline__ float step() {
+    const float before = reference;
+    reference = fmaxf(next.x, lowest);
+    const float factor = exp2_approx(before - reference);
+    sum = fmaf(sum, factor, next.y * exp2_approx(next.x - reference));
+    return factor;
+  }
+};

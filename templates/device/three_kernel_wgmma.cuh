@@ -30,6 +30,7 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
   const int all_tiles = (keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k) + BLOCK_N - 1) / BLOCK_N;   // the mask hides the others
   const int tiles = min(TILES_A_BLOCK, all_tiles - first_tile);
   if (tiles <= 0) return;
+  next_may_begin<false>();
 
   const uint32_t q_barrier = smem_address + BARRIERS, k_barriers = q_barrier + 8;
   auto load_k = [&](int tile) {                    // by one thread
@@ -43,7 +44,10 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
     for (int i = 0; i < WARPGROUPS; ++i) {
       Tiles::load<64>(smem_address + i * Tiles::bytes(64), q_map, q_barrier, block_row + i * 64, head, batch);
     }
-    for (int tile = 0; tile < min(K_STAGES, tiles); ++tile) load_k(tile);
+#pragma unroll
+    for (int tile = 0; tile < K_STAGES; ++tile) {
+      if (tile < tiles) load_k(tile);
+    }
   }
   __syncthreads();                                 // the barriers of Q and K are initialised
   mbarrier_wait(q_barrier, 0);
@@ -63,6 +67,7 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
     wgmma_commit();
     wgmma_wait<0>();
     pin_registers(s);
+    if (tile + 1 == tiles) next_may_begin<true>();
     if constexpr (TILE_SOFTMAX) {
       const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
       const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - block_key - lane % 4 * 2;
@@ -118,8 +123,7 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
 
-  auto load = [&](int tile) {                      // by one thread
-    if (tile >= tiles) return;
+  auto load_p = [&](int tile) {                    // by one thread, as is load_v
     const int stage = tile % PV_STAGES;
     const uint32_t stage_smem = smem_address + stage * STAGE_BYTES, barrier_smem = smem_address + BARRIERS + 8 * stage;
     mbarrier_arrive_expect_tx(barrier_smem, V_OFFSET);
@@ -128,42 +132,61 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
       const int key = tile * PV_BLOCK_K + i % (PV_BLOCK_K / 64) * 64, row = block_row + i / (PV_BLOCK_K / 64) * 64;
       tma_load_4d(stage_smem + i * SCORE_CHUNK_BYTES, p_map, barrier_smem, key, row, head, batch);
     }
-    Tiles::load<PV_BLOCK_K>(stage_smem + V_OFFSET, v_map, barrier_smem, tile * PV_BLOCK_K, kv_head, batch);
+  };
+  auto load_v = [&](int tile) {
+    const int stage = tile % PV_STAGES;
+    Tiles::load<PV_BLOCK_K>(smem_address + stage * STAGE_BYTES + V_OFFSET, v_map, smem_address + BARRIERS + 8 * stage, tile * PV_BLOCK_K,
+                            kv_head, batch);
   };
   if (threadIdx.x == 0) {
-    for (int i = 0; i < PV_STAGES; ++i) mbarrier_init(smem_address + BARRIERS + 8 * i, 2);
+    prefetch_tensor_map(p_map);
+    for (int i = 0; i < PV_STAGES; ++i) mbarrier_init(smem_address + BARRIERS + 8 * i, 2);      // arrivals for P and for V
     mbarrier_init_fence();
-    for (int tile = 0; tile < PV_STAGES - 1; ++tile) load(tile);
+    for (int tile = 0; tile < min(PV_STAGES, tiles); ++tile) load_v(tile);
+  }
+  wait_for_kernels_before();                       // none of them writes V
+  if (threadIdx.x == 0) {
+    for (int tile = 0; tile < min(PV_STAGES, tiles); ++tile) load_p(tile);
   }
   rows_gmem += int64_t(batch_head) * seqlen_q;
   if constexpr (TILE_SOFTMAX) tiles_gmem += tile_row(batch_head, 0, 0, seqlen_q, seqlen_k);
-  if constexpr (MERGE_LATE) merge_block<THREADS>(tiles_gmem, rows_gmem, block_row, seqlen_q, seqlen_k);
-  float o[HEAD_DIM / 2], inverse[2], factor[2] = {0.f, 0.f};                   // of the next reference, on its way while P V goes on
+  float o[HEAD_DIM / 2];
 #pragma unroll
   for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
   const int warp_row = block_row + warp * 16;
+  float sum[2] = {0.f, 0.f}, factor[2] = {0.f, 0.f};                           // of the next reference, on its way while P V goes on
+  RowMerge merge[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp_row + half * 8 + lane / 4;
-    const float sum = row < seqlen_q ? rows_gmem[row].y : 0.f;
-    inverse[half] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;                     // 0 for a row that sees no key
+    if constexpr (MERGE_LATE) {
+      merge[half].tiles_gmem = tiles_gmem + row, merge[half].seqlen_q = seqlen_q;
+      merge[half].references = row < seqlen_q ? (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS : 0;
+      merge[half].start(lane);
+    } else {
+      if (row < seqlen_q) sum[half] = rows_gmem[row].y;
+    }
   }
-  auto load_factors = [&](int reference) {
+  // O to be relative to the next reference.
+  auto next_reference = [&](int reference) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if constexpr (MERGE_LATE) factor[half] = merge[half].step();
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) if (i / 2 % 2 == half) o[i] *= factor[half];
       const int row = warp_row + half * 8 + lane / 4;
-      if (row < seqlen_q && reference * REFERENCE_KEYS < keys) factor[half] = tiles_gmem[int64_t(reference) * seqlen_q + row].x;
+      if constexpr (MERGE_LATE) {
+        merge[half].load(reference + 1);
+      } else if (row < seqlen_q && (reference + 1) * REFERENCE_KEYS < keys) {
+        factor[half] = tiles_gmem[int64_t(reference + 1) * seqlen_q + row].x;
+      }
     }
   };
   __syncthreads();                                 // the barriers are initialised
 
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % PV_STAGES;
-    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) {              // from here on O is relative to the next reference
-#pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= factor[i / 2 % 2];
-      load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);
-    }
+    if (TILE_SOFTMAX && tile * PV_BLOCK_K % REFERENCE_KEYS == 0) next_reference(tile * PV_BLOCK_K / REFERENCE_KEYS);
     mbarrier_wait(smem_address + BARRIERS + 8 * stage, tile / PV_STAGES % 2);
     const uint32_t stage_smem = smem_address + stage * STAGE_BYTES;
     const uint64_t p_descriptor = matrix_descriptor(stage_smem + warpgroup * P_TILE_BYTES, 0);
@@ -177,11 +200,17 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
     wgmma_commit();
     wgmma_wait<0>();                               // left under way into the next round, ptxas would serialize them (C7515)
     pin_registers(o);
-    __syncthreads();                               // no warpgroup still reads this tile or the one before
-    if (threadIdx.x == 0) load(tile + PV_STAGES - 1);
+    __syncthreads();                               // no warpgroup still reads this tile
+    if (threadIdx.x == 0 && tile + PV_STAGES < tiles) load_p(tile + PV_STAGES), load_v(tile + PV_STAGES);
     __syncwarp();
   }
   __syncthreads();                                 // no warpgroup still reads the ring, which O overwrites
+  float inverse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (MERGE_LATE) sum[half] = merge[half].sum;
+    inverse[half] = sum[half] > 0.f ? __fdividef(1.f, sum[half]) : 0.f;         // 0 for a row that sees no key
+  }
   const uint32_t o_offset = warpgroup * Tiles::bytes(64);
   output_to_shared<Element>(o, inverse, smem_address + o_offset, warp % 4, lane);
   __syncwarp();                                    // all rows of the warp are written

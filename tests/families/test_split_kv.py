@@ -21,7 +21,7 @@ from evoattn.validate import check, make_case
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 BASE = {
     "COMPUTE": "mma", "LOAD": "registers", "BLOCK_M": 8, "BLOCK_N": 64, "WARPS": 2, "STAGES": 1, "VECTOR_BYTES": 16, "DOT_LANES": 4,
-    "SPLITS": 3, "MERGE": "last_block", "BLOCKS_PER_SM": 1,
+    "SPLITS": 3, "MERGE": "last_block", "DEPENDENT_LAUNCH": "none", "BLOCKS_PER_SM": 1,
 }
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "BLOCK_N": 32, "DOT_LANES": 8}
 RING = {"LOAD": "cp_async", "STAGES": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -21,10 +22,12 @@ BASE = {
     "PRODUCT": "mma", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1, "S_TYPE": "fp16", "SOFTMAX": "rewrite",
     "P_PLACE": "in_place", "THREADS_PER_ROW": 16, "ROWS_PER_BLOCK": 4, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 2, "PV_BLOCK_M": 32,
     "PV_BLOCK_K": 32, "PV_WARPS": 2, "PV_STAGES": 2, "HEAD_ORDER": "forward",
-    "TILES_A_BLOCK": 1,
+    "TILES_A_BLOCK": 1, "DEPENDENT_LAUNCH": "none",
 }
 TILES = {"SOFTMAX": "tiles", "THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32, "KEPT_VECTORS": 1, "HEAD_ORDER": "zigzag"}
+TILES_ONLY = {"THREADS_PER_ROW": 1, "S_TYPE": "fp16", "P_PLACE": "in_place", "KEPT_VECTORS": 1, "VECTOR_WIDTH": 4}
 LATE = TILES | {"SOFTMAX": "tiles_late"}
+EARLY = {"DEPENDENT_LAUNCH": "early"}
 WIDE = {"BLOCK_M": 128, "WARPS_M": 8}
 WGMMA = TILES | {"PRODUCT": "wgmma", "BLOCK_M": 64, "WARPS_M": 4, "PV_BLOCK_M": 64, "PV_BLOCK_K": 64, "PV_WARPS": 4}
 
@@ -38,7 +41,7 @@ def config(**genes) -> KernelConfig:
 
 
 def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
-    candidate = render(FAMILY, p, c, H100 if c["PRODUCT"] == "wgmma" else gpu)
+    candidate = render(FAMILY, p, c, H100 if c["PRODUCT"] == "wgmma" or c["DEPENDENT_LAUNCH"] != "none" else gpu)
     return compile_source(edit(candidate.source), candidate.arch)
 
 
@@ -60,6 +63,10 @@ RIGHT = [
     (problem(113, 517), WGMMA | LATE | {"TILES_A_BLOCK": 4}, "rising_maximum"),
     (problem(203, 333, 72, dtype="bf16", mask="causal_lower_right"), WGMMA | WIDE | {"TILES_A_BLOCK": 8}, "large_logits"),
     (problem(70, 130), WGMMA | {"SOFTMAX": "rewrite", "THREADS_PER_ROW": 16, "HEAD_ORDER": "forward"}, "plain"),
+    (problem(113, 203), {"SOFTMAX": "statistics", "DEPENDENT_LAUNCH": "late"}, "large_logits"),
+    (problem(50, 163, 24, dtype="bf16", mask="causal_upper_left"), LATE | EARLY, "rising_maximum"),
+    (problem(70, 700, mask="causal_lower_right"), WGMMA | EARLY | {"TILES_A_BLOCK": 2, "PV_STAGES": 3}, "large_logits"),
+    (problem(127, 33, 72, mask="causal_lower_right"), WGMMA | LATE | {"DEPENDENT_LAUNCH": "late"}, "late_huge_key"),
 ]
 
 
@@ -75,10 +82,11 @@ FAULTS = {
     "weak wait": ({}, "cp_async_wait<(FIRST_CHUNKS < CHUNKS)>();\n", "(FIRST_CHUNKS < CHUNKS)", "2"),
     "store out of bounds": ({}, "row >= seqlen_q || key >= score_stride", "row >= seqlen_q || ", ""),
     "a reduction that does not meet": ({}, "the values of all warps of the row are there\n", "__syncthreads();", ""),
-    "a factor of the wrong tile": (TILES, "load_factors(tile * PV_BLOCK_K / REFERENCE_KEYS + 1);", " + 1", ""),
-    "sums of tiles merged as they are": (TILES, "sum = fmaf(tile.y,", "tile.x - maximum", "0.f"),
+    "a factor of the wrong tile": (TILES, "factor[m][half] = tiles_gmem[int64_t(reference + 1)", " + 1", ""),
+    "sums of tiles merged as they are": (TILES, "sum = fmaf(tiles[i].y,", "tiles[i].x - maximum", "0.f"),
     "an edge not masked": (TILES, "if (key_of(n, e) >= visible[half])", "visible[half]", "FLOATS"),
-    "sums read before they are merged": (LATE, "other threads of the block read factors and sums\n", "__syncthreads();", ""),
+    "a sum of the wrong reference": (LATE, "sum = fmaf(sum, factor, next.y", "sum, factor,", "sum, 1.f,"),
+    "a tile merged twice": (WGMMA | LATE, "merge[half].load(reference + 1);", " + 1", ""),
     "wgmma: an uninitialised barrier": (WGMMA, "the barriers of Q and K are initialised\n", "__syncthreads();", ""),
     "wgmma: P over Q and K still read": (
         WGMMA | WIDE | {"BLOCK_N": 128}, "no warpgroup still reads this K, or Q", "__syncthreads();", ""),
@@ -87,7 +95,14 @@ FAULTS = {
     "wgmma: K of the wrong stage": (WGMMA | {"TILES_A_BLOCK": 4}, "mbarrier_wait(k_barriers", "tile / K_STAGES % 2", "0"),
     "wgmma: P stored before it is written": (WGMMA, "all rows of the tile are written\n", "__syncthreads();", ""),
     "wgmma: a stage refilled too early": (
-        WGMMA | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "no warpgroup still reads this tile or the one before", "__syncthreads();", ""),
+        WGMMA | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "no warpgroup still reads this tile\n", "__syncthreads();", ""),
+    "P read before it is there": (EARLY, "wait_for_kernels_before();                       //", "wait_for_kernels_before();", ""),
+    "scores read before they are there": (EARLY, "  wait_for_kernels_before();\n", "wait_for_kernels_before();", ""),
+    "wgmma: P copied before it is there": (
+        WGMMA | LATE | EARLY, "wait_for_kernels_before();                       //", "wait_for_kernels_before();", ""),
+    "wgmma: maxima merged before they are there": (WGMMA | EARLY, "  wait_for_kernels_before();\n", "wait_for_kernels_before();", ""),
+    "wgmma: one thread waits for all": (
+        WGMMA | LATE | EARLY, "wait_for_kernels_before();                       //", "wait_for", "if (threadIdx.x == 0) wait_for"),
     "wgmma: the wrong parity": (WGMMA, "tile / PV_STAGES % 2);", "% 2", "% 1"),
 }
 
@@ -117,7 +132,7 @@ REFUSED = [
     ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"), (TILES | {"S_TYPE": "fp32"}, "S_TYPE"),
     (TILES | {"P_PLACE": "own"}, "P_PLACE"),
     (TILES | {"PV_BLOCK_K": 128}, "64 keys"), (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"), (WGMMA, "sm_90a"),
-    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"),
+    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"), (EARLY, "DEPENDENT_LAUNCH=early needs griddepcontrol"),
     ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
     ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"), ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
 ]
@@ -173,7 +188,34 @@ def test_scratch_holds_whole_chunks():
     assert score_stride(p) == 16
     assert FAMILY.workspace(p, config()) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
     assert FAMILY.workspace(problem(3, 130), config(**TILES)) == {"s": 4 * 3 * 136 * 2, "tiles": 4 * 3 * 3 * 8, "rows": 4 * 3 * 8}
+    assert set(FAMILY.workspace(problem(3, 130), config(**LATE))) == {"s", "tiles"}
     assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {"s": 4 * 3 * 16 * 4, "p": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+
+
+@pytest.mark.parametrize("softmax", ("tiles", "tiles_late"))
+def test_all_launches_but_the_first_may_begin_early(softmax):
+    genes = LATE | {"SOFTMAX": softmax}
+    overlaps = lambda when: [n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when))]
+    others = len(overlaps("none")) - 1
+    assert others == {"tiles": 2, "tiles_late": 1}[softmax]
+    assert overlaps("none") == [False] * (others + 1) and overlaps("early") == overlaps("late") == [False] + [True] * others
+
+
+@pytest.mark.parametrize("p", [
+    problem(113, 203, heads=2), problem(203, 113, 72, heads=2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
+], ids=AttentionProblem.describe)
+def test_random_launches_that_overlap_are_right(p):
+    space = load_space("three_kernel", H100).restricted({"DEPENDENT_LAUNCH": ("early", "late")})
+    # S in 16 bits by itself is as coarse as the rule allows (test_random_configs).
+    draw, found = random.Random(4), []
+    while len(found) < 3:
+        genes = {parameter.name: draw.choice(parameter.values) for parameter in space.parameters}
+        c = space.make_config(genes | (TILES_ONLY if draw.random() < 0.7 else {"S_TYPE": "fp32", "PRODUCT": "mma"}))
+        if FAMILY.why_invalid(p, c, H100) is None:
+            found.append(c)
+    case = make_case("plain", p, 1, "cpu", double=True)
+    wrong = [(c.describe(), r.reason) for c in found if not (r := check(InterpreterBackend(), FAMILY, c, compiled(p, c), case)).passed]
+    assert not wrong
 
 
 def test_a_kernel_serves_all_lengths():

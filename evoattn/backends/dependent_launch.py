@@ -1,0 +1,71 @@
+"""A launch that may begin before the one before it has ended (sm_90); asks libcuda by ctypes, since CuPy knows no launch attributes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import numpy as np
+
+from evoattn.backends.base import LaunchError
+from evoattn.trial import KernelLaunch
+
+# cuda.h of CUDA 13.0: CUlaunchAttributeID, CUlaunchAttribute and CUlaunchConfig, laid out as C does on a 64-bit machine.
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+VALUE_BYTES = 64
+
+
+class LaunchAttributeValue(ctypes.Union):
+    """CUlaunchAttributeValue, of which one member is used here. Others hold pointers, which is why it begins at a multiple of 8 bytes."""
+
+    _fields_ = [("programmatic_stream_serialization_allowed", ctypes.c_int), ("pad", ctypes.c_uint64 * (VALUE_BYTES // 8))]
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: 72 bytes, the value from byte 8 on."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", LaunchAttributeValue)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: 56 bytes, the stream at byte 32, the attributes at 40, their number at 48."""
+
+    _fields_ = [
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"), ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(LaunchAttribute)), ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@cache
+def _launcher() -> ctypes._CFuncPtr:
+    """cuLaunchKernelEx of the driver. Raises `LaunchError` if it is too old to have one."""
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    except (OSError, AttributeError) as error:
+        raise LaunchError(f"The driver has no dependent launches: {error}.") from None
+    function.argtypes = (ctypes.POINTER(LaunchConfig), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
+    function.restype = ctypes.c_int
+    return function
+
+
+class DependentLaunch:
+    """`launch` of a loaded function, ready to be enqueued after another kernel; a graph that is captured gets a programmatic edge.
+
+    Keeps the arguments for as long as it can be called: the driver copies them at each call.
+    """
+
+    def __init__(self, function: int, launch: KernelLaunch, arguments: tuple[np.generic | np.ndarray, ...]) -> None:
+        """`function` is a CUfunction; `arguments` are passed by value, each of one item. Raises `LaunchError` if the driver is too old."""
+        self._call, self._function, self._kernel = _launcher(), function, launch.kernel
+        self._values = [np.array(a) for a in arguments]
+        self._pointers = (ctypes.c_void_p * len(self._values))(*(value.ctypes.data for value in self._values))
+        self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)
+        self._attribute.value.programmatic_stream_serialization_allowed = 1
+        self._config = LaunchConfig(*launch.grid, *launch.block, launch.smem_bytes, None, ctypes.pointer(self._attribute), 1)
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on the CUstream `stream`. Raises `LaunchError` if the driver refuses."""
+        self._config.stream = stream
+        status = self._call(self._config, self._function, self._pointers, None)
+        if status:
+            raise LaunchError(f"The launch of {self._kernel} failed (CUDA error {status}).")
