@@ -206,36 +206,39 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   RowState<ROW_TILES, DIM_TILES> state;
   state.clear();
   float factor[ROW_TILES][2];                      // of the next reference, on its way while the one before is multiplied
-  RowMerge merge[ROW_TILES][2];
+  RowMerge merge[ROW_TILES];
 #pragma unroll
-  for (int m = 0; m < ROW_TILES; ++m)
+  for (int m = 0; m < ROW_TILES; ++m) {
+    const int row = warp_row + m * 16 + lane / 4;
+    factor[m][0] = factor[m][1] = 0.f;
+    if constexpr (MERGE_LATE) {
+      merge[m].tiles_gmem = tiles_gmem + row, merge[m].references = (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS;
+      merge[m].seqlen_q = seqlen_q, merge[m].valid_rows = seqlen_q - row;
+      merge[m].start(lane);
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + m * 16 + half * 8 + lane / 4;
-      factor[m][half] = 0.f;
-      if constexpr (MERGE_LATE) {
-        merge[m][half].tiles_gmem = tiles_gmem + row, merge[m][half].seqlen_q = seqlen_q;
-        merge[m][half].references = row < seqlen_q ? (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS : 0;
-        merge[m][half].start(lane);
-      } else if (row < seqlen_q) {
-        const float2 shift_and_sum = rows_gmem[first_row - block_row + row];
-        state.shift[m][half] = shift_and_sum.x, state.sum[m][2 * half] = shift_and_sum.y;
+      for (int half = 0; half < 2; ++half) {
+        if (row + half * 8 < seqlen_q) {
+          const float2 shift_and_sum = rows_gmem[first_row - block_row + row + half * 8];
+          state.shift[m][half] = shift_and_sum.x, state.sum[m][2 * half] = shift_and_sum.y;
+        }
       }
     }
+  }
   // O to be relative to the next reference.
   auto next_reference = [&](int reference) {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if constexpr (MERGE_LATE) factor[m][half] = merge[m][half].step();
+        if constexpr (MERGE_LATE) factor[m][half] = merge[m].step(half);
 #pragma unroll
         for (int n = 0; n < DIM_TILES; ++n) {
           state.o[m][n][2 * half] *= factor[m][half], state.o[m][n][2 * half + 1] *= factor[m][half];
         }
         const int row = warp_row + m * 16 + half * 8 + lane / 4;
         if constexpr (MERGE_LATE) {
-          merge[m][half].load(reference + 1);
+          merge[m].next[half] = merge[m].load(reference + 1, half);
         } else if (row < seqlen_q && (reference + 1) * REFERENCE_KEYS < keys) {
           factor[m][half] = tiles_gmem[int64_t(reference + 1) * seqlen_q + row].x;
         }
@@ -272,7 +275,7 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   }
   if constexpr (MERGE_LATE) {
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) state.sum[m][0] = merge[m][0].sum, state.sum[m][2] = merge[m][1].sum;
+    for (int m = 0; m < ROW_TILES; ++m) state.sum[m][0] = merge[m].sum[0], state.sum[m][2] = merge[m].sum[1];
   }
   __syncthreads();                                 // no warp still reads the ring, which O overwrites
   store_output<LayoutV, true, true>(state, smem + warp * ROW_TILES * 16 * LayoutV::ROW_BYTES, o_gmem + warp_row * o_row_stride,

@@ -83,31 +83,41 @@ __device__ __forceinline__ float2 merge_tiles(float2* tiles_gmem,               
   return make_float2(maximum, sum * exp2_approx(maximum - before));
 }
 
-// MERGE_LATE: the same for one row by P V itself, as it comes to each tile and with nothing written; the four lanes of the row share it.
+// MERGE_LATE: the same for rows g and g + 8 of a warp by P V itself, as it comes to each tile and with nothing written; the four lanes of a
+// row share it.
 struct RowMerge {
-  float lowest, reference = 0.f, sum = 0.f;        // Σ l, relative to `reference`, as O is
-  const float2* tiles_gmem;                        // [references, seqlen_q]: column of the row
-  int references, seqlen_q;                        // references: 0 for a row past the last
-  float2 next;                                     // (m, l) of the next tile, on its way while the one before is multiplied
+  const float2* tiles_gmem;                        // [references, seqlen_q]: column of row g
+  int references, seqlen_q, valid_rows;            // from row g on
+  float lowest[2], reference[2], sum[2] = {0.f, 0.f};      // Σ l, relative to `reference`, as O is
+  float2 next[2];                                  // (m, l) of the next tile, on its way while the one before is multiplied
 
-  __device__ __forceinline__ void load(int tile) {
-    next = tile < references ? tiles_gmem[int64_t(tile) * seqlen_q] : make_float2(NEGATIVE_INFINITY, 0.f);
+  __device__ __forceinline__ float2 load(int tile, int half) const {
+    if (tile >= references || half * 8 >= valid_rows) return make_float2(NEGATIVE_INFINITY, 0.f);
+    return tiles_gmem[int64_t(tile) * seqlen_q + half * 8];
   }
   __device__ __forceinline__ void start(int lane) {
-    load(0);
-    float maximum = NEGATIVE_INFINITY;
-#pragma unroll 4                                   // loads that are under way together
-    for (int t = lane % 4; t < references; t += 4) maximum = fmaxf(maximum, tiles_gmem[int64_t(t) * seqlen_q].x);
-    maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
-    maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
-    reference = lowest = (maximum == NEGATIVE_INFINITY ? 0.f : maximum) + LOWEST_REFERENCE;
+    float maximum[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+    next[0] = load(0, 0), next[1] = load(0, 1);
+    for (int t = lane % 4; t < references; t += 16) {
+      float m[2][4];                               // loads that are under way together
+#pragma unroll
+      for (int i = 0; i < 8; ++i) m[i % 2][i / 2] = load(t + i / 2 * 4, i % 2).x;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) maximum[i % 2] = fmaxf(maximum[i % 2], m[i % 2][i / 2]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum[half] = fmaxf(maximum[half], __shfl_xor_sync(0xffffffffu, maximum[half], 1));
+      maximum[half] = fmaxf(maximum[half], __shfl_xor_sync(0xffffffffu, maximum[half], 2));
+      reference[half] = lowest[half] = (maximum[half] == NEGATIVE_INFINITY ? 0.f : maximum[half]) + LOWEST_REFERENCE;
+    }
   }
   // Goes on to the tile that is `next`; returns what O is multiplied by.
-  __device__ __forceinline__ float step() {
-    const float before = reference;
-    reference = fmaxf(next.x, lowest);
-    const float factor = exp2_approx(before - reference);
-    sum = fmaf(sum, factor, next.y * exp2_approx(next.x - reference));
+  __device__ __forceinline__ float step(int half) {
+    const float before = reference[half];
+    reference[half] = fmaxf(next[half].x, lowest[half]);
+    const float factor = exp2_approx(before - reference[half]);
+    sum[half] = fmaf(sum[half], factor, next[half].y * exp2_approx(next[half].x - reference[half]));
     return factor;
   }
 };

@@ -153,32 +153,28 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   float o[HEAD_DIM / 2];
 #pragma unroll
   for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
-  const int warp_row = block_row + warp * 16;
+  const int warp_row = block_row + warp * 16, row = warp_row + lane / 4;
   float sum[2] = {0.f, 0.f}, factor[2] = {0.f, 0.f};                           // of the next reference, on its way while P V goes on
-  RowMerge merge[2];
+  RowMerge merge{tiles_gmem + row, (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS, seqlen_q, seqlen_q - row};
+  if constexpr (MERGE_LATE) {
+    merge.start(lane);
+  } else {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = warp_row + half * 8 + lane / 4;
-    if constexpr (MERGE_LATE) {
-      merge[half].tiles_gmem = tiles_gmem + row, merge[half].seqlen_q = seqlen_q;
-      merge[half].references = row < seqlen_q ? (keys + REFERENCE_KEYS - 1) / REFERENCE_KEYS : 0;
-      merge[half].start(lane);
-    } else {
-      if (row < seqlen_q) sum[half] = rows_gmem[row].y;
+    for (int half = 0; half < 2; ++half) {
+      if (row + half * 8 < seqlen_q) sum[half] = rows_gmem[row + half * 8].y;
     }
   }
   // O to be relative to the next reference.
   auto next_reference = [&](int reference) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (MERGE_LATE) factor[half] = merge[half].step();
+      if constexpr (MERGE_LATE) factor[half] = merge.step(half);
 #pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) if (i / 2 % 2 == half) o[i] *= factor[half];
-      const int row = warp_row + half * 8 + lane / 4;
+      for (int i = 2 * half; i < HEAD_DIM / 2; i += 4) o[i] *= factor[half], o[i + 1] *= factor[half];
       if constexpr (MERGE_LATE) {
-        merge[half].load(reference + 1);
-      } else if (row < seqlen_q && (reference + 1) * REFERENCE_KEYS < keys) {
-        factor[half] = tiles_gmem[int64_t(reference + 1) * seqlen_q + row].x;
+        merge.next[half] = merge.load(reference + 1, half);
+      } else if (row + half * 8 < seqlen_q && (reference + 1) * REFERENCE_KEYS < keys) {
+        factor[half] = tiles_gmem[int64_t(reference + 1) * seqlen_q + row + half * 8].x;
       }
     }
   };
@@ -208,7 +204,7 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   float inverse[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if constexpr (MERGE_LATE) sum[half] = merge[half].sum;
+    if constexpr (MERGE_LATE) sum[half] = merge.sum[half];
     inverse[half] = sum[half] > 0.f ? __fdividef(1.f, sum[half]) : 0.f;         // 0 for a row that sees no key
   }
   const uint32_t o_offset = warpgroup * Tiles::bytes(64);

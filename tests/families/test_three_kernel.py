@@ -85,8 +85,8 @@ FAULTS = {
     "a factor of the wrong tile": (TILES, "factor[m][half] = tiles_gmem[int64_t(reference + 1)", " + 1", ""),
     "sums of tiles merged as they are": (TILES, "sum = fmaf(tiles[i].y,", "tiles[i].x - maximum", "0.f"),
     "an edge not masked": (TILES, "if (key_of(n, e) >= visible[half])", "visible[half]", "FLOATS"),
-    "a sum of the wrong reference": (LATE, "sum = fmaf(sum, factor, next.y", "sum, factor,", "sum, 1.f,"),
-    "a tile merged twice": (WGMMA | LATE, "merge[half].load(reference + 1);", " + 1", ""),
+    "a sum of the wrong reference": (LATE, "sum[half] = fmaf(sum[half], factor,", "factor,", "1.f,"),
+    "a tile merged twice": (WGMMA | LATE, "merge.load(reference + 1, half);", " + 1", ""),
     "wgmma: an uninitialised barrier": (WGMMA, "the barriers of Q and K are initialised\n", "__syncthreads();", ""),
     "wgmma: P over Q and K still read": (
         WGMMA | WIDE | {"BLOCK_N": 128}, "no warpgroup still reads this K, or Q", "__syncthreads();", ""),
