@@ -5,20 +5,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evoattn import benchmark, finals, ranking
-from evoattn.budget import Budget
+from evoattn.budget import Budget, Clock
 from evoattn.config import KernelConfig, SearchSpace
 from evoattn.errors import FailedRun
 from evoattn.evaluate import Compiled, Finalists, with_cost
 from evoattn.families import registry
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
+from evoattn.progress import Progress
 from evoattn.render import render
 from evoattn.samplers.base import Sampler
 from evoattn.storage import Storage
@@ -36,35 +35,6 @@ RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
 
 class SearchError(FailedRun):
     """The search cannot go on: its message is one sentence."""
-
-
-@dataclass
-class Progress:
-    """What the live display shows; only the search writes it."""
-
-    started: float = field(default_factory=time.monotonic)
-    recorded: int = 0
-    states: Counter = field(default_factory=Counter)
-    compiling: int = 0
-    ready: int = 0
-    on_device: str = ""
-    """What the GPU worker does; empty in an offline search."""
-    device_seconds: float = 0.0
-    """Wall time in which the GPU worker had a task."""
-    best: Trial | None = None
-    level_with: tuple[int, ...] = ()
-    """Finalists that the final does not tell from the best (`ranking`)."""
-    baselines: dict[str, float] = field(default_factory=dict)
-    """Median µs by SDPA backend, from the first measurement of the study."""
-    stage: str = "starting workers"
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    @property
-    def candidates_per_second(self) -> float:
-        return self.recorded / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -99,12 +69,8 @@ class Search:
 
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
         """Search until the budget is spent; `refresh` is called several times a second. Raises `SearchError` or `StorageError`."""
-        self.progress.started = started = time.monotonic()
         self._budget = budget
-        self._deadline = None
-        if budget.seconds is not None:
-            reserve = 0.0 if self.study.offline else min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * budget.seconds))
-            self._deadline = started + max(budget.seconds - reserve, 0.5 * budget.seconds)
+        self._clock = Clock(budget, 0.0 if self.study.offline else min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * (budget.seconds or 0.0))))
         self._restore()
         self._pool = Pool(self.jobs, CompileHandler, (self.problem, self.gpu, self.study.offline))
         if not self.study.offline:
@@ -141,14 +107,17 @@ class Search:
 
     # ---- the loop
 
-    def _spent(self) -> bool:
-        if self._budget.trials is not None and self.progress.recorded >= self._budget.trials:
-            return True
-        return self._deadline is not None and time.monotonic() >= self._deadline
+    def _start_clock(self) -> None:
+        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the GPU worker has measured the peers."""
+        up = any(w.ready for w in self._pool.workers) and (not self._device or self._baselines_measured and self._device.idle)
+        if up and self._clock.started is None:
+            self._clock.start()
+            self.progress.started, self.progress.device_seconds = self._clock.started, 0.0
 
     def _loop(self, refresh: Callable[[], None]) -> None:
         workers = [*self._pool.workers, *([self._device] if self._device else [])]
-        while not self._spent():
+        while not self._clock.spent(self.progress.recorded):
+            self._start_clock()
             self._feed_pool()
             self._feed_device()
             if self.exhausted and not self._on_the_way():
@@ -166,7 +135,7 @@ class Search:
         progress.compiling, progress.ready = self._pool.in_flight, len(self._ready)
         if self._device:
             progress.on_device = "starting" if not self._device.ready else "busy" if self._device.busy else "waiting"
-        progress.stage = "searching" if any(w.ready for w in self._pool.workers) else "starting workers"
+        progress.stage = "starting workers" if progress.started is None else "searching"
         refresh()
 
     def _check_workers(self, workers: Iterable[Worker]) -> None:

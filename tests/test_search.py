@@ -16,6 +16,7 @@ from evoattn.config import KernelConfig, load_space
 from evoattn.evaluate import Compiled
 from evoattn.families.registry import FAMILIES
 from evoattn.problem import AttentionProblem
+from evoattn.progress import Progress
 from evoattn.render import render
 from evoattn.samplers.base import STARTING
 from evoattn.samplers.registry import make_sampler
@@ -86,6 +87,18 @@ class DiesInFinals(FakeDevice):
         return super().__call__(task)
 
 
+class SlowToStart(FakeDevice):
+    """A worker that takes longer to come up, and to measure the peers, than a small budget is long."""
+
+    def __init__(self, problem, gpu, cache):
+        time.sleep(1.0)
+
+    def __call__(self, task):
+        if task[0] == "final" and not task[1][0]:
+            time.sleep(0.5)
+        return super().__call__(task)
+
+
 def why_invalid(family: str, params: dict) -> str | None:
     return FAMILIES[family].why_invalid(PROBLEM, KernelConfig(family, params), GPU)
 
@@ -116,6 +129,28 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     assert best.timing.protocol["stage"] == "final"
     assert best.timing.median_us == min(t.timing.median_us for t in storage.iter_trials(study) if t.timing)
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
+
+
+def test_a_small_budget_counts_from_when_the_workers_are_up(tmp_path, monkeypatch):
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", SlowToStart)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    space = load_space("flash_mma", GPU).restricted({"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)})
+    spaces = {"flash_mma": space}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1)
+    stages = set()
+    progress = running.run(Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None)))
+    assert progress.measured and storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+    assert progress.starting_seconds > 1.5 > progress.busy_share and 0.4 < progress.seconds
+    assert {("starting workers", True), ("searching", False)} <= stages
+
+
+def test_what_no_worker_ever_judged_is_not_measured():
+    progress = Progress(recorded=3)
+    progress.states.update([TrialState.INVALID_CONFIG, TrialState.DUPLICATE, TrialState.COMPILE_ERROR])
+    assert not progress.measured and not progress.seconds and not progress.busy_share and not progress.candidates_per_second
 
 
 def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
@@ -225,6 +260,15 @@ def wait_until(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.1)
+
+
+def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
+    process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
+    assert "No CUDA device" in process.stdout.readline()
+    wait_until(lambda: children(process.pid))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Done (interrupted): " in output, output
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
