@@ -32,12 +32,12 @@ class Peer:
     package: str
     """The distribution whose version is shown."""
 
-    def version(self) -> str | None:
-        """The installed version of `package`, None where it is not installed (or was built in place, without metadata)."""
+    def version(self) -> str:
+        """`package` and its installed version, `unknown` where it was built in place, without metadata."""
         try:
-            return version(self.package)
+            return f"{self.package} {version(self.package)}"
         except PackageNotFoundError:
-            return None
+            return f"{self.package} unknown"
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:

@@ -31,6 +31,8 @@ class Progress:
     """Finalists that the final does not tell from the best (`ranking`)."""
     baselines: dict[str, float] = field(default_factory=dict)
     """Median µs by SDPA backend, from the first measurement of the study."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the end of the search: who left its final, and why."""
     stage: str = "starting workers"
 
     @property

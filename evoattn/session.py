@@ -181,6 +181,8 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
         + (f"; the GPU worker was busy {progress.busy_share:.0%} of the time." if p.device else "."), markup=False, soft_wrap=True)
     if ended == "budget spent" and not progress.measured:
         console.print(f"Note: the budget of {p.budget_text} ended before a candidate was measured; give more, for example --budget 30s.", markup=False)
+    for note in progress.notes:
+        console.print(f"Note: {note}", markup=False, soft_wrap=True)
     console.print(f"Best: {best_sentence(progress)}.", markup=False)
     render_table(summarise(storage, study, LEADERBOARD_ROWS), console)
     storage.close()

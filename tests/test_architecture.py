@@ -16,6 +16,7 @@ LAYERS = [                                            # design §2; a module may
     ["tasks"],
     ["samplers", "storage", "worker"],
     ["evaluate", "sanitizer"],
+    ["contest"],
     ["timed_run"],
     ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
     ["arena", "backends", "compiler", "ptx", "reference", "render"],

@@ -1,5 +1,6 @@
 """The loop on a device that misbehaves: a death, a hang or a failed compile costs its candidate and no more; kill -9 and Ctrl-C lose nothing."""
 
+import io
 import os
 import signal
 import sqlite3
@@ -9,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from evoattn import finals, gpu, search
 from evoattn.budget import Budget
 from evoattn.config import KernelConfig, load_space
+from evoattn.contest import FinalResult
 from evoattn.evaluate import Compiled
 from evoattn.families.registry import FAMILIES
 from evoattn.problem import AttentionProblem
@@ -21,6 +24,7 @@ from evoattn.render import render
 from evoattn.samplers.base import STARTING
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import Search
+from evoattn.show import print_trial
 from evoattn.storage import Storage
 from evoattn.trial import Candidate, CompiledKernel, CompileInfo, Evaluation, Proposal, Timing, TrialState
 from evoattn.worker import Ending, Handler, Outcome
@@ -58,10 +62,10 @@ class FakeDevice(Handler):
     def __call__(self, task):
         method, args = task
         if method == "final":
-            finalists, _ = args
+            finalists, _, _ = args
             run = {"stage": "final", "run": "final" if finalists else "first"}
             timings = {name: Timing((cost(config.params),), run) for name, (_, config, _) in finalists.items()}
-            return timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."}
+            return FinalResult(timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."})
         _, config, kernel, _ = args
         if config["STAGES"] == 3:
             os._exit(7)
@@ -84,6 +88,18 @@ class DiesInFinals(FakeDevice):
             if times < {"baselines": 2, "final": 1}[kind]:
                 deaths.write_text("x" * (times + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+class DiesOfAFinalist(FakeDevice):
+    """A worker that the first finalist kills at its turn, each time."""
+
+    def __call__(self, task):
+        if task[0] == "final":
+            for name in task[1][0]:
+                self.report(name)
+                if name == "1":
+                    os._exit(3)
         return super().__call__(task)
 
 
@@ -180,6 +196,27 @@ def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkey
     assert running.run(Budget(trials=4)).recorded == 4
     assert [len((tmp_path / kind).read_text()) for kind in ("baselines", "final")] == [2, 1]
     assert storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+
+
+def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(tmp_path, monkeypatch):
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", DiesOfAFinalist)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    spaces = {"flash_mma": load_space("flash_mma", GPU).restricted({"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)})}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1)
+    progress = running.run(Budget(trials=3))
+    out = storage.trial(1)
+    assert out.disqualified and "exit code 3. So it did 2 times" in progress.notes[0] and progress.notes[0].startswith("trial 1 left the final")
+    assert out.timing.protocol["stage"] == "screen" and not out.timings[-1].samples_us
+    leaders = storage.leaderboard(study, 9)
+    assert {t.number for t in leaders} == {2, 3} and all(t.timing.protocol["stage"] == "final" for t in leaders)
+    storage.add_timing(leaders[0].number, Timing.out("It needs more device memory than is free.", disqualified=False))
+    assert [t.number for t in storage.leaderboard(study, 9)] == [t.number for t in leaders]
+    shown = io.StringIO()
+    print_trial(storage, out, Console(file=shown, width=200))
+    assert "none: The worker process ended with exit code 3" in shown.getvalue()
 
 
 def test_the_best_starting_config_takes_part_in_the_final(tmp_path, monkeypatch):
