@@ -78,7 +78,7 @@ class Contest:
         except _DeviceLost:
             return FinalResult(self._out, self._refusals, complete=False)
         for name in timings.keys() & PEERS.keys():
-            timings[name].protocol["version"] = PEERS[name].version()
+            timings[name].protocol["version"] = PEERS[name].version(self._bench.own.problem)
         return FinalResult(timings | self._out, self._refusals)
 
     @contextmanager

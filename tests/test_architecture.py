@@ -19,7 +19,7 @@ LAYERS = [                                            # design §2; a module may
     ["contest"],
     ["timed_run"],
     ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
-    ["arena", "backends", "compiler", "ptx", "reference", "render"],
+    ["arena", "backends", "compiler", "fa3", "ptx", "reference", "render"],
     ["families"],
     ["budget", "clocks", "config", "errors", "gpu", "paths", "problem", "problems", "progress", "ranking", "safe_yaml", "trial"],
 ]

@@ -38,8 +38,7 @@ def render_rows(rows: list[Row], console: Console) -> None:
         name = row.problem["name"] or row.describe
         table.add_row(Text(name), _cell(row.ours), speed, *(_cell(row.peers.get(peer)) for peer in peers), ratio)
     console.print(table)
-    versions = {name: text for row in rows for name, text in row.versions.items()}
-    for name, text in versions.items():
+    for name, text in dict.fromkeys(pair for row in rows for pair in row.versions.items()):
         console.print(f"{name}: {text}", markup=False)
     for row in rows:
         name = row.problem["name"] or row.describe
