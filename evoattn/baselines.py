@@ -22,6 +22,10 @@ Tensors = dict[str, torch.Tensor]
 Call = Callable[[], torch.Tensor]
 
 
+NOT_INSTALLED = "is not installed"
+"""In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
+
+
 class PeerRefused(RuntimeError):
     """A peer is absent, does not take the problem, or answers wrong: the message says which, in one sentence."""
 
@@ -83,7 +87,7 @@ def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Call
 def _fa4(problem: AttentionProblem) -> fa3.Prepare:
     from flash_attn.cute import flash_attn_func
 
-    return lambda q, k, v, causal: partial(flash_attn_func, q, k, v, causal=causal)
+    return lambda q, k, v, causal: partial(flash_attn_func, q, k, v, causal=causal)          # one split a row: it has no more on Hopper
 
 
 PEERS: dict[str, Peer] = {
@@ -109,7 +113,7 @@ def peer_call(name: str, problem: AttentionProblem, tensors: Tensors, answer: An
             call = peer.make(problem, tensors)
             wrong, _ = judge_o(call(), answer)                 # reads the device, so that a failed launch shows here
         except ImportError as error:
-            raise PeerRefused(f"{peer.package} is not installed ({_sentence(str(error))}).") from None
+            raise PeerRefused(f"{peer.package} {NOT_INSTALLED} ({_sentence(str(error))}).") from None
         except torch.cuda.OutOfMemoryError:
             raise PeerRefused("It needs more device memory than is free.") from None
         except PeerRefused:

@@ -71,6 +71,7 @@ class Final:
             self._refusals[whose] = sentence
         else:
             self._timings[whose] = Timing.out(sentence, disqualified)
+        self._deaths.clear()
 
 
 def config_of(trial: Trial, spaces: dict[str, SearchSpace]) -> KernelConfig | None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evoattn.baselines import NOT_INSTALLED
 from evoattn.bench.notes import shortened
 from evoattn.bench.run import Row, Time
 
@@ -53,6 +54,8 @@ def render_rows(rows: list[Row], console: Console) -> None:
     for (peer, reason), names in refused.items():
         where = "every problem" if len(names) == len(rows) else ", ".join(names)
         console.print(f"{peer} has no time for {where}: {reason}", markup=False, soft_wrap=True)
+    if absent := sorted({peer for peer, reason in refused if NOT_INSTALLED in reason}):
+        console.print(f"To bring {' and '.join(absent)}: python scripts/fetch_peers.py FOLDER, then set the PYTHONPATH that it prints.", soft_wrap=True)
 
 
 def rows_json(rows: list[Row]) -> str:

@@ -133,13 +133,14 @@ def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
     final = Final({"7": None, "8": None, "9": None})
     for how, doing, left in (
         (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.TIMEOUT, "8", ["7", "9"]), (Ending.TIMEOUT, "fa4", ["7", "9"]),
+        (Ending.DIED, "9", ["7", "9"]), (Ending.DIED, "9", ["7"]),
     ):
         final.take(ended(how, doing))
         assert list(final.task[0]) == left and not final.result
     assert final.task[1] == ("fa3", "fa4")
     final.take(Outcome("final", Ending.RESULT, FinalResult({}, {"math": "No memory."}), 1.0))
     assert set(final.result.refusals) == {"fa3", "fa4", "math"} and "exit code 1. So it did 2 times" in final.result.refusals["fa3"]
-    assert not final.result.timings["8"].disqualified and "ended at its turn" in final.result.timings["8"].protocol["out"]
+    assert final.result.timings["9"].disqualified and not final.result.timings["8"].disqualified and "ended at its turn" in final.result.timings["8"].protocol["out"]
 
 
 @pytest.mark.parametrize("ends", [[ended(Ending.DIED)] * 3, [ended(Ending.TIMEOUT)], [ended(Ending.RAISED, "7")]])
