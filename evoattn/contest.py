@@ -124,7 +124,6 @@ class Contest:
                 self._runs.pop(failed.name, None)
 
     def _prove(self, name: str, timing: Timing) -> None:
-        problem = self._bench.own.problem
-        fault = self._faults[name] or self._runs[name].check_work(self._contestants[name]).reason or why_implausible(timing, problem, self._gpu)
-        if fault:
+        fault = self._faults[name] or self._runs[name].check_work(self._contestants[name]).reason
+        if fault := fault or why_implausible(timing, self._bench.own.problem, self._gpu):
             timing.protocol["disqualified"] = f"In the final: {fault}"

@@ -1,4 +1,4 @@
-"""FlashAttention 3 out of whichever package holds it: its own build (flash-attention's `hopper` folder), fa3-fwd, or the library inside vLLM.
+"""FlashAttention 3 from whichever package holds it: its own build (flash-attention's `hopper` folder), fa3-fwd, or the library in vLLM.
 
 `num_splits=0` everywhere: FA3 then chooses how many blocks share a row of queries. Its `flash_attn_func` defaults to 1, which would leave
 most of the GPU idle in decode; its `flash_attn_with_kvcache` and vLLM default to 0. Where there are blocks enough, 0 chooses 1.
@@ -19,7 +19,8 @@ import torch
 
 Call = Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]
 Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Call]
-"""(q, k, v `[batch, seqlen, heads, head_dim]`, causal) → a call that gives O of q's shape, alone or first. `causal` means causal_lower_right."""
+"""(q, k, v `[batch, seqlen, heads, head_dim]`, causal) → a call that gives O of q's shape, alone or first.
+`causal` means causal_lower_right."""
 
 
 @dataclass(frozen=True)

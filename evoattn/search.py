@@ -70,7 +70,8 @@ class Search:
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
         """Search until the budget is spent; `refresh` is called several times a second. Raises `SearchError` or `StorageError`."""
         self._budget = budget
-        self._clock = Clock(budget, 0.0 if self.study.offline else min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * (budget.seconds or 0.0))))
+        reserve = min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * (budget.seconds or 0.0)))
+        self._clock = Clock(budget, 0.0 if self.study.offline else reserve)
         self._restore()
         self._pool = Pool(self.jobs, CompileHandler, (self.problem, self.gpu, self.study.offline))
         if not self.study.offline:
@@ -108,7 +109,7 @@ class Search:
     # ---- the loop
 
     def _start_clock(self) -> None:
-        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the GPU worker has measured the peers."""
+        """The budget's time runs from when a candidate can be measured: a compile worker is up, the GPU worker has measured the peers."""
         up = any(w.ready for w in self._pool.workers) and (not self._device or self._baselines.result and self._device.idle)
         if up and self._clock.started is None:
             self._clock.start()

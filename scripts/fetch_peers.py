@@ -38,7 +38,10 @@ def pip(*words: str) -> None:
 
 
 def fetch(folder: Path, python_version: str | None) -> list[Path]:
-    """Bring both peers into `folder`; the folders to put on PYTHONPATH. `python_version` as pip has it, for x86-64 Linux; else the running one."""
+    """Bring both peers into `folder`; the folders to put on PYTHONPATH.
+
+    `python_version` as pip has it, for x86-64 Linux; else the running one.
+    """
     other = ["--python-version", python_version, "--implementation", "cp"] if python_version else []
     other += [word for minor in GLIBC if python_version for word in ("--platform", f"manylinux_2_{minor}_x86_64")]
     wheels = ["--no-deps", "--only-binary=:all:", *other]

@@ -11,7 +11,8 @@ from evoattn.paths import ROOT
 spec = importlib.util.spec_from_file_location("fetch_peers", ROOT / "scripts" / "fetch_peers.py")
 fetch_peers = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fetch_peers)
-WHEEL = ("vllm/__init__.py", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", "vllm-0.20.2.dist-info/METADATA")
+FLASH = "vllm/vllm_flash_attn"
+WHEEL = ("vllm/__init__.py", f"{FLASH}/_vllm_fa2_C.abi3.so", f"{FLASH}/_vllm_fa3_C.abi3.so", "vllm-0.20.2.dist-info/METADATA")
 
 
 @pytest.mark.parametrize("python_version", [None, "3.12"])

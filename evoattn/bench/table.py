@@ -55,7 +55,8 @@ def render_rows(rows: list[Row], console: Console) -> None:
         where = "every problem" if len(names) == len(rows) else ", ".join(names)
         console.print(f"{peer} has no time for {where}: {reason}", markup=False, soft_wrap=True)
     if absent := sorted({peer for peer, reason in refused if NOT_INSTALLED in reason}):
-        console.print(f"To bring {' and '.join(absent)}: python scripts/fetch_peers.py FOLDER, then set the PYTHONPATH that it prints.", soft_wrap=True)
+        how = "python scripts/fetch_peers.py FOLDER, then set the PYTHONPATH that it prints."
+        console.print(f"To bring {' and '.join(absent)}: {how}", markup=False, soft_wrap=True)
 
 
 def rows_json(rows: list[Row]) -> str:

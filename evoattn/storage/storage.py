@@ -237,8 +237,8 @@ class Storage:
         stage). The two never mix.
 
         With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a lucky
-        sample taken alone does not beat them; one that left it without a time (its median there is infinite) is none of them. Without, a trial found after that final can enter the next one. Who was disqualified in a
-        final is left out.
+        sample taken alone does not beat them; one that left it without a time (its median there is infinite) is none of them. Without,
+        a trial found after that final can enter the next one. Who was disqualified in a final is left out.
         """
         if study.offline:
             query = (

@@ -88,8 +88,10 @@ def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(eval
 
 
 @pytest.mark.parametrize("calls, error, sentence", [
-    (0, RuntimeError("No such tile."), "No such tile."), (1, TypeError("It cannot be captured."), "It fails when it is timed: It cannot be captured."),
-    (4, RuntimeError("An illegal address."), "It fails when it is timed: An illegal address."), (20, RuntimeError("Lost."), "It fails when it is timed: Lost."),
+    (0, RuntimeError("No such tile."), "No such tile."),
+    (1, TypeError("It cannot be captured."), "It fails when it is timed: It cannot be captured."),
+    (4, RuntimeError("An illegal address."), "It fails when it is timed: An illegal address."),
+    (20, RuntimeError("Lost."), "It fails when it is timed: Lost."),
 ])
 def test_a_peer_that_fails_is_refused_and_the_others_go_on(evaluator, peers, calls, error, sentence):
     count = [0]
@@ -132,14 +134,16 @@ def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
     peers |= {"fa3": make_peer(right), "fa4": make_peer(right)}
     final = Final({"7": None, "8": None, "9": None})
     for how, doing, left in (
-        (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.TIMEOUT, "8", ["7", "9"]), (Ending.TIMEOUT, "fa4", ["7", "9"]),
+        (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.TIMEOUT, "8", ["7", "9"]),
+        (Ending.TIMEOUT, "fa4", ["7", "9"]),
         (Ending.DIED, "9", ["7", "9"]), (Ending.DIED, "9", ["7"]),
     ):
         final.take(ended(how, doing))
         assert list(final.task[0]) == left and not final.result
     assert final.task[1] == ("fa3", "fa4")
     final.take(Outcome("final", Ending.RESULT, FinalResult({}, {"math": "No memory."}), 1.0))
-    assert set(final.result.refusals) == {"fa3", "fa4", "math"} and "exit code 1. So it did 2 times" in final.result.refusals["fa3"]
+    assert set(final.result.refusals) == {"fa3", "fa4", "math"}
+    assert "exit code 1. So it did 2 times" in final.result.refusals["fa3"]
     assert final.result.timings["9"].disqualified and not final.result.timings["8"].disqualified and "ended at its turn" in final.result.timings["8"].protocol["out"]
 
 
