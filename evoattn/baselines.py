@@ -84,6 +84,13 @@ def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Call
     return make
 
 
+def _fa3(problem: AttentionProblem) -> fa3.Prepare:
+    try:
+        return fa3.find(problem.dtype).prepare
+    except fa3.LacksDtype as error:
+        raise PeerRefused(str(error)) from None
+
+
 def _fa4(problem: AttentionProblem) -> fa3.Prepare:
     from flash_attn.cute import flash_attn_func
 
@@ -95,7 +102,7 @@ PEERS: dict[str, Peer] = {
     "cudnn": Peer(_sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
     "efficient": Peer(_sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch"),
     "math": Peer(_sdpa(SDPBackend.MATH), "torch"),
-    "fa3": Peer(_flash_attention(lambda p: fa3.find(p.dtype).prepare), "flash-attn-3", lambda p: fa3.find(p.dtype).version),
+    "fa3": Peer(_flash_attention(_fa3), "flash-attn-3", lambda p: fa3.find(p.dtype).version),
     "fa4": Peer(_flash_attention(_fa4), "flash-attn-4"),
 }
 """The one table of peers: those of torch by the name of their backend."""

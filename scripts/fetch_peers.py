@@ -1,9 +1,9 @@
-"""Bring the peers of `evoattn bench` that no plain `pip install` next to torch brings: FlashAttention 3 and 4, into a folder of their own.
+"""Bring the peers of `evoattn bench` that are no part of torch, FlashAttention 3 (bf16) and 4, into a folder of their own.
 
     python scripts/fetch_peers.py FOLDER [--python-version 3.12]
 
-FlashAttention 3 has no wheel of its own for this torch: it is the one library of vLLM's wheel that holds it, for the torch that this vLLM is
-built for. All comes through pip, from the index that pip is set up for; prints the PYTHONPATH under which the peers are found.
+All comes through pip, from the index that pip is set up for, without their own needs, which would bring another torch. Prints the PYTHONPATH
+under which the peers are found. For FlashAttention 3 with fp16 build flash-attention's `hopper` folder; that build is then preferred.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
-import zipfile
-from fnmatch import fnmatch
 from pathlib import Path
 
-VLLM = "vllm==0.20.2"
-"""Built for torch 2.11 and CUDA 13."""
-FA3_FILES = ("vllm/vllm_flash_attn/_vllm_fa3_C*.so", "vllm-*.dist-info/METADATA")
+FA3 = ("fa3-fwd==0.0.3",)
+"""The forward pass for torch 2.10 and later and CUDA 13, in bf16 and fp8."""
 FA4 = (
     "flash-attn-4==4.0.0b36", "nvidia-cutlass-dsl==4.8.1", "nvidia-cutlass-dsl-libs-base==4.8.1", "nvidia-cutlass-dsl-libs-core==4.8.1",
     "nvidia-cutlass-dsl-libs-cu13==4.8.1", "quack-kernels==0.6.5", "apache-tvm-ffi==0.1.15.post2", "torch-c-dlpack-ext==0.1.5",
 )
-"""FlashAttention 4 with what it needs beside torch; without their own needs, which would bring another torch."""
 DSL = "nvidia_cutlass_dsl/dsl_packages"
 """Put on the path by a .pth file, which a folder on PYTHONPATH does not obey."""
 GLIBC = range(39, 16, -1)
@@ -31,7 +26,7 @@ GLIBC = range(39, 16, -1)
 
 
 def pip(*words: str) -> None:
-    """Run pip for wheels without their needs. Raises `SystemExit` with a sentence where it fails."""
+    """Run pip. Raises `SystemExit` with a sentence where it fails."""
     command = [sys.executable, "-m", "pip", *words]
     if subprocess.run(command).returncode:
         raise SystemExit(f"pip failed: {' '.join(command[2:])}")
@@ -44,17 +39,8 @@ def fetch(folder: Path, python_version: str | None) -> list[Path]:
     """
     other = ["--python-version", python_version, "--implementation", "cp"] if python_version else []
     other += [word for minor in GLIBC if python_version for word in ("--platform", f"manylinux_2_{minor}_x86_64")]
-    wheels = ["--no-deps", "--only-binary=:all:", *other]
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        pip("download", *wheels, "--dest", scratch, VLLM)
-        (wheel,) = Path(scratch).glob("vllm-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if any(fnmatch(name, pattern) for pattern in FA3_FILES):
-                    archive.extract(name, folder)
-    pip("install", *wheels, "--upgrade", "--target", str(folder), *FA4)
-    return [folder, *(path for path in [folder / DSL] if path.is_dir())]
+    pip("install", "--no-deps", "--only-binary=:all:", *other, "--upgrade", "--target", str(folder), *FA3, *FA4)
+    return [folder, folder / DSL]
 
 
 def main() -> None:
