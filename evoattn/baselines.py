@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -12,12 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from evoattn import fa3
 from evoattn.problem import AttentionProblem
 from evoattn.reference import Answer
 from evoattn.validate import judge_o
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], torch.Tensor]
+
+
+NOT_INSTALLED = "is not installed"
+"""In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
 
 
 class PeerRefused(RuntimeError):
@@ -30,14 +36,18 @@ class Peer:
 
     make: Callable[[AttentionProblem, Tensors], Call]
     package: str
-    """The distribution whose version is shown."""
+    """The distribution to install for it."""
+    found: Callable[[AttentionProblem], str] | None = None
+    """What stands behind it, with its version, where that may be another distribution."""
 
-    def version(self) -> str | None:
-        """The installed version of `package`, None where it is not installed (or was built in place, without metadata)."""
+    def version(self, problem: AttentionProblem) -> str:
+        """`package` and its installed version, `unknown` where it was built in place, without metadata."""
+        if self.found:
+            return self.found(problem)
         try:
-            return version(self.package)
+            return f"{self.package} {version(self.package)}"
         except PackageNotFoundError:
-            return None
+            return f"{self.package} unknown"
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
@@ -54,7 +64,7 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
     return make
 
 
-def _flash_attention(load: Callable[[], Callable]) -> Callable[[AttentionProblem, Tensors], Call]:
+def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Callable[[AttentionProblem, Tensors], Call]:
     """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
 
     Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so nothing is copied.
@@ -65,26 +75,26 @@ def _flash_attention(load: Callable[[], Callable]) -> Callable[[AttentionProblem
             raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
         if problem.mask == "causal_upper_left" and problem.seqlen_q != problem.seqlen_k:
             raise PeerRefused("FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ.")
-        function = load()
-        q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
+        function = prepare(problem)(*(tensors[t].transpose(1, 2) for t in "qkv"), problem.causal)
 
         def call() -> torch.Tensor:
-            out = function(q, k, v, causal=problem.causal)
+            out = function()
             return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
         return call
     return make
 
 
-def _load_fa3() -> Callable:
-    from flash_attn_interface import flash_attn_func
+def _fa3(problem: AttentionProblem) -> fa3.Prepare:
+    try:
+        return fa3.find(problem.dtype).prepare
+    except fa3.LacksDtype as error:
+        raise PeerRefused(str(error)) from None
 
-    return flash_attn_func
 
-
-def _load_fa4() -> Callable:
+def _fa4(problem: AttentionProblem) -> fa3.Prepare:
     from flash_attn.cute import flash_attn_func
 
-    return flash_attn_func
+    return lambda q, k, v, causal: partial(flash_attn_func, q, k, v, causal=causal)          # one split a row: it has no more on Hopper
 
 
 PEERS: dict[str, Peer] = {
@@ -92,8 +102,8 @@ PEERS: dict[str, Peer] = {
     "cudnn": Peer(_sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
     "efficient": Peer(_sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch"),
     "math": Peer(_sdpa(SDPBackend.MATH), "torch"),
-    "fa3": Peer(_flash_attention(_load_fa3), "flash-attn-3"),
-    "fa4": Peer(_flash_attention(_load_fa4), "flash-attn-4"),
+    "fa3": Peer(_flash_attention(_fa3), "flash-attn-3", lambda p: fa3.find(p.dtype).version),
+    "fa4": Peer(_flash_attention(_fa4), "flash-attn-4"),
 }
 """The one table of peers: those of torch by the name of their backend."""
 
@@ -110,7 +120,7 @@ def peer_call(name: str, problem: AttentionProblem, tensors: Tensors, answer: An
             call = peer.make(problem, tensors)
             wrong, _ = judge_o(call(), answer)                 # reads the device, so that a failed launch shows here
         except ImportError as error:
-            raise PeerRefused(f"{peer.package} is not installed ({_sentence(str(error))}).") from None
+            raise PeerRefused(f"{peer.package} {NOT_INSTALLED} ({_sentence(str(error))}).") from None
         except torch.cuda.OutOfMemoryError:
             raise PeerRefused("It needs more device memory than is free.") from None
         except PeerRefused:

@@ -120,6 +120,14 @@ class Witness:
         return ""
 
 
+class ContestantFailed(RuntimeError):
+    """A replay failed: whose, and as its cause and message the error that it raised."""
+
+    def __init__(self, name: str, error: RuntimeError) -> None:
+        super().__init__(str(error))
+        self.name = name
+
+
 class Contestant:
     """A captured graph of `calls` calls, ready to be replayed and timed."""
 
@@ -160,11 +168,13 @@ def l2_flush(device: torch.device) -> Enqueue:
 
 def measure(
     contestants: list[Contestant], protocol: Protocol, cache: CacheMode, clocks: Clocks, rounds: int | None = None, seed: int = 0,
+    watch: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing]:
     """`rounds` (else `protocol.samples`) rounds; each contestant is replayed once a round, in an order shuffled by `seed`, so that drift
     hits all alike.
 
-    A round of the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`).
+    A round of the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`). `watch` is told whose turn it is.
+    Raises `ContestantFailed`.
     """
     run, wanted = f"{time.time_ns():x}", rounds or protocol.samples
     order, samples = list(contestants), {c.name: [] for c in contestants}
@@ -175,7 +185,11 @@ def measure(
         shuffle.shuffle(order)
         taken, slowest = {}, []
         for contestant in order:
-            taken[contestant.name] = contestant.sample()
+            watch(contestant.name)
+            try:
+                taken[contestant.name] = contestant.sample()
+            except RuntimeError as error:
+                raise ContestantFailed(contestant.name, error) from error
             if watched and (reading := clocks.read()):
                 slowest.append(reading.sm_mhz)
         if slowest:

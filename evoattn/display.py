@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.search import Progress
+from evoattn.progress import Progress
 
 LINE_EVERY = 10.0
 """Seconds between lines where the output is no terminal."""
@@ -65,6 +65,8 @@ class Display:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
+        if self._progress.started is None:
+            return f"starting for {_clock(self._progress.starting_seconds)}"
         if self._seconds is not None:
             return f"{_clock(self._seconds - self._progress.seconds)} left"
         return f"{max(0, self._trials - self._progress.recorded)} trials left"
@@ -81,7 +83,7 @@ class Display:
         rows.add_column(style="bold")
         rows.add_column()
         rows.add_row("budget", ProgressBar(total=total, completed=min(done, total), width=60))
-        rows.add_row("stage", f"{progress.stage}; {self._left()}")
+        rows.add_row("stage", f"{progress.stage}, {self._left()}")
         rows.add_row("trials", self._counts())
         waiting = f", {progress.ready} waiting for the device; the device is {progress.on_device}" if progress.on_device else ", no device"
         rows.add_row("on the way", f"{progress.compiling} compiling{waiting}")

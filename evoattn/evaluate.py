@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import torch
 
-from evoattn import baselines, benchmark, cost_model
+from evoattn import benchmark, cost_model
 from evoattn.arena import Arena, Vault
 from evoattn.backends.base import Backend, ContextLost, LaunchError
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.benchmark import CacheMode, Contestant, Protocol, Timer, Witness
+from evoattn.baselines import PEERS
+from evoattn.benchmark import CacheMode, Protocol, Timer
 from evoattn.clocks import Clocks
 from evoattn.compiler import CompileError, compile_candidate
 from evoattn.config import KernelConfig
+from evoattn.contest import Contest, FinalResult, Finalists
 from evoattn.families import registry
 from evoattn.families.base import Family
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
-from evoattn.timed_run import Bench, TimedRun
+from evoattn.timed_run import Bench, TimedRun, why_implausible
 from evoattn.trial import Candidate, CheckResult, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.validate import OUTSIDE, check, device_cases, interpreter_cases, make_arena, make_case, run_case
-
-Finalists = dict[str, tuple[str, KernelConfig, CompiledKernel]]
-"""By name: family, config, machine code."""
-IMPLAUSIBLE_SHARE = 0.95
-"""A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,9 @@ class DeviceEvaluator:
 
     def __init__(
         self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode = "warm", backend: Backend | None = None,
-        timer: Timer | None = None,
+        timer: Timer | None = None, report: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`backend` and `timer` are CUDA device 0's unless given."""
+        """`backend` and `timer` are CUDA device 0's unless given. `report` is told whose turn it is in a final."""
         self.problem, self.gpu, self.cache, self.broken = problem, gpu, cache, False
         self.backend = backend or _cuda_backend()
         dev = self.backend.device
@@ -109,6 +107,7 @@ class DeviceEvaluator:
         self.vault = Vault([t for case in cases for t in (*case.tensors.values(), case.answer.exact, case.answer.lse) if t is not None])
         flush = benchmark.l2_flush(dev) if cache == "cold" else None
         self.bench = Bench(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
+        self._report = report
         self._canary: tuple[str, KernelConfig, CompiledKernel] | None = None
 
     def evaluate(self, family_name: str, config: KernelConfig, kernel: CompiledKernel, best_us: float | None) -> Evaluation:
@@ -172,7 +171,7 @@ class DeviceEvaluator:
         checks.append(run.check_work(contestant))
         if not checks[-1].passed:
             return TrialState.WRONG_RESULT, checks[-1].reason
-        reason = self._why_implausible(timings[-1])
+        reason = why_implausible(timings[-1], self.problem, self.gpu)
         return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
 
     def timed_arena(self) -> Arena:
@@ -181,54 +180,16 @@ class DeviceEvaluator:
         arena.arm()
         return arena
 
-    def _why_implausible(self, timing: Timing) -> str:
-        floor = self.gpu.floor_us(self.problem.flops, self.problem.bytes, self.problem.dtype)
-        if timing.median_us >= IMPLAUSIBLE_SHARE * floor:
-            return ""
-        allowed = f"the {floor:.2f} µs that the {self.gpu.product}'s peak rates allow"
-        return f"{timing.median_us:.2f} µs is under {allowed}: a broken measurement."
+    def final(self, finalists: Finalists, protocol: Protocol, refused: Collection[str] = ()) -> FinalResult:
+        """`finalists` and every peer of `baselines.PEERS` but the `refused` that answers right, all over the same inputs in the same memory.
 
-    def final(self, finalists: Finalists, protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
-        """(timings by name, refusals by peer): finalists `{name: (family, config, kernel)}` and every peer of `baselines.PEERS` that
-        answers right, interleaved, all over the same inputs in the same memory.
-
-        A finalist that proves wrong here has `disqualified` in its timing's protocol: the sentence that says why. A peer's protocol carries
-        its package and version. Raises what a launch raises; the process is then `broken`.
+        The process is `broken` after a result that is not complete. Raises only for a bug of ours.
         """
-        try:
-            return self._final(finalists, protocol)
-        except RuntimeError:                          # whichever it was, the next task meets a fresh process
-            self.broken = True
-            raise
-
-    def _final(self, finalists: Finalists, protocol: Protocol) -> tuple[dict[str, Timing], dict[str, str]]:
-        shared = self.timed_arena()
-        contestants, refusals, runs, faults = [], {}, {}, {}
-        for name, (family_name, config, kernel) in finalists.items():
-            family = registry.lookup(family_name)
-            result, outputs = run_case(self.backend, family, config, kernel, self.own, repeat=True)
-            runs[name] = TimedRun(self.bench, family, config, kernel, outputs, shared)
-            contestants.append(runs[name].contestant(name, protocol))
-            faults[name] = result.reason
-        for name in baselines.PEERS:
-            shared.restore()                          # a finalist that changes its inputs must not make a peer's answer wrong
-            try:
-                call = baselines.peer_call(name, self.problem, shared.views, self.own.answer)
-                contestants.append(Contestant(name, call, protocol, self.cache, self.bench.timer, Witness(shared, None), self.bench.flush))
-            except baselines.PeerRefused as refused:
-                refusals[name] = str(refused)
-            except torch.cuda.OutOfMemoryError:
-                refusals[name] = "It needs more device memory than is free."
-        timings = benchmark.measure(contestants, protocol, self.cache, self.clocks)
-        by_name = {c.name: c for c in contestants}
-        for name, run in runs.items():
-            fault = faults[name] or run.check_work(by_name[name]).reason or self._why_implausible(timings[name])
-            if fault:
-                timings[name].protocol["disqualified"] = f"In the final: {fault}"
-        for name in timings.keys() & baselines.PEERS.keys():
-            peer = baselines.PEERS[name]
-            timings[name].protocol["version"] = f"{peer.package} {peer.version() or 'unknown'}"
-        return timings, refusals
+        self.broken = True
+        contest = Contest(self.bench, self.gpu, self.clocks, self.timed_arena(), protocol, self._context_lives, self._report)
+        result = contest.hold(finalists, [name for name in PEERS if name not in refused])
+        self.broken = not result.complete
+        return result
 
 
 def _cuda_backend() -> Backend:

@@ -1,13 +1,16 @@
-"""Who takes part in the final of a search, and what compute-sanitizer says of them."""
+"""Who takes part in a final, its tries until all who are left have a time, and what compute-sanitizer says of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from evoattn import sanitizer
 from evoattn.compiler import compile_candidate
 from evoattn.config import ConfigError, KernelConfig, SearchSpace
-from evoattn.evaluate import Finalists
+from evoattn.baselines import PEERS
+from evoattn.contest import FinalResult, Finalists
+from evoattn.errors import FailedRun
 from evoattn.families import registry
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
@@ -15,8 +18,60 @@ from evoattn.render import render
 from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
 from evoattn.trial import Candidate, Study, Timing, Trial
+from evoattn.worker import Ending, Outcome
 
 FINALISTS = 8
+TRIES = 3
+"""A GPU worker that died in a final, where no new candidate runs, may have been killed from outside: that costs another try …"""
+DEATHS = 2
+"""… and so many deaths at one contestant's turn cost that contestant its place."""
+
+
+class FinalFailed(FailedRun):
+    """A final cannot be held: its message is one sentence."""
+
+
+class Final:
+    """One final, over as many tries as it takes: a contestant that breaks, kills or hangs the GPU worker is out of the next."""
+
+    def __init__(self, finalists: Finalists) -> None:
+        self._finalists = finalists
+        self._timings: dict[str, Timing] = {}
+        self._refusals: dict[str, str] = {}
+        self._deaths: Counter[str] = Counter()
+        self.result: FinalResult | None = None
+        """Once it is over: with everybody who was put out on the way."""
+
+    @property
+    def task(self) -> tuple[Finalists, tuple[str, ...]]:
+        """(finalists, refused peers) of the next try."""
+        return {name: f for name, f in self._finalists.items() if name not in self._timings}, tuple(self._refusals)
+
+    def take(self, outcome: Outcome) -> None:
+        """The end of a try. Raises `FinalFailed` where another would be no use."""
+        if outcome.ending is Ending.RESULT:
+            timings, refusals, complete = outcome.value
+            self._timings |= timings
+            self._refusals |= refusals
+            if complete:
+                self.result = FinalResult(self._timings, self._refusals)
+            return
+        whose = outcome.doing
+        self._deaths[whose] += 1
+        known = whose in self._finalists or whose in PEERS
+        if known and outcome.ending is Ending.TIMEOUT:        # the try may have been slow before it came to this one's turn
+            self._put_out(whose, f"The final was ended at its turn: {outcome.value}", disqualified=False)
+        elif known and outcome.ending is Ending.DIED and self._deaths[whose] >= DEATHS:
+            self._put_out(whose, f"{outcome.value} So it did {DEATHS} times at this one's turn.", disqualified=True)
+        elif outcome.ending is not Ending.DIED or self._deaths.total() >= TRIES:
+            raise FinalFailed(str(outcome.value))
+
+    def _put_out(self, whose: str, sentence: str, disqualified: bool) -> None:
+        if whose in PEERS:
+            self._refusals[whose] = sentence
+        else:
+            self._timings[whose] = Timing.out(sentence, disqualified)
+        self._deaths.clear()
 
 
 def config_of(trial: Trial, spaces: dict[str, SearchSpace]) -> KernelConfig | None:
@@ -62,6 +117,8 @@ def choose(storage: Storage, study: Study, problem: AttentionProblem, gpu: GpuSp
 def sanitize(problem: AttentionProblem, finalists: Finalists, timings: dict[str, Timing], refresh: Callable[[], None]) -> None:
     """compute-sanitizer's verdicts into the finalists' timings; who reads or writes out of bounds is disqualified."""
     for name, (_, config, kernel) in finalists.items():
+        if not timings[name].samples_us:
+            continue
         refresh()
         verdicts = sanitizer.sanitize(problem, config, kernel)
         timings[name].protocol["sanitizer"] = verdicts

@@ -5,20 +5,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evoattn import benchmark, finals, ranking
-from evoattn.budget import Budget
+from evoattn.budget import Budget, Clock
 from evoattn.config import KernelConfig, SearchSpace
+from evoattn.contest import FinalResult
 from evoattn.errors import FailedRun
-from evoattn.evaluate import Compiled, Finalists, with_cost
+from evoattn.evaluate import Compiled, with_cost
 from evoattn.families import registry
+from evoattn.finals import Final
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
+from evoattn.progress import Progress
 from evoattn.render import render
 from evoattn.samplers.base import Sampler
 from evoattn.storage import Storage
@@ -26,8 +27,6 @@ from evoattn.trial import Candidate, Evaluation, Proposal, Study, Timing, Trial,
 from evoattn.tasks import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
 from evoattn.worker import Ending, Outcome, Pool, Worker, wait_for_any
 
-FINAL_TRIES = 3
-"""A GPU worker killed from outside while it measures the baselines or the finals, where no new candidate runs, costs another try."""
 READY_A_COMPILER = 2
 """Compiled candidates waiting for the device, a compile worker: enough to choose the promising from, few enough to stay fresh."""
 RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
@@ -36,35 +35,6 @@ RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
 
 class SearchError(FailedRun):
     """The search cannot go on: its message is one sentence."""
-
-
-@dataclass
-class Progress:
-    """What the live display shows; only the search writes it."""
-
-    started: float = field(default_factory=time.monotonic)
-    recorded: int = 0
-    states: Counter = field(default_factory=Counter)
-    compiling: int = 0
-    ready: int = 0
-    on_device: str = ""
-    """What the GPU worker does; empty in an offline search."""
-    device_seconds: float = 0.0
-    """Wall time in which the GPU worker had a task."""
-    best: Trial | None = None
-    level_with: tuple[int, ...] = ()
-    """Finalists that the final does not tell from the best (`ranking`)."""
-    baselines: dict[str, float] = field(default_factory=dict)
-    """Median µs by SDPA backend, from the first measurement of the study."""
-    stage: str = "starting workers"
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    @property
-    def candidates_per_second(self) -> float:
-        return self.recorded / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -94,17 +64,14 @@ class Search:
         self._seen: dict[tuple, int | None] = {}
         """What ran or is on its way (see `_identity`): the number of its trial once it has one."""
         self._device: Worker | None = None
-        self._baselines_measured = False
-        self._baseline_tries = 0
+        self._baselines = Final({})
+        """The study's first measurement of the peers, before any candidate runs."""
 
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
         """Search until the budget is spent; `refresh` is called several times a second. Raises `SearchError` or `StorageError`."""
-        self.progress.started = started = time.monotonic()
         self._budget = budget
-        self._deadline = None
-        if budget.seconds is not None:
-            reserve = 0.0 if self.study.offline else min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * budget.seconds))
-            self._deadline = started + max(budget.seconds - reserve, 0.5 * budget.seconds)
+        reserve = min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * (budget.seconds or 0.0)))
+        self._clock = Clock(budget, 0.0 if self.study.offline else reserve)
         self._restore()
         self._pool = Pool(self.jobs, CompileHandler, (self.problem, self.gpu, self.study.offline))
         if not self.study.offline:
@@ -141,14 +108,17 @@ class Search:
 
     # ---- the loop
 
-    def _spent(self) -> bool:
-        if self._budget.trials is not None and self.progress.recorded >= self._budget.trials:
-            return True
-        return self._deadline is not None and time.monotonic() >= self._deadline
+    def _start_clock(self) -> None:
+        """The budget's time runs from when a candidate can be measured: a compile worker is up, the GPU worker has measured the peers."""
+        up = any(w.ready for w in self._pool.workers) and (not self._device or self._baselines.result and self._device.idle)
+        if up and self._clock.started is None:
+            self._clock.start()
+            self.progress.started, self.progress.device_seconds = self._clock.started, 0.0
 
     def _loop(self, refresh: Callable[[], None]) -> None:
         workers = [*self._pool.workers, *([self._device] if self._device else [])]
-        while not self._spent():
+        while not self._clock.spent(self.progress.recorded):
+            self._start_clock()
             self._feed_pool()
             self._feed_device()
             if self.exhausted and not self._on_the_way():
@@ -166,7 +136,7 @@ class Search:
         progress.compiling, progress.ready = self._pool.in_flight, len(self._ready)
         if self._device:
             progress.on_device = "starting" if not self._device.ready else "busy" if self._device.busy else "waiting"
-        progress.stage = "searching" if any(w.ready for w in self._pool.workers) else "starting workers"
+        progress.stage = "starting workers" if progress.started is None else "searching"
         refresh()
 
     def _check_workers(self, workers: Iterable[Worker]) -> None:
@@ -230,10 +200,8 @@ class Search:
         """Give an idle device the most promising candidate, or its first measurement of the baselines."""
         if not (self._device and self._device.idle):
             return
-        if not self._baselines_measured:
-            self._baselines_measured = True
-            self._baseline_tries += 1
-            self._submit("baselines", "final", ({}, benchmark.SCREEN), DEVICE_SECONDS * 3)
+        if not self._baselines.result:
+            self._hold(self._baselines, benchmark.SCREEN, DEVICE_SECONDS * 3)
         elif self._ready:
             _, _, pending, compiled = heapq.heappop(self._ready)
             best = self.progress.best
@@ -246,13 +214,10 @@ class Search:
     def _timed(self, outcome: Outcome) -> None:
         """The GPU worker's result."""
         self.progress.device_seconds += outcome.seconds
-        if outcome.tag == "baselines":
-            if outcome.ending is Ending.DIED and self._baseline_tries < FINAL_TRIES:
-                self._baselines_measured = False
-                return
-            if outcome.ending is not Ending.RESULT:
-                raise SearchError(f"The SDPA backends could not be measured: {outcome.value}")
-            self._record_baselines(*outcome.value)
+        if outcome.tag is self._baselines:
+            self._take(self._baselines, outcome, "The peers could not be measured: {}")
+            if self._baselines.result:
+                self._record_baselines(*self._baselines.result[:2])
             return
         pending, compiled = outcome.tag
         evaluation = outcome.value if outcome.ending is Ending.RESULT else _ending(outcome, "device")
@@ -296,16 +261,14 @@ class Search:
         """The best candidates and every peer, interleaved, so that the winner is chosen by one and the same weather."""
         self.progress.stage = "finals"
         finalists = finals.choose(self.storage, self.study, self.problem, self.gpu, self.spaces)
-        outcome = self._final_outcome(finalists, refresh)
-        if outcome.ending is not Ending.RESULT:
-            raise SearchError(f"The finals could not be held: {outcome.value} All trials are recorded; `--resume` holds them again.")
-        timings, refusals = outcome.value
+        timings, refusals, _ = self._final_result(Final(finalists), refresh)
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"
             finals.sanitize(self.problem, finalists, timings, refresh)
-        for name, timing in timings.items():
-            if name in finalists:
-                self.storage.add_timing(int(name), timing)
+        for name in timings.keys() & finalists:
+            self.storage.add_timing(int(name), timings[name])
+            if why_out := timings[name].disqualified or timings[name].protocol.get("out"):
+                self.progress.notes.append(f"trial {name} left the final: {why_out}")
         self._record_baselines({n: t for n, t in timings.items() if n not in finalists}, refusals)
         leaders = self.storage.leaderboard(self.study, len(finalists) or 1)
         self.progress.best = leaders[0] if leaders else None
@@ -313,24 +276,34 @@ class Search:
             ratios = ranking.against_leader({t.number: t.timing for t in leaders}, leaders[0].number)
             self.progress.level_with = tuple(number for number, ratio in ratios.items() if ratio.level)
 
-    def _final_outcome(self, finalists: Finalists, refresh: Callable[[], None]) -> Outcome:
-        """How the finals ended on the GPU worker, the last of at most `FINAL_TRIES`."""
+    def _final_result(self, final: Final, refresh: Callable[[], None]) -> FinalResult:
+        """Hold a final on the GPU worker, over as many tries as it takes."""
         device = self._device
-        for _ in range(FINAL_TRIES):
+        while not final.result:
             while not device.idle:                    # the candidate in hand ends first, or hits its own deadline
                 wait_for_any([device], 0.1)
                 if outcome := device.poll():
                     self._timed(outcome)
                 self._check_workers([device])
                 refresh()
-            self._submit("finals", "final", (finalists, benchmark.FINAL), RESERVE_MOST * 2)
+            self._hold(final, benchmark.FINAL, RESERVE_MOST * 2)
             while not (outcome := device.poll()):
                 wait_for_any([device], 0.1)
                 refresh()
             self.progress.device_seconds += outcome.seconds
-            if outcome.ending is not Ending.DIED:
-                break
-        return outcome
+            self._take(final, outcome, "The finals could not be held: {} All trials are recorded; `--resume` holds them again.")
+        return final.result
+
+    def _hold(self, final: Final, protocol: benchmark.Protocol, seconds: float) -> None:
+        finalists, refused = final.task
+        self._submit(final, "final", (finalists, protocol, refused), seconds)
+
+    @staticmethod
+    def _take(final: Final, outcome: Outcome, sentence: str) -> None:
+        try:
+            final.take(outcome)
+        except finals.FinalFailed as error:
+            raise SearchError(sentence.format(error)) from None
 
 
 def _ending(outcome: Outcome, where: str) -> Evaluation:

@@ -176,8 +176,14 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
         progress = running.run(p.budget, display.refresh)
     ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"
     console.print(
-        f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s, {progress.candidates_per_second:.2f} a second"
-        + (f"; the GPU worker was busy {progress.device_seconds / progress.seconds:.0%} of the time." if p.device else "."), markup=False)
+        f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s "
+        f"after {progress.starting_seconds:.1f} s of starting workers, {progress.candidates_per_second:.2f} a second"
+        + (f"; the GPU worker was busy {progress.busy_share:.0%} of the time." if p.device else "."), markup=False, soft_wrap=True)
+    if ended == "budget spent" and not progress.measured:
+        too_small = f"the budget of {p.budget_text} ended before a candidate was measured; give more, for example --budget 30s."
+        console.print(f"Note: {too_small}", markup=False)
+    for note in progress.notes:
+        console.print(f"Note: {note}", markup=False, soft_wrap=True)
     console.print(f"Best: {best_sentence(progress)}.", markup=False)
     render_table(summarise(storage, study, LEADERBOARD_ROWS), console)
     storage.close()

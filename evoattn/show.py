@@ -73,6 +73,8 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
 
 def _timing_sentence(timing: Timing) -> str:
     p = timing.protocol
+    if not timing.samples_us:
+        return f"none: {p.get('out')}"
     return (
         f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-{timing.quantile_us(0.9):.2f}; "
         f"{p.get('calls_per_replay', '?')} calls a replay, {p.get('cache', '?')} L2, {p.get('contestants', '?')} interleaved"

@@ -37,7 +37,7 @@ class DeviceHandler(Handler):
     """The GPU worker's process. Tasks: `(method of DeviceEvaluator, arguments)`."""
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode) -> None:
-        self._evaluator = DeviceEvaluator(problem, gpu, cache)
+        self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
 
     def __call__(self, task: tuple[str, tuple]) -> Any:
         method, args = task

@@ -12,11 +12,23 @@ from evoattn.backends.base import Backend
 from evoattn.benchmark import CacheMode, Contestant, Enqueue, Protocol, Timer, Witness
 from evoattn.config import KernelConfig
 from evoattn.families.base import Family
-from evoattn.trial import CheckResult, CompiledKernel
+from evoattn.gpu import GpuSpec
+from evoattn.problem import AttentionProblem
+from evoattn.trial import CheckResult, CompiledKernel, Timing
 from evoattn.validate import OUTSIDE, Case, different, dirty_sentence, judge
 
 BACK_TO_BACK = 4
 """Launches of the graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it here too."""
+IMPLAUSIBLE_SHARE = 0.95
+"""A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
+
+
+def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> str:
+    """One sentence if no such GPU can compute `problem` in that time, else an empty string."""
+    floor = gpu.floor_us(problem.flops, problem.bytes, problem.dtype)
+    if timing.median_us >= IMPLAUSIBLE_SHARE * floor:
+        return ""
+    return f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {gpu.product}'s peak rates allow: a broken measurement."
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -164,10 +165,19 @@ class Timing:
     samples_us: tuple[float, ...]
     protocol: dict[str, Any]
     """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken in turns), the
-    device's `clocks`; of a final also `sanitizer`, and `disqualified`: the sentence by which a finalist proved wrong."""
+    device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no
+    samples then): the sentence by which it left the final."""
+
+    @staticmethod
+    def out(sentence: str, disqualified: bool) -> Timing:
+        """Of a finalist that failed in a final, so that it has no time of it."""
+        return Timing((), {"stage": "final", "out": sentence} | ({"disqualified": f"In the final: {sentence}"} if disqualified else {}))
 
     @property
     def median_us(self) -> float:
+        """Infinite where there are no samples."""
+        if not self.samples_us:
+            return math.inf
         ordered = sorted(self.samples_us)
         middle = len(ordered) // 2
         return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
@@ -246,8 +256,8 @@ class Trial:
 
     @property
     def timing(self) -> Timing | None:
-        """The most trusted timing: the last stage recorded (screen, then repeat, then final)."""
-        return self.timings[-1] if self.timings else None
+        """The most trusted timing: the last stage recorded (screen, then repeat, then final) in which it has a time."""
+        return next((t for t in reversed(self.timings) if t.samples_us), None)
 
     @property
     def disqualified(self) -> str:

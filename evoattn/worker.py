@@ -35,12 +35,27 @@ class Outcome:
     ending: Ending
     value: Any
     seconds: float
+    doing: str = ""
+    """What the task last reported to be about (`Handler.report`)."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """From the process, while its task goes on."""
+
+    doing: str
 
 
 class Handler(ABC):
     """What a worker process runs. Made once in the process; `broken` asks for a fresh process after the task at hand."""
 
     broken = False
+    connection: Connection | None = None
+    """To the parent; set before the first task."""
+
+    def report(self, doing: str) -> None:
+        """Tell the parent what the task at hand is about now: should the process die or hang, its `Outcome` says so."""
+        self.connection.send(_Report(doing))
 
     @abstractmethod
     def __call__(self, task: Any) -> Any:
@@ -53,6 +68,7 @@ def _main(connection: Connection, make_handler: Callable[..., Handler], args: tu
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)   # a parent killed -9 leaves no worker behind, not even a hung one
     try:
         handler = make_handler(*args)
+        handler.connection = connection
         connection.send((Ending.RESULT, None, False))
         while True:
             task = connection.recv()
@@ -82,6 +98,7 @@ class Worker:
         self.failures_to_start, self.start_failure = 0, ""
         self._tag: Any = None
         self.busy = False
+        self._doing = ""
         self._spawn()
 
     def _spawn(self) -> None:
@@ -103,7 +120,7 @@ class Worker:
 
     def submit(self, tag: Any, task: Any, seconds: float) -> None:
         """Hand over a task that may take `seconds`. Only an idle worker takes one; one found dead takes it after its respawn (see `poll`)."""
-        self._tag, self.busy, self._started = tag, True, time.monotonic()
+        self._tag, self.busy, self._started, self._doing = tag, True, time.monotonic(), ""
         self._deadline = self._started + seconds
         try:
             self.connection.send(task)
@@ -113,8 +130,12 @@ class Worker:
     def poll(self) -> Outcome | None:
         """The outcome of the task at hand if it has ended, else None; also sees a starting worker become ready."""
         try:
-            if self.connection.poll():
-                ending, value, broken = self.connection.recv()
+            while self.connection.poll():
+                message = self.connection.recv()
+                if isinstance(message, _Report):
+                    self._doing = message.doing
+                    continue
+                ending, value, broken = message
                 if broken:
                     return self._lost(ending, value)
                 if self.ready:
@@ -133,7 +154,7 @@ class Worker:
 
     def _end(self, ending: Ending, value: Any) -> Outcome:
         self.busy = False
-        return Outcome(self._tag, ending, value, time.monotonic() - self._started)
+        return Outcome(self._tag, ending, value, time.monotonic() - self._started, self._doing)
 
     def _lost(self, ending: Ending, value: Any) -> Outcome | None:
         """Replace the process; the outcome of its task, or None if it had none."""

@@ -16,11 +16,12 @@ LAYERS = [                                            # design §2; a module may
     ["tasks"],
     ["samplers", "storage", "worker"],
     ["evaluate", "sanitizer"],
+    ["contest"],
     ["timed_run"],
     ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
-    ["arena", "backends", "compiler", "ptx", "reference", "render"],
+    ["arena", "backends", "compiler", "fa3", "ptx", "reference", "render"],
     ["families"],
-    ["budget", "clocks", "config", "errors", "gpu", "paths", "problem", "problems", "ranking", "safe_yaml", "trial"],
+    ["budget", "clocks", "config", "errors", "gpu", "paths", "problem", "problems", "progress", "ranking", "safe_yaml", "trial"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {

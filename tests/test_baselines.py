@@ -6,11 +6,19 @@ import types
 import pytest
 import torch
 
-from evoattn import baselines
+from evoattn import baselines, fa3
 from evoattn.problem import AttentionProblem
 from evoattn.reference import make_answer, make_inputs
 
 PROBLEM = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
+
+
+@pytest.fixture(autouse=True)
+def look_again():
+    """What was found in one test is not in the next."""
+    fa3.find.cache_clear()
+    yield
+    fa3.find.cache_clear()
 
 
 def inputs(problem=PROBLEM):
@@ -25,7 +33,8 @@ def fake_flash(answer):
     return module
 
 
-def honest(q, k, v, causal):
+def honest(q, k, v, causal, num_splits=0):
+    assert num_splits == 0                                             # FA3 chooses
     assert q.stride(-1) == 1 and q.shape == (1, 24, 4, 16)
     out = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=causal, enable_gqa=True)
     return out.transpose(1, 2), None
@@ -43,7 +52,7 @@ def test_flash_attention_gets_views_and_gives_the_logical_shape(monkeypatch):
 
 
 def test_a_peer_that_computes_another_mask_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", fake_flash(lambda q, k, v, causal: honest(q, k, v, False)))
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", fake_flash(lambda q, k, v, causal, num_splits: honest(q, k, v, False)))
     with pytest.raises(baselines.PeerRefused, match="answer is wrong"):
         baselines.peer_call("fa3", PROBLEM, *inputs())
 

@@ -13,6 +13,7 @@ from evoattn.bench.run import Bench
 from evoattn.bench.table import render_rows, rows_json
 from evoattn.cli import app
 from evoattn.config import ConfigError, load_space
+from evoattn.contest import FinalResult
 from evoattn.families.registry import FAMILIES
 from evoattn.gpu import DetectedDevice
 from evoattn.problem import AttentionProblem
@@ -40,7 +41,7 @@ class FakeCompiler(Handler):
 
 
 class FakeDevice(Handler):
-    """Slower by BLOCK_M; kernels of flash_scalar prove wrong in the final."""
+    """Slower by BLOCK_M; kernels of flash_scalar prove wrong in the final, those of three_kernel fail in it."""
 
     def __init__(self, gpu, cache):
         pass
@@ -53,7 +54,9 @@ class FakeDevice(Handler):
         for name, (family, _, _) in args[0].items():
             if family == "flash_scalar":
                 times[name].protocol["disqualified"] = "In the final: two outputs differ."
-        return times | {"fa4": timing(100.0, "final", "F")}, {"fa3": "Not installed."}
+            if family == "three_kernel":
+                times[name] = Timing.out("The launch failed.", disqualified=True)
+        return FinalResult(times | {"fa4": timing(100.0, "final", "F")}, {"fa3": "flash-attn-3 is not installed (no vllm)."})
 
 
 @pytest.fixture
@@ -92,7 +95,8 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
     assert storage.baselines(study)["fa4"][0].interleaved_with(storage.trial(numbers[1]).timing)
     file = io.StringIO()
     render_rows([row], Console(file=file, width=160))
-    assert f"{best['BLOCK_M'] / 100:.3f}" in file.getvalue() and "fa3 has no time for every problem: Not installed." in file.getvalue()
+    shown = (f"{best['BLOCK_M'] / 100:.3f}", "fa3 has no time for every problem: flash-attn-3 is not installed", "To bring fa3: python scripts/")
+    assert all(words in file.getvalue() for words in shown)
     assert json.loads(rows_json([row]))[0]["ratio"] == row.ratio
 
 
@@ -104,6 +108,25 @@ def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
     (trial,) = storage.iter_trials(study)
     assert trial.disqualified == "In the final: two outputs differ." and not storage.leaderboard(study, 9) and not storage.baselines(study)
     assert "fa4" in rows_json([row])
+
+
+def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
+    failing = load_space("three_kernel", GPU).starting_configs(PROBLEM)[0]
+    row = run(bench, storage, [("flash_mma", CONFIGS[0].params), ("three_kernel", failing.params)])
+    assert row.family == "flash_mma" and row.ratio and row.notes == ["three_kernel trial 2: left the final: The launch failed."]
+    assert storage.trial(2).disqualified == "In the final: The launch failed." and storage.trial(2).timing.protocol["stage"] == "screen"
+    assert [t.number for t in storage.leaderboard(storage.studies()[0], 9)] == [1]
+
+
+def test_a_final_that_cannot_be_held_is_one_note(bench, storage, monkeypatch):
+    ask = bench._ask
+
+    def dies_in_finals(problem, method, args, seconds):
+        return Outcome(method, Ending.DIED, "Killed.", 0.1) if method == "final" else ask(problem, method, args, seconds)
+
+    monkeypatch.setattr(bench, "_ask", dies_in_finals)
+    row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])
+    assert row.ours is None and row.notes == ["here: The final could not be held: Killed."]
 
 
 def test_a_doubtful_verdict_is_asked_for_again_once(bench, monkeypatch):

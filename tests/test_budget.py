@@ -2,7 +2,8 @@
 
 import pytest
 
-from evoattn.budget import Budget, BudgetError, parse_budget
+from evoattn import budget as budgets
+from evoattn.budget import Budget, BudgetError, Clock, parse_budget
 
 
 @pytest.mark.parametrize("text, budget", [
@@ -16,3 +17,16 @@ def test_budgets(text, budget):
 def test_what_is_no_budget_is_one_sentence(text):
     with pytest.raises(BudgetError, match="90s"):
         parse_budget(text)
+
+
+def test_time_runs_from_the_start_of_the_clock_and_leaves_the_reserve(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
+    clock, short = Clock(Budget(seconds=60), reserve=3), Clock(Budget(seconds=4), reserve=3)
+    now[0] += 1000
+    assert not clock.spent(0)
+    clock.start(), short.start()
+    for seconds, spent in ((1.9, (False, False)), (2.1, (False, True)), (56.9, (False, True)), (57.1, (True, True))):
+        now[0] = 1100 + seconds
+        assert (clock.spent(10**6), short.spent(0)) == spent
+    assert Clock(Budget(trials=3)).spent(3) and not Clock(Budget(trials=3)).spent(2)

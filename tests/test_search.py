@@ -1,5 +1,6 @@
 """The loop on a device that misbehaves: a death, a hang or a failed compile costs its candidate and no more; kill -9 and Ctrl-C lose nothing."""
 
+import io
 import os
 import signal
 import sqlite3
@@ -9,17 +10,21 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from evoattn import finals, gpu, search
 from evoattn.budget import Budget
 from evoattn.config import KernelConfig, load_space
+from evoattn.contest import FinalResult
 from evoattn.evaluate import Compiled
 from evoattn.families.registry import FAMILIES
 from evoattn.problem import AttentionProblem
+from evoattn.progress import Progress
 from evoattn.render import render
 from evoattn.samplers.base import STARTING
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import Search
+from evoattn.show import print_trial
 from evoattn.storage import Storage
 from evoattn.trial import Candidate, CompiledKernel, CompileInfo, Evaluation, Proposal, Timing, TrialState
 from evoattn.worker import Ending, Handler, Outcome
@@ -57,10 +62,10 @@ class FakeDevice(Handler):
     def __call__(self, task):
         method, args = task
         if method == "final":
-            finalists, _ = args
+            finalists, _, _ = args
             run = {"stage": "final", "run": "final" if finalists else "first"}
             timings = {name: Timing((cost(config.params),), run) for name, (_, config, _) in finalists.items()}
-            return timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."}
+            return FinalResult(timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."})
         _, config, kernel, _ = args
         if config["STAGES"] == 3:
             os._exit(7)
@@ -83,6 +88,30 @@ class DiesInFinals(FakeDevice):
             if times < {"baselines": 2, "final": 1}[kind]:
                 deaths.write_text("x" * (times + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+class DiesOfAFinalist(FakeDevice):
+    """A worker that the first finalist kills at its turn, each time."""
+
+    def __call__(self, task):
+        if task[0] == "final":
+            for name in task[1][0]:
+                self.report(name)
+                if name == "1":
+                    os._exit(3)
+        return super().__call__(task)
+
+
+class SlowToStart(FakeDevice):
+    """A worker that takes longer to come up, and to measure the peers, than a small budget is long."""
+
+    def __init__(self, problem, gpu, cache):
+        time.sleep(1.0)
+
+    def __call__(self, task):
+        if task[0] == "final" and not task[1][0]:
+            time.sleep(0.5)
         return super().__call__(task)
 
 
@@ -118,6 +147,28 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
 
 
+def test_a_small_budget_counts_from_when_the_workers_are_up(tmp_path, monkeypatch):
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", SlowToStart)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    space = load_space("flash_mma", GPU).restricted({"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)})
+    spaces = {"flash_mma": space}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1)
+    stages = set()
+    progress = running.run(Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None)))
+    assert progress.measured and storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+    assert progress.starting_seconds > 1.5 > progress.busy_share and 0.4 < progress.seconds
+    assert {("starting workers", True), ("searching", False)} <= stages
+
+
+def test_what_no_worker_ever_judged_is_not_measured():
+    progress = Progress(recorded=3)
+    progress.states.update([TrialState.INVALID_CONFIG, TrialState.DUPLICATE, TrialState.COMPILE_ERROR])
+    assert not progress.measured and not progress.seconds and not progress.busy_share and not progress.candidates_per_second
+
+
 def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
     """A process that a kernel may have harmed gives no verdict on the next one."""
     running = Search(None, None, PROBLEM, GPU, {}, None, jobs=1)
@@ -145,6 +196,27 @@ def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkey
     assert running.run(Budget(trials=4)).recorded == 4
     assert [len((tmp_path / kind).read_text()) for kind in ("baselines", "final")] == [2, 1]
     assert storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+
+
+def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(tmp_path, monkeypatch):
+    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", DiesOfAFinalist)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+    spaces = {"flash_mma": load_space("flash_mma", GPU).restricted({"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)})}
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1)
+    progress = running.run(Budget(trials=3))
+    out = storage.trial(1)
+    assert out.disqualified and "exit code 3. So it did 2 times" in progress.notes[0] and progress.notes[0].startswith("trial 1 left the final")
+    assert out.timing.protocol["stage"] == "screen" and not out.timings[-1].samples_us
+    leaders = storage.leaderboard(study, 9)
+    assert {t.number for t in leaders} == {2, 3} and all(t.timing.protocol["stage"] == "final" for t in leaders)
+    storage.add_timing(leaders[0].number, Timing.out("It needs more device memory than is free.", disqualified=False))
+    assert [t.number for t in storage.leaderboard(study, 9)] == [t.number for t in leaders]
+    shown = io.StringIO()
+    print_trial(storage, out, Console(file=shown, width=200))
+    assert "none: The worker process ended with exit code 3" in shown.getvalue()
 
 
 def test_the_best_starting_config_takes_part_in_the_final(tmp_path, monkeypatch):
@@ -225,6 +297,15 @@ def wait_until(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.1)
+
+
+def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
+    process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
+    assert "No CUDA device" in process.stdout.readline()
+    wait_until(lambda: children(process.pid))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Done (interrupted): " in output, output
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

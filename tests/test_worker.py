@@ -14,6 +14,10 @@ class Obedient(Handler):
 
     def __call__(self, task):
         what, value = task
+        if what == "report and exit":
+            for doing in value:
+                self.report(doing)
+            os._exit(1)
         if what == "exit":
             os._exit(value)
         if what == "hang":
@@ -54,6 +58,12 @@ def test_a_result_comes_back_from_one_process(worker):
     first, second = finish(worker, ("echo", 0)), finish(worker, ("echo", 0))
     assert first.ending is Ending.RESULT and first.tag == "tag"
     assert first.value == second.value
+
+
+def test_a_death_is_told_with_what_the_task_was_about(worker):
+    outcome = finish(worker, ("report and exit", ["this", "that"]))
+    assert outcome.ending is Ending.DIED and outcome.doing == "that"
+    assert finish(worker, ("echo", 0)).doing == ""
 
 
 def test_an_exception_costs_the_task_only(worker):

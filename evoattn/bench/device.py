@@ -43,7 +43,7 @@ class BenchDevice(Handler):
         if self._evaluator is None or self._evaluator.problem != problem:
             self._evaluator = None                    # its inputs and answers leave the device before the next ones come
             torch.cuda.empty_cache()
-            self._evaluator = DeviceEvaluator(problem, self._gpu, self._cache)
+            self._evaluator = DeviceEvaluator(problem, self._gpu, self._cache, report=self.report)
         try:
             return getattr(self._evaluator, method)(*args)
         finally:

@@ -11,6 +11,7 @@ from evoattn.bench.contenders import Contender, choose
 from evoattn.bench.device import COMPILE_SECONDS, FINAL_SECONDS, START_SECONDS, BenchDevice, CompileAny
 from evoattn.bench.notes import Note, grouped
 from evoattn.errors import FailedRun
+from evoattn.finals import Final, FinalFailed
 from evoattn.gpu import DetectedDevice, GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage
@@ -101,10 +102,14 @@ class Bench:
                 notes.append(self._failed(problem, contender, evaluation))
         proved.sort(key=lambda entry: entry[:2])
         finalists = {str(i): (c.config.family, c.config, kernel) for i, (_, _, c, kernel, _) in enumerate(proved[:self.top])}
-        outcome = self._ask(problem, "final", (finalists, benchmark.FINAL), FINAL_SECONDS)
-        if outcome.ending is not Ending.RESULT:
-            return [*notes, Note(problem.name, f"The final could not be held: {outcome.value}")]
-        timings, row.refusals = outcome.value
+        final = Final(finalists)
+        try:
+            while not final.result:
+                left, refused = final.task
+                final.take(self._ask(problem, "final", (left, benchmark.FINAL, refused), FINAL_SECONDS))
+        except FinalFailed as error:
+            return [*notes, Note(problem.name, f"The final could not be held: {error}")]
+        timings, row.refusals, _ = final.result
         peers = {name: timing for name, timing in timings.items() if name not in finalists}
         row.peers = {name: Time.of(timing) for name, timing in peers.items()}
         row.versions = {name: timing.protocol.get("version", "") for name, timing in peers.items()}
@@ -125,6 +130,9 @@ class Bench:
             timing = timings[str(index)]
             storage, study, number = self._record(problem, contender, evaluation)
             storage.add_timing(number, timing)
+            if not timing.samples_us:
+                notes.append(Note(f"{contender.config.family} trial {number}", f"left the final: {timing.protocol['out']}"))
+                continue
             if timing.disqualified:
                 notes.append(Note(f"{contender.config.family} trial {number}", f"disqualified: {timing.disqualified}"))
                 continue

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evoattn.baselines import NOT_INSTALLED
 from evoattn.bench.notes import shortened
 from evoattn.bench.run import Row, Time
 
@@ -38,8 +39,7 @@ def render_rows(rows: list[Row], console: Console) -> None:
         name = row.problem["name"] or row.describe
         table.add_row(Text(name), _cell(row.ours), speed, *(_cell(row.peers.get(peer)) for peer in peers), ratio)
     console.print(table)
-    versions = {name: text for row in rows for name, text in row.versions.items()}
-    for name, text in versions.items():
+    for name, text in dict.fromkeys(pair for row in rows for pair in row.versions.items()):
         console.print(f"{name}: {text}", markup=False)
     for row in rows:
         name = row.problem["name"] or row.describe
@@ -54,6 +54,9 @@ def render_rows(rows: list[Row], console: Console) -> None:
     for (peer, reason), names in refused.items():
         where = "every problem" if len(names) == len(rows) else ", ".join(names)
         console.print(f"{peer} has no time for {where}: {reason}", markup=False, soft_wrap=True)
+    if absent := sorted({peer for peer, reason in refused if NOT_INSTALLED in reason}):
+        how = "python scripts/fetch_peers.py FOLDER, then set the PYTHONPATH that it prints."
+        console.print(f"To bring {' and '.join(absent)}: {how}", markup=False, soft_wrap=True)
 
 
 def rows_json(rows: list[Row]) -> str:

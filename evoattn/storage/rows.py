@@ -94,7 +94,7 @@ def timing_from_row(row: Row) -> Timing:
         STAGES.index(protocol["stage"])
         _each(str, protocol.get("sanitizer", {}), dict)
         _each(str, _each(object, protocol.get("clocks", {}), dict).get("throttled_by", []), list)
-        if not samples:
+        if not samples and not protocol.get("out"):
             raise ValueError("no samples")
         return Timing(samples, protocol)
     return _checked("A timing", build)

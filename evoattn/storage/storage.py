@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -236,8 +237,8 @@ class Storage:
         stage). The two never mix.
 
         With `finalists_first`, those of the study's latest final stand before all others: they were timed in turns, and a lucky
-        sample taken alone does not beat them. Without, a trial found after that final can enter the next one. Who was disqualified in a
-        final is left out.
+        sample taken alone does not beat them; one that left it without a time (its median there is infinite) is none of them. Without,
+        a trial found after that final can enter the next one. Who was disqualified in a final is left out.
         """
         if study.offline:
             query = (
@@ -248,7 +249,7 @@ class Storage:
             run = samples.c.protocol["run"].as_string()
             latest_final = (
                 select(run).join(trials, trials.c.number == samples.c.trial_number)
-                .where(trials.c.study_id == study.id, samples.c.stage == STAGES.index("final"))
+                .where(trials.c.study_id == study.id, samples.c.stage == STAGES.index("final"), samples.c.median_us < math.inf)
                 .order_by(samples.c.id.desc()).limit(1).scalar_subquery()
             )
             finalist = func.coalesce(run == latest_final, False) if finalists_first else literal(False)
@@ -259,7 +260,7 @@ class Storage:
                 select(samples.c.trial_number, samples.c.median_us, finalist.label("finalist"), rank.label("rank"))
                 .join(trials, trials.c.number == samples.c.trial_number)
                 .where(trials.c.study_id == study.id, trials.c.state == TrialState.COMPLETE.value)
-                .where(trials.c.number.not_in(disqualified)).subquery()
+                .where(trials.c.number.not_in(disqualified), samples.c.median_us < math.inf).subquery()
             )
             query = (
                 select(trials).join(ranked, ranked.c.trial_number == trials.c.number).where(ranked.c.rank == 1)

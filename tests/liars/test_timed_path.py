@@ -171,10 +171,11 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
 
 def test_a_finalist_that_lies_in_the_final_is_disqualified(monkeypatch):
     evaluator = make_evaluator()
-    monkeypatch.setattr("evoattn.evaluate.baselines.PEERS", {})
+    monkeypatch.setattr("evoattn.evaluate.PEERS", {})
     kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
-    timings, _ = evaluator.final({n: ("flash_scalar", CONFIG, k) for n, k in kernels.items()}, FINAL)
+    timings, _, complete = evaluator.final({n: ("flash_scalar", CONFIG, k) for n, k in kernels.items()}, FINAL)
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
+    assert complete
     assert not verdicts["1"] and "does less work when it is timed" in verdicts["2"] and "peak rates" in verdicts["3"]
     assert len({t.protocol["run"] for t in timings.values()}) == 1
 

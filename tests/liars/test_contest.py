@@ -1,0 +1,156 @@
+"""A final in which somebody fails, wherever it may be: that one is out with a sentence, and the others get their times."""
+
+import pytest
+import torch
+from puppets import CONFIG, Launch, Puppet, make_evaluator
+
+from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.baselines import PEERS, Peer
+from evoattn.benchmark import Protocol
+from evoattn.contest import FinalResult
+from evoattn.finals import Final, FinalFailed
+from evoattn.worker import Ending, Outcome
+
+SHORT = Protocol("final", 3, 200.0)
+FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 12, 21
+"""Launches of a puppet before each part of a final of three rounds with four calls a replay."""
+
+
+@pytest.fixture(scope="module")
+def evaluator():
+    return make_evaluator()
+
+
+@pytest.fixture(autouse=True)
+def peers(monkeypatch):
+    """The table of peers, empty."""
+    for name in list(PEERS):
+        monkeypatch.delitem(PEERS, name)
+    return PEERS
+
+
+def honest(launch: Launch) -> None:
+    launch.write()
+
+
+def fails(error: Exception, at: int):
+    def play(launch: Launch) -> None:
+        if launch.count == at:
+            raise error
+        launch.write()
+    return play
+
+
+def entered(**plays):
+    return {name: ("flash_scalar", CONFIG, Puppet(play)) for name, play in plays.items()}
+
+
+def make_peer(call) -> Peer:
+    return Peer(lambda problem, tensors: lambda: call(tensors), "torch")
+
+
+def right(tensors) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(*(tensors[t] for t in "qkv"))
+
+
+@pytest.mark.parametrize("at", [FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF])
+@pytest.mark.parametrize("error, harmless", [(LaunchError("Too many registers."), True), (ContextLost("An illegal address."), False)])
+def test_a_finalist_that_fails_is_out_and_the_others_go_on(evaluator, peers, at, error, harmless):
+    peers["rival"] = make_peer(right)
+    final = Final(entered(a=honest, b=fails(error, at), c=honest))
+    tries = 0
+    while not final.result:
+        tries += 1
+        finalists, refused = final.task
+        result = evaluator.final(finalists, SHORT, refused)
+        assert evaluator.broken != result.complete
+        final.take(Outcome("final", Ending.RESULT, result, 1.0))
+    assert tries == (1 if harmless else 2)
+    timings, refusals, _ = final.result
+    assert set(timings) == {"a", "b", "c", "rival"} and not refusals
+    assert not timings["b"].samples_us and timings["b"].disqualified == f"In the final: {error}"
+    assert timings["a"].interleaved_with(timings["c"]) and timings["a"].interleaved_with(timings["rival"]) and not timings["a"].disqualified
+
+
+def test_a_finalist_without_room_is_out_but_not_disqualified(evaluator):
+    timings, _, complete = evaluator.final(entered(a=honest, b=fails(torch.cuda.OutOfMemoryError("2 GiB"), FIRST_CALL)), SHORT)
+    assert complete and not timings["b"].disqualified and "more device memory" in timings["b"].protocol["out"] and timings["a"].samples_us
+
+
+def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(evaluator):
+    def wrong_when_proved(launch: Launch) -> None:
+        launch.write()
+        if launch.count >= PROOF:
+            launch.views["o"].add_(1)
+
+    timings, _, complete = evaluator.final(entered(a=honest, b=wrong_when_proved), SHORT)
+    assert complete and timings["b"].samples_us and "back to back" in timings["b"].disqualified and not timings["a"].disqualified
+
+
+@pytest.mark.parametrize("calls, error, sentence", [
+    (0, RuntimeError("No such tile."), "No such tile."),
+    (1, TypeError("It cannot be captured."), "It fails when it is timed: It cannot be captured."),
+    (4, RuntimeError("An illegal address."), "It fails when it is timed: An illegal address."),
+    (20, RuntimeError("Lost."), "It fails when it is timed: Lost."),
+])
+def test_a_peer_that_fails_is_refused_and_the_others_go_on(evaluator, peers, calls, error, sentence):
+    count = [0]
+
+    def call(tensors):
+        count[0] += 1
+        if count[0] > calls:
+            raise error
+        return right(tensors)
+
+    peers |= {"bad": make_peer(call), "good": make_peer(right)}
+    timings, refusals, complete = evaluator.final(entered(a=honest), SHORT)
+    assert refusals == {"bad": sentence} and complete == (calls == 0)
+    if not complete:
+        timings, refusals, complete = evaluator.final(entered(a=honest), SHORT, tuple(refusals))
+    assert complete and set(timings) == {"a", "good"} and timings["good"].protocol["version"].startswith("torch ")
+
+
+def test_a_peer_that_refuses_but_lost_the_device_costs_the_process(evaluator, peers, monkeypatch):
+    def call(tensors):
+        evaluator.ladder[0].answer.exact[0, 0, 0, 0] += 1       # what an illegal write may hit
+        raise RuntimeError("An illegal address.")
+
+    peers["bad"] = make_peer(call)
+    assert evaluator.final(entered(a=honest), SHORT) == FinalResult({}, {"bad": "An illegal address."}, complete=False) and evaluator.broken
+    evaluator.ladder[0].answer.exact[0, 0, 0, 0] -= 1
+
+
+def test_a_bug_of_ours_is_no_finalist_s_fault(evaluator):
+    with pytest.raises(KeyError):
+        evaluator.final(entered(a=fails(KeyError("q"), ROUNDS)), SHORT)
+    assert evaluator.broken
+
+
+def ended(how: Ending, doing: str = "") -> Outcome:
+    return Outcome("final", how, "The worker process ended with exit code 1.", 1.0, doing)
+
+
+def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
+    peers |= {"fa3": make_peer(right), "fa4": make_peer(right)}
+    final = Final({"7": None, "8": None, "9": None})
+    for how, doing, left in (
+        (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.TIMEOUT, "8", ["7", "9"]),
+        (Ending.TIMEOUT, "fa4", ["7", "9"]),
+        (Ending.DIED, "9", ["7", "9"]), (Ending.DIED, "9", ["7"]),
+    ):
+        final.take(ended(how, doing))
+        assert list(final.task[0]) == left and not final.result
+    assert final.task[1] == ("fa3", "fa4")
+    final.take(Outcome("final", Ending.RESULT, FinalResult({}, {"math": "No memory."}), 1.0))
+    assert set(final.result.refusals) == {"fa3", "fa4", "math"}
+    assert "exit code 1. So it did 2 times" in final.result.refusals["fa3"]
+    assert final.result.timings["9"].disqualified and not final.result.timings["8"].disqualified and "ended at its turn" in final.result.timings["8"].protocol["out"]
+
+
+@pytest.mark.parametrize("ends", [[ended(Ending.DIED)] * 3, [ended(Ending.TIMEOUT)], [ended(Ending.RAISED, "7")]])
+def test_a_final_that_nobody_in_it_spoils_fails_with_a_sentence(ends):
+    final = Final({"7": None})
+    for end in ends[:-1]:
+        final.take(end)
+    with pytest.raises(FinalFailed, match="exit code 1"):
+        final.take(ends[-1])
