@@ -137,6 +137,7 @@ class Contestant:
     ) -> None:
         """Warms up, estimates the time of one call (`estimate_us`, launch overhead included) and captures the graph. Raises what `enqueue` raises."""
         self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
+        self._enqueue = enqueue                       # a graph does not keep loaded the module that its kernels come from, but this does
         with timer.side_stream():
             enqueue()
             self.estimate_us = min(timer.elapsed_us(enqueue) for _ in range(2))

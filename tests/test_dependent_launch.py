@@ -1,6 +1,7 @@
 """What the driver is given for a launch that may begin early: as cuda.h of CUDA 13.0 lays it out (offsetof by gcc on x86-64)."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_what_the_driver_reads(monkeypatch):
 
     monkeypatch.setattr(dependent_launch, "_launcher", lambda: launch)
     tensor_map = np.frombuffer(bytes(range(128)), dtype=np.dtype((np.void, 128))).copy()
-    enqueue = DependentLaunch(0x1234, LAUNCH, (np.uint64(1 << 40), np.float32(0.5), tensor_map))
+    enqueue = DependentLaunch(SimpleNamespace(ptr=0x1234), LAUNCH, (np.uint64(1 << 40), np.float32(0.5), tensor_map))
     del tensor_map                                            # the launch keeps what it points to
     enqueue(77)
     enqueue(78)
@@ -45,4 +46,4 @@ def test_what_the_driver_reads(monkeypatch):
 def test_a_refusal_is_a_sentence(monkeypatch):
     monkeypatch.setattr(dependent_launch, "_launcher", lambda: lambda *_: 1)
     with pytest.raises(LaunchError, match=r"^The launch of values failed \(CUDA error 1\)\.$"):
-        DependentLaunch(0, LAUNCH, ())(0)
+        DependentLaunch(SimpleNamespace(ptr=0), LAUNCH, ())(0)

@@ -80,7 +80,7 @@ class CudaBackend:
                         function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.smem_bytes)
                 args = tuple(_argument(a, buffers) for a in launch.args)
                 if launch.overlaps:
-                    steps.append(DependentLaunch(function.ptr, launch, args))
+                    steps.append(DependentLaunch(function, launch, args))
                 else:
                     steps.append(_plain_launch(function, launch, args))
         except cupy.cuda.driver.CUDADriverError as error:

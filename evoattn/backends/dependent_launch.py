@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 
@@ -48,14 +49,20 @@ def _launcher() -> ctypes._CFuncPtr:
     return function
 
 
+class LoadedFunction(Protocol):
+    """A kernel of a loaded module, which it keeps loaded: CuPy's `Function`. `ptr` is the CUfunction."""
+
+    ptr: int
+
+
 class DependentLaunch:
     """`launch` of a loaded function, ready to be enqueued after another kernel; a graph that is captured gets a programmatic edge.
 
-    Keeps the arguments for as long as it can be called: the driver copies them at each call.
+    Keeps the arguments and the function's module for as long as it can be called: the driver copies the arguments at each call.
     """
 
-    def __init__(self, function: int, launch: KernelLaunch, arguments: tuple[np.generic | np.ndarray, ...]) -> None:
-        """`function` is a CUfunction; `arguments` are passed by value, each of one item. Raises `LaunchError` if the driver is too old."""
+    def __init__(self, function: LoadedFunction, launch: KernelLaunch, arguments: tuple[np.generic | np.ndarray, ...]) -> None:
+        """`arguments` are passed by value, each of one item. Raises `LaunchError` if the driver is too old."""
         self._call, self._function, self._kernel = _launcher(), function, launch.kernel
         self._values = [np.array(a) for a in arguments]
         self._pointers = (ctypes.c_void_p * len(self._values))(*(value.ctypes.data for value in self._values))
@@ -66,6 +73,6 @@ class DependentLaunch:
     def __call__(self, stream: int) -> None:
         """Enqueue on the CUstream `stream`. Raises `LaunchError` if the driver refuses."""
         self._config.stream = stream
-        status = self._call(self._config, self._function, self._pointers, None)
+        status = self._call(self._config, self._function.ptr, self._pointers, None)
         if status:
             raise LaunchError(f"The launch of {self._kernel} failed (CUDA error {status}).")
