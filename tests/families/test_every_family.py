@@ -10,12 +10,12 @@ from evoattn.config import KernelConfig, load_space
 from evoattn.families.base import Family
 from evoattn.families.registry import FAMILIES
 from evoattn.gpu import GPUS, GpuSpec
-from evoattn.problem import AttentionProblem
+from evoattn.problem import MASKS, AttentionProblem
 from evoattn.problems import named_problems
 from evoattn.render import render
 from evoattn.samplers.pool import ConfigPool
 
-DRAWS = 3
+DRAWS = 2
 WITHOUT_START = {("flash_wgmma", "seed_s64")}
 """(family, problem): 64 queries of 64 keys are less than the smallest of its known configs is for."""
 FEWEST_STARTS = {"flash_scalar": 1, "flash_wmma": 4, "flash_mma": 5, "three_kernel": 5}
@@ -34,7 +34,7 @@ def test_a_kernel_serves_all_lengths(family):
     """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
     gpu = GPUS["h100"]
     space = load_space(family.name, gpu)
-    for p in supported(family, gpu):
+    for p in (named.with_(mask=mask) for named in supported(family, gpu) for mask in MASKS):
         pool = ConfigPool(
             {family.name: space}, lambda name, params, p=p: family.why_invalid(p, KernelConfig(name, params), gpu), random.Random(p.seqlen_k))
         other = p.with_(batch=3, heads=6, kv_heads=2, seqlen_q=77, seqlen_k=35, layout="bshd" if p.layout == "bhsd" else "bhsd")
