@@ -68,12 +68,13 @@ def search(
         "--set", metavar="NAME=V1,V2", help="Search only these values of a parameter; may be given several times.")] = None,
     starting_configs: Annotated[bool, typer.Option(
         "--starting-configs/--no-starting-configs", help="Begin with the known-good configs, or with random ones.")] = True,
-    sampler: Annotated[str, typer.Option(help="genetic, tpe or random.")] = "genetic",
+    sampler: Annotated[str | None, typer.Option(help="genetic, tpe or random.", show_default="genetic")] = None,
     study: StudyName = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampler.", show_default="0")] = None,
     db: Database = DEFAULT_DATABASE,
     jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
-    cache: Annotated[str, typer.Option(help="`warm` keeps the inputs in L2 between calls, `cold` flushes it before each.")] = "warm",
+    cache: Annotated[str | None, typer.Option(
+        help="`warm` keeps the inputs in L2 between calls, `cold` flushes it before each.", show_default="warm")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study (by --study, else the latest).")] = False,
     sanitize: Annotated[bool, typer.Option(
         "--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard.")] = False,
@@ -105,10 +106,7 @@ def report(
     with _errors(), _opened(db) as storage:
         from evoattn.report import render_html, render_json, render_table, summarise
 
-        chosen = storage.find_study(study) if study else storage.latest_study()
-        if chosen is None:
-            _stop(f"No study {study!r} in {db}." if study else f"No study in {db} yet; start with `evoattn search`.", WRONG_USE)
-        summary = summarise(storage, chosen, limit)
+        summary = summarise(storage, storage.chosen_study(study), limit)
         if format == "table":
             if output:
                 with output.open("w") as file:
@@ -197,7 +195,7 @@ def reproduce(
 
 
 @app.command()
-def gpus(db: Database = DEFAULT_DATABASE) -> None:
+def gpus() -> None:
     """The GPUs that evoattn knows, and what is in this machine."""
     from evoattn.gpu import GPUS, detect_devices
 
@@ -220,7 +218,7 @@ def gpus(db: Database = DEFAULT_DATABASE) -> None:
 
 
 @app.command()
-def families(db: Database = DEFAULT_DATABASE) -> None:
+def families() -> None:
     """The kernel families and the size of their search spaces."""
     from evoattn.config import load_space
     from evoattn.families.registry import FAMILIES
@@ -262,10 +260,10 @@ def _chosen_trial(storage, text: str, study: str | None):
 
     if text != "best":
         return storage.trial(_number(text))
-    chosen = storage.find_study(study) if study else storage.latest_study()
-    leaders = storage.leaderboard(chosen, 1) if chosen else []
+    chosen = storage.chosen_study(study)
+    leaders = storage.leaderboard(chosen, 1)
     if not leaders:
-        raise UnknownRecord("There is no best trial yet: the study has none that is right.")
+        raise UnknownRecord(f"There is no best trial yet: study {chosen.name} has none that is right.")
     return leaders[0]
 
 

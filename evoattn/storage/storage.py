@@ -22,13 +22,16 @@ from evoattn.storage import engine as database
 from evoattn.storage import lock
 from evoattn.storage.errors import StorageError, UnknownRecord, explain
 from evoattn.storage.rows import (
-    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, plain_text, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
+    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, plain_text, study_from_row, timing_from_row, timing_to_row,
+    trial_from_row, unpack_source,
 )
 from evoattn.storage.schema import REVISION, STAGES, baselines, environments, samples, sources, studies, trials
 from evoattn.trial import Candidate, Evaluation, Study, Timing, Trial, TrialState
 
 PAGE = 500
 """Trials read at a time: memory stays flat however many there are."""
+NAMED_STUDIES = 10
+"""Studies that a sentence about an unknown one names."""
 
 
 def _now() -> str:
@@ -122,6 +125,16 @@ class Storage:
 
     def latest_study(self) -> Study | None:
         return next(iter(self._select_studies(select(studies).order_by(studies.c.id.desc()).limit(1))), None)
+
+    def chosen_study(self, name: str | None) -> Study:
+        """The study called `name`, else the latest. Raises `UnknownRecord`, which names the latest of those that are there."""
+        if study := self.find_study(name) if name else self.latest_study():
+            return study
+        place, names = database.place(self.url), [study.name for study in self.studies()]
+        if not names:
+            raise UnknownRecord(f"There is no study in {place} yet; start with `evoattn search`.")
+        shown = ", ".join(names[-NAMED_STUDIES:])
+        raise UnknownRecord(f"There is no study {name!r} in {place}; {'it has' if len(names) <= NAMED_STUDIES else 'its latest are'} {shown}.")
 
     def _select_studies(self, query: Select) -> list[Study]:
         with self._reading() as connection:
