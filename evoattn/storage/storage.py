@@ -283,12 +283,6 @@ class Storage:
         with self._reading() as connection:
             return _load(connection, query)
 
-    def seen_config_ids(self, study: Study) -> dict[str, int]:
-        """Every config recorded in the study: its id and the number of its first trial."""
-        query = select(trials.c.config_id, func.min(trials.c.number)).where(trials.c.study_id == study.id).group_by(trials.c.config_id)
-        with self._reading() as connection:
-            return {config_id: number for config_id, number in connection.execute(query)}
-
     def counts(self, study: Study) -> dict[TrialState, int]:
         """Trials of the study by state; states without a trial are left out."""
         query = select(trials.c.state, func.count()).where(trials.c.study_id == study.id).group_by(trials.c.state)

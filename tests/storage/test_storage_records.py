@@ -28,7 +28,6 @@ def test_records_come_back_as_they_went_in(storage, path):
     assert again.source(trial.source_hash) == "constexpr int BLOCK_M = 64; // µs"
     assert list(again.iter_trials(study, evidence=True)) == [trial, bare]
     assert list(again.iter_trials(study)) == [replace(trial, compile_info=None, validation=None), bare]
-    assert again.seen_config_ids(study) == {trial.config_id: trial.number, bare.config_id: bare.number}
     assert AttentionProblem(**study.problem) == PROBLEM
     again.close()
 
