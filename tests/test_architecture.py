@@ -20,7 +20,7 @@ LAYERS = [                                            # design §2; a module may
     ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
     ["arena", "backends", "compiler", "ptx", "reference", "render"],
     ["families"],
-    ["budget", "clocks", "config", "errors", "gpu", "paths", "problem", "problems", "ranking", "safe_yaml", "trial"],
+    ["budget", "clocks", "config", "errors", "gpu", "paths", "peers", "problem", "problems", "ranking", "safe_yaml", "trial"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {                                              # files, or rooms of which any file may
