@@ -30,6 +30,11 @@ def supported(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:
 
 
 @every_family
+def test_its_space_has_the_sides_of_a_tile(family):
+    assert {"BLOCK_M", "BLOCK_N"} <= set(load_space(family.name, GPUS["h100"]).names())
+
+
+@every_family
 def test_a_kernel_serves_all_lengths(family):
     """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
     gpu = GPUS["h100"]
