@@ -62,7 +62,8 @@ def search(
     gpu: Annotated[str, typer.Option(help="GPU to search for (see `evoattn gpus`), or `auto` for the one that is here.")] = "auto",
     budget: Annotated[str, typer.Option(help="A time (90s, 30m, 2h) or a count (500trials).")] = "10m",
     problem: Annotated[str | None, typer.Option(help="A problem of search_spaces/problems.yaml.", show_default="seed_h100")] = None,
-    shape: Annotated[str | None, typer.Option(help="Or a shape: B=1,H=16,S=1024,D=64,dtype=fp16,mask=full (also Hkv, Sq, Sk, layout).")] = None,
+    shape: Annotated[str | None, typer.Option(
+        help="Or a shape: B=1,H=16,S=1024,D=64,dtype=fp16,mask=full (also Hkv, Sq, Sk, layout and lse).")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Search only this family; may be given several times.")] = None,
     choice: Annotated[list[str] | None, typer.Option(
         "--set", metavar="NAME=V1,V2", help="Search only these values of a parameter; may be given several times.")] = None,
@@ -122,14 +123,15 @@ def report(
 def bench(
     problems: Annotated[list[str], typer.Argument(help="Problems of search_spaces/problems.yaml.")],
     gpu: Annotated[str, typer.Option(help="The GPU that must be here, or `auto`.")] = "auto",
-    db: Annotated[list[str] | None, typer.Option(help="Databases; several times. The first takes new trials.", show_default="the usual one")] = None,
+    db: Annotated[list[str] | None, typer.Option(
+        help="Databases; may be given several times. The first takes new trials.", show_default="the usual one")] = None,
     configs: Annotated[Path | None, typer.Option(help="Further configs, as scripts/best_configs.py writes them.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Kernels of ours in each final.")] = 4,
     jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
     format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write.", show_default="the terminal")] = None,
 ) -> None:
-    """The best recorded kernels of each problem (else its starting configs) beside every peer that is installed, proved before and after."""
+    """The best recorded kernels of each problem (else its starting configs) beside every installed peer, proved before and after."""
     if format not in ("table", "json"):
         _stop(f"The format is one of table and json, not {format!r}.", WRONG_USE)
     with _errors():
@@ -175,7 +177,8 @@ def reproduce(
     trial: Annotated[str, typer.Argument(help="Number of the trial, or `best`.")],
     study: StudyName = None,
     trust_source: Annotated[bool, typer.Option(
-        "--trust-source", help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the database.")] = False,
+        "--trust-source",
+        help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the database.")] = False,
     db: Database = DEFAULT_DATABASE,
 ) -> None:
     """Render, recompile, validate and time a trial again; exit code 0 only if it reproduced."""

@@ -2,8 +2,8 @@
 
 The interpreter counts what one block does for two small problems; the difference is what a K/V tile costs, the rest what a block costs.
 Scaled to the whole problem, these counts keep the units of an SM busy (issue slots, special-function units, shared memory, …), and make a
-chain of waits for each warp; the blocks that fit on an SM share the units and hide each other's waits. `reports/performance.md` has the rank
-correlation with measured times.
+chain of waits for each warp; the blocks that fit on an SM share the units and hide each other's waits. `reports/performance.md` has the
+rank correlation with measured times.
 """
 
 from __future__ import annotations

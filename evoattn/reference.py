@@ -132,7 +132,8 @@ FP32_RELATIVE = 1e-5
 
 
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
-    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too (as the interpreter's check does)."""
+    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the interpreter's check
+    does."""
     dtype = TORCH_DTYPES[problem.dtype]
     exact_dtype = torch.float64 if double or problem.dtype == "fp32" else torch.float32
     exact = exact_attention(problem, *(tensors[t] for t in "qkv"), exact_dtype)

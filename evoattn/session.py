@@ -51,7 +51,9 @@ def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, De
         if not devices:
             raise GpuError("There is no CUDA device here; name the GPU to search for offline, for example --gpu l4.")
         if devices[0].spec is None:
-            raise GpuError(f"The device here, {devices[0].product}, is not in evoattn's table; see `evoattn gpus`, and add a row to evoattn/gpu.py.")
+            raise GpuError(
+                f"The device here, {devices[0].product}, is not in evoattn's table (see `evoattn gpus`); add a row to evoattn/gpu.py, or "
+                "hide it (CUDA_VISIBLE_DEVICES=) to search offline.")
         return devices[0].spec, devices[0]
     spec = gpus.lookup(name)
     if not devices:
@@ -128,7 +130,8 @@ def _resume(
         spec, device = gpus.lookup(study.gpu), None
     else:
         if not devices:
-            raise GpuError(f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
+            raise GpuError(
+                f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
         spec, device = choose_device(study.gpu, devices)
     spaces = choose_families(list(study.families), problem, spec)
     spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))

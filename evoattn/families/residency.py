@@ -23,7 +23,8 @@ def why_not_resident(gpu: GpuSpec, blocks: int, warps: int, smem_bytes: int) -> 
     """Dynamic shared memory of `smem_bytes` a block, or threads, beyond what an SM has."""
     threads = WARP * warps
     if blocks * (smem_bytes + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {smem_bytes} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
+        what = f"blocks of {smem_bytes} bytes of shared memory, plus 1 KB each"
+        return f"BLOCKS_PER_SM={blocks} {what}, are over the {gpu.smem_per_sm} of an SM."
     if blocks * threads > gpu.threads_per_sm:
         return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
     return None

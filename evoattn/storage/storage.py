@@ -133,8 +133,8 @@ class Storage:
         place, names = database.place(self.url), [study.name for study in self.studies()]
         if not names:
             raise UnknownRecord(f"There is no study in {place} yet; start with `evoattn search`.")
-        shown = ", ".join(names[-NAMED_STUDIES:])
-        raise UnknownRecord(f"There is no study {name!r} in {place}; {'it has' if len(names) <= NAMED_STUDIES else 'its latest are'} {shown}.")
+        has = "it has" if len(names) <= NAMED_STUDIES else "its latest are"
+        raise UnknownRecord(f"There is no study {name!r} in {place}; {has} {', '.join(names[-NAMED_STUDIES:])}.")
 
     def _select_studies(self, query: Select) -> list[Study]:
         with self._reading() as connection:
