@@ -138,8 +138,7 @@ def _requirement(family: Family) -> str:
 
 
 def _target_guard(family: Family) -> tuple[list[str], list[str]]:
-    """(lines before, lines after) all code of an `a` target: nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none
-    of it."""
+    """(lines before, lines after) all code of an `a` target: nvcc 13.0 asked for sm_90a compiles for compute_90 too, which must see none of it."""
     number, name = _least_sm(family)
     if not name.endswith("a"):
         return [], []

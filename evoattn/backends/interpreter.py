@@ -69,8 +69,7 @@ def _machine(compiled: CompiledKernel, launch: KernelLaunch, memory: GlobalMemor
         raise ImpossibleLaunch(f"{launch.kernel} asks for {smem} bytes of shared memory; no GPU gives a block over {SMEM_LIMIT_BYTES}.")
     params = [_value(argument, addresses) for argument in launch.args]
     return Machine(
-        kernel, memory, params, launch.grid, launch.block, launch.smem_bytes, cluster=launch.cluster, detect_races=detect_races,
-        count=count)
+        kernel, memory, params, launch.grid, launch.block, launch.smem_bytes, cluster=launch.cluster, detect_races=detect_races, count=count)
 
 
 def _kernel(compiled: CompiledKernel, name: str) -> Kernel:
