@@ -184,12 +184,12 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
     title = f"evoattn search --gpu {p.gpu.name} --budget {p.budget_text}"
     with storage.lock_study(study), Display(console, running.progress, title, p.budget.seconds, p.budget.trials) as display:
         progress = running.run(p.budget, display.refresh)
+    if running.exhausted and not progress.recorded and progress.best is None:
+        raise SearchError(_why_nothing(sampler))
     ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"
     console.print(
         f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s, {progress.candidates_per_second:.2f} a second"
         + (f"; the GPU worker was busy {progress.device_seconds / progress.seconds:.0%} of the time." if p.device else "."), markup=False)
-    if running.exhausted and not progress.recorded and progress.best is None:
-        raise SearchError(_why_nothing(sampler))
     console.print(f"Best: {best_sentence(progress)}.", markup=False)
     render_table(summarise(storage, study, LEADERBOARD_ROWS), console)
     storage.close()
