@@ -64,13 +64,22 @@ FAULTS = {
 }
 
 
+def passes(genes: dict, edit=lambda source: source) -> bool:
+    p, c = problem(113, 203), config(**genes)
+    assert FAMILY.why_invalid(p, c, L4) is None
+    case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
+    return check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case).passed
+
+
+@pytest.mark.parametrize("stages", sorted({genes.get("STAGES", 1) for genes, *_ in FAULTS.values()}))
+def test_what_the_faults_are_put_into_is_right(stages):
+    assert passes({"STAGES": stages})
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
-
-    p, c = problem(113, 203), config(**genes)
-    case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case).passed
+    assert not passes(genes, line_edit(line, old, new))
 
 
 REFUSED = [

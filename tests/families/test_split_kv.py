@@ -102,7 +102,6 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]
-
     p, c = problem(3, 239), config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
     assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case, repeat=True).passed

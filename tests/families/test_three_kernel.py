@@ -93,7 +93,6 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
-
     p, c = problem(113, 203), config(**{"THREADS_PER_ROW": 64} | genes)
     case = make_case("plain", p, 1, "cpu", double=True)
     assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case).passed
