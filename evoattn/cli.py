@@ -150,12 +150,16 @@ def bench(
 
 
 @app.command()
-def show(trial: Annotated[str, typer.Argument(help="Number of the trial.")], db: Database = DEFAULT_DATABASE) -> None:
+def show(
+    trial: Annotated[str, typer.Argument(help="Number of the trial, or `best`.")],
+    study: StudyName = None,
+    db: Database = DEFAULT_DATABASE,
+) -> None:
     """All that is recorded of one trial: config, state, evidence, lineage and source."""
     with _errors(), _opened(db) as storage:
         from evoattn.show import print_trial
 
-        print_trial(storage, storage.trial(_number(trial)), _console())
+        print_trial(storage, _chosen_trial(storage, trial, study), _console())
 
 
 @app.command()

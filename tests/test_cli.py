@@ -94,6 +94,8 @@ def test_report_formats(study, tmp_path):
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
     shown = run("show", 1, "--db", db).stdout
+    leader = json.loads(run("report", "--format", "json", "--db", db).stdout)["leaderboard"][0]["trial"]
+    assert f"{leader} of study small" in run("show", "best", "--study", "small", "--db", db).stdout
     words = ("config id", "ran on", "host", "commit", "inputs' seed", "genetic, seed", "source hash", "not modelled", "faults of ptxas")
     assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
