@@ -8,16 +8,18 @@ DEMO_BUDGET ?= 60s
 
 setup: .venv/installed
 
-# --no-deps after the constrained install keeps pip from a second resolution for the editable project itself.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	touch $@
 
+# A GPU that evoattn does not know is hidden, as if there were none.
+FIND_GPU := from evoattn.gpu import detect_devices as find; print('--gpu auto' if find() and find()[0].spec else '--gpu l4')
+
 demo: setup
 	rm -rf demo && mkdir demo
-	$(BIN)/evoattn search --gpu $$($(BIN)/python -c "from evoattn.gpu import detect_devices; print('auto' if detect_devices() else 'l4')") \
-		--budget $(DEMO_BUDGET) --problem seed_h100 --db $(DEMO_DB)
+	gpu=$$($(BIN)/python -c "$(FIND_GPU)"); [ "$$gpu" = '--gpu auto' ] || export CUDA_VISIBLE_DEVICES=; \
+		$(BIN)/evoattn search $$gpu --budget $(DEMO_BUDGET) --problem seed_h100 --db $(DEMO_DB)
 	$(BIN)/evoattn report --limit 5 --db $(DEMO_DB)
 	$(BIN)/evoattn report --format html -o demo/report.html --db $(DEMO_DB)
 	$(BIN)/evoattn export best -o demo/kernel.cu --db $(DEMO_DB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -62,18 +62,20 @@ def search(
     gpu: Annotated[str, typer.Option(help="GPU to search for (see `evoattn gpus`), or `auto` for the one that is here.")] = "auto",
     budget: Annotated[str, typer.Option(help="A time (90s, 30m, 2h) or a count (500trials).")] = "10m",
     problem: Annotated[str | None, typer.Option(help="A problem of search_spaces/problems.yaml.", show_default="seed_h100")] = None,
-    shape: Annotated[str | None, typer.Option(help="Or a shape: B=1,H=16,S=1024,D=64,dtype=fp16,mask=full (also Hkv, Sq, Sk, layout).")] = None,
+    shape: Annotated[str | None, typer.Option(
+        help="Or a shape: B=1,H=16,S=1024,D=64,dtype=fp16,mask=full (also Hkv, Sq, Sk, layout and lse).")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Search only this family; may be given several times.")] = None,
     choice: Annotated[list[str] | None, typer.Option(
         "--set", metavar="NAME=V1,V2", help="Search only these values of a parameter; may be given several times.")] = None,
     starting_configs: Annotated[bool, typer.Option(
         "--starting-configs/--no-starting-configs", help="Begin with the known-good configs, or with random ones.")] = True,
-    sampler: Annotated[str, typer.Option(help="genetic, tpe or random.")] = "genetic",
+    sampler: Annotated[str | None, typer.Option(help="genetic, tpe or random.", show_default="genetic")] = None,
     study: StudyName = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampler.", show_default="0")] = None,
     db: Database = DEFAULT_DATABASE,
     jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
-    cache: Annotated[str, typer.Option(help="`warm` keeps the inputs in L2 between calls, `cold` flushes it before each.")] = "warm",
+    cache: Annotated[str | None, typer.Option(
+        help="`warm` keeps the inputs in L2 between calls, `cold` flushes it before each.", show_default="warm")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study (by --study, else the latest).")] = False,
     sanitize: Annotated[bool, typer.Option(
         "--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard.")] = False,
@@ -105,10 +107,7 @@ def report(
     with _errors(), _opened(db) as storage:
         from evoattn.report import render_html, render_json, render_table, summarise
 
-        chosen = storage.find_study(study) if study else storage.latest_study()
-        if chosen is None:
-            _stop(f"No study {study!r} in {db}." if study else f"No study in {db} yet; start with `evoattn search`.", WRONG_USE)
-        summary = summarise(storage, chosen, limit)
+        summary = summarise(storage, storage.chosen_study(study), limit)
         if format == "table":
             if output:
                 with output.open("w") as file:
@@ -124,14 +123,15 @@ def report(
 def bench(
     problems: Annotated[list[str], typer.Argument(help="Problems of search_spaces/problems.yaml.")],
     gpu: Annotated[str, typer.Option(help="The GPU that must be here, or `auto`.")] = "auto",
-    db: Annotated[list[str] | None, typer.Option(help="Databases; several times. The first takes new trials.", show_default="the usual one")] = None,
+    db: Annotated[list[str] | None, typer.Option(
+        help="Databases; may be given several times. The first takes new trials.", show_default="the usual one")] = None,
     configs: Annotated[Path | None, typer.Option(help="Further configs, as scripts/best_configs.py writes them.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Kernels of ours in each final.")] = 4,
     jobs: Annotated[int | None, typer.Option(min=1, help="Compile processes.", show_default="all cores")] = None,
     format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write.", show_default="the terminal")] = None,
 ) -> None:
-    """The best recorded kernels of each problem (else its starting configs) beside every peer that is installed, proved before and after."""
+    """The best recorded kernels of each problem (else its starting configs) beside every installed peer, proved before and after."""
     if format not in ("table", "json"):
         _stop(f"The format is one of table and json, not {format!r}.", WRONG_USE)
     with _errors():
@@ -150,12 +150,16 @@ def bench(
 
 
 @app.command()
-def show(trial: Annotated[str, typer.Argument(help="Number of the trial.")], db: Database = DEFAULT_DATABASE) -> None:
+def show(
+    trial: Annotated[str, typer.Argument(help="Number of the trial, or `best`.")],
+    study: StudyName = None,
+    db: Database = DEFAULT_DATABASE,
+) -> None:
     """All that is recorded of one trial: config, state, evidence, lineage and source."""
     with _errors(), _opened(db) as storage:
         from evoattn.show import print_trial
 
-        print_trial(storage, storage.trial(_number(trial)), _console())
+        print_trial(storage, _chosen_trial(storage, trial, study), _console())
 
 
 @app.command()
@@ -177,7 +181,8 @@ def reproduce(
     trial: Annotated[str, typer.Argument(help="Number of the trial, or `best`.")],
     study: StudyName = None,
     trust_source: Annotated[bool, typer.Option(
-        "--trust-source", help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the database.")] = False,
+        "--trust-source",
+        help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the database.")] = False,
     db: Database = DEFAULT_DATABASE,
 ) -> None:
     """Render, recompile, validate and time a trial again; exit code 0 only if it reproduced."""
@@ -197,7 +202,7 @@ def reproduce(
 
 
 @app.command()
-def gpus(db: Database = DEFAULT_DATABASE) -> None:
+def gpus() -> None:
     """The GPUs that evoattn knows, and what is in this machine."""
     from evoattn.gpu import GPUS, detect_devices
 
@@ -220,7 +225,7 @@ def gpus(db: Database = DEFAULT_DATABASE) -> None:
 
 
 @app.command()
-def families(db: Database = DEFAULT_DATABASE) -> None:
+def families() -> None:
     """The kernel families and the size of their search spaces."""
     from evoattn.config import load_space
     from evoattn.families.registry import FAMILIES
@@ -262,10 +267,10 @@ def _chosen_trial(storage, text: str, study: str | None):
 
     if text != "best":
         return storage.trial(_number(text))
-    chosen = storage.find_study(study) if study else storage.latest_study()
-    leaders = storage.leaderboard(chosen, 1) if chosen else []
+    chosen = storage.chosen_study(study)
+    leaders = storage.leaderboard(chosen, 1)
     if not leaders:
-        raise UnknownRecord("There is no best trial yet: the study has none that is right.")
+        raise UnknownRecord(f"There is no best trial yet: study {chosen.name} has none that is right.")
     return leaders[0]
 
 

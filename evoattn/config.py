@@ -82,7 +82,8 @@ class SearchSpace:
         missing = [p.name for p in self.parameters if p.name not in params]
         surplus = sorted(set(params) - set(self.names()))
         if missing or surplus:
-            raise ConfigError(f"{self.family} needs exactly the parameters {', '.join(self.names())}; missing {missing}, surplus {surplus}.")
+            names = ", ".join(self.names())
+            raise ConfigError(f"{self.family} needs exactly the parameters {names}; missing {missing}, surplus {surplus}.")
         for p in self.parameters:
             if params[p.name] not in p.values:
                 raise ConfigError(f"{self.family}: {p.name}={params[p.name]!r} is not one of {list(p.values)}.")
@@ -133,7 +134,8 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, Any], ...]) -> None:
-    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a row that is no `{when, config}`."""
+    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a row that is no
+    `{when, config}`."""
     for p in parameters:
         if not (isinstance(p.name, str) and p.name.isidentifier() and p.values and all(isinstance(v, (int, float, str)) for v in p.values)):
             raise TypeError(f"the parameter {str(p.name)[:40]!r} and its values are not a name and a list of numbers or words")

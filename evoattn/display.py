@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from evoattn.peers import peer_label
 from evoattn.progress import Progress
 
 LINE_EVERY = 10.0
@@ -23,7 +24,7 @@ def _clock(seconds: float) -> str:
 
 
 def best_sentence(progress: Progress) -> str:
-    """The best so far and how it stands against SDPA; offline a relative cost and nothing more."""
+    """The best so far and how it stands against its peers; offline a relative cost and nothing more."""
     best = progress.best
     if best is None:
         return "none yet"
@@ -33,8 +34,8 @@ def best_sentence(progress: Progress) -> str:
     if progress.level_with:
         text += f", level with {'trial' if len(progress.level_with) == 1 else 'trials'} {', '.join(map(str, progress.level_with))}"
     baselines = sorted(progress.baselines.items(), key=lambda item: item[1])
-    versus = [f"{us / best.timing.median_us:.2f}x {name}" for name, us in baselines]
-    return f"{text}; against SDPA: {', '.join(versus)}" if versus else text
+    versus = [f"{us / best.timing.median_us:.2f}x {peer_label(name)}" for name, us in baselines]
+    return f"{text}; its speed is {', '.join(versus)}" if versus else text
 
 
 class Display:

@@ -11,6 +11,7 @@ from evoattn.config import KernelConfig
 from evoattn.families import registry
 from evoattn.families.base import Family, starts_zeroed
 from evoattn.paths import TEMPLATES
+from evoattn.peers import peer_label
 from evoattn.problem import AttentionProblem
 from evoattn.storage import Storage, StorageError
 from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, Study, TensorMap, Timing, Trial
@@ -108,8 +109,8 @@ def _provenance(storage: Storage, study: Study, trial: Trial, problem: Attention
         for name, timings in storage.baselines(study).items():
             latest = timings[-1]
             ratio = f", {latest.median_us / timing.median_us:.3f} x its speed in the same rounds" if latest.interleaved_with(timing) else ""
-            lines.append(f"against SDPA {name}: {_timed(latest)}{ratio}")
-        lines += [f"against SDPA {name}: refused ({sentence})" for name, sentence in storage.refusals(study).items()]
+            lines.append(f"against {peer_label(name)}: {_timed(latest)}{ratio}")
+        lines += [f"against {peer_label(name)}: refused ({sentence})" for name, sentence in storage.refusals(study).items()]
     else:
         lines.append(f"never timed: judged for {study.gpu} ({study.arch}) without that GPU")
     return lines + [

@@ -59,11 +59,13 @@ class AttentionProblem:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ProblemError(f"{field} must be a whole number of at least 1, not {value!r}.")
         if self.heads % self.kv_heads:
-            raise ProblemError(f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides heads.")
+            raise ProblemError(
+                f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides heads.")
         whole_steps = self.head_dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM
         if not whole_steps and self.head_dim != SMALLEST_HEAD_DIM:
             raise ProblemError(
-                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {self.head_dim}.")
+                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, "
+                f"not {self.head_dim}.")
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in allowed:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")

@@ -12,7 +12,7 @@ TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.flo
 SCORES_PER_CHUNK = 1 << 27
 """Scores that the reference materialises at once: 1 GiB in float64."""
 
-INPUTS = ("plain", "large_logits", "late_huge_key", "large_logits_late_key", "rising_maximum", "equal_keys")
+KINDS = ("plain", "large_logits", "late_huge_key", "large_logits_late_key", "rising_maximum", "equal_keys")
 
 
 def make_inputs(problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain") -> dict[str, torch.Tensor]:
@@ -20,8 +20,10 @@ def make_inputs(problem: AttentionProblem, seed: int, device: torch.device | str
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales q by 30,
     `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both, `rising_maximum` lets the
-    largest score grow with every key, `equal_keys` makes all keys the same.
+    largest score grow with every key, `equal_keys` makes all keys the same. Raises `ValueError` on another kind: it would be plain unseen.
     """
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = TORCH_DTYPES[problem.dtype]
     tensors = {}
@@ -130,7 +132,8 @@ FP32_RELATIVE = 1e-5
 
 
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
-    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too (as the interpreter's check does)."""
+    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the interpreter's check
+    does."""
     dtype = TORCH_DTYPES[problem.dtype]
     exact_dtype = torch.float64 if double or problem.dtype == "fp32" else torch.float32
     exact = exact_attention(problem, *(tensors[t] for t in "qkv"), exact_dtype)

@@ -20,7 +20,8 @@ from evoattn.versions import collect, differences
 from evoattn.worker import Ending, Worker, wait_for_any
 
 TIME_TOLERANCE = 0.05
-"""Share by which a time may differ from its record: what the H100 of `kernel-facts.md` drifts by, being shared in time. A wider spread of the samples widens it."""
+"""Share by which a time may differ from its record: what an H100 that others use too drifts by from hour to hour. A wider spread of the
+samples widens it."""
 COST_TOLERANCE = 1e-6
 
 
@@ -140,8 +141,8 @@ def _time_finding(then: Timing, evaluation: Evaluation) -> list[Finding]:
     tolerance = max(TIME_TOLERANCE, *spreads)
     change = now.median_us / then.median_us - 1
     within = abs(change) <= tolerance
-    sentence = (
-        f"{now.median_us:.2f} µs, recorded {then.median_us:.2f} µs: {change:+.1%}, {'within' if within else 'outside'} the noise of ±{tolerance:.1%}.")
+    verdict = "within" if within else "outside"
+    sentence = f"{now.median_us:.2f} µs, recorded {then.median_us:.2f} µs: {change:+.1%}, {verdict} the noise of ±{tolerance:.1%}."
     return [Finding("time", sentence, within)]
 
 
@@ -152,7 +153,8 @@ def _on_device(
     devices = gpus.detect_devices()
     if not devices or devices[0].spec is not spec:
         here = f"this machine has a {devices[0].product}" if devices else "this machine has no CUDA device"
-        raise ReproduceError(f"Trial {trial.number} was timed on the GPU {spec.name}, but {here}; run it there, or `evoattn export {trial.number}`.")
+        raise ReproduceError(
+            f"Trial {trial.number} was timed on the GPU {spec.name}, but {here}; run it there, or `evoattn export {trial.number}`.")
     worker = Worker(DeviceHandler, (problem, spec, study.options.get("cache", "warm")))
     try:
         while not worker.idle:

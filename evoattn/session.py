@@ -17,12 +17,12 @@ from evoattn.problem import AttentionProblem, ProblemError
 from evoattn.report import render_table, summarise
 from evoattn.samplers.base import Sampler
 from evoattn.samplers.registry import make_sampler
-from evoattn.search import Search
-from evoattn.storage import Storage, StorageError
+from evoattn.search import Search, SearchError
+from evoattn.storage import Storage
 from evoattn.trial import Study
 from evoattn.versions import collect, differences
 
-DEFAULT_PROBLEM = "seed_h100"
+DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "genetic", "warm"
 LEADERBOARD_ROWS = 10
 
 
@@ -51,7 +51,9 @@ def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, De
         if not devices:
             raise GpuError("There is no CUDA device here; name the GPU to search for offline, for example --gpu l4.")
         if devices[0].spec is None:
-            raise GpuError(f"The device here, {devices[0].product}, is not in evoattn's table; see `evoattn gpus`, and add a row to evoattn/gpu.py.")
+            raise GpuError(
+                f"The device here, {devices[0].product}, is not in evoattn's table (see `evoattn gpus`); add a row to evoattn/gpu.py, or "
+                "hide it (CUDA_VISIBLE_DEVICES=) to search offline.")
         return devices[0].spec, devices[0]
     spec = gpus.lookup(name)
     if not devices:
@@ -69,7 +71,7 @@ def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -
     spaces, reasons = {}, []
     for name in dict.fromkeys(names or registry.FAMILIES):
         if reason := registry.lookup(name).why_unsupported(problem, gpu):
-            reasons.append(f"{name}: {reason}")
+            reasons.append(reason)
         else:
             spaces[name] = load_space(name, gpu)
     if not spaces or (names and reasons):
@@ -88,28 +90,30 @@ def restrict(spaces: dict[str, SearchSpace], words: list[str], starting_configs:
 
 
 def prepare_search(
-    *, gpu: str, budget: str, problem: str | None, shape: str | None, families: list[str], sampler: str, study: str | None, seed: int, db: str,
-    jobs: int, cache: str, resume: bool, sanitize: bool, choices: list[str], starting_configs: bool,
+    *, gpu: str, budget: str, problem: str | None, shape: str | None, families: list[str], sampler: str | None, study: str | None,
+    seed: int | None, db: str, jobs: int, cache: str | None, resume: bool, sanitize: bool, choices: list[str], starting_configs: bool,
 ) -> PreparedSearch:
     """Check every word before anything starts, open the database, and find or make the study."""
     parsed = parse_budget(budget)
-    if cache not in ("warm", "cold"):
+    if cache not in (None, "warm", "cold"):
         raise ConfigError(f"The cache mode is warm or cold, not {cache!r}.")
     if problem and shape:
         raise ProblemError("Give --problem or --shape, not both.")
     wanted = problems.parse_shape(shape) if shape else problems.lookup(problem or DEFAULT_PROBLEM)
     devices = gpus.detect_devices()
     if resume:
-        if problem or shape or families or choices or not starting_configs:
+        if problem or shape or families or choices or not starting_configs or sampler or cache or seed is not None:
             raise ProblemError(
-                "A resumed study keeps its problem and search space; leave --problem, --shape, --family, --set and --no-starting-configs out.")
+                "A resumed study keeps its problem, search space, sampler, seed and cache mode; leave --problem, --shape, --family, --set, "
+                "--no-starting-configs, --sampler, --seed and --cache out.")
         return _resume(db, study, devices, gpu, parsed, budget, jobs, sanitize)
     spec, device = choose_device(gpu, devices)
     spaces = restrict(choose_families(families, wanted, spec), choices, starting_configs)
+    sampler, seed = sampler or DEFAULT_SAMPLER, seed or 0
     _make_sampler(sampler, spaces, wanted, spec, seed)
     storage = Storage.open(db)
     name = study or _free_name(storage, f"{wanted.name or 'shape'}_{spec.name}{'' if device else '_offline'}")
-    options = {"cache": cache, "jobs": jobs, "set": choices, "starting_configs": starting_configs}
+    options = {"cache": cache or DEFAULT_CACHE, "jobs": jobs, "set": choices, "starting_configs": starting_configs}
     made = storage.create_study(name, wanted, spec, device is None, sampler, seed, tuple(spaces), collect(device), options)
     return PreparedSearch(storage, made, wanted, spec, device, spaces, parsed, budget, jobs, sanitize)
 
@@ -118,17 +122,16 @@ def _resume(
     db: str, name: str | None, devices: list[DetectedDevice], gpu: str, budget: Budget, budget_text: str, jobs: int, sanitize: bool,
 ) -> PreparedSearch:
     storage = Storage.open(db, create=False)
-    study = storage.find_study(name) if name else storage.latest_study()
-    if study is None:
-        raise StorageError(f"There is no study {name!r} to resume in {db}." if name else f"There is no study to resume in {db}.")
-    if gpu not in ("auto", study.gpu):
+    study = storage.chosen_study(name)
+    if gpu != "auto" and gpus.lookup(gpu).name != study.gpu:
         raise GpuError(f"Study {study.name} is for the GPU {study.gpu}, not {gpu}; leave --gpu out, or start another study.")
     problem = AttentionProblem(**study.problem)
     if study.offline:
         spec, device = gpus.lookup(study.gpu), None
     else:
         if not devices:
-            raise GpuError(f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
+            raise GpuError(
+                f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or start an offline study.")
         spec, device = choose_device(study.gpu, devices)
     spaces = choose_families(list(study.families), problem, spec)
     spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))
@@ -145,6 +148,13 @@ def _make_sampler(name: str, spaces: dict[str, SearchSpace], problem: AttentionP
 def _free_name(storage: Storage, stem: str) -> str:
     taken = {s.name for s in storage.studies()}
     return next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+
+
+def _why_nothing(sampler: Sampler) -> str:
+    """Why not one config could be proposed: what most draws were refused for, without its numbers, which differ from draw to draw."""
+    common = sampler.rejected.most_common(1)
+    why = f"; most were refused like this (N for a number): {common[0][0]}" if common else "."
+    return f"No config of the chosen part of the space is valid for this problem{why}"
 
 
 def _why_not_sanitized(prepared: PreparedSearch) -> str:
@@ -170,10 +180,12 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
     if p.sanitize and (why_not := _why_not_sanitized(p)):
         console.print(f"Note: --sanitize does nothing: {why_not}", markup=False, soft_wrap=True)
     sampler = _make_sampler(study.sampler, p.spaces, p.problem, p.gpu, study.seed)
-    running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", "warm"), p.sanitize)
+    running = Search(storage, study, p.problem, p.gpu, p.spaces, sampler, p.jobs, study.options.get("cache", DEFAULT_CACHE), p.sanitize)
     title = f"evoattn search --gpu {p.gpu.name} --budget {p.budget_text}"
     with storage.lock_study(study), Display(console, running.progress, title, p.budget.seconds, p.budget.trials) as display:
         progress = running.run(p.budget, display.refresh)
+    if running.exhausted and not progress.recorded and progress.best is None:
+        raise SearchError(_why_nothing(sampler))
     ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"
     console.print(
         f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s "

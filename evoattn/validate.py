@@ -29,7 +29,9 @@ class Case:
     answer: reference.Answer
 
 
-def make_case(name: str, problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain", double: bool = False) -> Case:
+def make_case(
+    name: str, problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain", double: bool = False,
+) -> Case:
     """Inputs of `kind` (see `reference.make_inputs`) and their answer, on `device`."""
     tensors = reference.make_inputs(problem, seed, device, kind)
     return Case(name, problem, tensors, reference.make_answer(problem, tensors, double))

@@ -31,7 +31,7 @@ class Constants:
     latency: float
     """Of the dependent instructions of one softmax: maximum, shuffles, barriers, the first results of a product."""
     hidden: float
-    """Share of P V that OVERLAP hides where the compiler waits for it before the exponentials, as it does in every form but `lazy_after`."""
+    """Share of P V that OVERLAP hides where the compiler waits for it before the exponentials: in every form but `lazy_after`."""
     launch: float
     block: float
     """First loads and last stores of a block; `tile` those of a persistent block's next tile."""

@@ -57,7 +57,7 @@ class FakeDevice(Handler):
 
 
 def main(journal: str, kind: str, *words: str) -> None:
-    from evoattn import cli, gpu, search
+    from evoattn import cli, finals, gpu, search
     from evoattn.storage import Storage
 
     descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -75,7 +75,7 @@ def main(journal: str, kind: str, *words: str) -> None:
     Storage.record, Worker._spawn = recorded, spawned
     if kind == "fake":
         search.CompileHandler, search.DeviceHandler = FakeCompiler, FakeDevice
-        search.compile_candidate = lambda candidate: KERNEL
+        finals.compile_candidate = lambda candidate: KERNEL
         gpu.detect_devices = lambda: [DetectedDevice(0, "NVIDIA H100 (made up)", (9, 0), "13.0")]
     cli.app(["search", *words])
 

@@ -40,8 +40,8 @@ from evoattn.validate import run_case  # noqa: E402
 PROBLEM = problems.lookup("seed_h100")
 FAMILY = registry.lookup("flash_scalar")
 BASE = dict(
-    BLOCK_M=64, BLOCK_N=32, THREADS_PER_ROW=8, ROWS_PER_THREAD=4, VECTOR_WIDTH=8, PADDING=8, KV_STAGES=1, Q_IN_REGISTERS=False, P_IN_SHARED=True,
-    BLOCK_ORDER="tiles", BLOCKS_PER_SM=1, UNROLL=1,
+    BLOCK_M=64, BLOCK_N=32, THREADS_PER_ROW=8, ROWS_PER_THREAD=4, VECTOR_WIDTH=8, PADDING=8, KV_STAGES=1, Q_IN_REGISTERS=False,
+    P_IN_SHARED=True, BLOCK_ORDER="tiles", BLOCKS_PER_SM=1, UNROLL=1,
 )
 FREE = ("VECTOR_WIDTH", "BLOCK_ORDER", "BLOCKS_PER_SM", "UNROLL")
 """Genes that change no launch: any of their configs can launch the one kernel."""
@@ -135,8 +135,9 @@ def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) ->
         leader = storage.leaderboard(study, 1)[0]
         storage.close()
     found = leader.config_id == planted and not progress.level_with
-    print(f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, led by {'the planted one' if leader.config_id == planted else 'ANOTHER'}"
-          f" at {leader.timing.median_us:.2f} µs, level with {len(progress.level_with)} others: {'found' if found else 'MISSED'}")
+    who = "the planted one" if leader.config_id == planted else "ANOTHER"
+    print(f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, led by {who} at {leader.timing.median_us:.2f} µs, "
+          f"level with {len(progress.level_with)} others: {'found' if found else 'MISSED'}")
     return found
 
 

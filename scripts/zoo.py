@@ -43,9 +43,11 @@ def main() -> int:
     print(f"{'':4}{'liar':58}{'state':15}{'s':>6}  {'where':12} sentence")
     for c in caught:
         mark = "ok" if c.as_expected else "BAD"
-        print(f"{mark:4}{c.liar.name:58}{'DISQUALIFIED' if c.trial.disqualified else c.trial.state:15}{c.trial.seconds:6.2f}  {c.where:12} {c.sentence[:150]}")
+        state = "DISQUALIFIED" if c.trial.disqualified else c.trial.state
+        print(f"{mark:4}{c.liar.name:58}{state:15}{c.trial.seconds:6.2f}  {c.where:12} {c.sentence[:150]}")
     wrong = [c.liar.name for c in caught if not c.as_expected]
-    print(f"{len(caught) - 2} liars and 2 honest controls: " + (f"{len(wrong)} not as they should be: {', '.join(wrong)}." if wrong else "all as they should be."))
+    result = f"{len(wrong)} not as they should be: {', '.join(wrong)}." if wrong else "all as they should be."
+    print(f"{len(caught) - 2} liars and 2 honest controls: {result}")
     return 1 if wrong else 0
 
 

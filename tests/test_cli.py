@@ -94,6 +94,8 @@ def test_report_formats(study, tmp_path):
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
     shown = run("show", 1, "--db", db).stdout
+    leader = json.loads(run("report", "--format", "json", "--db", db).stdout)["leaderboard"][0]["trial"]
+    assert f"{leader} of study small" in run("show", "best", "--study", "small", "--db", db).stdout
     words = ("config id", "ran on", "host", "commit", "inputs' seed", "genetic, seed", "source hash", "not modelled", "faults of ptxas")
     assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
@@ -145,6 +147,9 @@ def test_gpus_and_families():
     (("--gpu", "l4", "--set", "BLOCK_Q=32"), "BLOCK_Q"),
     (("--gpu", "l4", "--family", "flash_mma", "--set", "BLOCK_M=32,33"), "BLOCK_M=33"),
     (("--gpu", "l4", "--resume", "--set", "BLOCK_M=32"), "--set"),
+    (("--gpu", "l4", "--resume", "--sampler", "tpe"), "--sampler"),
+    (("--gpu", "l4", "--resume", "--seed", "0"), "--seed"),
+    (("--gpu", "l4", "--resume", "--cache", "cold"), "--cache"),
     (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
     (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=64,dtype=fp32"), "fp32"),
 ])
@@ -152,10 +157,21 @@ def test_wrong_use_of_search(tmp_path, words, expected):
     refused(run("search", *words, "--db", tmp_path / "db.sqlite"), 2, expected)
 
 
-@pytest.mark.parametrize("command", [("show", "999"), ("show", "first"), ("export", "999"), ("reproduce", "-1e9"), ("report", "nothing"), ("export", "best", "--study", "x")])
-def test_what_is_not_there(study, command):
-    result = run(*command[:1], "--db", study[0], "--", *command[1:]) if "--study" not in command else run(*command, "--db", study[0])
-    refused(result, 2)
+@pytest.mark.parametrize("words, expected", [
+    (("show", "999"), "no trial 999"), (("show", "first"), "'first' is not the number"), (("export", "999"), "no trial 999"),
+    (("reproduce", "--", "-1e9"), "'-1e9' is not the number"), (("report", "nothing"), "no study 'nothing' in"),
+    (("export", "best", "--study", "x"), "it has small."), (("search", "--resume", "--study", "x"), "it has small."),
+    (("search", "--resume", "--gpu", "H100"), "for the GPU l4"),
+])
+def test_what_is_not_there(study, words, expected):
+    refused(run(words[0], "--db", study[0], *words[1:]), 2, expected)
+
+
+def test_a_space_without_a_valid_config_is_a_failed_run_that_says_why(tmp_path):
+    db = tmp_path / "db.sqlite"
+    words = ("--family", "flash_mma", "--set", "BLOCK_M=16", "--set", "WARPS=4")
+    refused(run("search", "--gpu", "l4", "--shape", SHAPE, "--jobs", 1, "--budget", "1trials", *words, "--db", db), 1, "N for WARPS=N.")
+    refused(run("export", "best", "--db", db), 2, "none that is right")
 
 
 def test_another_device_than_the_named_one_is_refused(tmp_path, monkeypatch):

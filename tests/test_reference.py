@@ -31,7 +31,12 @@ def test_chunks_change_nothing(monkeypatch):
     torch.testing.assert_close(reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64), whole)
 
 
-@pytest.mark.parametrize("kind", reference.INPUTS)
+def test_inputs_of_an_unknown_kind_are_refused():
+    with pytest.raises(ValueError, match="'large logits' is none of plain, large_logits"):
+        reference.make_inputs(AttentionProblem(1, 1, 1, 2, 2, 16), 0, "cpu", "large logits")
+
+
+@pytest.mark.parametrize("kind", reference.KINDS)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     """An output rounded from the exact one is within the rule; one that leaves out 16 of 1024 keys is not."""

@@ -59,7 +59,8 @@ def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dic
 def choose(
     problem: AttentionProblem, gpu: GpuSpec, storages: list[Storage], configs: list[tuple[str, dict]], top: int,
 ) -> tuple[list[Contender], list[Note]]:
-    """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting configs."""
+    """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting
+    configs."""
     chosen: dict[str, Contender] = {}
     notes = []
     for storage, study, trial in recorded_best(storages, problem, gpu.arch, top):
@@ -101,7 +102,8 @@ def write_configs(storages: list[Storage], top: int) -> str:
     lines = []
     for (_, arch), problem in problems.items():
         for _, _, trial in recorded_best(storages, problem, arch, top):
-            row = {"problem": problem.to_dict(), "arch": arch, "median_us": trial.timing.median_us, "family": trial.family, "config": trial.config}
+            best = {"median_us": trial.timing.median_us, "family": trial.family, "config": trial.config}
+            row = {"problem": problem.to_dict(), "arch": arch} | best
             lines.append(json.dumps(row) + "\n")
     return "".join(lines)
 
@@ -109,7 +111,8 @@ def write_configs(storages: list[Storage], top: int) -> str:
 def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple[str, dict]]:
     """(family, parameters) of each line for `problem` on `arch`, in the file's order. What they hold is checked by `choose`.
 
-    Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError` where it cannot be read.
+    Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError` where it cannot
+    be read.
     """
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: it is no file of configs.")

@@ -16,13 +16,16 @@ class Family(Protocol):
 
     A compiled kernel serves every problem of the same head_dim, dtype and mask: lengths, batch, heads and strides are run-time arguments,
     so one cubin is validated at ragged shapes and timed at the problem's own.
+
+    Among its parameters are `BLOCK_M` and `BLOCK_N`, the queries and the keys of a tile: the interpreter's cases and the cost model take
+    their lengths from them. A parameter's name in a sentence of `why_invalid` tells the samplers which one to change.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `evoattn families`."""
     devices: ClassVar[str]
-    """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`."""
+    """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`; `evoattn export` reads the least `sm_XX` out of them."""
     dtypes: ClassVar[tuple[str, ...]]
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:

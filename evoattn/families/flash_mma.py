@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
+from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.trial import KernelLaunch
@@ -15,9 +16,7 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 ELEMENT_BYTES = 2
 CHUNK_BYTES = 16
-WARP = 32
 MAX_WARPS = 16
-MAX_REGISTERS = 255
 FIXED_REGISTERS = 44
 """Addresses, counters, bounds, fragments of K and V under way."""
 ROW_TILE_REGISTERS = 8
@@ -113,29 +112,18 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     return row_tiles * (problem.head_dim // 2 + scores + q + lazy + ROW_TILE_REGISTERS) + FIXED_REGISTERS
 
 
-def register_cap(config: KernelConfig, blocks: int) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8 (hopper-findings §2)."""
-    return min(MAX_REGISTERS, 512 // math.ceil(_warps(config) * blocks / 4) // 8 * 8)
-
-
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Grid, shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
     rows = math.ceil(problem.seqlen_q / config["BLOCK_M"])
     if config["BLOCK_ORDER"].startswith("heads") and rows > MAX_GRID_YZ:
         return f"BLOCK_ORDER={config['BLOCK_ORDER']} puts {rows} row blocks in grid z, which ends at {MAX_GRID_YZ}."
-    blocks, threads, smem = config["BLOCKS_PER_SM"], WARP * _warps(config), smem_bytes(problem, config)
+    blocks, warps, smem = config["BLOCKS_PER_SM"], _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
-    if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
-    if blocks * threads > gpu.threads_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
-    cap, needed = register_cap(config, blocks), registers_needed(problem, config)
-    if blocks > 1 and cap == register_cap(config, blocks - 1):
-        return f"BLOCKS_PER_SM={blocks} leaves a thread {cap} registers, as {blocks - 1} does: the same code."
-    if needed > cap:
-        return f"A thread needs about {needed} registers, and {threads} threads in {blocks} blocks an SM leave it {cap}."
-    return None
+    return (
+        why_not_resident(gpu, blocks, warps, smem) or why_same_code(blocks, warps)
+        or why_too_few_registers(blocks, warps, registers_needed(problem, config))
+    )
 
 
 class FlashMma:

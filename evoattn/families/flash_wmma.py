@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
+from evoattn.families.residency import WARP, why_not_resident, why_too_few_registers
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.trial import KernelLaunch
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
-WARP, MAX_WARPS = 32, 32
+MAX_WARPS = 32
 TILE = 16
 """Side of a wmma matrix."""
 FRAGMENT_REGISTERS = 8
@@ -24,7 +25,6 @@ V_REGISTERS = 3
 """Of each tile of O that a lane keeps: its V on the way."""
 PASS_REGISTERS = 6
 """Of each row of a lane in the softmax: maximum, sum, address, scores under way."""
-MAX_REGISTERS = 255
 MAX_GRID_YZ = 65535
 """Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
 
@@ -106,25 +106,13 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     return kept + max(product, softmax) + PASS_REGISTERS * passes + FIXED_REGISTERS
 
 
-def _registers_left(config: KernelConfig) -> int:
-    """Registers a thread under the launch bounds: warps share four files of 512 registers a lane, in steps of 8 (hopper-findings §2)."""
-    return min(MAX_REGISTERS, 512 // math.ceil(_warps(config) * config["BLOCKS_PER_SM"] / 4) // 8 * 8)
-
-
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
-    blocks, threads, smem = config["BLOCKS_PER_SM"], WARP * _warps(config), smem_bytes(problem, config)
+    blocks, warps, smem = config["BLOCKS_PER_SM"], _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         parts = " + ".join(f"{what} {size}" for what, size in smem_parts(problem, config).items() if size)
         return f"The block needs {smem} bytes of shared memory ({parts}); {gpu.name} gives a block {gpu.smem_per_block}."
-    if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
-    if blocks * threads > gpu.threads_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
-    left, needed = _registers_left(config), registers_needed(problem, config)
-    if needed > left:
-        return f"A thread needs about {needed} registers, and {threads} threads in {blocks} blocks an SM leave it {left}."
-    return None
+    return why_not_resident(gpu, blocks, warps, smem) or why_too_few_registers(blocks, warps, registers_needed(problem, config))
 
 
 class FlashWmma:

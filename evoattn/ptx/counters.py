@@ -47,11 +47,6 @@ class Counters:
     def __mul__(self, factor: float) -> Counters:
         return Counters(*(getattr(self, f.name) * factor for f in fields(self)))
 
-    @property
-    def bank_conflict_factor(self) -> float:
-        """Shared-memory passes taken for each pass needed; 1 without conflicts or accesses."""
-        return self.shared_wavefronts / self.shared_wavefronts_ideal if self.shared_wavefronts_ideal else 1.0
-
 
 CLASS_FIELDS = {
     "fp32": "fp32", "int": "int_ops", "sfu": "special", "cvt": "conversions", "shuffle": "shuffles", "barrier": "barriers",

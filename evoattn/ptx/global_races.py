@@ -19,7 +19,7 @@ from evoattn.ptx.happens_before import HappensBefore
 from evoattn.ptx.memory import GlobalMemory
 from evoattn.ptx.program import Instruction, Kernel
 from evoattn.ptx.races import READ
-from evoattn.ptx.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.threads import WARP, Threads
 
 _THREAD_BITS = 26
 _THREAD_MASK = (1 << _THREAD_BITS) - 1

@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evoattn.ranking import Ratio
+
 
 @dataclass(frozen=True)
 class LeaderboardRow:
@@ -28,7 +30,7 @@ class LeaderboardRow:
     peak_share: float | None
     """Of the GPU's dense peak for the dtype, 0 to 1."""
     speedups: dict[str, float]
-    """By SDPA backend: its median over ours. Only where both were timed in finals, which run interleaved."""
+    """By peer: its median over ours. Only where both were timed in finals, which run interleaved."""
     relative_cost: float | None
     """The cost model's estimate, for ranking only."""
     registers: int | None
@@ -39,9 +41,10 @@ class LeaderboardRow:
 
 @dataclass(frozen=True)
 class BaselineRow:
-    """One SDPA backend: times in µs of its last final (else of its last timing), or the sentence with which it refused."""
+    """One peer: times in µs of its last final (else of its last timing), or the sentence with which it refused."""
 
     backend: str
+    """Its name in `baselines.PEERS`."""
     median_us: float | None
     p10_us: float | None
     p90_us: float | None
@@ -199,7 +202,7 @@ class StudySummary:
     roofs: tuple[Roof, ...]
     final: dict[str, dict[str, float]]
     """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds of the final
-    (`evoattn.ranking`); level where 1 lies between."""
+    (`evoattn.ranking.Ratio`, which says whether they are level)."""
     starting: StartingConfig | None
 
     @property
@@ -222,7 +225,7 @@ class StudySummary:
         """What the final says of the leader and the next; empty without one."""
         if not self.final or not self.leaderboard:
             return ""
-        level = [number for number, ratio in self.final.items() if ratio["low"] <= 1.0 <= ratio["high"]]
+        level = [number for number, ratio in self.final.items() if Ratio(**ratio).level]
         who = f"Trial {self.leaderboard[0].trial}"
         if level:
             rivals = f"trial{'s' * (len(level) > 1)} {', '.join(level)}"
@@ -237,7 +240,7 @@ class StudySummary:
         if self.starting is None:
             return ""
         ratio = self.final.get(str(self.starting.trial))
-        level = ", which its rounds do not tell from nothing" if ratio and ratio["low"] <= 1.0 <= ratio["high"] else ""
+        level = ", which its rounds do not tell from nothing" if ratio and Ratio(**ratio).level else ""
         return (f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the same final: "
                 f"the search gained {self.starting.gain:.1%}{level}.")
 

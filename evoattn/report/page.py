@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from evoattn.paths import REPORT_TEMPLATES
+from evoattn.peers import peer_label
 from evoattn.report.data import StudySummary, cost_text
 
 
@@ -38,7 +39,7 @@ def render_html(summary: StudySummary) -> str:
     rows = summary.leaderboard
     return environment.get_template("page.html.j2").render(
         s=summary, measured=summary.kind == "measured", best=rows[0] if rows else None,
-        cost=cost_text, genes=list(dict.fromkeys(name for row in rows for name in row.config)),
+        cost=cost_text, peer=peer_label, genes=list(dict.fromkeys(name for row in rows for name in row.config)),
         backends=[b.backend for b in summary.baselines if any(b.backend in row.speedups for row in rows)],
         rival=next((b for b in summary.baselines if b.median_us is not None), None),
         drawn=len(plots.drawn_points(summary.progress)),

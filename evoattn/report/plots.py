@@ -7,6 +7,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from evoattn.peers import peer_label
 from evoattn.report.data import Importance, Progress, StudySummary
 
 MAX_POINTS = 1500
@@ -78,7 +79,7 @@ def progress_figure(summary: StudySummary) -> go.Figure | None:
         )
         figure.add_annotation(                                         # on a log axis a shape takes the value and a text its logarithm
             xref="paper", x=1, xanchor="right", y=math.log10(baseline.median_us), yanchor="bottom", showarrow=False,
-            text=f"SDPA {escape(baseline.backend)} {baseline.median_us:.2f} µs", font={"size": 11, "color": colour},
+            text=f"{escape(peer_label(baseline.backend))} {baseline.median_us:.2f} µs", font={"size": 11, "color": colour},
         )
     figure.update_xaxes(title="trial")
     title = "median, µs a call" if measured else "relative cost (no time)"
@@ -111,7 +112,7 @@ def importance_figure(importance: Importance) -> go.Figure:
 
 
 def roofline_figure(summary: StudySummary) -> go.Figure | None:
-    """TFLOP/s against the problem's FLOP a byte: the GPU's roofs, the leaderboard and the SDPA backends; None if nothing was timed."""
+    """TFLOP/s against the problem's FLOP a byte: the GPU's roofs, the leaderboard and the peers; None if nothing was timed."""
     rows = [row for row in summary.leaderboard if row.tflops]
     if not rows or not summary.roofs:
         return None
@@ -140,9 +141,9 @@ def roofline_figure(summary: StudySummary) -> go.Figure | None:
         )
     timed = [b for b in summary.baselines if b.tflops]
     figure.add_scatter(
-        x=[intensity] * len(timed), y=[b.tflops for b in timed], mode="markers+text", name="SDPA backends", textposition="middle right",
-        text=[f"  {escape(b.backend)}" for b in timed], marker={"size": 10, "symbol": "diamond", "color": COLOURS[6]},
-        customdata=[b.median_us for b in timed], hovertemplate="SDPA%{text}: %{customdata:.2f} µs, %{y:.1f} TFLOP/s<extra></extra>",
+        x=[intensity] * len(timed), y=[b.tflops for b in timed], mode="markers+text", name="peers", textposition="middle right",
+        text=[f"  {escape(peer_label(b.backend))}" for b in timed], marker={"size": 10, "symbol": "diamond", "color": COLOURS[6]},
+        customdata=[b.median_us for b in timed], hovertemplate="%{text}: %{customdata:.2f} µs, %{y:.1f} TFLOP/s<extra></extra>",
     )
     figure.update_xaxes(title="FLOP a byte of Q, K, V and O", type="log", exponentformat="none", dtick=1)
     figure.update_yaxes(title="TFLOP/s", type="log", exponentformat="none", dtick=1)

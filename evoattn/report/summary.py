@@ -76,7 +76,8 @@ def _row(
         median_us=timing and timing.median_us, p10_us=timing and timing.quantile_us(0.1), p90_us=timing and timing.quantile_us(0.9),
         stage=str(timing.protocol.get("stage", "")) if timing else "", tflops=tflops,
         peak_share=tflops / spec.peak_tflops(problem.dtype) if tflops and spec else None,
-        speedups={name: t.median_us / timing.median_us for name, ts in competitors.items() for t in ts if timing and t.interleaved_with(timing)},
+        speedups={
+            name: t.median_us / timing.median_us for name, ts in competitors.items() for t in ts if timing and t.interleaved_with(timing)},
         relative_cost=trial.relative_cost, registers=info and info.registers, spill_bytes=info and info.spill_bytes,
         smem_bytes=_smem_bytes(trial, problem),
     )

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evoattn.peers import peer_label
 from evoattn.report.data import LeaderboardRow, StudySummary, cost_text
 
 FAILURES_SHOWN = 12
@@ -137,15 +138,15 @@ def _genes(config: dict[str, Any]) -> str:
 
 
 def _baselines(summary: StudySummary) -> Table:
-    table = _table("torch scaled_dot_product_attention on the same device")
-    for name in ("backend", "µs", "p10-p90", "TFLOP/s", "timed in"):
-        table.add_column(name, justify="left" if name in ("backend", "timed in") else "right")
+    table = _table("Peers on the same device")
+    for name in ("peer", "µs", "p10-p90", "TFLOP/s", "timed in"):
+        table.add_column(name, justify="left" if name in ("peer", "timed in") else "right")
     for b in summary.baselines:
         if b.median_us is None:
-            table.add_row(_clean(b.backend), "-", "-", "-", _clean(f"refused: {b.refusal}"))
+            table.add_row(_clean(peer_label(b.backend)), "-", "-", "-", _clean(f"refused: {b.refusal}"))
         else:
             spread = f"{_number(b.p10_us, 2)}-{_number(b.p90_us, 2)}"
-            table.add_row(_clean(b.backend), _number(b.median_us, 2), spread, _number(b.tflops, 1), _clean(b.stage))
+            table.add_row(_clean(peer_label(b.backend)), _number(b.median_us, 2), spread, _number(b.tflops, 1), _clean(b.stage))
     return table
 
 
@@ -212,5 +213,6 @@ def _print_genes(summary: StudySummary, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for gene in winners.values():
         table.add_row(
-            _clean(gene.family), _clean(f"{gene.gene}={gene.value}"), f"{gene.top_share:.0%}", f"{gene.share:.0%}", _number(gene.effect, 3), str(gene.pairs))
+            _clean(gene.family), _clean(f"{gene.gene}={gene.value}"), f"{gene.top_share:.0%}", f"{gene.share:.0%}",
+            _number(gene.effect, 3), str(gene.pairs))
     console.print(table)

@@ -69,7 +69,7 @@ class ProposingSampler:
     def _next(self) -> Proposal | None:
         while self._starting:
             config = self._starting.popleft()
-            if params := self.pool.claim(config.family, config.params):       # one that does not fit this problem becomes a near one that does
+            if params := self.pool.claim(config.family, config.params):       # one that does not fit becomes a near one that does
                 return Proposal(config.family, params, operator=STARTING)
         return self._propose() or self._random()
 
@@ -89,7 +89,7 @@ class ProposingSampler:
         count = 0
         for count, trial in enumerate(trials, 1):
             self.pool.mark(trial.config_id)
-            if trial.operator == STARTING and self._starting:                  # they were proposed in order; each was recorded as it is or mended
+            if trial.operator == STARTING and self._starting:                  # proposed in order, recorded as it is or mended
                 self._starting.popleft()
             if self.pool.fits(trial.family, trial.config):
                 self._learn(trial)

@@ -23,13 +23,16 @@ from evoattn.storage import engine as database
 from evoattn.storage import lock
 from evoattn.storage.errors import StorageError, UnknownRecord, explain
 from evoattn.storage.rows import (
-    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, plain_text, study_from_row, timing_from_row, timing_to_row, trial_from_row, unpack_source,
+    EVIDENCE_COLUMNS, environment_from_row, evidence_to_row, pack_source, plain_text, study_from_row, timing_from_row, timing_to_row,
+    trial_from_row, unpack_source,
 )
 from evoattn.storage.schema import REVISION, STAGES, baselines, environments, samples, sources, studies, trials
 from evoattn.trial import Candidate, Evaluation, Study, Timing, Trial, TrialState
 
 PAGE = 500
 """Trials read at a time: memory stays flat however many there are."""
+NAMED_STUDIES = 10
+"""Studies that a sentence about an unknown one names."""
 
 
 def _now() -> str:
@@ -123,6 +126,16 @@ class Storage:
 
     def latest_study(self) -> Study | None:
         return next(iter(self._select_studies(select(studies).order_by(studies.c.id.desc()).limit(1))), None)
+
+    def chosen_study(self, name: str | None) -> Study:
+        """The study called `name`, else the latest. Raises `UnknownRecord`, which names the latest of those that are there."""
+        if study := self.find_study(name) if name else self.latest_study():
+            return study
+        place, names = database.place(self.url), [study.name for study in self.studies()]
+        if not names:
+            raise UnknownRecord(f"There is no study in {place} yet; start with `evoattn search`.")
+        has = "it has" if len(names) <= NAMED_STUDIES else "its latest are"
+        raise UnknownRecord(f"There is no study {name!r} in {place}; {has} {', '.join(names[-NAMED_STUDIES:])}.")
 
     def _select_studies(self, query: Select) -> list[Study]:
         with self._reading() as connection:
@@ -270,12 +283,6 @@ class Storage:
             query = query.where(trials.c.operator == operator)
         with self._reading() as connection:
             return _load(connection, query)
-
-    def seen_config_ids(self, study: Study) -> dict[str, int]:
-        """Every config recorded in the study: its id and the number of its first trial."""
-        query = select(trials.c.config_id, func.min(trials.c.number)).where(trials.c.study_id == study.id).group_by(trials.c.config_id)
-        with self._reading() as connection:
-            return {config_id: number for config_id, number in connection.execute(query)}
 
     def counts(self, study: Study) -> dict[TrialState, int]:
         """Trials of the study by state; states without a trial are left out."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
-import yaml
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.compiler import compile_source
 from evoattn.config import KernelConfig, load_space
 from evoattn.families.flash_mma import FlashMma, registers_needed, smem_bytes
 from evoattn.gpu import GPUS
-from evoattn.paths import SEARCH_SPACES
 from evoattn.problem import AttentionProblem
-from evoattn.render import MARKER, render
+from evoattn.render import render
 from evoattn.validate import check, make_case
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
@@ -84,24 +81,6 @@ def test_refusals_know_the_problem(p, genes, word):
     assert reason is None if word is None else word in reason
 
 
-def named_problems() -> list[AttentionProblem]:
-    rows = yaml.safe_load((SEARCH_SPACES / "problems.yaml").read_text())
-    return [AttentionProblem(**{"kv_heads": row["heads"], "seqlen_k": row["seqlen_q"], "name": name, **row}) for name, row in rows.items()]
-
-
-@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
-def test_starting_configs_are_valid_everywhere(gpu):
-    space = load_space("flash_mma", gpu)
-    for head_dim, mask in itertools.product(range(16, 257, 8), ("full", "causal_upper_left")):
-        p = problem(4096, 4096, head_dim, mask=mask)
-        configs = space.starting_configs(p)
-        assert len(configs) >= 5
-        assert [FAMILY.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs)
-    for p in named_problems():
-        if FAMILY.why_unsupported(p, gpu) is None:
-            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
-
-
 @pytest.mark.parametrize(("gpu", "head_dim", "which"), [(L4, 32, 0), (H100, 64, 1), (L4, 128, 0), (H100, 256, 1)])
 def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     p = problem(head_dim=head_dim)
@@ -124,13 +103,6 @@ def test_shared_memory_of_python_is_that_of_cuda():
         text = render(FAMILY, p, c, L4).source.partition('extern "C" __global__')[0]
         cases.append(f"namespace case{i} {{\n{text}\n}}")
     compile_source("\n".join(cases), L4.arch)
-
-
-def test_a_kernel_serves_all_lengths():
-    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
-    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
-    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
-    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]
 
 
 def test_register_estimate_bounds_a_big_kernel():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
+from family_edits import line_edit
 
-from evoattn import problems
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.compiler import compile_source
 from evoattn.config import KernelConfig, load_space
 from evoattn.families.flash_wmma import FlashWmma, smem_bytes, smem_parts
 from evoattn.gpu import GPUS
 from evoattn.problem import AttentionProblem
-from evoattn.render import MARKER, render
+from evoattn.render import render
 from evoattn.validate import check, make_case
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
@@ -66,20 +64,22 @@ FAULTS = {
 }
 
 
+def passes(genes: dict, edit=lambda source: source) -> bool:
+    p, c = problem(113, 203), config(**genes)
+    assert FAMILY.why_invalid(p, c, L4) is None
+    case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
+    return check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case).passed
+
+
+@pytest.mark.parametrize("stages", sorted({genes.get("STAGES", 1) for genes, *_ in FAULTS.values()}))
+def test_what_the_faults_are_put_into_is_right(stages):
+    assert passes({"STAGES": stages})
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
-
-    def edit(source: str) -> str:
-        lines = source.splitlines(keepends=True)
-        hits = [i for i, text in enumerate(lines) if line in text and old in text]
-        assert len(hits) == 1
-        lines[hits[0]] = lines[hits[0]].replace(old, new)
-        return "".join(lines)
-
-    p, c = problem(113, 203), config(**genes)
-    case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case).passed
+    assert not passes(genes, line_edit(line, old, new))
 
 
 REFUSED = [
@@ -116,28 +116,8 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
     assert sum(smem_parts(p, config()).values()) == smem_bytes(p, config())
 
 
-@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
-def test_starting_configs_are_valid_everywhere(gpu):
-    space = load_space("flash_wmma", gpu)
-    for head_dim, mask in itertools.product(range(16, 257, 8), ("full", "causal_upper_left")):
-        p = problem(4096, 4096, head_dim, mask=mask)
-        configs = space.starting_configs(p)
-        assert len(configs) >= 4
-        assert [FAMILY.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs)
-    for p in problems.named_problems().values():
-        if FAMILY.why_unsupported(p, gpu) is None:
-            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
-
-
 @pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 4), (64, 8), (128, 4), (256, 1)])
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)
     c = load_space("flash_wmma", L4).starting_configs(p)[which]
     assert compiled(p, c).info.spill_bytes == 0
-
-
-def test_a_kernel_serves_all_lengths():
-    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
-    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
-    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
-    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from family_edits import line_edit
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.compiler import compile_source
@@ -14,7 +15,7 @@ from evoattn.families.split_kv import SplitKv, smem_bytes, split_of
 from evoattn.gpu import GPUS, GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.problems import named_problems
-from evoattn.render import MARKER, render
+from evoattn.render import render
 from evoattn.samplers.pool import ConfigPool
 from evoattn.validate import check, make_case
 
@@ -101,17 +102,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]
-
-    def edit(source: str) -> str:
-        lines = source.splitlines(keepends=True)
-        hits = [i for i, text in enumerate(lines) if line in text and old in text]
-        assert len(hits) == 1
-        lines[hits[0]] = lines[hits[0]].replace(old, new)
-        return "".join(lines)
-
     p, c = problem(3, 239), config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case, repeat=True).passed
+    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case, repeat=True).passed
 
 
 REFUSED = [
@@ -141,14 +134,6 @@ def test_refusals_know_the_problem(p, genes, word):
     assert word in FAMILY.why_invalid(p, config(**genes), L4)
 
 
-@pytest.mark.parametrize("gpu", (L4, H100), ids=lambda gpu: gpu.name)
-def test_every_named_problem_has_a_starting_config(gpu):
-    space = load_space("split_kv", gpu)
-    for p in named_problems().values():
-        if FAMILY.why_unsupported(p, gpu) is None:
-            assert any(FAMILY.why_invalid(p, c, gpu) is None for c in space.starting_configs(p)), p.describe()
-
-
 @pytest.mark.parametrize(("name", "which"), [("decode_b1_8k", 0), ("decode_b1_8k", 3), ("decode_mha_b1_16k", 0), ("seed_s512", 2)])
 def test_starting_configs_compile_without_spills(name, which):
     p = named_problems()[name]
@@ -174,13 +159,6 @@ def test_one_split_needs_one_launch_and_no_scratch():
     p, c = problem(), config(SPLITS=1, MERGE="kernel")
     assert len(FAMILY.launches(p, c)) == 1 and max(FAMILY.workspace(p, c).values()) < 64
     assert [n.kernel for n in FAMILY.launches(p, config(MERGE="kernel"))] == ["split_kv", "split_kv_merge"]
-
-
-def test_a_kernel_serves_all_lengths():
-    """One source for every problem with the same head_dim, dtype and mask (`Family`), however many splits its keys make."""
-    a, b = problem(), problem(77, 3, heads=6, kv_heads=1, layout="bshd")
-    assert render(FAMILY, a, config(), L4).source == render(FAMILY, b, config(), L4).source
-    assert "{{" not in render(FAMILY, a, config(), L4).source.partition(MARKER)[0]
 
 
 def test_shared_memory_of_python_is_that_of_cuda():

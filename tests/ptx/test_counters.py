@@ -41,7 +41,7 @@ def test_swizzled_rows_have_no_conflicts():
 shr.u32 %r2, %tid, 3; and.b32 %r3, %tid, 7; and.b32 %r4, %r3, 7; xor.b32 %r4, %r4, %r2; shl.b32 %r3, %r3, 7; shl.b32 %r4, %r4, 4;
 mov.u32 %r1, tile; add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r1; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5,%r6,%r7,%r8}, [%r3];"""
     counters = run_ptx(body, declarations=TILE).counters
-    assert (counters.shared_wavefronts, counters.bank_conflict_factor) == (4, 1)
+    assert (counters.shared_wavefronts, counters.shared_wavefronts_ideal) == (4, 4)
 
 
 @pytest.mark.parametrize("stride, sectors", [(4, 4), (8, 8), (32, 32), (0, 1)])

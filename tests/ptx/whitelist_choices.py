@@ -33,8 +33,9 @@ class _Choices:
         if code is codes.IN and all(inner is codes.LITERAL for inner, _ in value):
             return "(?:" + "|".join(self._choice(re.escape(chr(letter))) for _, letter in value) + ")"
         if code is codes.IN:                                  # [a-z], \\d: a word out of a table of the instruction's own
-            return "[" + "".join(r"\d" if inner is codes.CATEGORY else f"{chr(v[0])}-{chr(v[1])}" if inner is codes.RANGE else re.escape(chr(v))
-                                 for inner, v in value) + "]"
+            return "[" + "".join(
+                r"\d" if inner is codes.CATEGORY else f"{chr(v[0])}-{chr(v[1])}" if inner is codes.RANGE else re.escape(chr(v))
+                for inner, v in value) + "]"
         if code is codes.BRANCH:
             return "(?:" + "|".join(self._choice(self._text(branch)) for branch in value[1]) + ")"
         if code is codes.SUBPATTERN:
@@ -47,7 +48,7 @@ class _Choices:
             if (low, high) == (0, 1):
                 return self._choice(self._text(inner)) + "?"
             return f"(?:{self._text(inner)}){{{low},{'' if high is codes.MAXREPEAT else int(high)}}}"
-        raise NotImplementedError(f"{code} in a pattern of the whitelist")
+        raise ValueError(f"A pattern of the whitelist has {code}: only letters, sets, alternatives, groups, their repeats and references count.")
 
 
 def uncovered(opcodes: Iterable[str]) -> set[str]:

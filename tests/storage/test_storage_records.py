@@ -23,12 +23,11 @@ def test_records_come_back_as_they_went_in(storage, path):
     storage.close()
     again = Storage.open(f"sqlite:///{path}", create=False)
     assert again.studies() == [study] == [again.find_study("first")] == [again.study(study.id)] and again.latest_study() == study
-    assert again.find_study("second") is None
+    assert again.find_study("second") is None and again.chosen_study("first") == again.chosen_study(None) == study
     assert again.trial(trial.number) == trial and again.trial(bare.number) == bare
     assert again.source(trial.source_hash) == "constexpr int BLOCK_M = 64; // µs"
     assert list(again.iter_trials(study, evidence=True)) == [trial, bare]
     assert list(again.iter_trials(study)) == [replace(trial, compile_info=None, validation=None), bare]
-    assert again.seen_config_ids(study) == {trial.config_id: trial.number, bare.config_id: bare.number}
     assert AttentionProblem(**study.problem) == PROBLEM
     again.close()
 

@@ -1,0 +1,46 @@
+"""Whether the blocks that BLOCKS_PER_SM asks for fit on one SM together: sentences for the `why_invalid` of several families.
+
+`blocks` is BLOCKS_PER_SM, `warps` are those of a block.
+"""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.gpu import GpuSpec
+
+WARP = 32
+MAX_REGISTERS = 255
+"""A thread (CUDA C++ Programming Guide, technical specifications)."""
+
+
+def register_cap(warps: int, blocks: int) -> int:
+    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8 (hopper-findings §2)."""
+    return min(MAX_REGISTERS, 512 // math.ceil(warps * blocks / 4) // 8 * 8)
+
+
+def why_not_resident(gpu: GpuSpec, blocks: int, warps: int, smem_bytes: int) -> str | None:
+    """Dynamic shared memory of `smem_bytes` a block, or threads, beyond what an SM has."""
+    threads = WARP * warps
+    if blocks * (smem_bytes + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
+        what = f"blocks of {smem_bytes} bytes of shared memory, plus 1 KB each"
+        return f"BLOCKS_PER_SM={blocks} {what}, are over the {gpu.smem_per_sm} of an SM."
+    if blocks * threads > gpu.threads_per_sm:
+        return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
+    return None
+
+
+def why_same_code(blocks: int, warps: int) -> str | None:
+    """One block fewer leaves a thread as many registers: the compiler makes the same kernel of both."""
+    cap = register_cap(warps, blocks)
+    if blocks > 1 and cap == register_cap(warps, blocks - 1):
+        return f"BLOCKS_PER_SM={blocks} leaves a thread {cap} registers, as {blocks - 1} does: the same code."
+    return None
+
+
+def why_too_few_registers(blocks: int, warps: int, needed: int) -> str | None:
+    """Fewer registers than the `needed` of a thread: the kernel would spill."""
+    cap = register_cap(warps, blocks)
+    if needed > cap:
+        return f"A thread needs about {needed} registers, and {WARP * warps} threads in {blocks} blocks an SM leave it {cap}."
+    return None

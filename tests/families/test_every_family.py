@@ -1,0 +1,70 @@
+"""What holds for every family: one kernel for all lengths, and starting configs wherever it runs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from evoattn.config import KernelConfig, load_space
+from evoattn.families.base import Family
+from evoattn.families.registry import FAMILIES
+from evoattn.gpu import GPUS, GpuSpec
+from evoattn.problem import MASKS, AttentionProblem
+from evoattn.problems import named_problems
+from evoattn.render import render
+from evoattn.samplers.pool import ConfigPool
+
+DRAWS = 2
+WITHOUT_START = {("flash_wgmma", "seed_s64")}
+"""(family, problem): 64 queries of 64 keys are less than the smallest of its known configs is for."""
+FEWEST_STARTS = {"flash_scalar": 1, "flash_wmma": 4, "flash_mma": 5, "three_kernel": 5}
+"""Families whose starting configs are meant for every head_dim up to 256, and how many each has at least."""
+
+every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+every_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+
+
+def supported(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:
+    return [p for p in named_problems().values() if family.why_unsupported(p, gpu) is None]
+
+
+@every_family
+def test_its_space_has_the_sides_of_a_tile(family):
+    assert {"BLOCK_M", "BLOCK_N"} <= set(load_space(family.name, GPUS["h100"]).names())
+
+
+@every_family
+def test_a_kernel_serves_all_lengths(family):
+    """One source for every problem with the same head_dim, dtype and mask (`Family`)."""
+    gpu = GPUS["h100"]
+    space = load_space(family.name, gpu)
+    for p in (named.with_(mask=mask) for named in supported(family, gpu) for mask in MASKS):
+        pool = ConfigPool(
+            {family.name: space}, lambda name, params, p=p: family.why_invalid(p, KernelConfig(name, params), gpu), random.Random(p.seqlen_k))
+        other = p.with_(batch=3, heads=6, kv_heads=2, seqlen_q=77, seqlen_k=35, layout="bshd" if p.layout == "bhsd" else "bhsd")
+        for _ in range(DRAWS):
+            c = KernelConfig(*pool.draw())
+            assert render(family, p, c, gpu).source == render(family, other, c, gpu).source, f"{p.describe()} {c.describe()}"
+
+
+@every_gpu
+@every_family
+def test_every_named_problem_has_a_starting_config(family, gpu):
+    space = load_space(family.name, gpu)
+    for p in supported(family, gpu):
+        reasons = [family.why_invalid(p, c, gpu) for c in space.starting_configs(p)]
+        assert None in reasons or (family.name, p.name) in WITHOUT_START, p.describe()
+
+
+@every_gpu
+@pytest.mark.parametrize("name", FEWEST_STARTS)
+def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
+    family, space = FAMILIES[name], load_space(name, gpu)
+    for dtype in family.dtypes:
+        for head_dim in range(16, 257, 8):
+            for mask in ("full", "causal_upper_left"):
+                p = AttentionProblem(1, 4, 2, 4096, 4096, head_dim, dtype, mask)
+                configs = space.starting_configs(p)
+                assert len(configs) >= FEWEST_STARTS[name], p.describe()
+                assert [family.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs), p.describe()
