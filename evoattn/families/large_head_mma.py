@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
+from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 from evoattn.trial import KernelLaunch
@@ -16,9 +17,7 @@ ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 ELEMENT_BYTES = 2
 CHUNK = 8
 """Elements of 16 bytes, which one lane copies at a time."""
-WARP = 32
 MAX_WARPS = 16
-MAX_REGISTERS = 255
 FIXED_REGISTERS = 40
 """Addresses, counters, bounds, fragments of K and V under way."""
 ROW_TILE_REGISTERS = 16
@@ -90,11 +89,6 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     return row_tiles * (accumulators + ROW_TILE_REGISTERS + ahead) + FIXED_REGISTERS
 
 
-def register_cap(config: KernelConfig, blocks: int) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8 (hopper-findings §2)."""
-    return min(MAX_REGISTERS, 512 // math.ceil(_warps(config) * blocks / 4) // 8 * 8)
-
-
 def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Tiles and chunks that are not whole, and warps that have nothing to do."""
     block_m, block_n, row_warps, column_warps = (config[name] for name in ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS"))
@@ -142,20 +136,14 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
 
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
-    blocks, threads, smem = config["BLOCKS_PER_SM"], WARP * _warps(config), smem_bytes(problem, config)
+    blocks, warps, smem = config["BLOCKS_PER_SM"], _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         return (f"The block needs {smem} bytes of shared memory, {q_bytes(problem, config)} of them for Q and "
                 f"{stage_bytes(problem, config)} for each of STAGES={config['STAGES']} chunks; {gpu.name} gives it {gpu.smem_per_block}.")
-    if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
-    if blocks * threads > gpu.threads_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
-    cap, needed = register_cap(config, blocks), registers_needed(problem, config)
-    if blocks > 1 and cap == register_cap(config, blocks - 1):
-        return f"BLOCKS_PER_SM={blocks} leaves a thread {cap} registers, as {blocks - 1} does: the same code."
-    if needed > cap:
-        return f"A thread needs about {needed} registers, and {threads} threads in {blocks} blocks an SM leave it {cap}."
-    return None
+    return (
+        why_not_resident(gpu, blocks, warps, smem) or why_same_code(blocks, warps)
+        or why_too_few_registers(blocks, warps, registers_needed(problem, config))
+    )
 
 
 class LargeHeadMma:

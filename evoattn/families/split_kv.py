@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 from evoattn.config import KernelConfig
 from evoattn.families.base import ZEROED_SUFFIX, attention_args, why_no_lse
 from evoattn.families.flash_wgmma import tile_map
+from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.gpu import GpuSpec
 from evoattn.problem import DTYPES, AttentionProblem
 from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
 
 MAX_HEAD_DIM = 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
-WARP = 32
 MAX_WARPS = 16
-MAX_REGISTERS = 255
 FIXED_REGISTERS = {"mma": 44, "fma": 40}
 """Addresses, counters, bounds, states of the rows."""
 LAST_BLOCK_REGISTERS = 88
@@ -196,26 +195,15 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     return max(rows + tiles + FIXED_REGISTERS[config["COMPUTE"]], LAST_BLOCK_REGISTERS if config["MERGE"] == "last_block" else 0)
 
 
-def register_cap(config: KernelConfig, blocks: int) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8 (hopper-findings §2)."""
-    return min(MAX_REGISTERS, 512 // math.ceil(config["WARPS"] * blocks / 4) // 8 * 8)
-
-
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
-    blocks, threads, smem = config["BLOCKS_PER_SM"], WARP * config["WARPS"], smem_bytes(problem, config)
+    blocks, warps, smem = config["BLOCKS_PER_SM"], config["WARPS"], smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
-    if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {smem} bytes of shared memory, plus 1 KB each, are over the {gpu.smem_per_sm} of an SM."
-    if blocks * threads > gpu.threads_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
-    cap, needed = register_cap(config, blocks), registers_needed(problem, config)
-    if blocks > 1 and cap == register_cap(config, blocks - 1):
-        return f"BLOCKS_PER_SM={blocks} leaves a thread {cap} registers, as {blocks - 1} does: the same code."
-    if needed > cap:
-        return f"A thread needs about {needed} registers, and {threads} threads in {blocks} blocks an SM leave it {cap}."
-    return None
+    return (
+        why_not_resident(gpu, blocks, warps, smem) or why_same_code(blocks, warps)
+        or why_too_few_registers(blocks, warps, registers_needed(problem, config))
+    )
 
 
 class SplitKv:
