@@ -25,8 +25,6 @@ SEGMENTED = 64
 """Products a lane adds up before `ScoreProduct` takes them in segments, with a second set of sums."""
 QK_PAD, V_PAD, SCORE_PAD = 16, 4, 8
 """Floats between rows in shared memory that the loads of tensor-core fragments want (`large_head.cu.j2`, PADDED)."""
-MAX_SPREAD_STEPS = 8
-"""Steps of 16 dimensions that `SpreadScoreProduct` unrolls."""
 FIXED_REGISTERS, FIXED_TENSOR_REGISTERS = 48, 36
 """Addresses, counters, bounds and vectors under way; fitted to NVRTC 13.0 on sm_89 and sm_90a."""
 POINTER_REGISTERS = 16
@@ -85,7 +83,7 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, in
     """Dynamic shared memory of `large_head_scores` and of `large_head`.
 
     Q and a tile of K, or a tile of sums a warp; Q, the stages of K and V, those sums, in a cluster a tile of partial scores and what
-    `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, a factor a row. Without a first launch the
+    `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, two factors a row. Without a first launch the
     second has Q and K, with one it has V alone.
     """
     stages, rows, keys = config["STAGES"], config["BLOCK_M"], config["BLOCK_N"]
@@ -97,7 +95,7 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, in
         split, vectors = config["DIM_SPLIT"], rows * keys // 4
         partials = 16 * vectors + 16 * split * math.ceil(vectors / split) + 16
     scores = _sum_groups(config) * 4 * rows * _padded(keys, SCORE_PAD, config)
-    return q + min(stages, 1) * k + sums, inputs + partials + scores + 4 * rows
+    return q + min(stages, 1) * k + sums, inputs + partials + scores + 8 * rows
 
 
 def _sum_groups(config: KernelConfig) -> int:
@@ -140,7 +138,7 @@ def _tensor_registers(problem: AttentionProblem, config: KernelConfig) -> int:
     output = output_rows * runs + 2 * runs
     score = rows * keys // WARP + unroll * (rows + 12) + 2 * (rows // 8 + keys // 8)
     if _spread(config):                            # but where copies of V follow them, ptxas puts off loads that would spill
-        ahead = min(config["UNROLL"], _slice(problem, config) // (16 * _spread_parts(config))) if _fused(config) else 1
+        ahead = min(unroll, _slice(problem, config) // (16 * _spread_parts(config))) if _fused(config) else 1
         score = rows * keys // WARP + ahead * (rows + keys) // 2 + rows
     value = output_rows + unroll * (output_rows // 2 + 16)
     larger = output + max(score, value) if _fused(config) else max(score, output + value)
@@ -186,8 +184,6 @@ def _why_not_spread(problem: AttentionProblem, config: KernelConfig) -> str | No
         return "MATH=tf32x3_spread reads Q right into the registers of the warps that want it: Q_PLACE=shared would be a detour."
     if piece % (16 * parts):
         return f"MATH=tf32x3_spread gives a warp steps of 16 dimensions, and {parts} warps do not share a slice of {piece} so."
-    if piece > MAX_SPREAD_STEPS * 16 * parts:
-        return f"A slice of {piece} gives each of {parts} warps more than {MAX_SPREAD_STEPS} steps of 16 dimensions, all of which are unrolled."
     return None
 
 

@@ -19,7 +19,7 @@ template <int BLOCKS, int VECTORS, int THREADS> struct ClusterSum {
   uint32_t parts_barrier, sums_barrier;                      // these lie alike in all blocks of the cluster
   int rank, own;                                             // this block, and how many vectors are its
 
-  // By all threads of all blocks: `begin`, then, before the first `sum`, `cluster_wait`.
+  // By all threads of all blocks of the cluster, as `sum`; who never comes to a sum calls `cluster_wait`.
   __device__ __forceinline__ void begin(float* memory_smem, int block) {                               // BYTES, 16-byte aligned
     inbox_smem = reinterpret_cast<float4*>(memory_smem);
     parts_barrier = shared_address(inbox_smem + BLOCKS * SHARE), sums_barrier = parts_barrier + 8;
@@ -34,7 +34,8 @@ template <int BLOCKS, int VECTORS, int THREADS> struct ClusterSum {
   __device__ __forceinline__ void sum(const float4* part_smem,         // [VECTORS]
                                       At sum_smem,                     // address of the i-th vector of the sums, alike in all blocks
                                       int round) const {
-    if (round > 0) cluster_sync();                           // no block still reads its inbox or the sums of the round before
+    if (round == 0) cluster_wait();                          // all blocks have begun and may be sent to
+    else cluster_sync();                                     // no block still reads its inbox or the sums of the round before
     if (threadIdx.x == 0) {
       mbarrier_arrive_expect_tx(parts_barrier, own * BLOCKS * 16);
       mbarrier_arrive_expect_tx(sums_barrier, VECTORS * 16);

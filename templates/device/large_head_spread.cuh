@@ -7,7 +7,7 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
   static constexpr int DIMS = SLICE / PARTS, STEPS = DIMS / 16;                // of a warp
   static constexpr int M_TILES = ROWS / 16, N_TILES = KEYS / 8, FRAGMENTS = M_TILES * N_TILES;
   static constexpr int VECTORS = TILES * FRAGMENTS * 32;                       // of 4 scores: the fragments of the block
-  static constexpr int LOADED = AHEAD < STEPS ? AHEAD : STEPS;
+  static constexpr int LOADED = STEPS % AHEAD == 0 ? AHEAD : STEPS < AHEAD ? STEPS : 1;
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M && PARTS * TILES == WARPS, "whole tiles, one a warp");
   static_assert(M_TILES * 16 == ROWS && N_TILES * 8 == KEYS && STEPS * 16 * PARTS == SLICE, "whole products");
 
@@ -24,36 +24,41 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
 #pragma unroll
     for (int j = 0; j < N_TILES; j++) k_gmem[j] = k_row(tile % KEY_TILES * KEYS + 8 * j + g) + first_dim;
     Vector<Element, 4> q[LOADED][2 * M_TILES], k[LOADED][N_TILES];
-    auto load = [&](int step) {
 #pragma unroll
-      for (int i = 0; i < 2 * M_TILES; i++) q[step % LOADED][i] = load_vector<4>(q_gmem[i] + 16 * step);
+    for (int slot = 0; slot < LOADED; slot++) {
 #pragma unroll
-      for (int j = 0; j < N_TILES; j++) k[step % LOADED][j] = load_vector<4>(k_gmem[j] + 16 * step);
-    };
+      for (int i = 0; i < 2 * M_TILES; i++) q[slot][i] = load_vector<4>(q_gmem[i] + 16 * slot);
 #pragma unroll
-    for (int step = 0; step < LOADED; step++) load(step);
+      for (int j = 0; j < N_TILES; j++) k[slot][j] = load_vector<4>(k_gmem[j] + 16 * slot);
+    }
     behind();
 
     float sum[FRAGMENTS][4] = {};
+#pragma unroll 1                                   // unrolled, all loads would move to the front and take more registers than there are
+    for (int first = 0; first < STEPS; first += LOADED) {
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-      uint32_t q_big[M_TILES][2][4], q_small[M_TILES][2][4];         // of each product of depth 8
+      for (int slot = 0; slot < LOADED; slot++) {
+        const int next = 16 * (first + LOADED + slot);               // of a step, whose loads take the place of those of this one
+        uint32_t q_big[M_TILES][2][4], q_small[M_TILES][2][4];       // of each product of depth 8
 #pragma unroll
-      for (int i = 0; i < 2 * M_TILES; i++)
+        for (int i = 0; i < 2 * M_TILES; i++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int at = i % 2 + e % 2 * 2;
-          split_tf32(to_float(q[step % LOADED][i].at[e]), q_big[i / 2][e / 2][at], q_small[i / 2][e / 2][at]);
+          for (int e = 0; e < 4; e++) {
+            const int at = i % 2 + e % 2 * 2;
+            split_tf32(to_float(q[slot][i].at[e]), q_big[i / 2][e / 2][at], q_small[i / 2][e / 2][at]);
+          }
+          if (next < DIMS) q[slot][i] = load_vector<4>(q_gmem[i] + next);
         }
 #pragma unroll
-      for (int j = 0; j < N_TILES; j++) {
-        uint32_t k_big[4], k_small[4];
+        for (int j = 0; j < N_TILES; j++) {
+          uint32_t k_big[4], k_small[4];
 #pragma unroll
-        for (int e = 0; e < 4; e++) split_tf32(to_float(k[step % LOADED][j].at[e]), k_big[e], k_small[e]);
+          for (int e = 0; e < 4; e++) split_tf32(to_float(k[slot][j].at[e]), k_big[e], k_small[e]);
+          if (next < DIMS) k[slot][j] = load_vector<4>(k_gmem[j] + next);
 #pragma unroll
-        for (int m = 0; m < M_TILES; m++) add_16_dims_tf32(sum[m * N_TILES + j], q_big[m], q_small[m], k_big, k_small);
+          for (int m = 0; m < M_TILES; m++) add_16_dims_tf32(sum[m * N_TILES + j], q_big[m], q_small[m], k_big, k_small);
+        }
       }
-      if (step + LOADED < STEPS) load(step + LOADED);
     }
 
 #pragma unroll
