@@ -179,7 +179,7 @@ def _why_not_spread(problem: AttentionProblem, config: KernelConfig) -> str | No
     """Tiles and slices whose warps cannot share head_dim."""
     rows, keys, piece, parts = config["SCORE_ROWS"], config["SCORE_KEYS"], _slice(problem, config), _spread_parts(config)
     if parts < 2:
-        return f"MATH=tf32x3_spread has several warps share a score tile: WARPS={config['WARPS']} are too few for tiles of {rows} by {keys}."
+        return f"MATH=tf32x3_spread shares score tiles between warps; WARPS={config['WARPS']} are too few for tiles of {rows} by {keys}."
     if config["Q_PLACE"] == "shared":
         return "MATH=tf32x3_spread reads Q right into the registers of the warps that want it: Q_PLACE=shared would be a detour."
     if piece % (16 * parts):
