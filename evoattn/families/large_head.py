@@ -90,11 +90,11 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, in
     q, v, k = _q_bytes(problem, config), _v_bytes(problem, config), 0 if _spread(config) else _k_bytes(problem, config)
     sums = 4 * config["WARPS"] * config["SCORE_ROWS"] * config["SCORE_KEYS"] if _spread(config) else 0
     inputs = q + stages * (k + v) + sums if _fused(config) else stages * v
-    partials = 0
+    tile, partials = 4 * rows * _padded(keys, SCORE_PAD, config), 0
     if config["EXCHANGE"] == "cluster":
         split, vectors = config["DIM_SPLIT"], rows * keys // 4
-        partials = 16 * vectors + 16 * split * math.ceil(vectors / split) + 16
-    scores = _sum_groups(config) * 4 * rows * _padded(keys, SCORE_PAD, config)
+        partials = tile + 16 * split * math.ceil(vectors / split) + 16
+    scores = _sum_groups(config) * tile
     return q + min(stages, 1) * k + sums, inputs + partials + scores + 8 * rows
 
 

@@ -30,8 +30,8 @@ template <int BLOCKS, int VECTORS, int THREADS> struct ClusterSum {
   }
 
   // The rounds are 0, 1, … The parts are visible to all threads of their block, and none still reads the sums of the round before.
-  template <typename At>
-  __device__ __forceinline__ void sum(const float4* part_smem,         // [VECTORS]
+  template <typename Part, typename At>
+  __device__ __forceinline__ void sum(Part part,                       // the i-th vector of this block's part
                                       At sum_smem,                     // address of the i-th vector of the sums, alike in all blocks
                                       int round) const {
     if (round == 0) cluster_wait();                          // all blocks have begun and may be sent to
@@ -41,7 +41,7 @@ template <int BLOCKS, int VECTORS, int THREADS> struct ClusterSum {
       mbarrier_arrive_expect_tx(sums_barrier, VECTORS * 16);
     }
     for (int i = threadIdx.x; i < VECTORS; i += THREADS) {
-      send_16(shared_address(inbox_smem + rank * SHARE + i % SHARE), parts_barrier, i / SHARE, part_smem[i]);
+      send_16(shared_address(inbox_smem + rank * SHARE + i % SHARE), parts_barrier, i / SHARE, part(i));
     }
     mbarrier_wait_cluster(parts_barrier, round % 2);         // the parts of this block's vectors have come from all
     for (int i = threadIdx.x; i < BLOCKS * SHARE; i += THREADS) {
@@ -50,8 +50,8 @@ template <int BLOCKS, int VECTORS, int THREADS> struct ClusterSum {
       float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
       for (int block = 0; block < BLOCKS; block++) {
-        const float4 part = inbox_smem[block * SHARE + vector];
-        total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+        const float4 x = inbox_smem[block * SHARE + vector];
+        total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
       }
       send_16(sum_smem(rank * SHARE + vector), sums_barrier, receiver, total);
     }
