@@ -21,7 +21,7 @@ SPEC.loader.exec_module(fill_lessons)
 
 PAGE = (ROOT / "docs/lessons.md").read_text()
 COMMANDS = [shlex.split(line)[2:] for line in PAGE.splitlines() if line.startswith("evoattn search")]
-DRAWS = 3000
+DRAWS = 10000
 
 
 def options(words: list[str], name: str) -> list[str]:

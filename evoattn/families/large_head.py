@@ -7,18 +7,17 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
+from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
 from evoattn.gpu import GpuSpec
 from evoattn.problem import DTYPES, AttentionProblem
 from evoattn.trial import Buffer, KernelLaunch, Scalar
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 256, 8192
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
-WARP = 32
-MAX_REGISTERS = 255
 VECTOR_BYTES = 16
 MAX_CLUSTER = 8
 """Blocks in a cluster that every device of sm_90 takes (CUDA C++ Programming Guide, thread block clusters)."""
-MAX_GRID_Y = 65535
+MAX_GRID_YZ = 65535
 MAX_WORKSPACE_BYTES = 1 << 30
 """Partial scores in global memory: beyond it another family is the right one."""
 SEGMENTED = 64
@@ -51,7 +50,12 @@ def _fused(config: KernelConfig) -> bool:
 
 
 def _on_tensor_cores(config: KernelConfig) -> bool:
-    return config["MATH"] == "tf32x3"
+    return config["MATH"] != "fma"
+
+
+def _spread(config: KernelConfig) -> bool:
+    """Whether warps that share a tile of scores have parts of the slice, right from global memory, and their sums are added up."""
+    return config["MATH"] == "tf32x3_spread"
 
 
 def _padded(elements: int, pad: int, config: KernelConfig) -> int:
@@ -77,15 +81,27 @@ def _q_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int]:
     """Dynamic shared memory of `large_head_scores` and of `large_head`.
 
-    Q and a tile of K; Q, the stages of K and V, two tiles of partial scores in a cluster, one of scores, a factor a row. Without a first
-    launch the second has Q and K, with one it has V alone.
+    Q and a tile of K, or a tile of sums a warp; Q, the stages of K and V, those sums, in a cluster a tile of partial scores and what
+    `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, two factors a row. Without a first launch the
+    second has Q and K, with one it has V alone.
     """
     stages, rows, keys = config["STAGES"], config["BLOCK_M"], config["BLOCK_N"]
-    q, k, v = _q_bytes(problem, config), _k_bytes(problem, config), _v_bytes(problem, config)
-    inputs = q + stages * (k + v) if _fused(config) else stages * v
-    partials = 8 * rows * keys if config["EXCHANGE"] == "cluster" else 0
-    presum = 4 * rows * keys if config["PRESUM"] > 1 else 0
-    return q + min(stages, 1) * k + presum, inputs + partials + 4 * rows * (_padded(keys, SCORE_PAD, config) + 1)
+    q, v, k = _q_bytes(problem, config), _v_bytes(problem, config), 0 if _spread(config) else _k_bytes(problem, config)
+    sums = 4 * config["WARPS"] * config["SCORE_ROWS"] * config["SCORE_KEYS"] if _spread(config) else 0
+    inputs = q + stages * (k + v) + sums if _fused(config) else stages * v
+    tile, partials = 4 * rows * _padded(keys, SCORE_PAD, config), 0
+    if config["EXCHANGE"] == "cluster":
+        split, vectors = config["DIM_SPLIT"], rows * keys // 4
+        partials = tile + 16 * split * math.ceil(vectors / split) + 16
+    scores = _sum_groups(config) * tile
+    return q + min(stages, 1) * k + sums, inputs + partials + scores + 8 * rows
+
+
+def _sum_groups(config: KernelConfig) -> int:
+    """Tiles in which the second launch adds up partial scores, so that all its threads have some."""
+    if _fused(config):
+        return 1
+    return max(1, min(config["DIM_SPLIT"], 4 * WARP * config["WARPS"] // (config["BLOCK_M"] * config["BLOCK_N"])))
 
 
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
@@ -120,15 +136,13 @@ def _tensor_registers(problem: AttentionProblem, config: KernelConfig) -> int:
     output_rows, runs = _output_rows(config), _slice(problem, config) // config["VALUE_THREADS"]
     output = output_rows * runs + 2 * runs
     score = rows * keys // WARP + unroll * (rows + 12) + 2 * (rows // 8 + keys // 8)
+    if _spread(config):                            # but where copies of V follow them, ptxas puts off loads that would spill
+        ahead = min(unroll, _slice(problem, config) // (16 * _spread_parts(config))) if _fused(config) else 1
+        score = rows * keys // WARP + ahead * (rows + keys) // 2 + rows
     value = output_rows + unroll * (output_rows // 2 + 16)
     larger = output + max(score, value) if _fused(config) else max(score, output + value)
     pointers = POINTER_REGISTERS if config["STAGES"] == 0 else 0
     return larger + pointers + FIXED_TENSOR_REGISTERS + _softmax_registers(config)
-
-
-def register_cap(config: KernelConfig) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8."""
-    return min(MAX_REGISTERS, 512 // math.ceil(config["WARPS"] / 4) // 8 * 8)
 
 
 def _why_wrong_products(problem: AttentionProblem, config: KernelConfig) -> str | None:
@@ -138,7 +152,7 @@ def _why_wrong_products(problem: AttentionProblem, config: KernelConfig) -> str 
         fits = max(rows, keys) <= 8
         return None if fits else f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} are for MATH=tf32x3; those of fma end at 8 by 8."
     if problem.dtype != "fp32":
-        return f"MATH=tf32x3 makes fp32 of three tf32 products, and {problem.dtype} needs but one of its own."
+        return f"MATH={config['MATH']} makes fp32 of three tf32 products, and {problem.dtype} needs but one of its own."
     if rows % 16 or keys % 8 or config["LANES"] != WARP:
         return f"MATH=tf32x3 takes score tiles of 16 rows by 8 keys or more and LANES=32, not {rows} by {keys} and LANES={config['LANES']}."
     output_rows = _output_rows(config)
@@ -146,6 +160,24 @@ def _why_wrong_products(problem: AttentionProblem, config: KernelConfig) -> str 
         return f"MATH=tf32x3 gives a warp 16 output rows or more, and VALUE_THREADS={value_threads} leave it {output_rows}."
     if piece % max(value_threads, WARP) or value_threads < WARP:
         return f"MATH=tf32x3 gives a warp runs of 32 columns, and VALUE_THREADS={value_threads} do not share a slice of {piece} so."
+    return None
+
+
+def _spread_parts(config: KernelConfig) -> int:
+    """Warps that share a tile of scores with MATH=tf32x3_spread; 0 or 1 if none do."""
+    tiles = config["BLOCK_M"] // config["SCORE_ROWS"] * (config["BLOCK_N"] // config["SCORE_KEYS"])
+    return config["WARPS"] // tiles if tiles else 0
+
+
+def _why_not_spread(problem: AttentionProblem, config: KernelConfig) -> str | None:
+    """Tiles and slices whose warps cannot share head_dim."""
+    rows, keys, piece, parts = config["SCORE_ROWS"], config["SCORE_KEYS"], _slice(problem, config), _spread_parts(config)
+    if parts < 2:
+        return f"MATH=tf32x3_spread shares score tiles between warps; WARPS={config['WARPS']} are too few for tiles of {rows} by {keys}."
+    if config["Q_PLACE"] == "shared":
+        return "MATH=tf32x3_spread reads Q right into the registers of the warps that want it: Q_PLACE=shared would be a detour."
+    if piece % (16 * parts):
+        return f"MATH=tf32x3_spread gives a warp steps of 16 dimensions, and {parts} warps do not share a slice of {piece} so."
     return None
 
 
@@ -157,16 +189,20 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSp
         return f"DIM_SPLIT={split} does not divide head_dim {problem.head_dim} into whole vectors of {_vector(problem)} elements."
     if (split == 1) != (exchange == "none") and exchange != "workspace":
         return f"EXCHANGE={exchange} does not go with DIM_SPLIT={split}: one block has nothing to exchange, several must."
-    if config["PRESUM"] > 1 and (exchange != "workspace" or split % config["PRESUM"]):
-        return f"PRESUM={config['PRESUM']} adds up partial scores for a workspace; here are DIM_SPLIT={split} and EXCHANGE={exchange}."
-    if (exchange == "cluster" or config["PRESUM"] > 1) and gpu.capability < (9, 0):
-        return f"EXCHANGE=cluster and PRESUM over 1 need the clusters of sm_90, and {gpu.name} is {gpu.arch}."
+    if config["DEPENDENT_LAUNCH"] and exchange != "workspace":
+        return f"DEPENDENT_LAUNCH lets a second launch begin early, and EXCHANGE={exchange} has one."
+    if config["DEPENDENT_LAUNCH"] and gpu.capability < (9, 0):
+        return f"DEPENDENT_LAUNCH needs the dependent launches of sm_90, and {gpu.name} is {gpu.arch}."
+    if exchange == "cluster" and gpu.capability < (9, 0):
+        return f"EXCHANGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
     if exchange == "cluster" and split > MAX_CLUSTER:
         return f"DIM_SPLIT={split} is more than the {MAX_CLUSTER} blocks that a cluster may have on every device."
     if reason := _why_wrong_products(problem, config):
         return reason
     if block_m % rows or block_n % keys:
         return f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} do not tile BLOCK_M={block_m} by BLOCK_N={block_n}."
+    if _spread(config) and (reason := _why_not_spread(problem, config)):
+        return reason
     tiles = block_m // rows * (block_n // keys)
     if tiles % (WARP // lanes):
         return f"{tiles} score tiles of {rows} by {keys} do not fill whole warps of {WARP // lanes} groups of LANES={lanes}."
@@ -175,7 +211,7 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSp
     if threads % config["VALUE_THREADS"] or block_m % (threads // config["VALUE_THREADS"]):
         return f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={config['VALUE_THREADS']} a row."
     if not _on_tensor_cores(config) and config["VALUE_THREADS"] >= 2 * (_slice(problem, config) // _vector(problem)):
-        return f"VALUE_THREADS={config['VALUE_THREADS']} for a slice of {_slice(problem, config)} elements leaves half of them or more idle."
+        return f"VALUE_THREADS={config['VALUE_THREADS']} for a slice of {_slice(problem, config)} elements leave half of them or more idle."
     return None
 
 
@@ -189,12 +225,13 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     scratch = sum(_workspace(problem, config).values())
     if scratch > MAX_WORKSPACE_BYTES:
         return f"The partial scores of DIM_SPLIT={config['DIM_SPLIT']} slices would take {scratch} bytes, over {MAX_WORKSPACE_BYTES}."
-    if not _fused(config) and math.ceil(problem.seqlen_k / config["BLOCK_N"]) > MAX_GRID_Y:
-        return f"EXCHANGE=workspace puts the tiles of {problem.seqlen_k} keys in grid y, which ends at {MAX_GRID_Y}."
-    needed, cap = registers_needed(problem, config), register_cap(config)
-    if needed > cap:
-        return f"A thread needs about {needed} registers, and WARPS={config['WARPS']} leave it {cap}."
-    return None
+    if not _fused(config) and math.ceil(problem.seqlen_k / config["BLOCK_N"]) > MAX_GRID_YZ:
+        return f"EXCHANGE=workspace puts the tiles of {problem.seqlen_k} keys in grid y, which ends at {MAX_GRID_YZ}."
+    blocks, warps = config["BLOCKS_PER_SM"], config["WARPS"]
+    return (
+        why_not_resident(gpu, blocks, warps, smem) or why_too_few_registers(blocks, warps, registers_needed(problem, config))
+        or why_same_code(blocks, warps)
+    )
 
 
 def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | None:
@@ -218,12 +255,7 @@ def _workspace(problem: AttentionProblem, config: KernelConfig) -> dict[str, int
     if _fused(config):
         return {}
     tiles = math.ceil(_rows(problem) / config["BLOCK_M"]) * math.ceil(problem.seqlen_k / config["BLOCK_N"])
-    partials = config["DIM_SPLIT"] // config["PRESUM"]
-    return {"partials": 4 * problem.batch * problem.kv_heads * tiles * partials * config["BLOCK_M"] * config["BLOCK_N"]}
-
-
-def _cluster_dims(blocks: int) -> str:
-    return f"__cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
+    return {"partials": 4 * problem.batch * problem.kv_heads * tiles * config["DIM_SPLIT"] * config["BLOCK_M"] * config["BLOCK_N"]}
 
 
 class LargeHead:
@@ -237,6 +269,8 @@ class LargeHead:
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"large_head serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        if problem.batch * problem.kv_heads > MAX_GRID_YZ:
+            return f"large_head puts {problem.batch} times {problem.kv_heads} K/V heads in grid z, which ends at {MAX_GRID_YZ}."
         return why_no_lse(self.name, problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -247,7 +281,7 @@ class LargeHead:
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
         same = ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS", "STAGES", "UNROLL",
-                "PRESUM")
+                "DEPENDENT_LAUNCH", "BLOCKS_PER_SM")
         scores_smem, smem = smem_bytes(problem, config)
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
@@ -259,23 +293,22 @@ class LargeHead:
             "Q_IN_SHARED": config["Q_PLACE"] == "shared",
             "SCORES_SMEM_BYTES": scores_smem,
             "SMEM_BYTES": smem,
-            "SCORES_CLUSTER_DIMS": _cluster_dims(config["PRESUM"]),
-            "CLUSTER_DIMS": _cluster_dims(config["DIM_SPLIT"] if config["EXCHANGE"] == "cluster" else 1),
+            "CLUSTER_DIMS": f"__cluster_dims__({config['DIM_SPLIT']}, 1, 1)" if config["EXCHANGE"] == "cluster" else "",
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         """A block for each slice of head_dim of each tile of rows; with a workspace, before that one for each tile of keys of each too."""
         split, block = config["DIM_SPLIT"], (WARP * config["WARPS"], 1, 1)
-        blocks = math.ceil(_rows(problem) / config["BLOCK_M"]) * problem.kv_heads * problem.batch * split
+        x, z = math.ceil(_rows(problem) / config["BLOCK_M"]) * split, problem.kv_heads * problem.batch
         scores_smem, smem = smem_bytes(problem, config)
         cluster = (split if config["EXCHANGE"] == "cluster" else 1, 1, 1)
         if _fused(config):
             no_workspace = Scalar("int64", 0)              # a null pointer
-            return (KernelLaunch("large_head", (blocks, 1, 1), block, smem, (*attention_args(problem), no_workspace), cluster),)
+            return (KernelLaunch("large_head", (x, 1, z), block, smem, (*attention_args(problem), no_workspace), cluster),)
         args, key_tiles = (*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / config["BLOCK_N"])
         return (
-            KernelLaunch("large_head_scores", (blocks, key_tiles, 1), block, scores_smem, args, (config["PRESUM"], 1, 1)),
-            KernelLaunch("large_head", (blocks, 1, 1), block, smem, args),
+            KernelLaunch("large_head_scores", (x, key_tiles, z), block, scores_smem, args),
+            KernelLaunch("large_head", (x, 1, z), block, smem, args, overlaps=config["DEPENDENT_LAUNCH"]),
         )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:

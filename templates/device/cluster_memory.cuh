@@ -14,14 +14,3 @@ __device__ __forceinline__ float4 load_cluster_16(uint32_t address) {
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
   return x;
 }
-
-// The sum, in the order of the BLOCKS blocks of the cluster, of the float4 that each has at `address` of its own shared memory.
-template <int BLOCKS> __device__ __forceinline__ float4 sum_over_cluster(uint32_t address) {
-  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-  for (int block = 0; block < BLOCKS; block++) {
-    const float4 part = load_cluster_16(cluster_address(address, block));
-    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-  }
-  return sum;
-}

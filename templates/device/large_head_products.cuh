@@ -10,9 +10,11 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M, "whole tiles");
   static_assert(TILES % (32 / LANES) == 0, "all lanes of a warp have a tile or none has: they meet in shuffles");
 
-  template <typename Element, int STRIDE, typename QRow, typename KRow>
+  template <typename Element, int STRIDE, typename QRow, typename KRow, typename Behind>
   static __device__ __forceinline__ void multiply(float* scores,               // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
-                                                  QRow q_row, KRow k_row) {    // [CHUNKS · 16 bytes] each
+                                                  QRow q_row, KRow k_row,      // [CHUNKS · 16 bytes] each
+                                                  float4*, Behind behind) {    // see SpreadScoreProduct
+    behind();
     constexpr int VECTOR = 16 / sizeof(Element);
     // A long fp32 sum is taken in segments: added one by one, hundreds of products of large logits lose what fp32 attention may lose.
     constexpr int SEGMENT = STEPS * VECTOR > 64 ? 32 / VECTOR : STEPS;         // steps

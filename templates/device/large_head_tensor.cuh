@@ -1,17 +1,33 @@
 // large_head_tensor.cuh: the two products of attention over a slice of head_dim on the tensor cores, fp32 by three tf32 products each (needs
 // mma_m16n8k8_tf32.cuh and vector.cuh). They stand in for those of large_head_products.cuh. With g = lane / 4 and t = lane % 4 throughout.
 
+// sum += q kᵀ over 16 dimensions, two products of depth 8. Tensor cores cut sums off where fp32 rounds them: no more is added up there.
+__device__ __forceinline__ void add_16_dims_tf32(float (&sum)[4], const uint32_t (&q_big)[2][4], const uint32_t (&q_small)[2][4],
+                                                 const uint32_t (&k_big)[4], const uint32_t (&k_small)[4]) {
+  float part[4] = {};
+#pragma unroll
+  for (int depth = 0; depth < 2; depth++) {        // the small ones first, while the sum is small
+    mma_m16n8k8_tf32(part, q_small[depth], k_big[2 * depth], k_big[2 * depth + 1]);
+    mma_m16n8k8_tf32(part, q_big[depth], k_small[2 * depth], k_small[2 * depth + 1]);
+  }
+#pragma unroll
+  for (int depth = 0; depth < 2; depth++) mma_m16n8k8_tf32(part, q_big[depth], k_big[2 * depth], k_big[2 * depth + 1]);
+#pragma unroll
+  for (int i = 0; i < 4; i++) sum[i] += part[i];
+}
+
 // S[BLOCK_M, BLOCK_N] = Q Kᵀ. A warp has a tile of ROWS x KEYS scores. The order of head_dim in a product is free, so that lane t takes
 // dimensions 4t … 4t+3 of 16 by one load: 4t, 4t+1 are its t and t+4 of the first product of depth 8, 4t+2, 4t+3 of the second.
-// Tensor cores cut sums off where fp32 rounds them: only 16 dimensions are added up there.
 template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, int UNROLL> struct ScoreProductTf32 {
   static constexpr int KEY_TILES = BLOCK_N / KEYS, TILES = BLOCK_M / ROWS * KEY_TILES, M_TILES = ROWS / 16, N_TILES = KEYS / 8;
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M, "whole tiles");
   static_assert(M_TILES * 16 == ROWS && N_TILES * 8 == KEYS && SLICE % 16 == 0, "whole products");
 
-  template <typename Element, int STRIDE, typename QRow, typename KRow>
+  template <typename Element, int STRIDE, typename QRow, typename KRow, typename Behind>
   static __device__ __forceinline__ void multiply(float* scores,               // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
-                                                  QRow q_row, KRow k_row) {    // [SLICE] each
+                                                  QRow q_row, KRow k_row,      // [SLICE] each
+                                                  float4*, Behind behind) {    // see SpreadScoreProduct
+    behind();
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     for (int tile = threadIdx.x / 32; tile < TILES; tile += WARPS) {
       const int first_row = tile / KEY_TILES * ROWS, first_key = tile % KEY_TILES * KEYS;
@@ -40,18 +56,7 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
 #pragma unroll
           for (int e = 0; e < 4; e++) split_tf32(to_float(four.at[e]), k_big[e], k_small[e]);
 #pragma unroll
-          for (int m = 0; m < M_TILES; m++) {
-            float part[4] = {};
-#pragma unroll
-            for (int depth = 0; depth < 2; depth++) {                // the small ones first, while the sum is small
-              mma_m16n8k8_tf32(part, q_small[m][depth], k_big[2 * depth], k_big[2 * depth + 1]);
-              mma_m16n8k8_tf32(part, q_big[m][depth], k_small[2 * depth], k_small[2 * depth + 1]);
-            }
-#pragma unroll
-            for (int depth = 0; depth < 2; depth++) mma_m16n8k8_tf32(part, q_big[m][depth], k_big[2 * depth], k_big[2 * depth + 1]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) sum[m][j][i] += part[i];
-          }
+          for (int m = 0; m < M_TILES; m++) add_16_dims_tf32(sum[m][j], q_big[m], q_small[m], k_big, k_small);
         }
       }
 #pragma unroll

@@ -20,10 +20,12 @@ from evoattn.validate import check, make_case
 FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head", H100)
 BASE = {
-    "BLOCK_M": 4, "BLOCK_N": 16, "DIM_SPLIT": 1, "EXCHANGE": "none", "PRESUM": 1, "MATH": "fma", "WARPS": 4, "LANES": 32, "SCORE_ROWS": 2,
-    "SCORE_KEYS": 4, "VALUE_THREADS": 64, "Q_PLACE": "shared", "STAGES": 1, "UNROLL": 1,
+    "BLOCK_M": 4, "BLOCK_N": 16, "DIM_SPLIT": 1, "EXCHANGE": "none", "DEPENDENT_LAUNCH": False, "MATH": "fma", "WARPS": 4, "LANES": 32,
+    "SCORE_ROWS": 2, "SCORE_KEYS": 4, "VALUE_THREADS": 64, "Q_PLACE": "shared", "STAGES": 1, "UNROLL": 1, "BLOCKS_PER_SM": 1,
 }
 TENSOR = {"MATH": "tf32x3", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 8, "VALUE_THREADS": 128}
+SPREAD = {"MATH": "tf32x3_spread", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 16, "VALUE_THREADS": 128, "Q_PLACE": "global"}
+CLUSTER = {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}
 SPLIT = {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 32}
 
 
@@ -54,6 +56,9 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
      "rising_maximum"),
     (problem(41, 29, mask="causal_upper_left", layout="bshd"), TENSOR | SPLIT | {
         "BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "LANES": 32, "STAGES": 0, "Q_PLACE": "global"}, "late_huge_key"),
+    (problem(), SPREAD, "large_logits"),
+    (problem(41, 29, 1024, mask="causal_upper_left"), SPREAD | {
+        "BLOCK_M": 32, "SCORE_KEYS": 8, "WARPS": 8, "DIM_SPLIT": 8, "EXCHANGE": "workspace", "STAGES": 2, "UNROLL": 2}, "rising_maximum"),
     (problem(5, 33, 264), {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4}, "plain"),   # 66 vectors
 ])
 def test_right_on_the_interpreter(p, genes, kind):
@@ -64,11 +69,15 @@ def test_right_on_the_interpreter(p, genes, kind):
 
 
 @pytest.mark.parametrize(("p", "genes", "kind"), [
-    (problem(23, 40), TENSOR | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "PRESUM": 4}, "large_logits"),
-    (problem(mask="causal_lower_right"), SPLIT | {"PRESUM": 2}, "plain"),
+    (problem(mask="causal_lower_right"), SPLIT | {"DEPENDENT_LAUNCH": True, "STAGES": 2}, "plain"),
+    (problem(23, 40), SPREAD | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "DEPENDENT_LAUNCH": True}, "large_logits"),
     (problem(head_dim=1024, mask="causal_upper_left"), TENSOR | {"DIM_SPLIT": 8, "EXCHANGE": "cluster"}, "plain"),
+    (problem(head_dim=1024), SPREAD | {"DIM_SPLIT": 8, "EXCHANGE": "cluster", "STAGES": 2, "BLOCKS_PER_SM": 2, "WARPS": 8,
+                                        "BLOCK_M": 32}, "late_huge_key"),
+    (problem(5, 19, 640), {"DIM_SPLIT": 5, "EXCHANGE": "cluster", "BLOCK_N": 4, "SCORE_KEYS": 2, "LANES": 8, "VALUE_THREADS": 32,
+                           "SCORE_ROWS": 1}, "plain"),           # one vector of scores each, and one block has none
 ])
-def test_clusters_are_right_on_the_interpreter(p, genes, kind):
+def test_clusters_and_dependent_launches_are_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     assert FAMILY.why_invalid(p, c, H100) is None
     result = outcome(p, c, kind, H100)
@@ -86,7 +95,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
 
 
 @pytest.mark.parametrize(("genes", "line", "old", "new"), [
-    ({}, "none still reads tile - 1", "__syncthreads();", ""),
+    ({}, "none still reads tile - 1", "__syncthreads();", ";"),
     ({}, "none still reads K[tile]", "__syncthreads();", ""),
     ({}, "P and V[tile] are visible", "__syncthreads();", ""),
     ({}, "all but V[tile]", "<1>", "<2>"),
@@ -97,11 +106,17 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     (SPLIT | {"STAGES": 0}, "still reads the probabilities", "__syncthreads();", ""),
     (TENSOR, "none still reads K[tile]", "__syncthreads();", ""),
     (TENSOR, "the small ones first", "depth < 2", "depth < 0"),
-    (SPLIT | {"PRESUM": 4}, "all blocks' partial scores are visible to all\n", "cluster_sync();", ""),
-    (SPLIT | {"PRESUM": 4}, "which ends with it\n", "cluster_sync();", ""),
+    (SPREAD, "the sums of all warps are visible", "__syncthreads();", ""),
+    (SPLIT | {"DEPENDENT_LAUNCH": True}, "the first launch has ended", "grid_dependency_wait();", ";"),
+    (CLUSTER, "have come from all", "mbarrier_wait_cluster(parts_barrier, round % 2);", ""),
+    (CLUSTER, "no block has more to write here", "mbarrier_wait_cluster(sums_barrier, round % 2);", ""),
+    (CLUSTER, "no block still reads its inbox", "cluster_sync();", ";"),
+    (CLUSTER, "may be sent to", "cluster_wait();", ";"),
+    (CLUSTER, "mbarrier_arrive_expect_tx(sums_barrier", "VECTORS * 16", "VECTORS * 16 - 16"),
+    (CLUSTER | SPREAD, "none still reads K[tile]", "__syncthreads();", ""),
 ])
 def test_an_injected_fault_is_found(genes, line, old, new):
-    gpu = H100 if "PRESUM" in genes else L4
+    gpu = H100 if "DEPENDENT_LAUNCH" in genes or genes.get("EXCHANGE") == "cluster" else L4
     assert not outcome(problem(), config(**genes), gpu=gpu, edit=line_edit(line, old, new)).passed
 
 
@@ -111,11 +126,16 @@ CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STA
 
 @pytest.mark.parametrize(("p", "genes", "words"), [
     (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),                                   # the notes' cache of many queries
-    (LARGEST, {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128}, ("2097424", "STAGES=2")),      # the notes' double buffering
+    (LARGEST, {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128}, ("2097440", "STAGES=2")),      # the notes' double buffering
     (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
     (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)), (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
     (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
-    (problem(), SPLIT | {"PRESUM": 2}, ("PRESUM", "sm_89")), (problem(), {"PRESUM": 2}, ("PRESUM=2", "EXCHANGE=none")),
+    (problem(), SPLIT | {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "sm_89")),
+    (problem(), {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "EXCHANGE=none")),
+    (problem(), SPREAD | {"SCORE_KEYS": 8, "WARPS": 2}, ("WARPS=2", "16 by 8")), (problem(), SPREAD | {"Q_PLACE": "shared"}, ("detour",)),
+    (problem(head_dim=1056), SPREAD | {"VALUE_THREADS": 128}, ("slice of 1056",)),
+    (problem(), {"BLOCKS_PER_SM": 2}, ("BLOCKS_PER_SM=2", "102400")),
+    (problem(), {"BLOCKS_PER_SM": 2, "WARPS": 2, "STAGES": 0}, ("same code",)),
     (problem(), {"SCORE_KEYS": 16}, ("SCORE_KEYS=16 are for MATH=tf32x3",)), (problem(dtype="bf16"), TENSOR, ("bf16 needs but one",)),
     (problem(), TENSOR | {"LANES": 16}, ("LANES=16",)), (problem(), TENSOR | {"VALUE_THREADS": 64}, ("leave it 8",)),
     (problem(head_dim=320), TENSOR, ("slice of 320",)),
@@ -136,8 +156,9 @@ def test_every_refusal_is_a_sentence_with_numbers(p, genes, words):
     assert reason is not None and reason.endswith(".") and all(word in reason for word in words), reason
 
 
-def test_small_heads_are_unsupported():
+def test_small_heads_and_too_many_are_unsupported():
     assert FAMILY.why_unsupported(problem(head_dim=248), L4) and FAMILY.why_unsupported(problem(head_dim=256), L4) is None
+    assert "65536 times 2" in FAMILY.why_unsupported(AttentionProblem(65536, 2, 2, 1, 1, 256), L4)
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
@@ -161,17 +182,21 @@ def test_cluster_and_workspace_compile_without_spills(which):
     assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c)) == max(smem_bytes(lookup(name), c))
 
 
-@pytest.mark.parametrize("p", [
-    problem(10, 19, 512), problem(7, 23, 320, dtype="bf16", mask="causal_lower_right"),
-    problem(6, 14, 1024, mask="causal_upper_left", layout="bshd"),
-], ids=AttentionProblem.describe)
-def test_random_valid_configs_are_right(p):
+@pytest.mark.parametrize(("p", "gpu", "fixed"), [
+    (problem(10, 19, 512), L4, {}),
+    (problem(7, 23, 320, dtype="bf16", mask="causal_lower_right"), L4, {}),
+    (problem(6, 14, 1024, mask="causal_upper_left", layout="bshd"), H100, {"DEPENDENT_LAUNCH": True}),
+    (problem(9, 21, 512), H100, {"EXCHANGE": "cluster"}),
+    (problem(11, 18, 1024), H100, {"MATH": "tf32x3_spread", "LANES": 32, "SCORE_ROWS": 16, "Q_PLACE": "global"}),
+    (problem(21, 35, 512, mask="causal_lower_right"), H100, {"MATH": "tf32x3_spread", "LANES": 32, "BLOCK_M": 32, "Q_PLACE": "global"}),
+])
+def test_random_valid_configs_are_right(p, gpu, fixed):
     draw, right = random.Random(p.head_dim), 0
-    while right < 3:
-        c = SPACE.make_config({parameter.name: draw.choice(parameter.values) for parameter in SPACE.parameters})
-        reason = FAMILY.why_invalid(p, c, L4)
+    while right < 2:
+        c = SPACE.make_config({parameter.name: draw.choice(parameter.values) for parameter in SPACE.parameters} | fixed)
+        reason = FAMILY.why_invalid(p, c, gpu)
         assert reason is None or reason.endswith(".") and "\n" not in reason
         if reason is None:
-            result = outcome(p, c)
+            result = outcome(p, c, gpu=gpu)
             assert result.passed, (c.describe(), result.reason)
             right += 1
