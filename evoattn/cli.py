@@ -121,7 +121,7 @@ def report(
 
 @app.command()
 def bench(
-    problems: Annotated[list[str], typer.Argument(help="Problems of search_spaces/problems.yaml.")],
+    problems: Annotated[list[str], typer.Argument(help="Names of problems.yaml, or shapes as for `search --shape`.")],
     gpu: Annotated[str, typer.Option(help="The GPU that must be here, or `auto`.")] = "auto",
     db: Annotated[list[str] | None, typer.Option(
         help="Databases; may be given several times. The first takes new trials.", show_default="the usual one")] = None,

@@ -63,3 +63,8 @@ def parse_shape(text: str) -> AttentionProblem:
                 raise ProblemError(f"The shape names {name} twice.")
             fields[name] = value if key in _WORDS else int(value)
     return _complete(fields)
+
+
+def by_name_or_shape(text: str) -> AttentionProblem:
+    """The named problem, or that of a shape, which has an equals sign. Raises `ProblemError` as `lookup` and `parse_shape` do."""
+    return parse_shape(text) if "=" in text else lookup(text)

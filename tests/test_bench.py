@@ -111,7 +111,8 @@ def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
 
 
 def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
-    failing = load_space("three_kernel", GPU).starting_configs(PROBLEM)[0]
+    three_kernel = FAMILIES["three_kernel"]
+    failing = next(c for c in load_space("three_kernel", GPU).starting_configs(PROBLEM) if not three_kernel.why_invalid(PROBLEM, c, GPU))
     row = run(bench, storage, [("flash_mma", CONFIGS[0].params), ("three_kernel", failing.params)])
     assert row.family == "flash_mma" and row.ratio and row.notes == ["three_kernel trial 2: left the final: The launch failed."]
     assert storage.trial(2).disqualified == "In the final: The launch failed." and storage.trial(2).timing.protocol["stage"] == "screen"
@@ -172,3 +173,16 @@ def test_without_a_device_it_is_one_sentence(monkeypatch):
     monkeypatch.setattr(gpu, "detect_devices", list)
     done = CliRunner().invoke(app, ["bench", "seed_h100"])
     assert done.exit_code == 2 and "no CUDA device" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_problems_come_by_name_or_by_shape(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(gpu, "detect_devices", lambda: [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")])
+    monkeypatch.setattr(Bench, "run", lambda self, problems, configs: asked.extend((p, configs(p)) for p in problems) or iter(()))
+    words = ["seed_h100", "B=8,H=32,S=2048,D=64,dtype=bf16", "B=8,H=32,S=4096,D=64,dtype=bf16", "seed_h100"]
+    done = CliRunner().invoke(app, ["bench", *words, "--db", f"sqlite:///{tmp_path}/a.sqlite"])
+    assert done.exit_code == 0, done.output
+    assert [(p.name, p.seqlen_q, p.dtype, configs) for p, configs in asked] == [
+        ("seed_h100", 1024, "fp16", []), ("", 2048, "bf16", []), ("", 4096, "bf16", [])]
+    wrong = CliRunner().invoke(app, ["bench", "B=8,H=x"])
+    assert wrong.exit_code == 2 and "whole number" in wrong.stderr

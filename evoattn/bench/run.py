@@ -89,7 +89,7 @@ class Bench:
         """Fills the row; what there is to say beside it."""
         contenders, notes = choose(problem, self.gpu, self.storages, configs, self.top)
         if not contenders:
-            notes.append(Note(problem.name, "No family has a recorded or starting config for this problem."))
+            notes.append(Note(problem.name or problem.describe(), "No family has a recorded or starting config for this problem."))
         proved = []
         for contender, kernel in self._compile(contenders):
             if isinstance(kernel, str):
@@ -108,7 +108,7 @@ class Bench:
                 left, refused = final.task
                 final.take(self._ask(problem, "final", (left, benchmark.FINAL, refused), FINAL_SECONDS))
         except FinalFailed as error:
-            return [*notes, Note(problem.name, f"The final could not be held: {error}")]
+            return [*notes, Note(problem.name or problem.describe(), f"The final could not be held: {error}")]
         timings, row.refusals, _ = final.result
         peers = {name: timing for name, timing in timings.items() if name not in finalists}
         row.peers = {name: Time.of(timing) for name, timing in peers.items()}
@@ -156,7 +156,7 @@ class Bench:
         return self.storages[0], study, trial.number
 
     def _study(self, problem: AttentionProblem) -> Study:
-        """The study of this problem's benched configs in the first database; made when first needed, and one that a search can go on with."""
+        """The study of this problem's benched configs in the first database; made when first needed. A search can go on with it."""
         storage, stem = self.storages[0], f"bench_{problem.name or 'shape'}_{self.gpu.name}"
         fields = problem.to_dict()
         for study in storage.studies():
@@ -167,7 +167,8 @@ class Bench:
         families = tuple(name for name, family in FAMILIES.items() if family.why_unsupported(problem, self.gpu) is None)
         taken = {study.name for study in storage.studies()}
         name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
-        return storage.create_study(name, problem, self.gpu, False, "genetic", 0, families, collect(self.detected), {"cache": self.cache})
+        environment = collect(self.detected)
+        return storage.create_study(name, problem, self.gpu, False, "genetic", 0, families, environment, {"cache": self.cache})
 
     # ---- processes
 

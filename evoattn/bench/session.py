@@ -8,25 +8,25 @@ from pathlib import Path
 from rich.console import Console
 
 from evoattn import gpu as gpus
-from evoattn import problems as named
 from evoattn.bench.contenders import read_configs
 from evoattn.bench.run import Bench, Row
 from evoattn.gpu import GpuError
+from evoattn.problems import by_name_or_shape
 from evoattn.session import choose_device
 from evoattn.storage import Storage
 
 
-def run_bench(names: list[str], gpu: str, urls: list[str], configs: Path | None, top: int, jobs: int, progress: Console) -> list[Row]:
-    """The rows of the named problems; a line on `progress` as each ends.
+def run_bench(texts: list[str], gpu: str, urls: list[str], configs: Path | None, top: int, jobs: int, progress: Console) -> list[Row]:
+    """The rows of the problems, by name or shape; a line on `progress` as each ends.
 
     Raises `GpuError` without a device of the named kind, `ProblemError`, `ConfigError`, `StorageError` or `BenchError`.
     """
-    wanted = [named.lookup(name) for name in dict.fromkeys(names)]
+    wanted = list(dict.fromkeys(map(by_name_or_shape, texts)))
     devices = gpus.detect_devices()
     if not devices:
         raise GpuError("There is no CUDA device here; `evoattn bench` times kernels, so run it where the GPU is.")
     spec, device = choose_device(gpu, devices)
-    from_file = {problem.name: read_configs(configs, problem, spec.arch) if configs else [] for problem in wanted}
+    from_file = {problem: read_configs(configs, problem, spec.arch) if configs else [] for problem in wanted}
     with ExitStack() as stack:
         storages = [Storage.open(url, create=i == 0) for i, url in enumerate(urls)]
         for storage in storages:
@@ -34,7 +34,7 @@ def run_bench(names: list[str], gpu: str, urls: list[str], configs: Path | None,
         bench = Bench(storages, spec, device, jobs, top)
         stack.callback(bench.close)
         rows = []
-        for row in bench.run(wanted, lambda problem: from_file[problem.name]):
+        for row in bench.run(wanted, from_file.__getitem__):
             rows.append(row)
             ratio = "no time" if row.ratio is None else f"{row.ratio:.3f} of the best peer"
             progress.print(f"{row.describe}: {ratio}", markup=False, soft_wrap=True)
