@@ -114,9 +114,13 @@ def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
     three_kernel = FAMILIES["three_kernel"]
     failing = next(c for c in load_space("three_kernel", GPU).starting_configs(PROBLEM) if not three_kernel.why_invalid(PROBLEM, c, GPU))
     row = run(bench, storage, [("flash_mma", CONFIGS[0].params), ("three_kernel", failing.params)])
-    assert row.family == "flash_mma" and row.ratio and row.notes == ["three_kernel trial 2: left the final: The launch failed."]
-    assert storage.trial(2).disqualified == "In the final: The launch failed." and storage.trial(2).timing.protocol["stage"] == "screen"
-    assert [t.number for t in storage.leaderboard(storage.studies()[0], 9)] == [1]
+    (study,) = storage.studies()
+    numbers = {trial.family: trial.number for trial in storage.iter_trials(study)}
+    failed = storage.trial(numbers["three_kernel"])
+    assert row.family == "flash_mma" and row.ratio
+    assert row.notes == [f"three_kernel trial {failed.number}: left the final: The launch failed."]
+    assert failed.disqualified == "In the final: The launch failed." and failed.timing.protocol["stage"] == "screen"
+    assert [t.number for t in storage.leaderboard(study, 9)] == [numbers["flash_mma"]]
 
 
 def test_a_final_that_cannot_be_held_is_one_note(bench, storage, monkeypatch):
