@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
-from evoattn.families.base import softmax_scale_log2
+from evoattn.families.base import ZEROED_SUFFIX, softmax_scale_log2
 from evoattn.families.wgmma_registers import (
     WARPGROUP, WARPGROUP_ROWS, moved_registers, producer_warps, registers_at_launch, registers_needed, threads, warpgroups, widest_wgmma,
 )
@@ -30,7 +30,7 @@ HEADS_IN_TURN = {"by_head": 1, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-WORKSPACE = "claimed_tiles"
+WORKSPACE = "claimed" + ZEROED_SUFFIX
 
 
 def _persistent(config: KernelConfig) -> bool:
@@ -211,10 +211,8 @@ class FlashWgmma:
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
         )
-        main = KernelLaunch(
-            self.name, grid(problem, config), (threads(config), 1, 1), smem_bytes(problem, config), args, (config["KEY_SPLIT"], 1, 1))
-        reset = KernelLaunch(f"{self.name}_reset", (1, 1, 1), (1, 1, 1), 0, (Buffer(WORKSPACE),))
-        return (reset, main) if claims else (main,)
+        return (KernelLaunch(
+            self.name, grid(problem, config), (threads(config), 1, 1), smem_bytes(problem, config), args, (config["KEY_SPLIT"], 1, 1)),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         return {WORKSPACE: 4} if config["SCHEDULE"] == "claimed" else {}

@@ -196,6 +196,12 @@ def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
     assert_found("flash_wgmma", row)
 
 
+def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    result = outcome("flash_wgmma", tuple(CLAIMED.items()), (("atomicInc(claimed_zeroed, tiles - 1)", "atomicInc(claimed_zeroed, tiles)"),), "plain")
+    assert "did not leave zeros in claimed_zeroed" in result.reason
+
+
 @pytest.mark.parametrize("row", SCORES_AGAIN, ids=[row[0] for row in SCORES_AGAIN])
 def test_flash_wgmma_that_loses_its_scores(row):
     """Scores far beyond what fp16 probabilities hold: warps compute them again, from K and Q in shared memory."""
