@@ -137,8 +137,9 @@ class Scheduler:
                 if self._phases.woken:
                     following += self._interned_groups(self._phases.woken)
                     self._phases.woken = []
-                if len(following) == 1 and not self._ready and following[0][1] is active:
+                if len(following) == 1 and not self._ready and following[0][1] is active and following[0][0] not in self._stalled:
                     pc = following[0][0]
+                    self._count_polls(pc)
                     continue
                 for next_pc, threads in following:
                     self._make_ready(next_pc, threads)
