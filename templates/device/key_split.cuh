@@ -60,11 +60,13 @@ template <int FLOATS> struct PartialOutput {
 
   // Into and out of a result of global memory, [PIECES, 128] float4. Another block wrote it in this very kernel: it is not read through L1.
   static __device__ __forceinline__ void leave(float4* result_gmem, const float (&o)[FLOATS], const RowState& state, int thread) {
-    result_gmem[thread] = make_float4(state.shift[0], state.shift[1], state.sum[0], state.sum[1]);
+    result_gmem += thread;                                 // once: all pieces have constant offsets from here
+    result_gmem[0] = make_float4(state.shift[0], state.shift[1], state.sum[0], state.sum[1]);
 #pragma unroll
-    for (int i = 0; i < FLOATS; i += 4) result_gmem[(i / 4 + 1) * 128 + thread] = make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
+    for (int i = 0; i < FLOATS; i += 4) result_gmem[(i / 4 + 1) * 128] = make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
   }
   static __device__ __forceinline__ void add_left(const float4* result_gmem, float (&o)[FLOATS], RowState& state, int thread) {
-    add<1>([&](int, int i) { return __ldcg(result_gmem + i * 128 + thread); }, o, state);
+    result_gmem += thread;
+    add<1>([&](int, int i) { return __ldcg(result_gmem + i * 128); }, o, state);
   }
 };

@@ -222,8 +222,8 @@ def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
 
 def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):
     monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
-    result = outcome("flash_wgmma", tuple(CLAIMED.items()), (("atomicInc(claimed_zeroed, tiles - 1)", "atomicInc(claimed_zeroed, tiles)"),), "plain")
-    assert "did not leave zeros in claimed_zeroed" in result.reason
+    result = outcome("flash_wgmma", tuple(CLAIMED.items()), (("atomicInc(counters_zeroed, tiles - 1)", "atomicInc(counters_zeroed, tiles)"),), "plain")
+    assert "did not leave zeros in counters_zeroed" in result.reason
 
 
 @pytest.mark.parametrize("row", HANDED_OVER, ids=[row[0] for row in HANDED_OVER])

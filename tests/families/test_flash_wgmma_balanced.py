@@ -142,6 +142,8 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes, monkeypatc
     ({}, {"mask": "causal_upper_left"}, "mask=full"), ({}, {"seqlen_q": 64 * 66, "heads": 8}, "whole waves"),
     ({}, {"heads": 4, "kv_heads": 4}, "one wave"),
     ({"KEY_SPLIT": 2}, {}, "single"), ({"BLOCK_N": 48}, {"seqlen_k": 48 * 32768 + 1}, "at most 32768 tiles"), ({}, {}, None),
+    ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 192}, None),
+    ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 256}, "registers"),
 ])
 def test_refusals_of_a_balanced_schedule(genes, sizes, word):
     p = AttentionProblem(**{"batch": 1, "heads": 32, "kv_heads": 4, "seqlen_q": 4000, "seqlen_k": 4000, "head_dim": 64} | sizes)
