@@ -162,7 +162,8 @@ class Scheduler:
         self._polls_in_vain = self._polls_in_vain + 1 if pc in self.flow.polls else 0
         if self._polls_in_vain > MAX_POLLS_IN_VAIN:
             raise Deadlock(
-                f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all others wait or have ended.")
+                f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all others wait or have "
+                "ended.")
 
     def _execute(self, pc: int, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
         """Run from `pc` to what ends the run; returns who goes on where."""

@@ -167,7 +167,8 @@ WRONG_SHARES = {
     "a key tile left out": ([("begin = share(block)", "begin = share(block) + (block > 0)")], "error"),
     "a key tile taken twice": ([("end = share(block + 1)", "end = min(steps, share(block + 1) + 1)")], "error"),
     "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
-    "a result given again later": ([("    if constexpr (!PERSISTENT) break;\n    if constexpr", GIVE_AGAIN)], "did not leave zeros in counters_zeroed"),
+    "a result given again later": (
+        [("    if constexpr (!PERSISTENT) break;\n    if constexpr", GIVE_AGAIN)], "did not leave zeros in counters_zeroed"),
 }
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [
@@ -222,7 +223,8 @@ def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
 
 def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):
     monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
-    result = outcome("flash_wgmma", tuple(CLAIMED.items()), (("atomicInc(counters_zeroed, tiles - 1)", "atomicInc(counters_zeroed, tiles)"),), "plain")
+    edits = (("atomicInc(counters_zeroed, tiles - 1)", "atomicInc(counters_zeroed, tiles)"),)
+    result = outcome("flash_wgmma", tuple(CLAIMED.items()), edits, "plain")
     assert "did not leave zeros in counters_zeroed" in result.reason
 
 
