@@ -50,6 +50,23 @@ def test_overlap_that_holds_is_cheaper():
     assert costs == sorted(costs, reverse=True) and len(set(costs)) == 3
 
 
+TWO = {"BLOCK_M": 128, "PRODUCER": "warpgroup", "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}
+# Time with a balanced schedule over that with a fixed one, interleaved on an H100, 2026-11-21.
+BALANCED = [
+    ("fa_d128_16k", 0.983, {**TWO, "BLOCK_N": 112, "PING_PONG": True}, 168),
+    ("fa_d128_4k", 0.9845, {**TWO, "BLOCK_N": 96, "STAGES": 3}, 168),
+    ("fa_d64_2k", 0.981, {**THREE, "BLOCK_N": 80, "STAGES": 4, "PING_PONG": True, "Q_IN_REGISTERS": True}, 128),
+    ("fa_d64_16k", 1.004, {**THREE, "BLOCK_N": 80, "STAGES": 3, "PING_PONG": True, "Q_IN_REGISTERS": True}, 128),
+    ("fa_d128_512", 1.045, {**TWO, "BLOCK_N": 112, "PING_PONG": True}, 168),
+]
+
+
+def test_a_balanced_schedule_pays_where_tiles_are_long_and_the_last_wave_is_not_full():
+    for name, measured, genes, registers in BALANCED:
+        fixed, balanced = (cost(name, genes | {"SCHEDULE": schedule}, registers) for schedule in ("fixed", "balanced"))
+        assert abs(balanced / fixed - measured) < 0.025 and (balanced < fixed) == (measured < 1), (name, balanced / fixed)
+
+
 def test_costs_nothing_and_knows_what_does_not_fit():
     started = time.perf_counter()
     assert cost("fa_d64_16k_causal", THREE, 128) > 0

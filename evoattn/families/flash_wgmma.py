@@ -6,7 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
-from evoattn.families.base import softmax_scale_log2
+from evoattn.families.base import ZEROED_SUFFIX, softmax_scale_log2
 from evoattn.families.wgmma_registers import (
     WARPGROUP, WARPGROUP_ROWS, moved_registers, producer_warps, registers_at_launch, registers_needed, threads, warpgroups, widest_wgmma,
 )
@@ -17,6 +17,8 @@ from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 
 ARCH = "sm_90a"
 MAX_HEAD_DIM = 256
+MAX_KEY_TILES = 1 << 15
+"""Of a balanced schedule, which packs a range of them into a word (`key_share.cuh`)."""
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 ELEMENT_BYTES = 2
 MAP_STRIDE = 16
@@ -27,10 +29,11 @@ ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
 SM_COUNT = GPUS["h100"].sm_count
 """Of both Hopper cards in the table: a persistent grid is one wave of it."""
 HEADS_IN_TURN = {"by_head": 1, "heads_8": 8, "heads_16": 16, "all_heads": 0}
-SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED"}
+SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
-WORKSPACE = "claimed_tiles"
+COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
+"""Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
 
 def _persistent(config: KernelConfig) -> bool:
@@ -39,6 +42,11 @@ def _persistent(config: KernelConfig) -> bool:
 
 def _chunks(problem: AttentionProblem) -> int:
     return math.ceil(problem.head_dim / CHUNK_COLUMNS)
+
+
+def _result_bytes(problem: AttentionProblem) -> int:
+    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats a thread."""
+    return WARPGROUP * (problem.head_dim // 2 + 4) * 4
 
 
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
@@ -50,7 +58,7 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     row_bytes = _chunks(problem) * ROW_BYTES
     q_bytes = config["BLOCK_M"] * row_bytes
     o_bytes = q_bytes if _persistent(config) else 0
-    partial_bytes = (config["KEY_SPLIT"] - 1) * warpgroups(config) * WARPGROUP * (problem.head_dim // 2 + 4) * 4
+    partial_bytes = (config["KEY_SPLIT"] - 1) * warpgroups(config) * _result_bytes(problem)
     barriers = 8 * (2 * warpgroups(config) + 4 * config["STAGES"] + 1)
     return q_bytes + 2 * config["STAGES"] * config["BLOCK_N"] * row_bytes + o_bytes + partial_bytes + barriers + 8
 
@@ -62,6 +70,8 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:
         return "PING_PONG needs two consumer warpgroups that take turns, and OVERLAP."
     if config["KEY_SPLIT"] > 1 and _persistent(config):
         return f"KEY_SPLIT={config['KEY_SPLIT']} needs SCHEDULE=single: the blocks of a cluster work on one tile of rows."
+    if config["SCHEDULE"] == "balanced" and problem.causal:
+        return "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask hides some."
     if config["RESCALE"] == "lazy_after" and config["POLYNOMIAL_EIGHTHS"]:
         return "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show when it is passed."
     if config["CAUSAL_SKIP"] and not (problem.causal and consumers > 1):
@@ -88,6 +98,10 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
         return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
     if _persistent(config) and row_blocks * heads <= SM_COUNT * config["BLOCKS_PER_SM"]:
         return f"SCHEDULE={config['SCHEDULE']}: the {row_blocks * heads} tiles are one wave, so that no block takes a second one."
+    if config["SCHEDULE"] == "balanced" and key_tiles > MAX_KEY_TILES:
+        return f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} of {block_n}."
+    if config["SCHEDULE"] == "balanced" and row_blocks * heads % (SM_COUNT * config["BLOCKS_PER_SM"]) == 0:
+        return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
     return None
 
 
@@ -139,10 +153,14 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
 
 
 def grid(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int, int]:
-    """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh` reads."""
+    """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh` reads.
+
+    Blocks of a balanced schedule are fewer than the tiles of rows, so that even a small problem has tiles that two blocks share.
+    """
     row_blocks, heads = math.ceil(problem.seqlen_q / config["BLOCK_M"]), problem.heads * problem.batch
     if _persistent(config):
-        return min(row_blocks * heads, SM_COUNT * config["BLOCKS_PER_SM"]), 1, 1
+        at_most = max(1, row_blocks * heads - 1) if config["SCHEDULE"] == "balanced" else row_blocks * heads
+        return min(at_most, SM_COUNT * config["BLOCKS_PER_SM"]), 1, 1
     turn, split = HEADS_IN_TURN[config["TILE_ORDER"]], config["KEY_SPLIT"]
     if turn == 0:
         return problem.heads * split, problem.batch, row_blocks
@@ -205,18 +223,20 @@ class FlashWgmma:
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
-        claims, null = config["SCHEDULE"] == "claimed", Scalar("int64", 0)
+        scratch, null = self.workspace(problem, config), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             tile_map(problem, "q", WARPGROUP_ROWS), tile_map(problem, "k", config["BLOCK_N"]),
             tile_map(problem, "v", config["BLOCK_N"]), tile_map(problem, "o", WARPGROUP_ROWS),
-            Buffer("o"), Buffer("lse") if problem.lse else null, Buffer(WORKSPACE) if claims else null,
+            Buffer("o"), Buffer("lse") if problem.lse else null,
+            *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]), Scalar("float32", softmax_scale_log2(problem)),
         )
-        main = KernelLaunch(
-            self.name, grid(problem, config), (threads(config), 1, 1), smem_bytes(problem, config), args, (config["KEY_SPLIT"], 1, 1))
-        reset = KernelLaunch(f"{self.name}_reset", (1, 1, 1), (1, 1, 1), 0, (Buffer(WORKSPACE),))
-        return (reset, main) if claims else (main,)
+        return (KernelLaunch(
+            self.name, grid(problem, config), (threads(config), 1, 1), smem_bytes(problem, config), args, (config["KEY_SPLIT"], 1, 1)),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
-        return {WORKSPACE: 4} if config["SCHEDULE"] == "claimed" else {}
+        if config["SCHEDULE"] == "balanced":
+            results = grid(problem, config)[0] * warpgroups(config)
+            return {COUNTERS: 4 * results, RESULTS: results * _result_bytes(problem)}
+        return {COUNTERS: 4} if config["SCHEDULE"] == "claimed" else {}

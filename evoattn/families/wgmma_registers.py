@@ -24,6 +24,10 @@ WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
 WIDE_PERSISTENT_REGISTERS = 32
 """With 20 and 28, kernels without OVERLAP spilled 4 to 16 bytes at head_dim 192 and 256."""
+MERGE_REGISTERS = 32
+"""Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight configs of head_dim 112
+(30) and 184 to 256 (60) spilled, of some 800 that were compiled."""
+WIDE_MERGE_REGISTERS = 60
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
 REGISTERS_UNDER_WGMMA = 26
@@ -77,7 +81,8 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
         others += WIDE_PERSISTENT_REGISTERS if wide else PERSISTENT_REGISTERS
     if config["RESCALE"] == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
-    return operands + others
+    merge = problem.head_dim + (WIDE_MERGE_REGISTERS if wide else MERGE_REGISTERS) if config["SCHEDULE"] == "balanced" else 0
+    return max(operands + others, merge)
 
 
 def widest_wgmma(problem: AttentionProblem, config: KernelConfig) -> int:

@@ -11,6 +11,7 @@ from evoattn.ptx.errors import UnsupportedInstruction
 from evoattn.ptx.program import Instruction, Kernel
 from evoattn.ptx.registers import operand_registers
 
+_POLL = re.compile(r"atom\b|ld\.(?:acquire|relaxed|volatile)\b")
 _ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
 
 
@@ -35,6 +36,8 @@ class Flow:
             self._note_registers(ins, entry)
         starts = {0, *kernel.labels.values()} | {i + 1 for i, ins in enumerate(kernel.instructions) if ends_run(ins)}
         self._starts = sorted(s for s in starts if s < self.count)
+        self.polls = frozenset(start for start in self._starts if self._polls(start))
+        """Where loops of one run begin that read memory until another thread has written there."""
         self._live_at_start = self._solve()
         self._live: dict[int, int] = {}
 
@@ -67,6 +70,11 @@ class Flow:
         following = bisect_right(self._starts, pc)
         limit = self._starts[following] if following < len(self._starts) else self.count
         return limit - 1 if ends_run(self.kernel.instructions[limit - 1]) else limit
+
+    def _polls(self, start: int) -> bool:
+        instructions, end = self.kernel.instructions, self.end_of_run(start)
+        again = end < self.count and instructions[end].opcode.split(".")[0] == "bra" and self.target(instructions[end]) == start
+        return again and any(_POLL.match(ins.opcode) for ins in instructions[start:end])
 
     def _successors(self, end: int) -> list[int]:
         """Where execution may go on after a run that ends before `end`."""

@@ -37,6 +37,10 @@ class _Run:
     """For a part of the threads, by the pcs at which the others wait."""
 
 
+MAX_POLLS_IN_VAIN = 1000
+"""Runs of polling loops, one after another with no other in between, after which they are taken to be for ever."""
+
+
 class Scheduler:
     """One execution of a kernel by the threads of a context. `executions(pc)` counts warps."""
 
@@ -55,6 +59,7 @@ class Scheduler:
         self._stalled: dict[int, np.ndarray] = {}
         self._interned: dict[bytes, ActiveThreads] = {}
         self._predicates: dict[int, Callable[[], np.ndarray] | None] = {}
+        self._polls_in_vain = 0
 
     # ---- preparation
 
@@ -132,8 +137,9 @@ class Scheduler:
                 if self._phases.woken:
                     following += self._interned_groups(self._phases.woken)
                     self._phases.woken = []
-                if len(following) == 1 and not self._ready and following[0][1] is active:
+                if len(following) == 1 and not self._ready and following[0][1] is active and following[0][0] not in self._stalled:
                     pc = following[0][0]
+                    self._count_polls(pc)
                     continue
                 for next_pc, threads in following:
                     self._make_ready(next_pc, threads)
@@ -143,8 +149,21 @@ class Scheduler:
                 if not self._ready:
                     self._finish()
                     return
-                pc = min(self._ready)
+                pc = min(self._ready, key=self._turn)
                 active = self._ready.pop(pc)
+                self._count_polls(pc)
+
+    def _turn(self, pc: int) -> tuple[bool, int]:
+        """Who goes first: those furthest behind, so that threads meet again; last those who poll memory that others have yet to write."""
+        return pc in self.flow.polls, pc
+
+    def _count_polls(self, pc: int) -> None:
+        """Raises `Deadlock` when all who are left have polled in vain."""
+        self._polls_in_vain = self._polls_in_vain + 1 if pc in self.flow.polls else 0
+        if self._polls_in_vain > MAX_POLLS_IN_VAIN:
+            raise Deadlock(
+                f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all others wait or have "
+                "ended.")
 
     def _execute(self, pc: int, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
         """Run from `pc` to what ends the run; returns who goes on where."""

@@ -4,6 +4,7 @@ enum class Schedule {
   SINGLE,          // a block for each tile of rows
   FIXED,           // as many blocks as run at once, each takes every so-manieth tile
   CLAIMED,         // as many blocks as run at once, each claims the next tile from a counter
+  BALANCED,        // as many blocks as run at once, each takes the same number of key tiles
 };
 
 // The order of `tile_at`, with no division unless a number of heads other than one and all take turns: grid (row blocks, heads, batch) for

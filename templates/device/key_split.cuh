@@ -1,6 +1,6 @@
-// key_split.cuh: blocks of a cluster take different keys of the same rows; block 0 adds up what they found (needs cluster, mbarrier,
-// wgmma_softmax). A result of a warpgroup is O before the division, shifts and sums: FLOATS + 4 floats a lane, in pieces of 16 bytes that
-// lie lane by lane.
+// key_split.cuh: blocks take different keys of the same rows, and one adds up what they found: block 0 of a cluster through its shared
+// memory, or any block what another left in global memory (needs cluster, mbarrier, wgmma_softmax). A result of a warpgroup is O before
+// the division, shifts and sums: FLOATS + 4 floats a lane, in pieces of 16 bytes that lie lane by lane.
 template <int FLOATS> struct PartialOutput {
   static constexpr int PIECES = FLOATS / 4 + 1;
   static constexpr int BYTES = PIECES * 128 * 16;
@@ -14,10 +14,9 @@ template <int FLOATS> struct PartialOutput {
     for (int i = 0; i < FLOATS; i += 4) store_async_16(slot + (i / 4 + 1) * 128 * 16, barrier, o[i], o[i + 1], o[i + 2], o[i + 3]);
   }
 
-  // O and sums of this lane += those in SLOTS slots, `slot_bytes` apart, all brought to the highest shift: Σ_r 2^(shift_r - shift) O_r.
-  template <int SLOTS>
-  static __device__ __forceinline__ void add(const unsigned char* slots, int slot_bytes, float (&o)[FLOATS], RowState& state, int thread) {
-    auto piece = [&](int slot, int i) { return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16); };
+  // O and sums of this lane += those of SLOTS others, all brought to the highest shift: Σ_r 2^(shift_r - shift) O_r. `piece(r, i)` is this
+  // lane's piece i of result r.
+  template <int SLOTS, typename Piece> static __device__ __forceinline__ void add(Piece piece, float (&o)[FLOATS], RowState& state) {
     float4 rows[SLOTS];
     const float own[2] = {state.shift[0], state.shift[1]};
 #pragma unroll
@@ -53,7 +52,21 @@ template <int FLOATS> struct PartialOutput {
       return false;
     }
     mbarrier_wait_cluster(barrier_smem, 0);
-    add<BLOCKS - 1>(slots, slot_bytes, o, state, thread);
+    add<BLOCKS - 1>([&](int slot, int i) {
+      return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16);
+    }, o, state);
     return true;
+  }
+
+  // Into and out of a result of global memory, [PIECES, 128] float4. Another block wrote it in this very kernel: it is not read through L1.
+  static __device__ __forceinline__ void leave(float4* result_gmem, const float (&o)[FLOATS], const RowState& state, int thread) {
+    result_gmem += thread;                                 // once: all pieces have constant offsets from here
+    result_gmem[0] = make_float4(state.shift[0], state.shift[1], state.sum[0], state.sum[1]);
+#pragma unroll
+    for (int i = 0; i < FLOATS; i += 4) result_gmem[(i / 4 + 1) * 128] = make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
+  }
+  static __device__ __forceinline__ void add_left(const float4* result_gmem, float (&o)[FLOATS], RowState& state, int thread) {
+    result_gmem += thread;
+    add<1>([&](int, int i) { return __ldcg(result_gmem + i * 128); }, o, state);
   }
 };

@@ -16,8 +16,8 @@ template <int HEAD_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, bool OWN_O, int
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                           // [STAGES]
   static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                           // [STAGES]
   static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
-  static constexpr int CLAIMED_TILE = PARTIALS_FULL + 8;                        // one int
-  static constexpr int BYTES = CLAIMED_TILE + 8;
+  static constexpr int TILE = PARTIALS_FULL + 8;                                // two words: the tile of rows, its key tiles
+  static constexpr int BYTES = TILE + 8;
 
   // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one arrival, that of the
   // thread that copies, "empty" one of each warp that reads; results of other blocks are expected at once.

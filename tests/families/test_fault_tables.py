@@ -26,6 +26,7 @@ FAMILIES = {
     "flash_scalar": (test_flash_scalar, AttentionProblem(1, 1, 1, 35, 131, 64), "l4"),
     "flash_mma": (test_flash_mma, AttentionProblem(1, 2, 1, 113, 203, 64), "l4"),
     "flash_wgmma": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 700, 64), "h100"),
+    "flash_wgmma, shared rows": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 250, 64), "h100"),
 }
 Row = tuple[str, dict[str, object], list[tuple[str, str]]]
 
@@ -145,6 +146,30 @@ REUSED_Q: list[Row] = [
     ("no fence before Q is reused, claimed tiles", CLAIMED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("Q never released", CLAIMED, [("release(barrier(Smem::Q_EMPTY", "(void)(barrier(Smem::Q_EMPTY")]),
 ]
+BALANCED = {"SCHEDULE": "balanced", "BLOCK_N": 64}
+GIVE, TAKE = "if (end_thread == 0) give(counters_zeroed + giver);", "if (end_thread == 0) take(counters_zeroed + giver);"
+GIVE_AGAIN = "    if (end_thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n    if constexpr"
+HANDED_OVER: list[Row] = [
+    ("a result is not waited for", BALANCED, [(TAKE, "")]),
+    ("a result is never given", BALANCED, [(GIVE, "")]),
+    ("a result is taken from another block", BALANCED, [("(blockIdx.x - 1) * WARPGROUPS", "blockIdx.x * WARPGROUPS")]),
+    ("no barrier before a result is given", BALANCED, [
+        ("named_barrier_sync<128>(O_TILE + warpgroup);       // all threads of the warpgroup have left", "//")]),
+    ("no barrier after a result is taken", BALANCED, [("named_barrier_sync<128>(O_TILE + warpgroup);       // what thread 0", "//")]),
+    ("a result is given without a release", BALANCED, [("red.release.gpu", "red.relaxed.gpu")]),
+    ("a result is given to the block only", BALANCED, [("red.release.gpu", "red.release.cta")]),
+    ("a result is taken without an acquire", BALANCED, [("atom.acquire.gpu", "atom.relaxed.gpu")]),
+    ("a result is given before it is left", BALANCED, [(GIVE, ""), ("        Partial::leave(", GIVE + "\n        Partial::leave(")]),
+    ("results out of bounds", BALANCED, [("results_gmem + giver * ", "results_gmem + (giver + 2) * ")]),
+]
+# What leaves every access in order, but a wrong answer or a counter that is not zero.
+WRONG_SHARES = {
+    "a key tile left out": ([("begin = share(block)", "begin = share(block) + (block > 0)")], "error"),
+    "a key tile taken twice": ([("end = share(block + 1)", "end = min(steps, share(block + 1) + 1)")], "error"),
+    "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
+    "a result given again later": (
+        [("    if constexpr (!PERSISTENT) break;\n    if constexpr", GIVE_AGAIN)], "did not leave zeros in counters_zeroed"),
+}
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [
     ("no fence after K was read again", LAZY_AFTER, [
@@ -194,6 +219,28 @@ def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
     """A wave of a GPU with one SM: the persistent blocks go round."""
     monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
     assert_found("flash_wgmma", row)
+
+
+def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    edits = (("atomicInc(counters_zeroed, tiles - 1)", "atomicInc(counters_zeroed, tiles)"),)
+    result = outcome("flash_wgmma", tuple(CLAIMED.items()), edits, "plain")
+    assert "did not leave zeros in counters_zeroed" in result.reason
+
+
+@pytest.mark.parametrize("row", HANDED_OVER, ids=[row[0] for row in HANDED_OVER])
+def test_flash_wgmma_with_blocks_that_share_tiles_of_rows(row, monkeypatch):
+    """Four tiles of rows, three blocks."""
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 3)
+    assert_found("flash_wgmma, shared rows", row)
+
+
+@pytest.mark.parametrize("fault", WRONG_SHARES)
+def test_flash_wgmma_that_shares_tiles_of_rows_wrongly(fault, monkeypatch):
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 3)
+    edits, word = WRONG_SHARES[fault]
+    untouched, result = (outcome("flash_wgmma, shared rows", tuple(BALANCED.items()), tuple(e), "plain") for e in ((), edits))
+    assert untouched.passed and word in result.reason
 
 
 @pytest.mark.parametrize("row", SCORES_AGAIN, ids=[row[0] for row in SCORES_AGAIN])

@@ -10,6 +10,7 @@ import pytest
 from evoattn import problems
 from evoattn.compiler import compile_source
 from evoattn.config import KernelConfig, load_space
+from evoattn.families.base import starts_zeroed
 from evoattn.families.flash_wgmma import FlashWgmma, smem_bytes
 from evoattn.families.wgmma_registers import moved_registers, threads
 from evoattn.families.wgmma_text import wgmma_function
@@ -117,13 +118,13 @@ def test_tensor_maps_keep_to_the_limits():
             assert math.prod(m.box) == (64 if m.buffer in "qo" else 128) * (head_dim if head_dim % 64 == 0 else 64)
 
 
-def test_a_persistent_grid_is_one_wave_and_claims_from_a_fresh_counter():
+def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_launch_leaves_at_zero():
     p = problem(1000)
     assert [n.grid[0] for n in FAMILY.launches(p, config(SCHEDULE="fixed"))] == [2 * 132]
     assert [n.grid[0] for n in FAMILY.launches(problem(64), config(SCHEDULE="fixed"))] == [32]
-    reset, main = FAMILY.launches(p, config(SCHEDULE="claimed"))
-    assert reset.args == (Buffer("claimed_tiles"),) and reset.args[0] in main.args
-    assert FAMILY.workspace(p, config(SCHEDULE="claimed")) == {"claimed_tiles": 4} and not FAMILY.workspace(p, config())
+    (launch,) = FAMILY.launches(p, config(SCHEDULE="claimed"))
+    (scratch,) = FAMILY.workspace(p, config(SCHEDULE="claimed"))
+    assert starts_zeroed(scratch) and Buffer(scratch) in launch.args and not FAMILY.workspace(p, config())
 
 
 def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:

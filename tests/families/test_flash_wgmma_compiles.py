@@ -28,6 +28,12 @@ TIGHT = [
     ("fa_d64_2k", {"BLOCK_M": 256, "BLOCK_N": 64, "PRODUCER": "warpgroup", "SCHEDULE": "fixed", "RESCALE": "lazy_8"}),
     ("fa_d128_4k", {
         "BLOCK_M": 128, "BLOCK_N": 112, "PRODUCER": "warpgroup", "SCHEDULE": "fixed", "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}),
+    ("fa_d128_16k", {
+        "BLOCK_M": 128, "BLOCK_N": 112, "PRODUCER": "warpgroup", "SCHEDULE": "balanced", "PING_PONG": True, "RESCALE": "lazy_after",
+        "Q_IN_REGISTERS": True, "STORE": "rows"}),
+    ("fa_d64_2k", {
+        "BLOCK_M": 192, "BLOCK_N": 80, "STAGES": 4, "PRODUCER": "warpgroup", "SCHEDULE": "balanced", "PING_PONG": True,
+        "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}),
     ("fa_d256_4k", {"BLOCK_M": 128, "BLOCK_N": 80, "PRODUCER": "warpgroup", "RESCALE": "lazy_5"}),
 ]
 REST = {
