@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Write the numbers of studies into a page: fill_lessons.py PAGE FOLDER, with a FOLDER/STUDY.json of `evoattn report` for each study.
 
+Beside PAGE.md it writes PAGE.jsonl: for each study its problem, its versions and the best trial, whole, since the database stays where it
+was made.
+
 A place in the page is `<!--EXPRESSION-->text<!---->`; the text is replaced, the expression stays, so that a page can be filled again. With
 A and B the names of studies, or A.sdpa for the best SDPA backend in the final of study A (always µs, medians):
 
@@ -74,6 +77,19 @@ def fill(page: str, numbers: Numbers) -> str:
     return PLACE.sub(place, page)
 
 
+def record(page: str, numbers: Numbers) -> str:
+    """A JSON line for each study that the page's commands make, in their order."""
+    lines = []
+    for study in re.findall(r"^evoattn search .*--study (\w+)$", page, re.MULTILINE):
+        report = json.loads((numbers.folder / f"{study}.json").read_text())
+        row = {key: report[key] for key in ("study", "problem_text", "versions", "created_at", "counts")} | {"best": numbers.best(study)}
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(fill(path.read_text(), Numbers(Path(sys.argv[2]))))
+    found = Numbers(Path(sys.argv[2]))
+    page = fill(path.read_text(), found)
+    path.write_text(page)
+    path.with_suffix(".jsonl").write_text(record(page, found))

@@ -56,6 +56,14 @@ def test_every_number_has_its_study(tmp_path):
     assert fill_lessons.fill(filled, numbers) == filled
 
 
+def test_the_trials_named_on_the_page_are_in_the_record():
+    rows = [json.loads(line) for line in (ROOT / "docs/lessons.jsonl").read_text().splitlines()]
+    assert [row["study"] for row in rows] == studies()
+    for row in rows:
+        assert f"<!--{row['study']}-->{row['best']['median_us']:.2f} µs (trial {row['best']['trial']})<!---->" in PAGE
+        assert row["best"]["state"] == "COMPLETE" and row["best"]["stage"] == "final"
+
+
 def test_a_study_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SystemExit, match="lesson_tensor_scalar.json has no timed kernel"):
         fill_lessons.fill(PAGE, fill_lessons.Numbers(tmp_path))
