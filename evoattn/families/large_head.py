@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
-from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
+from evoattn.families.residency import WARP, why_too_few_registers
 from evoattn.gpu import GpuSpec
 from evoattn.problem import DTYPES, AttentionProblem
 from evoattn.trial import Buffer, KernelLaunch, Scalar
@@ -227,11 +227,7 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
         return f"The partial scores of DIM_SPLIT={config['DIM_SPLIT']} slices would take {scratch} bytes, over {MAX_WORKSPACE_BYTES}."
     if not _fused(config) and math.ceil(problem.seqlen_k / config["BLOCK_N"]) > MAX_GRID_YZ:
         return f"EXCHANGE=workspace puts the tiles of {problem.seqlen_k} keys in grid y, which ends at {MAX_GRID_YZ}."
-    blocks, warps = config["BLOCKS_PER_SM"], config["WARPS"]
-    return (
-        why_not_resident(gpu, blocks, warps, smem) or why_too_few_registers(blocks, warps, registers_needed(problem, config))
-        or why_same_code(blocks, warps)
-    )
+    return why_too_few_registers(1, config["WARPS"], registers_needed(problem, config))
 
 
 def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | None:
@@ -281,7 +277,7 @@ class LargeHead:
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
         same = ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS", "STAGES", "UNROLL",
-                "DEPENDENT_LAUNCH", "BLOCKS_PER_SM")
+                "DEPENDENT_LAUNCH")
         scores_smem, smem = smem_bytes(problem, config)
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],

@@ -1,6 +1,6 @@
 """Whether the blocks that BLOCKS_PER_SM asks for fit on one SM together: sentences for the `why_invalid` of several families.
 
-`blocks` is BLOCKS_PER_SM, `warps` are those of a block.
+`blocks` is BLOCKS_PER_SM, 1 where a family has no such gene; `warps` are those of a block.
 """
 
 from __future__ import annotations
