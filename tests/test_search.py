@@ -301,7 +301,7 @@ def wait_until(condition, seconds=60.0):
 
 def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
     process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
-    assert "No CUDA device" in process.stdout.readline()
+    wait_until(lambda: "No CUDA device" in process.stdout.readline())
     wait_until(lambda: children(process.pid))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
