@@ -28,7 +28,7 @@ CHUNK_COLUMNS = 64
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
 SM_COUNT = GPUS["h100"].sm_count
 """Of both Hopper cards in the table: a persistent grid is one wave of it."""
-HEADS_IN_TURN = {"by_head": 1, "heads_8": 8, "heads_16": 16, "all_heads": 0}
+HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}

@@ -130,10 +130,10 @@ def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_laun
 def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:
     """(row block, head of all) of a block, as `templates/device/block_tile.cuh` reads its grid."""
     x, y, z = block[0] // split, *block[1:]
-    return {"by_head": (x, z * p.heads + y), "all_heads": (z, y * p.heads + x), "heads_8": (y, z * 8 + x)}[order]
+    return {"by_head": (x, z * p.heads + y), "all_heads": (z, y * p.heads + x), "heads_4": (y, z * 4 + x), "heads_8": (y, z * 8 + x)}[order]
 
 
-@pytest.mark.parametrize("order", ["by_head", "all_heads", "heads_8"])
+@pytest.mark.parametrize("order", ["by_head", "all_heads", "heads_4", "heads_8"])
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_grid_has_every_tile_once_a_block_of_the_cluster(order, split):
     p = AttentionProblem(3, 6, 2, 200, 1000, 64)
