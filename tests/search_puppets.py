@@ -1,0 +1,112 @@
+"""Worker processes of `test_search` that compile and time nothing. They import no torch, nor do their answers: to start one is then a
+matter of a tenth of a second, not of three."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.worker import Handler
+
+INFO = CompileInfo(registers=64)
+
+
+class Compiled(NamedTuple):
+    """As `evoattn.evaluate.Compiled`."""
+
+    kernel: CompiledKernel | None
+    failure: Evaluation | None
+    relative_cost: float | None
+
+
+class FinalResult(NamedTuple):
+    """As `evoattn.contest.FinalResult`."""
+
+    timings: dict[str, Timing]
+    refusals: dict[str, str]
+    complete: bool
+
+
+def cost(params: dict) -> float:
+    return 10.0 + abs(params["BLOCK_M"] - 64) + abs(params["BLOCK_N"] - 64) + params["STAGES"]
+
+
+class FakeCompiler(Handler):
+    """Compiles nothing; some configs hang."""
+
+    def __init__(self, problem, gpu, offline):
+        self.offline = offline
+
+    def __call__(self, task):
+        candidate, config = task
+        if config["WARPS"] == 3:
+            time.sleep(60)
+        if config["WARPS"] == 6:
+            return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, "No such instruction."), None)
+        if self.offline:
+            return Evaluation(TrialState.ESTIMATED, "Never timed.", INFO, relative_cost=cost(config.params))
+        return Compiled(CompiledKernel(b"", "", INFO), None, cost(config.params))
+
+
+class FakeDevice(Handler):
+    """Times nothing; some configs kill the process, hang, or lose the context."""
+
+    def __init__(self, problem, gpu, cache):
+        pass
+
+    def __call__(self, task):
+        method, args = task
+        if method == "final":
+            finalists, _, _ = args
+            run = {"stage": "final", "run": "final" if finalists else "first"}
+            timings = {name: Timing((cost(config.params),), run) for name, (_, config, _) in finalists.items()}
+            return FinalResult(timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."}, True)
+        _, config, kernel, _ = args
+        if config["STAGES"] == 3:
+            os._exit(7)
+        if config["STAGES"] == 4 and config["BLOCK_N"] < 64:
+            time.sleep(60)
+        if config["KEY_WARPS"] == 2:
+            self.broken = True
+            return Evaluation(TrialState.LAUNCH_ERROR, "The kernel broke the CUDA context.", INFO)
+        return Evaluation(TrialState.COMPLETE, "", INFO, None, (Timing((cost(config.params),), {"stage": "screen", "run": str(config.id)}),))
+
+
+class DiesInFinals(FakeDevice):
+    """A worker killed from outside at its first two measurements of the SDPA backends, and at its first final with candidates."""
+
+    def __call__(self, task):
+        kind = "final" if task[1][0] else "baselines"
+        if task[0] == "final":
+            deaths = Path(os.environ["DEATHS"], kind)
+            times = len(deaths.read_text()) if deaths.exists() else 0
+            if times < {"baselines": 2, "final": 1}[kind]:
+                deaths.write_text("x" * (times + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+class DiesOfAFinalist(FakeDevice):
+    """A worker that the first finalist kills at its turn, each time."""
+
+    def __call__(self, task):
+        if task[0] == "final":
+            for name in task[1][0]:
+                self.report(name)
+                if name == "1":
+                    os._exit(3)
+        return super().__call__(task)
+
+
+class SlowToStart(FakeDevice):
+    """A worker that takes longer to come up, and to measure the peers, than a small budget is long."""
+
+    def __init__(self, problem, gpu, cache):
+        time.sleep(1.0)
+
+    def __call__(self, task):
+        if task[0] == "final" and not task[1][0]:
+            time.sleep(0.5)
+        return super().__call__(task)
