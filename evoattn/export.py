@@ -74,11 +74,6 @@ def export_source(storage: Storage, trial: Trial) -> str:
     ))
 
 
-def recorded_source(exported: str) -> str:
-    """The kernel text out of an exported file: what was recorded, byte for byte. Raises `ValueError` if a marker is missing."""
-    return exported[exported.index(f"\n{BEGIN}\n") + len(BEGIN) + 2:exported.rindex(f"\n{END}\n")]
-
-
 def _comment(lines: list[str]) -> str:
     """`lines` as `//` comments. What they quote comes from a database, and nothing in it can end a comment or go on into the next line:
     only printable ASCII is kept, without backslashes, comment signs or the `??/` that old compilers read as a backslash."""
