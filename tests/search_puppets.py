@@ -71,7 +71,8 @@ class FakeDevice(Handler):
         if config["KEY_WARPS"] == 2:
             self.broken = True
             return Evaluation(TrialState.LAUNCH_ERROR, "The kernel broke the CUDA context.", INFO)
-        return Evaluation(TrialState.COMPLETE, "", INFO, None, (Timing((cost(config.params),), {"stage": "screen", "run": str(config.id)}),))
+        timing = Timing((cost(config.params),), {"stage": "screen", "run": str(config.id)})
+        return Evaluation(TrialState.COMPLETE, "", INFO, None, (timing,))
 
 
 class DiesInFinals(FakeDevice):

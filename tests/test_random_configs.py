@@ -57,7 +57,7 @@ def draw(space: SearchSpace, problem: AttentionProblem, spec: gpu.GpuSpec, count
 
 
 class AnyProblem(Handler):
-    """The compile pool's process of an offline search, for the problem that comes with each task: to start one takes longer than a config."""
+    """The compile pool's process of an offline search, for the problem of each task: to start one takes longer than a config."""
 
     def __call__(self, task: tuple[AttentionProblem, gpu.GpuSpec, Candidate, KernelConfig]) -> Compiled | Evaluation:
         problem, spec, candidate, config = task
