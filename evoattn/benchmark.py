@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -72,13 +73,18 @@ class Timer:
 
     def capture(self, calls: list[Enqueue]) -> Enqueue:
         """A call that replays `calls` as one graph; only on a `side_stream`. Raises what `calls` raise."""
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()                         # torch.cuda.graph() would collect garbage first, which costs more than the timing
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()                                  # garbage may be modules, which cannot be unloaded during a capture
         try:
-            for call in calls:
-                call()
+            graph.capture_begin()                     # torch.cuda.graph() would collect garbage first, which costs more than the timing
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
         finally:
-            graph.capture_end()
+            if collects:
+                gc.enable()
         return graph.replay
 
     def synchronize(self) -> None:
