@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from evoattn import sanitizer
+from evoattn.baselines import PEERS
 from evoattn.compiler import compile_candidate
 from evoattn.config import ConfigError, KernelConfig, SearchSpace
-from evoattn.baselines import PEERS
 from evoattn.contest import FinalResult, Finalists
 from evoattn.errors import FailedRun
 from evoattn.families import registry

@@ -64,14 +64,14 @@ def edited(candidate: Candidate, edits: tuple[Edit, ...]) -> Candidate:
 
 
 def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) -> KernelConfig:
-    """The first of the file, else the first starting config, that is valid. Raises `ConfigError` or `OSError` as `read_configs` does, and
-    `ValueError` where no config is valid."""
+    """The first of the file, else the first starting config, that is valid and needs no scratch memory: a kernel with a stage left out may
+    not leave that as it was. Raises `ConfigError` or `OSError` as `read_configs` does, and `ValueError` where there is none."""
     space = load_space("flash_wgmma", gpu)
     theirs = [params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"]
     for config in (*map(space.make_config, theirs), *space.starting_configs(problem)):
-        if FAMILY.why_invalid(problem, config, gpu) is None:
+        if FAMILY.why_invalid(problem, config, gpu) is None and not FAMILY.workspace(problem, config):
             return config
-    raise ValueError(f"flash_wgmma has no valid config for {problem.name}.")
+    raise ValueError(f"flash_wgmma has no valid config without scratch memory for {problem.describe()}.")
 
 
 def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> dict[str, float]:
@@ -80,9 +80,7 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
     arena, candidate = evaluator.timed_arena(), render(FAMILY, problem, config, gpu)
     contestants = []
     for name, edits in VARIANTS.items():
-        kernel, scratch = compile_candidate(edited(candidate, edits)), FAMILY.workspace(problem, config)
-        if any(scratch.values()):
-            raise ValueError(f"{config.describe()} needs scratch memory that a kernel with a stage left out may not leave as it was.")
+        kernel = compile_candidate(edited(candidate, edits))
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config), arena.buffers)
         contestants.append(benchmark.Contestant(
             name, enqueue, benchmark.FINAL, "warm", evaluator.bench.timer, benchmark.Witness(arena, None)))
@@ -92,18 +90,21 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("problems", nargs="+")
+    parser.add_argument("problems", nargs="+", type=problems.by_name_or_shape)
     parser.add_argument("--configs", type=Path)
     options = parser.parse_args()
     devices = gpus.detect_devices()
     if not devices or devices[0].spec.arch != "sm_90a":
         sys.exit("left_out.py needs a Hopper GPU in this machine.")
     print(f"{'µs':18}" + "".join(f"{name:>14}" for name in VARIANTS))
-    for name in options.problems:
-        problem = problems.lookup(name)
-        config = config_for(problem, devices[0].spec, options.configs)
+    for problem in options.problems:
+        try:
+            config = config_for(problem, devices[0].spec, options.configs)
+        except (ValueError, OSError) as error:
+            sys.exit(str(error))
         medians = time_variants(problem, config, devices[0].spec)
-        print(f"{name:18}" + "".join(f"{medians[variant]:14.2f}" for variant in VARIANTS), " ", config.describe(), flush=True)
+        columns = "".join(f"{medians[variant]:14.2f}" for variant in VARIANTS)
+        print(f"{problem.name or 'shape':18}{columns}   {config.describe()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def chosen(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top:
             try:
                 recorded.append(space.make_config(params))
             except ConfigError as error:
-                print(f"{problem.name}: a config of {file} is passed over: {error}")
+                print(f"{problem.describe()}: a config of {file} is passed over: {error}")
         for source in (recorded, space.starting_configs(problem)):
             valid = [config for config in source if family.why_invalid(problem, config, gpu) is None]
             configs |= {config.id: config for config in valid[:top]}
@@ -62,7 +62,7 @@ def verdicts(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("problems", nargs="+")
+    parser.add_argument("problems", nargs="+", type=problems.by_name_or_shape)
     parser.add_argument("--family", action="append", choices=registry.FAMILIES)
     parser.add_argument("--configs", type=Path)
     parser.add_argument("--top", type=int, default=1)
@@ -72,7 +72,7 @@ def main() -> None:
     if not devices:
         sys.exit("sanitize.py needs a CUDA device in this machine.")
     gpu, started, counts, damning = devices[0].spec, time.monotonic(), Counter(), 0
-    work = [(problem, config) for problem in map(problems.lookup, options.problems)
+    work = [(problem, config) for problem in options.problems
             for config in chosen(problem, gpu, options.configs, options.top, options.family or list(registry.FAMILIES))]
     with ThreadPoolExecutor(options.jobs) as pool:
         for (problem, config), (said, counted) in zip(work, pool.map(lambda job: verdicts(*job, gpu), work), strict=True):
@@ -81,7 +81,7 @@ def main() -> None:
                 clean = sentence == sanitizer.CLEAN
                 counts[config.family, tool, "clean" if clean else "not clean"] += 1
                 if not clean:
-                    print(f"{'BAD ' if counted else 'note'} {problem.name} {tool}: {sentence} {config.describe()}", flush=True)
+                    print(f"{'BAD ' if counted else 'note'} {problem.describe()}, {tool}: {sentence} {config.describe()}", flush=True)
     for (family, tool, state), count in sorted(counts.items()):
         print(f"{family:16} {tool:10} {count:3} {state}")
     print(f"{len(work)} kernels, {damning} with findings that count, {time.monotonic() - started:.0f} s")

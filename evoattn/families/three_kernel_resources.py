@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from evoattn.config import KernelConfig
+from evoattn.families.residency import WARP, register_cap
 from evoattn.gpu import GpuSpec
 from evoattn.problem import AttentionProblem
 
 ELEMENT_BYTES = 2
-WARP, MAX_REGISTERS = 32, 255
 CHUNK_COLUMNS, CHUNK_ROW_BYTES = 64, 128
 """A tile in shared memory for wgmma is chunks of 64 columns: the widest box of the 128-byte swizzle."""
 SCORES_REGISTERS = 40
@@ -22,6 +22,7 @@ WGMMA_REGISTERS = 40
 
 
 def uses_wgmma(config: KernelConfig) -> bool:
+    """Whether both products are by wgmma, else by mma.sync."""
     return config["PRODUCT"] == "wgmma"
 
 
@@ -92,7 +93,7 @@ def why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -
             tile = " ".join(f"{name}={config[name]}" for name in genes)
             return f"{what} with {tile} needs {bytes_} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
     for what, (needed, threads) in zip(("Q Kᵀ", "softmax", "P V"), zip(registers_needed(problem, config), threads_a_block(config))):
-        cap = min(MAX_REGISTERS, gpu.registers_per_sm // threads // 8 * 8)
+        cap = register_cap(math.ceil(threads / WARP), 1)
         if needed > cap:
             return f"A thread of {what} needs about {needed} registers, and a block of {threads} threads leaves it {cap}."
     return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from evoattn.config import KernelConfig
+from evoattn.families.residency import register_cap
 from evoattn.problem import AttentionProblem
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
-MAX_REGISTERS = 255
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
 """A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4, hopper-findings §2)."""
 MAX_CONSUMER_REGISTERS = 240
@@ -49,9 +49,8 @@ def threads(config: KernelConfig) -> int:
 
 
 def registers_at_launch(config: KernelConfig) -> int:
-    """Registers a thread under the launch bounds: warps share four files of 512 registers a lane, in steps of 8 (hopper-findings §2)."""
-    warps_a_file = math.ceil(threads(config) // 32 * config["BLOCKS_PER_SM"] / 4)
-    return min(512 // warps_a_file // 8 * 8, MAX_REGISTERS)
+    """Registers a thread under the launch bounds."""
+    return register_cap(threads(config) // 32, config["BLOCKS_PER_SM"])
 
 
 def moved_registers(config: KernelConfig) -> tuple[int, int]:
