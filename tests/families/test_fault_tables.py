@@ -27,6 +27,7 @@ FAMILIES = {
     "flash_mma": (test_flash_mma, AttentionProblem(1, 2, 1, 113, 203, 64), "l4"),
     "flash_wgmma": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 700, 64), "h100"),
     "flash_wgmma, shared rows": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 250, 64), "h100"),
+    "flash_wgmma, three chunks of columns": (test_flash_wgmma, AttentionProblem(1, 2, 1, 200, 100, 136), "h100"),
 }
 Row = tuple[str, dict[str, object], list[tuple[str, str]]]
 
@@ -91,7 +92,7 @@ QK_WAIT = "      wgmma_wait<BESIDE>();                                // S is th
 PV_WAIT = "wgmma_wait<0>();\n        pin_registers(o);\n"
 RELEASE_V = "        release(barrier(Smem::V_EMPTY, ring.stage));\n"
 RELEASE_K = "      if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
-O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);         // all rows"
+O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);       // all rows"
 GATHER_WAIT = "mbarrier_wait_cluster(barrier_smem, 0);"
 WGMMA: list[Row] = [
     ("no wait for K", PLAIN, [(K_FULL, "")]),
@@ -120,10 +121,10 @@ WGMMA: list[Row] = [
     ("no barrier after the mbarriers are made", PLAIN, [
         ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
-    ("no fence before the tensor store", PLAIN, [("      fence_proxy_async();\n", "")]),
+    ("no fence before the tensor store", PLAIN, [("        fence_proxy_async();\n        named", "        named")]),
     ("no barrier before the tensor store", PLAIN, [(O_BARRIER, "//")]),
     ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();         // shared", "; // shared")]),
-    ("no __syncwarp before O is read", ROWS, [("__syncwarp();                                        // all rows", "//")]),
+    ("no __syncwarp before O is read", ROWS, [("__syncwarp();                                      // all rows", "//")]),
     ("no __syncwarp before Q is reused", {**ROWS, "Q_IN_REGISTERS": True}, [
         ("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")]),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
@@ -145,6 +146,17 @@ REUSED_Q: list[Row] = [
     ("no fence before Q is reused", FIXED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("no fence before Q is reused, claimed tiles", CLAIMED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("Q never released", CLAIMED, [("release(barrier(Smem::Q_EMPTY", "(void)(barrier(Smem::Q_EMPTY")]),
+]
+CHUNKS = {"SCHEDULE": "fixed", "BLOCKS_PER_SM": 1, "BLOCK_N": 64, "STAGES": 1, "OVERLAP": False, "STORE": "chunks"}
+CHUNK_WAIT = "if (end_thread == 0) tma_store_wait_read<1>();"
+BY_CHUNKS: list[Row] = [
+    ("no wait for the chunk before the last", CHUNKS, [(CHUNK_WAIT, "")]),
+    ("weak wait for the chunk before the last", CHUNKS, [(CHUNK_WAIT, CHUNK_WAIT.replace("<1>", "<2>"))]),
+    ("no wait for the chunks of the last tile", CHUNKS, [("if (end_thread == 0) tma_store_wait_read();", "")]),
+    ("weak wait for the chunks of the last tile", CHUNKS, [("if (end_thread == 0) tma_store_wait_read();", CHUNK_WAIT)]),
+    ("no barrier after the wait for a chunk", CHUNKS, [("named_barrier_sync<128>(O_TILE + warpgroup);     // the store of the chunk", "//")]),
+    ("no fence before a chunk is stored", CHUNKS, [("        fence_proxy_async();\n        named", "        named")]),
+    ("no barrier before a chunk is stored", CHUNKS, [(O_BARRIER, "//")]),
 ]
 BALANCED = {"SCHEDULE": "balanced", "BLOCK_N": 64}
 GIVE, TAKE = "if (end_thread == 0) give(counters_zeroed + giver);", "if (end_thread == 0) take(counters_zeroed + giver);"
@@ -219,6 +231,12 @@ def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
     """A wave of a GPU with one SM: the persistent blocks go round."""
     monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
     assert_found("flash_wgmma", row)
+
+
+@pytest.mark.parametrize("row", BY_CHUNKS, ids=[row[0] for row in BY_CHUNKS])
+def test_flash_wgmma_that_stores_by_chunks(row, monkeypatch):
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    assert_found("flash_wgmma, three chunks of columns", row)
 
 
 def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):
