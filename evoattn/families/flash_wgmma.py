@@ -34,6 +34,8 @@ STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 O_CHUNK_PLACES = 2
 """Of 64 columns in shared memory, a warpgroup, with STORE=chunks."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
+TILE_WORDS = 4
+"""That say which tile of rows is next: its row block, head, batch and key tiles."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -55,7 +57,7 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     """Dynamic shared memory of a block.
 
     Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks of a cluster
-    (head_dim / 2 + 4 floats a thread), barriers, the numbers of two tiles.
+    (head_dim / 2 + 4 floats a thread), barriers, what the producer says of two tiles.
     """
     row_bytes = _chunks(problem) * ROW_BYTES
     q_bytes = config["BLOCK_M"] * row_bytes
@@ -63,7 +65,7 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     o_bytes = o_chunks * config["BLOCK_M"] * ROW_BYTES
     partial_bytes = (config["KEY_SPLIT"] - 1) * warpgroups(config) * _result_bytes(problem)
     barriers = 8 * (2 * warpgroups(config) + 4 * config["STAGES"] + 1)
-    return q_bytes + 2 * config["STAGES"] * config["BLOCK_N"] * row_bytes + o_bytes + partial_bytes + barriers + 16
+    return q_bytes + 2 * config["STAGES"] * config["BLOCK_N"] * row_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
 
 
 def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:

@@ -22,8 +22,6 @@ those that these terms accept.
 PERSISTENT_REGISTERS = 4
 UNEVEN_ROWS_REGISTERS = 9
 """In its place with STORE=rows and a head_dim that is not whole chunks: a sixth of 150 configs at 72, 96 and 112 spilled with 4."""
-CLAIMED_AFTER_REGISTERS = 5
-"""Of SCHEDULE=claimed with RESCALE=lazy_after: without, 128×112 tiles of head_dim 128 spilled 24 bytes."""
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
 WIDE_PERSISTENT_REGISTERS = 12
@@ -92,7 +90,6 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     if config["SCHEDULE"] != "single":
         others += _persistent_registers(problem.head_dim, config["STORE"] == "rows")
     if config["RESCALE"] == "lazy_after":
-        others += CLAIMED_AFTER_REGISTERS * (config["SCHEDULE"] == "claimed")
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     merge = problem.head_dim + (WIDE_MERGE_REGISTERS if wide else MERGE_REGISTERS) if config["SCHEDULE"] == "balanced" else 0
     return max(operands + others, merge)

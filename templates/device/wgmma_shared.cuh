@@ -18,8 +18,9 @@ template <int HEAD_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, i
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                           // [STAGES]
   static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                           // [STAGES]
   static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
-  static constexpr int NUMBER = PARTIALS_FULL + 8;                              // [2] two words: number of a tile of rows, its key tiles
-  static constexpr int BYTES = NUMBER + 2 * 8;
+  static constexpr int TILE = PARTIALS_FULL + 8;                                // [2] a tile of rows, as the producer hands it over
+  static constexpr int TILE_BYTES = 16;                                         // row block, head, batch, key tiles; row block -1: none
+  static constexpr int BYTES = TILE + 2 * TILE_BYTES;
 
   // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one arrival, that of the
   // thread that copies, "empty" one of each warp that reads; results of other blocks are expected at once.

@@ -160,7 +160,7 @@ BY_CHUNKS: list[Row] = [
 ]
 BALANCED = {"SCHEDULE": "balanced", "BLOCK_N": 64}
 GIVE, TAKE = "if (end_thread == 0) give(counters_zeroed + giver);", "if (end_thread == 0) take(counters_zeroed + giver);"
-GIVE_AGAIN = "    if (end_thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n    if constexpr"
+GIVE_AGAIN = "    if (end_thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n  }\n  if (STORE"
 HANDED_OVER: list[Row] = [
     ("a result is not waited for", BALANCED, [(TAKE, "")]),
     ("a result is never given", BALANCED, [(GIVE, "")]),
@@ -180,7 +180,7 @@ WRONG_SHARES = {
     "a key tile taken twice": ([("end = share(block + 1)", "end = min(steps, share(block + 1) + 1)")], "error"),
     "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
     "a result given again later": (
-        [("    if constexpr (!PERSISTENT) break;\n    if constexpr", GIVE_AGAIN)], "did not leave zeros in counters_zeroed"),
+        [("    if constexpr (!PERSISTENT) break;\n  }\n  if (STORE", GIVE_AGAIN)], "did not leave zeros in counters_zeroed"),
 }
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [

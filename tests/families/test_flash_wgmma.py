@@ -88,12 +88,12 @@ def test_other_gpus_are_refused():
 
 def test_shared_memory_and_registers_of_the_prototype():
     """Numbers that ran on an H100 (hopper-findings §2, kernel-facts §4)."""
-    barriers = 8 * (2 * 1 + 4 * 2 + 1) + 16
+    barriers = 8 * (2 * 1 + 4 * 2 + 1) + 32
     assert smem_bytes(problem(), config()) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
     own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
-    assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 16
+    assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 32
     by_chunks = config(**TWO, SCHEDULE="claimed", STORE="chunks")
-    assert smem_bytes(problem(head_dim=256), by_chunks) == 64 * 1024 + 2 * 64 * 1024 + 32 * 1024 + 8 * (2 * 2 + 4 * 2 + 1) + 16
+    assert smem_bytes(problem(head_dim=256), by_chunks) == 64 * 1024 + 2 * 64 * 1024 + 32 * 1024 + 8 * (2 * 2 + 4 * 2 + 1) + 32
     assert smem_bytes(problem(head_dim=96), own_output) == smem_bytes(problem(head_dim=128), own_output)
     for genes, registers, count in (
         (THREE, (32, 160), 512), ({**THREE, "BLOCK_M": 128}, (24, 240), 384), ({**THREE, "BLOCK_M": 256}, (24, 112), 640),
