@@ -37,17 +37,18 @@ ONE_STEP_OF_QK: Edit = ("step < Tiles::DIM_STEPS; ++step) {\n      wgmma_qk", "s
 ONE_STEP_OF_PV: Edit = ("step < KEY_STEPS; ++step) wgmma_pv", "step < 1; ++step) wgmma_pv")
 NO_KV_COPIES: Edit = (                                  # but for the first tile of each stage: garbage would take the path of sums too high
     "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
-    "if (copied++ >= STAGES) mbarrier_arrive(full_smem + 8 * at.stage); else "
+    "if (at.places >= STAGES) mbarrier_arrive(full_smem + 8 * at.stage); else "
     "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);")
-COUNT_COPIES: Edit = ("  RingPosition<STAGES> at;\n\n", "  RingPosition<STAGES> at;\n  int copied = 0;\n\n")
+COUNT_PLACES: Edit = ("    if (++stage == STAGES)", "    ++places;\n    if (++stage == STAGES)")
+PLACES: Edit = ("  uint32_t parity = 0;\n", "  uint32_t parity = 0;\n  int places = 0;\n")
 NOTHING: Edit = ("  extern __shared__ __align__(1024) unsigned char smem[];\n",
                  "  if (seqlen_q > 0) return;\n  extern __shared__ __align__(1024) unsigned char smem[];\n")
 VARIANTS: dict[str, tuple[Edit, ...]] = {
     "whole": (),
     "no exp": (NO_EXPONENTIALS,),
     "1 k-step": (ONE_STEP_OF_QK, ONE_STEP_OF_PV),
-    "no K/V": (NO_KV_COPIES, COUNT_COPIES),
-    "none of them": (NO_EXPONENTIALS, ONE_STEP_OF_QK, ONE_STEP_OF_PV, NO_KV_COPIES, COUNT_COPIES),
+    "no K/V": (NO_KV_COPIES, COUNT_PLACES, PLACES),
+    "none of them": (NO_EXPONENTIALS, ONE_STEP_OF_QK, ONE_STEP_OF_PV, NO_KV_COPIES, COUNT_PLACES, PLACES),
     "empty": (NOTHING,),
 }
 """Column: what is edited."""

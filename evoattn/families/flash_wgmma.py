@@ -30,8 +30,12 @@ SM_COUNT = GPUS["h100"].sm_count
 """Of both Hopper cards in the table: a persistent grid is one wave of it."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
-STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS"}
+STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
+O_CHUNK_PLACES = 2
+"""Of 64 columns in shared memory, a warpgroup, with STORE=chunks."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
+TILE_WORDS = 4
+"""That say which tile of rows is next: its row block, head, batch and key tiles."""
 COUNTERS, RESULTS = "counters" + ZEROED_SUFFIX, "results"
 """Scratch buffers: tiles claimed or results given, and results of blocks that share a tile of rows."""
 
@@ -52,15 +56,16 @@ def _result_bytes(problem: AttentionProblem) -> int:
 def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     """Dynamic shared memory of a block.
 
-    Q, the rings of K and V, a tile of O if the next Q loads before O has left, results of the other blocks of a cluster (head_dim / 2 + 4
-    floats a thread), barriers, a tile number.
+    Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks of a cluster
+    (head_dim / 2 + 4 floats a thread), barriers, what the producer says of two tiles.
     """
     row_bytes = _chunks(problem) * ROW_BYTES
     q_bytes = config["BLOCK_M"] * row_bytes
-    o_bytes = q_bytes if _persistent(config) else 0
+    o_chunks = (O_CHUNK_PLACES if config["STORE"] == "chunks" else _chunks(problem)) if _persistent(config) else 0
+    o_bytes = o_chunks * config["BLOCK_M"] * ROW_BYTES
     partial_bytes = (config["KEY_SPLIT"] - 1) * warpgroups(config) * _result_bytes(problem)
     barriers = 8 * (2 * warpgroups(config) + 4 * config["STAGES"] + 1)
-    return q_bytes + 2 * config["STAGES"] * config["BLOCK_N"] * row_bytes + o_bytes + partial_bytes + barriers + 8
+    return q_bytes + 2 * config["STAGES"] * config["BLOCK_N"] * row_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
 
 
 def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:
@@ -74,6 +79,9 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:
         return "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask hides some."
     if config["RESCALE"] == "lazy_after" and config["POLYNOMIAL_EIGHTHS"]:
         return "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show when it is passed."
+    if config["STORE"] == "chunks" and not (_persistent(config) and _chunks(problem) > O_CHUNK_PLACES):
+        columns = O_CHUNK_PLACES * CHUNK_COLUMNS
+        return f"STORE=chunks needs blocks that take several tiles and a head_dim over {columns}: it is for an O too big to lie beside Q."
     if config["CAUSAL_SKIP"] and not (problem.causal and consumers > 1):
         return "CAUSAL_SKIP needs a causal mask and several warpgroups: one alone sees every key tile of its block."
     return None
@@ -134,8 +142,8 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     return None
 
 
-def tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
-    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else a box a chunk.
+def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool = False) -> TensorMap:
+    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks and not `by_chunks`, else a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
     Maps are of 16-bit columns: an element of fp32 is two of them.
@@ -149,7 +157,7 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
     chunks = columns // CHUNK_COLUMNS
     return TensorMap(
         tensor, dtype, (CHUNK_COLUMNS, seqlen, chunks, heads, batch), (row_bytes, ROW_BYTES, head_bytes, batch_bytes),
-        (CHUNK_COLUMNS, rows, chunks, 1, 1))
+        (CHUNK_COLUMNS, rows, 1 if by_chunks else chunks, 1, 1))
 
 
 def grid(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int, int]:
@@ -226,7 +234,7 @@ class FlashWgmma:
         scratch, null = self.workspace(problem, config), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             tile_map(problem, "q", WARPGROUP_ROWS), tile_map(problem, "k", config["BLOCK_N"]),
-            tile_map(problem, "v", config["BLOCK_N"]), tile_map(problem, "o", WARPGROUP_ROWS),
+            tile_map(problem, "v", config["BLOCK_N"]), tile_map(problem, "o", WARPGROUP_ROWS, config["STORE"] == "chunks"),
             Buffer("o"), Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
             *(Scalar("int32", n) for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)),

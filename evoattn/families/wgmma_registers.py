@@ -20,10 +20,14 @@ With the terms of `registers_needed` fitted to 1,050 random configs near the lim
 those that these terms accept.
 """
 PERSISTENT_REGISTERS = 4
+UNEVEN_ROWS_REGISTERS = 9
+"""In its place with STORE=rows and a head_dim that is not whole chunks: a sixth of 150 configs at 72, 96 and 112 spilled with 4."""
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
-WIDE_PERSISTENT_REGISTERS = 32
-"""With 20 and 28, kernels without OVERLAP spilled 4 to 16 bytes at head_dim 192 and 256."""
+WIDE_PERSISTENT_REGISTERS = 12
+"""With 4, kernels with SCHEDULE=claimed and without OVERLAP spilled 36 and 52 bytes, two of 330 that were compiled at head_dim 136 to 256."""
+WIDE_ROWS_REGISTERS = 32
+"""In its place with STORE=rows, where with 28 kernels spilled 64 bytes."""
 MERGE_REGISTERS = 32
 """Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight configs of head_dim 112
 (30) and 184 to 256 (60) spilled, of some 800 that were compiled."""
@@ -66,6 +70,13 @@ def moved_registers(config: KernelConfig) -> tuple[int, int]:
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
 
+def _persistent_registers(head_dim: int, by_rows: bool) -> int:
+    """What a loop over tiles of rows keeps, with `by_rows` its addresses of the rows of O."""
+    if head_dim > WIDE_HEAD_DIM:
+        return WIDE_ROWS_REGISTERS if by_rows else WIDE_PERSISTENT_REGISTERS
+    return UNEVEN_ROWS_REGISTERS if by_rows and head_dim % 64 else PERSISTENT_REGISTERS
+
+
 def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
     """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma.
 
@@ -77,7 +88,7 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
         operands += 4 * math.ceil(problem.head_dim / 16)
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
     if config["SCHEDULE"] != "single":
-        others += WIDE_PERSISTENT_REGISTERS if wide else PERSISTENT_REGISTERS
+        others += _persistent_registers(problem.head_dim, config["STORE"] == "rows")
     if config["RESCALE"] == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     merge = problem.head_dim + (WIDE_MERGE_REGISTERS if wide else MERGE_REGISTERS) if config["SCHEDULE"] == "balanced" else 0

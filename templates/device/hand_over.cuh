@@ -11,10 +11,3 @@ __device__ __forceinline__ void take(uint32_t* given_gmem) {
   do asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(given) : "l"(given_gmem) : "memory");
   while (given == 0);
 }
-
-// threadIdx.x % 128, read anew: a value that need not be kept in a register through the loop before it.
-__device__ __forceinline__ int thread_read_again() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread % 128;
-}

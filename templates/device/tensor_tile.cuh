@@ -30,6 +30,13 @@ template <int HEAD_DIM> struct TensorTile {
     }
     tma_store_commit();
   }
+  // Chunk `chunk` of a tile of 64 rows, through a map whose boxes are one chunk.
+  static __device__ __forceinline__ void store_chunk(const TensorMap& map, uint32_t chunk_smem, int chunk, int first_row, int head,
+                                                     int batch) {
+    if constexpr (WHOLE_CHUNKS) tma_store_5d(map, chunk_smem, 0, first_row, chunk, head, batch);
+    else tma_store_4d(map, chunk_smem, 64 * chunk, first_row, head, batch);
+    tma_store_commit();
+  }
   // Where k16 step `step` along the rows begins.
   static constexpr __device__ __forceinline__ int step_offset(int step, int rows) { return step / 4 * rows * 128 + step % 4 * 32; }
 };

@@ -27,8 +27,11 @@ __device__ __forceinline__ void tma_store_5d(const TensorMap& map, uint32_t sour
                :: "l"(&map), "r"(source_smem), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Returns when this thread's committed stores have read their shared memory, which may then be overwritten, or the block end.
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Returns when all but the newest PENDING of this thread's committed stores have read their shared memory, which may then be overwritten,
+// or the block end.
+template <int PENDING = 0> __device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
+}
 
 // This thread's writes to shared memory are visible to copies that are issued after a barrier.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -2,8 +2,9 @@
 // lane is row g + 8 (i / 2 % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, D).
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
-struct True { static constexpr bool value = true; };
-struct False { static constexpr bool value = false; };
+template <bool VALUE> struct Flag { static constexpr bool value = VALUE; };
+using True = Flag<true>;
+using False = Flag<false>;
 
 enum class Rescale {
   ALWAYS,      // shift = row maximum; O and sums are rescaled after every tile

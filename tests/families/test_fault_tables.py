@@ -27,6 +27,8 @@ FAMILIES = {
     "flash_mma": (test_flash_mma, AttentionProblem(1, 2, 1, 113, 203, 64), "l4"),
     "flash_wgmma": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 700, 64), "h100"),
     "flash_wgmma, shared rows": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 250, 64), "h100"),
+    "flash_wgmma, causal": (test_flash_wgmma, AttentionProblem(1, 2, 1, 400, 400, 64, mask="causal_upper_left"), "h100"),
+    "flash_wgmma, three chunks of columns": (test_flash_wgmma, AttentionProblem(1, 2, 1, 200, 100, 136), "h100"),
 }
 Row = tuple[str, dict[str, object], list[tuple[str, str]]]
 
@@ -83,35 +85,34 @@ MMA: list[Row] = [
 
 PLAIN, OVERLAP, ROWS = {"OVERLAP": False, "BLOCK_N": 64}, {"BLOCK_N": 64}, {"STORE": "rows", "BLOCK_N": 64}
 CLUSTER = {"KEY_SPLIT": 2, "BLOCK_N": 64}
-K_FULL, V_FULL = ("mbarrier_wait(barrier(Smem::{}_FULL, ring.stage), ring.parity);".format(x) for x in "KV")
+K_FULL = "mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);\n    multiply_qk"
 Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
-BEFORE_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
+V_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
 EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
-QK_WAIT = "      wgmma_wait<BESIDE>();                                // S is there\n      pin_registers(s);\n"
-PV_WAIT = "wgmma_wait<0>();\n        pin_registers(o);\n"
-RELEASE_V = "        release(barrier(Smem::V_EMPTY, ring.stage));\n"
-RELEASE_K = "      if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
-O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);         // all rows"
+QK_WAIT = "    wgmma_wait<decltype(newer)::value>();                  // S is there\n    pin_registers(s);\n"
+PV_WAIT = "    wgmma_wait<0>();                                       // O is there, and P may be overwritten\n    pin_registers(o);\n"
+RELEASE_V = "    release(barrier(Smem::V_EMPTY, before.stage));\n"
+RELEASE_K = "    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
+O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);       // all rows"
 GATHER_WAIT = "mbarrier_wait_cluster(barrier_smem, 0);"
 WGMMA: list[Row] = [
-    ("no wait for K", PLAIN, [(K_FULL, "")]),
+    ("no wait for K", PLAIN, [(K_FULL, "multiply_qk")]),
     ("no wait for V", PLAIN, [(V_FULL, "")]),
-    ("no wait for V, overlapped", OVERLAP, [(BEFORE_FULL, "")]),
+    ("no wait for V, overlapped", OVERLAP, [(V_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
     ("no wait before a stage is reused", PLAIN, [(EMPTY, "")]),
     ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
-    ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("parity", "parity ^ 1"))]),
-    ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("parity", "parity ^ 1"))]),
-    ("wait for V of the wrong parity, overlapped", OVERLAP, [(BEFORE_FULL, BEFORE_FULL.replace("parity", "parity ^ 1"))]),
+    ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("ring.parity", "ring.parity ^ 1"))]),
+    ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
+    ("wait for V of the wrong parity, overlapped", OVERLAP, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
     ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
     ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""))]),
     ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
     ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
     ("V released too early, overlapped", OVERLAP, [
-        ("        release(barrier(Smem::V_EMPTY, before.stage));\n      }\n      pack", "      }\n      pack"),
-        ("wgmma_wait<BESIDE>();", "if constexpr (BESIDE) release(barrier(Smem::V_EMPTY, before.stage));\n      wgmma_wait<BESIDE>();")]),
+        (RELEASE_V, ""), (QK_WAIT, "if constexpr (decltype(newer)::value)" + RELEASE_V + QK_WAIT)]),
     ("K never released", PLAIN, [(RELEASE_K, "")]),
-    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<BESIDE>", "<1>"))]),
+    ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<decltype(newer)::value>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
     ("no wgmma.fence after P and O are written", PLAIN, [("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage")]),
     ("no wgmma.fence after P is written, overlapped", OVERLAP, [
@@ -120,10 +121,10 @@ WGMMA: list[Row] = [
     ("no barrier after the mbarriers are made", PLAIN, [
         ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
-    ("no fence before the tensor store", PLAIN, [("      fence_proxy_async();\n", "")]),
+    ("no fence before the tensor store", PLAIN, [("        fence_proxy_async();\n        named", "        named")]),
     ("no barrier before the tensor store", PLAIN, [(O_BARRIER, "//")]),
     ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();         // shared", "; // shared")]),
-    ("no __syncwarp before O is read", ROWS, [("__syncwarp();                                        // all rows", "//")]),
+    ("no __syncwarp before O is read", ROWS, [("__syncwarp();                                      // all rows", "//")]),
     ("no __syncwarp before Q is reused", {**ROWS, "Q_IN_REGISTERS": True}, [
         ("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")]),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
@@ -145,10 +146,31 @@ REUSED_Q: list[Row] = [
     ("no fence before Q is reused", FIXED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("no fence before Q is reused, claimed tiles", CLAIMED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("Q never released", CLAIMED, [("release(barrier(Smem::Q_EMPTY", "(void)(barrier(Smem::Q_EMPTY")]),
+    ("O of the last tile of rows is not waited for", CLAIMED, [("      finish_pv();\n      finish_rows(last", "      finish_rows(last")]),
+    ("O of the last tile of rows is stored over", CLAIMED, [("if (end_thread == 0) tma_store_wait_read();", "")]),
+]
+SKIPS = {**CLAIMED, "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "BLOCK_N": 48, "STAGES": 3, "PRODUCER": "warpgroup", "CAUSAL_SKIP": True}
+SKIPPED_V = "mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);"
+SKIPPED: list[Row] = [
+    ("wait for V that is skipped of the wrong parity", SKIPS, [(SKIPPED_V, SKIPPED_V.replace("parity", "parity ^ 1"))]),
+    ("V that is skipped never released", SKIPS, [("release(barrier(Smem::V_EMPTY, skipped.stage));", "")]),
+    ("K that is skipped never released", SKIPS, [("release(barrier(Smem::K_EMPTY, ring.stage));\n        wait", "wait")]),
+]
+CHUNKS = {"SCHEDULE": "fixed", "BLOCKS_PER_SM": 1, "BLOCK_N": 64, "STAGES": 1, "OVERLAP": False, "STORE": "chunks"}
+CHUNK_WAIT = "if (end_thread == 0) tma_store_wait_read<1>();"
+BY_CHUNKS: list[Row] = [
+    ("no wait for the chunk before the last", CHUNKS, [(CHUNK_WAIT, "")]),
+    ("weak wait for the chunk before the last", CHUNKS, [(CHUNK_WAIT, CHUNK_WAIT.replace("<1>", "<2>"))]),
+    ("no wait for the chunks of the last tile", CHUNKS, [("if (end_thread == 0) tma_store_wait_read();", "")]),
+    ("weak wait for the chunks of the last tile", CHUNKS, [("if (end_thread == 0) tma_store_wait_read();", CHUNK_WAIT)]),
+    ("no barrier after the wait for a chunk", CHUNKS, [
+        ("named_barrier_sync<128>(O_TILE + warpgroup);     // the store of the chunk", "//")]),
+    ("no fence before a chunk is stored", CHUNKS, [("        fence_proxy_async();\n        named", "        named")]),
+    ("no barrier before a chunk is stored", CHUNKS, [(O_BARRIER, "//")]),
 ]
 BALANCED = {"SCHEDULE": "balanced", "BLOCK_N": 64}
 GIVE, TAKE = "if (end_thread == 0) give(counters_zeroed + giver);", "if (end_thread == 0) take(counters_zeroed + giver);"
-GIVE_AGAIN = "    if (end_thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n    if constexpr"
+GIVE_AGAIN = "  if (thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n  if (STORE"
 HANDED_OVER: list[Row] = [
     ("a result is not waited for", BALANCED, [(TAKE, "")]),
     ("a result is never given", BALANCED, [(GIVE, "")]),
@@ -168,7 +190,7 @@ WRONG_SHARES = {
     "a key tile taken twice": ([("end = share(block + 1)", "end = min(steps, share(block + 1) + 1)")], "error"),
     "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
     "a result given again later": (
-        [("    if constexpr (!PERSISTENT) break;\n    if constexpr", GIVE_AGAIN)], "did not leave zeros in counters_zeroed"),
+        [("  if (STORE != Store::ROWS && thread == 0) tma", GIVE_AGAIN + " != Store::ROWS && thread == 0) tma")], "did not leave zeros in counters_zeroed"),
 }
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [
@@ -219,6 +241,18 @@ def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
     """A wave of a GPU with one SM: the persistent blocks go round."""
     monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
     assert_found("flash_wgmma", row)
+
+
+@pytest.mark.parametrize("row", SKIPPED, ids=[row[0] for row in SKIPPED])
+def test_flash_wgmma_that_skips_keys(row, monkeypatch):
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    assert_found("flash_wgmma, causal", row)
+
+
+@pytest.mark.parametrize("row", BY_CHUNKS, ids=[row[0] for row in BY_CHUNKS])
+def test_flash_wgmma_that_stores_by_chunks(row, monkeypatch):
+    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+    assert_found("flash_wgmma, three chunks of columns", row)
 
 
 def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):

@@ -27,6 +27,7 @@ BASE = {
     "Q_IN_REGISTERS": False, "STORE": "tensor_map",
 }
 THREE = {"BLOCK_M": 192, "BLOCKS_PER_SM": 1, "PRODUCER": "warpgroup"}
+TWO = {**THREE, "BLOCK_M": 128, "BLOCK_N": 64, "RESCALE": "lazy_5"}
 
 
 def problem(seqlen_q=4096, seqlen_k=4096, head_dim=64, heads=32, kv_heads=8, **rest) -> AttentionProblem:
@@ -69,7 +70,11 @@ def test_refusals_say_why(genes, word):
     (problem(512), {"SCHEDULE": "fixed"}, "one wave"), (problem(576), {"SCHEDULE": "claimed"}, None),
     (problem(mask="causal_upper_left"), {**THREE, "CAUSAL_SKIP": True, "PING_PONG": True}, None),
     (problem(head_dim=200), {**THREE, "BLOCK_N": 48}, "need"),
-    (problem(head_dim=256), {"STAGES": 3}, "232448"), 
+    (problem(head_dim=256), {"STAGES": 3}, "232448"),
+    (problem(head_dim=256), {**TWO, "STORE": "chunks"}, "several tiles"), (problem(head_dim=256), {**TWO, "SCHEDULE": "claimed"}, "262"),
+    (problem(head_dim=256), {**TWO, "STORE": "chunks", "SCHEDULE": "claimed"}, None),
+    (problem(head_dim=128), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, "head_dim over 128"),
+    (problem(head_dim=136), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, None),
     (problem(head_dim=112), {"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 3, "BLOCK_N": 48}, "One wgmma"),
 ])
 def test_refusals_know_the_problem(p, genes, word):
@@ -83,10 +88,12 @@ def test_other_gpus_are_refused():
 
 def test_shared_memory_and_registers_of_the_prototype():
     """Numbers that ran on an H100 (hopper-findings §2, kernel-facts §4)."""
-    barriers = 8 * (2 * 1 + 4 * 2 + 1) + 8
+    barriers = 8 * (2 * 1 + 4 * 2 + 1) + 32
     assert smem_bytes(problem(), config()) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
     own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
-    assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 8
+    assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 32
+    by_chunks = config(**TWO, SCHEDULE="claimed", STORE="chunks")
+    assert smem_bytes(problem(head_dim=256), by_chunks) == 64 * 1024 + 2 * 64 * 1024 + 32 * 1024 + 8 * (2 * 2 + 4 * 2 + 1) + 32
     assert smem_bytes(problem(head_dim=96), own_output) == smem_bytes(problem(head_dim=128), own_output)
     for genes, registers, count in (
         (THREE, (32, 160), 512), ({**THREE, "BLOCK_M": 128}, (24, 240), 384), ({**THREE, "BLOCK_M": 256}, (24, 112), 640),
@@ -116,6 +123,12 @@ def test_tensor_maps_keep_to_the_limits():
             assert math.prod(m.shape) == math.prod(p.shape(m.buffer)) and m.box[0] * 2 == m.swizzle_bytes == 128
             assert all(stride % 16 == 0 for stride in m.strides_bytes) and max(m.box) <= 256
             assert math.prod(m.box) == (64 if m.buffer in "qo" else 128) * (head_dim if head_dim % 64 == 0 else 64)
+
+
+def test_output_by_chunks_has_boxes_of_one_chunk():
+    q, k, v, o = (a for a in FAMILY.launches(problem(head_dim=256), config(**TWO, SCHEDULE="claimed", STORE="chunks"))[0].args
+                  if isinstance(a, TensorMap))
+    assert o.box == (64, 64, 1, 1, 1) and o.shape == q.shape and q.box == k.box == v.box == (64, 64, 4, 1, 1)
 
 
 def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_launch_leaves_at_zero():
