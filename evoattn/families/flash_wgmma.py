@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from evoattn.config import KernelConfig
 from evoattn.families.base import ZEROED_SUFFIX, softmax_scale_log2
 from evoattn.families.wgmma_registers import (
-    WARPGROUP, WARPGROUP_ROWS, moved_registers, producer_warps, registers_at_launch, registers_needed, threads, warpgroups, widest_wgmma,
+    WARPGROUP, WARPGROUP_ROWS, begins_ahead, moved_registers, producer_warps, registers_at_launch, registers_needed, threads, warpgroups,
+    widest_wgmma,
 )
 from evoattn.families.wgmma_text import wgmma_function
 from evoattn.gpu import GPUS, GpuSpec
@@ -143,7 +144,7 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
 
 
 def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool = False) -> TensorMap:
-    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks and not `by_chunks`, else a box a chunk.
+    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else, or `by_chunks`, a box a chunk.
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
     Maps are of 16-bit columns: an element of fp32 is two of them.
@@ -216,6 +217,7 @@ class FlashWgmma:
             "HEAD_DIM": problem.head_dim,
             "CAUSAL": problem.causal,
             "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            "AHEAD": begins_ahead(problem, config),
             "PRODUCER_WARPS": producer_warps(config),
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,

@@ -20,12 +20,13 @@ With the terms of `registers_needed` fitted to 1,050 random configs near the lim
 those that these terms accept.
 """
 PERSISTENT_REGISTERS = 4
-UNEVEN_ROWS_REGISTERS = 9
-"""In its place with STORE=rows and a head_dim that is not whole chunks: a sixth of 150 configs at 72, 96 and 112 spilled with 4."""
+UNEVEN_ROWS_REGISTERS = 13
+"""In its place with STORE=rows and a head_dim that is not whole chunks: of 150 configs at 72, 96 and 112 a sixth spilled with 4, and some
+with 9."""
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
 WIDE_PERSISTENT_REGISTERS = 12
-"""With 4, kernels with SCHEDULE=claimed and without OVERLAP spilled 36 and 52 bytes, two of 330 that were compiled at head_dim 136 to 256."""
+"""With 4, two of 330 kernels of head_dim 136 to 256 spilled, both with SCHEDULE=claimed and without OVERLAP."""
 WIDE_ROWS_REGISTERS = 32
 """In its place with STORE=rows, where with 28 kernels spilled 64 bytes."""
 MERGE_REGISTERS = 32
@@ -34,6 +35,10 @@ MERGE_REGISTERS = 32
 WIDE_MERGE_REGISTERS = 60
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
+AHEAD_ROWS_REGISTERS = 16
+"""That must be left to begin a tile of rows ahead with STORE=rows: of 110 configs with less a half spilled, of 15 with as many none."""
+AHEAD_MERGE_REGISTERS = 16
+"""The same of a balanced schedule, whose merge then has S beside it: five of six that had fewer spilled, none of seven others."""
 REGISTERS_UNDER_WGMMA = 26
 """Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
 
@@ -91,8 +96,31 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
         others += _persistent_registers(problem.head_dim, config["STORE"] == "rows")
     if config["RESCALE"] == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
-    merge = problem.head_dim + (WIDE_MERGE_REGISTERS if wide else MERGE_REGISTERS) if config["SCHEDULE"] == "balanced" else 0
-    return max(operands + others, merge)
+    return max(operands + others, _merge_registers(problem.head_dim) if config["SCHEDULE"] == "balanced" else 0)
+
+
+def _merge_registers(head_dim: int) -> int:
+    return head_dim + (WIDE_MERGE_REGISTERS if head_dim > WIDE_HEAD_DIM else MERGE_REGISTERS)
+
+
+def begins_ahead(problem: AttentionProblem, config: KernelConfig) -> bool:
+    """Whether a tile of rows begins beside the last product of the one before (`AHEAD` in the template).
+
+    Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that product and of the
+    keys that are skipped; three blocks an SM overlap each other; and there must be registers for two tiles of rows at once.
+    """
+    skipped = math.ceil((config["BLOCK_M"] - WARPGROUP_ROWS) / config["BLOCK_N"]) if config["CAUSAL_SKIP"] else 0
+    if config["SCHEDULE"] == "single" or not (config["OVERLAP"] and config["Q_IN_REGISTERS"]):
+        return False
+    if skipped >= config["STAGES"] or config["BLOCKS_PER_SM"] > 2:
+        return False
+    registers = moved_registers(config)[1] or registers_at_launch(config)
+    if config["SCHEDULE"] == "balanced" and _merge_registers(problem.head_dim) + config["BLOCK_N"] // 2 + AHEAD_MERGE_REGISTERS > registers:
+        return False
+    wanted = AHEAD_ROWS_REGISTERS if config["STORE"] == "rows" else 0
+    if config["RESCALE"] == "lazy_after":                    # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
+        wanted += max(0, problem.head_dim - 64) // 8
+    return registers_needed(problem, config) + wanted <= registers
 
 
 def widest_wgmma(problem: AttentionProblem, config: KernelConfig) -> int:

@@ -190,7 +190,8 @@ WRONG_SHARES = {
     "a key tile taken twice": ([("end = share(block + 1)", "end = min(steps, share(block + 1) + 1)")], "error"),
     "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
     "a result given again later": (
-        [("  if (STORE != Store::ROWS && thread == 0) tma", GIVE_AGAIN + " != Store::ROWS && thread == 0) tma")], "did not leave zeros in counters_zeroed"),
+        [("  if (STORE != Store::ROWS && thread == 0) tma", GIVE_AGAIN + " != Store::ROWS && thread == 0) tma")],
+        "did not leave zeros in counters_zeroed"),
 }
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [

@@ -12,7 +12,7 @@ from evoattn.compiler import compile_source
 from evoattn.config import KernelConfig, load_space
 from evoattn.families.base import starts_zeroed
 from evoattn.families.flash_wgmma import FlashWgmma, smem_bytes
-from evoattn.families.wgmma_registers import moved_registers, threads
+from evoattn.families.wgmma_registers import begins_ahead, moved_registers, threads
 from evoattn.families.wgmma_text import wgmma_function
 from evoattn.gpu import GPUS
 from evoattn.problem import AttentionProblem
@@ -80,6 +80,23 @@ def test_refusals_say_why(genes, word):
 def test_refusals_know_the_problem(p, genes, word):
     reason = FAMILY.why_invalid(p, config(**genes), H100)
     assert reason is None if word is None else word in reason
+
+
+AHEAD = {**TWO, "BLOCK_N": 96, "STAGES": 3, "RESCALE": "lazy_after", "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
+
+
+@pytest.mark.parametrize(("genes", "head_dim", "ahead"), [
+    ({}, 128, True), ({"SCHEDULE": "single"}, 128, False), ({"OVERLAP": False}, 128, False), ({"Q_IN_REGISTERS": False}, 128, False),
+    ({"SCHEDULE": "balanced"}, 128, True), ({"SCHEDULE": "balanced", "BLOCK_N": 48, "PRODUCER": "warp"}, 128, False),
+    ({"CAUSAL_SKIP": True, "STAGES": 1}, 128, False), ({"CAUSAL_SKIP": True, "STAGES": 2}, 128, True),
+    ({"BLOCK_N": 112}, 128, False), ({"BLOCK_N": 112, "STORE": "rows"}, 128, False), ({"STORE": "rows", "BLOCK_N": 64}, 64, True),
+    ({"BLOCK_M": 64, "BLOCK_N": 48, "BLOCKS_PER_SM": 3}, 64, False), ({"BLOCK_M": 192, "BLOCK_N": 80}, 64, True),
+])
+def test_a_tile_of_rows_begins_ahead_where_there_is_room(genes, head_dim, ahead):
+    p = problem(head_dim=head_dim, mask="causal_upper_left" if "CAUSAL_SKIP" in genes else "full")
+    c = config(**AHEAD | genes)
+    assert begins_ahead(p, c) == ahead
+    assert f"AHEAD = {str(ahead).lower()};" in render(FAMILY, p, c, H100).source
 
 
 def test_other_gpus_are_refused():
