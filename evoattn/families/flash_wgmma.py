@@ -192,7 +192,7 @@ class FlashWgmma:
         if gpu.arch != ARCH:
             return f"flash_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
         if problem.head_dim * ELEMENT_BYTES % MAP_STRIDE:
-            return f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, as tensor maps want, not {problem.head_dim}."
+            return f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, for tensor maps, not {problem.head_dim}."
         if problem.head_dim > MAX_HEAD_DIM:
             return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {problem.head_dim}."
         return None
