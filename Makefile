@@ -14,7 +14,7 @@ setup: .venv/installed
 	touch $@
 
 # A GPU that evoattn does not know is hidden, as if there were none.
-FIND_GPU := from evoattn.gpu import detect_devices as find; print('--gpu auto' if find() and find()[0].spec else '--gpu l4')
+FIND_GPU := from evoattn.model.gpu import detect_devices as find; print('--gpu auto' if find() and find()[0].spec else '--gpu l4')
 
 demo: setup
 	rm -rf demo && mkdir demo

@@ -25,13 +25,13 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from evoattn import gpu
-from evoattn.paths import ROOT
+from evoattn.model import gpu
+from evoattn.model.paths import ROOT
 
 DRIVER = Path(__file__).with_name("fault_search.py")
 SMALL = ("--shape", "B=1,H=1,S=64,D=16", "--family", "flash_scalar", "--jobs", "2")
 LIBC = ctypes.CDLL(None)
-PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2      # linux/prctl.h, linux/capability.h
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
 MAX_GROWTH_MB, MAX_REPORT_S = 20.0, 3.0
 """Issue 5: memory flat over 20,000 trials (their numbers alone take a few MB in the driver), a report in 3 s."""
 
@@ -55,7 +55,7 @@ class Run:
 
     def start(self, *words: str, obeys_modes: bool = False, file_bytes: int | None = None) -> subprocess.Popen:
         def limit() -> None:
-            if obeys_modes:                                  # root's right to write everywhere ends at the next exec
+            if obeys_modes:  # root's right to write everywhere ends at the next exec
                 for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
                     LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
             if file_bytes:
@@ -63,8 +63,15 @@ class Run:
 
         command = [sys.executable, str(DRIVER), str(self.journal), self.kind, "--db", str(self.db), *words]
         environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        return subprocess.Popen(command, env=environment, preexec_fn=limit, cwd=ROOT, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            preexec_fn=limit,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def search(self, budget: str, **how) -> subprocess.Popen:
         """A new study in a new database, else a resumed one."""
@@ -83,8 +90,11 @@ class Run:
         try:
             with closing(sqlite3.connect(f"file:{self.db}?mode=ro", uri=True, timeout=20)) as connection:
                 return connection.execute(query).fetchall()
-        except sqlite3.OperationalError as error:            # killed before its first table, or before its first file
-            require("no such table" in str(error) or "unable to open" in str(error), f"The database cannot be read: {error}.")
+        except sqlite3.OperationalError as error:  # killed before its first table, or before its first file
+            require(
+                "no such table" in str(error) or "unable to open" in str(error),
+                f"The database cannot be read: {error}.",
+            )
             return []
 
     def studies(self) -> list[tuple]:
@@ -111,9 +121,11 @@ def finish(process: subprocess.Popen, codes: tuple[int, ...], part: str = "", se
     except subprocess.TimeoutExpired:
         process.kill()
         raise Fault(f"The search hangs: {process.communicate()[0][-300:]}") from None
-    require(process.returncode in codes and "Traceback" not in output and part in output,
-            f"Exit code {process.returncode}, expected {codes} with {part!r}: {output[-600:]}")
-    return " ".join(output[output.find("evoattn: ") + 9:].split()) if "evoattn: " in output else ""
+    require(
+        process.returncode in codes and "Traceback" not in output and part in output,
+        f"Exit code {process.returncode}, expected {codes} with {part!r}: {output[-600:]}",
+    )
+    return " ".join(output[output.find("evoattn: ") + 9 :].split()) if "evoattn: " in output else ""
 
 
 def wait_until(condition, seconds: float = 120.0) -> None:
@@ -134,7 +146,10 @@ def kill_runs(run: Run, kills: int, rng: random.Random) -> str:
             more = rng.randint(1, 12)
             wait_until(lambda: len(run.acknowledged()) >= before + more or process.poll() is not None)
             time.sleep(rng.uniform(0, 0.2))
-        require(process.poll() is None, f"The search ended by itself: {process.stdout.read()[-400:] if process.poll() is not None else ''}")
+        require(
+            process.poll() is None,
+            f"The search ended by itself: {process.stdout.read()[-400:] if process.poll() is not None else ''}",
+        )
         process.send_signal(signal.SIGKILL)
         process.communicate()
         run.check()
@@ -150,7 +165,9 @@ def worker_runs(run: Run, kills: int, rng: random.Random) -> str:
         goal = 3 + n * budget // (kills + 1)
         wait_until(lambda: len(run.acknowledged()) >= goal or process.poll() is not None)
         time.sleep(rng.uniform(0, 0.1))
-        workers = {name: [int(pid) for other, pid in run.lines("worker") if other == name] for name, _ in run.lines("worker")}
+        workers = {
+            name: [int(pid) for other, pid in run.lines("worker") if other == name] for name, _ in run.lines("worker")
+        }
         name = sorted(workers)[n % len(workers)]
         alive = [pid for pid in workers[name] if Path(f"/proc/{pid}").exists()]
         os.kill(rng.choice(alive), signal.SIGKILL)
@@ -167,7 +184,7 @@ def disk_run(run: Run, root: bool) -> str:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run.folder], check=True)
     try:
         (run.folder / "writable").mkdir()
-        run.journal = Path(tempfile.mkstemp()[1])                         # elsewhere: it is to know more than the disk
+        run.journal = Path(tempfile.mkstemp()[1])  # elsewhere: it is to know more than the disk
         sentence = finish(run.search("1h", file_bytes=None if root else 1 << 19), (1,), "evoattn: The disk that holds")
         kept = run.check()
         require(kept > 10, f"Only {kept} trials before the disk was full.")
@@ -215,11 +232,11 @@ def two_runs(run: Run) -> str:
 
 DAY = """
 import resource, sys
-from evoattn.config import KernelConfig, load_space
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
 from evoattn.storage import Storage
-from evoattn.trial import Candidate, CheckResult, CompileInfo, Evaluation, TrialState, ValidationReport
+from evoattn.model.records import Candidate, CheckResult, CompileInfo, Evaluation, TrialState, ValidationReport
 import random
 rng, count = random.Random(0), int(sys.argv[2])
 storage = Storage.open(sys.argv[1])
@@ -261,14 +278,31 @@ def day_run(run: Run, trials: int) -> str:
     require(done.returncode == 0, done.stderr[-300:])
     early, written, read, count = map(float, done.stdout.split())
     require(count == trials == run.check(), f"{count} trials read of {trials}.")
-    require(max(written, read) - early < MAX_GROWTH_MB, f"Memory grew from {early} to {written} MB writing and {read} MB reading.")
+    require(
+        max(written, read) - early < MAX_GROWTH_MB,
+        f"Memory grew from {early} to {written} MB writing and {read} MB reading.",
+    )
     seconds = {}
     for form in ("table", "json", "html"):
-        command = [sys.executable, "-m", "evoattn.cli", "report", "--db", str(run.db), "--format", form, "-o", str(run.folder / form)]
+        command = [
+            sys.executable,
+            "-m",
+            "evoattn.cli.main",
+            "report",
+            "--db",
+            str(run.db),
+            "--format",
+            form,
+            "-o",
+            str(run.folder / form),
+        ]
         started = time.perf_counter()
         subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
         seconds[form] = time.perf_counter() - started
-        require(seconds[form] < MAX_REPORT_S * max(1.0, trials / 20_000), f"The report as {form} took {seconds[form]:.1f} s.")
+        require(
+            seconds[form] < MAX_REPORT_S * max(1.0, trials / 20_000),
+            f"The report as {form} took {seconds[form]:.1f} s.",
+        )
     spoken = ", ".join(f"{form} {s:.1f} s" for form, s in seconds.items())
     return f"{trials} trials: {early:.0f} MB at a tenth, {written:.0f} MB written, {read:.0f} MB all read; {spoken}"
 
@@ -286,7 +320,10 @@ def main() -> int:
     here = bool(gpu.detect_devices())
     runs = {
         "kill": ("fake" if given.fake else "real", lambda run: kill_runs(run, given.kills, rng)),
-        "workers": ("real" if here and not given.fake else "fake", lambda run: worker_runs(run, given.worker_kills, rng)),
+        "workers": (
+            "real" if here and not given.fake else "fake",
+            lambda run: worker_runs(run, given.worker_kills, rng),
+        ),
         "disk": ("fake", lambda run: disk_run(run, root)),
         "right": ("fake", lambda run: right_run(run)),
         "two": ("fake", lambda run: two_runs(run)),

@@ -13,9 +13,9 @@ import os
 import sys
 import time
 
-from evoattn.gpu import DetectedDevice
-from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.worker import Handler, Worker
+from evoattn.evaluation.workers import Handler, Worker
+from evoattn.model.gpu import DetectedDevice
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 
 KERNEL = CompiledKernel(b"", "", CompileInfo(registers=64))
 FAKE_SECONDS = 0.02
@@ -30,7 +30,7 @@ class FakeCompiler(Handler):
     """Compiles nothing."""
 
     def __init__(self, problem, gpu, offline) -> None:
-        from evoattn.evaluate import Compiled            # slow to import (torch), so only where it is used
+        from evoattn.evaluation.evaluate import Compiled  # slow to import (torch), so only where it is used
 
         self._compiled = Compiled
 
@@ -53,11 +53,16 @@ class FakeDevice(Handler):
             run = {"stage": "final", "run": os.urandom(4).hex()}
             found = {name: Timing((made_up_us(config.id),), run) for name, (_, config, _) in args[0].items()}
             return found | {"flash": Timing((30.0,), run)}, {}, True
-        return Evaluation(TrialState.COMPLETE, "", KERNEL.info, None, (Timing((made_up_us(args[1].id),), {"stage": "screen"}),))
+        return Evaluation(
+            TrialState.COMPLETE, "", KERNEL.info, None, (Timing((made_up_us(args[1].id),), {"stage": "screen"}),)
+        )
 
 
 def main(journal: str, kind: str, *words: str) -> None:
-    from evoattn import cli, finals, gpu, search
+    from evoattn.cli.main import main as cli
+    from evoattn.model import gpu
+    from evoattn.search import finals
+    from evoattn.search import loop as search
     from evoattn.storage import Storage
 
     descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -16,8 +16,14 @@ from pathlib import Path
 FA3 = ("fa3-fwd==0.0.3",)
 """The forward pass for torch 2.10 and later and CUDA 13, in bf16 and fp8."""
 FA4 = (
-    "flash-attn-4==4.0.0b36", "nvidia-cutlass-dsl==4.8.1", "nvidia-cutlass-dsl-libs-base==4.8.1", "nvidia-cutlass-dsl-libs-core==4.8.1",
-    "nvidia-cutlass-dsl-libs-cu13==4.8.1", "quack-kernels==0.6.5", "apache-tvm-ffi==0.1.15.post2", "torch-c-dlpack-ext==0.1.5",
+    "flash-attn-4==4.0.0b36",
+    "nvidia-cutlass-dsl==4.8.1",
+    "nvidia-cutlass-dsl-libs-base==4.8.1",
+    "nvidia-cutlass-dsl-libs-core==4.8.1",
+    "nvidia-cutlass-dsl-libs-cu13==4.8.1",
+    "quack-kernels==0.6.5",
+    "apache-tvm-ffi==0.1.15.post2",
+    "torch-c-dlpack-ext==0.1.5",
 )
 DSL = "nvidia_cutlass_dsl/dsl_packages"
 """Put on the path by a .pth file, which a folder on PYTHONPATH does not obey."""

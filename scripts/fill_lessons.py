@@ -71,6 +71,7 @@ class Numbers:
 
 def fill(page: str, numbers: Numbers) -> str:
     """The page with the text of every place written anew."""
+
     def place(match: re.Match[str]) -> str:
         return f"<!--{match[1]}-->{numbers.text(match[1])}<!---->"
 
@@ -82,7 +83,9 @@ def record(page: str, numbers: Numbers) -> str:
     lines = []
     for study in re.findall(r"^evoattn search .*--study (\w+)$", page, re.MULTILINE):
         report = json.loads((numbers.folder / f"{study}.json").read_text())
-        row = {key: report[key] for key in ("study", "problem_text", "versions", "created_at", "counts")} | {"best": numbers.best(study)}
+        row = {key: report[key] for key in ("study", "problem_text", "versions", "created_at", "counts")} | {
+            "best": numbers.best(study)
+        }
         lines.append(json.dumps(row) + "\n")
     return "".join(lines)
 

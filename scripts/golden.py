@@ -28,23 +28,49 @@ from golden_file import Golden  # noqa: E402
 
 MOST_BYTES = 75_000
 """Inputs of a launch taken from the tests: a wgmma m64n96k16 with both operands in shared memory."""
-ALWAYS = ("wgmma.mma", "cp.async", "ldmatrix", "stmatrix", "mma.sync", "wmma", "mbarrier", "shfl", "vote", "match", "redux", "elect", "mapa",
-          "st.async")
+ALWAYS = (
+    "wgmma.mma",
+    "cp.async",
+    "ldmatrix",
+    "stmatrix",
+    "mma.sync",
+    "wmma",
+    "mbarrier",
+    "shfl",
+    "vote",
+    "match",
+    "redux",
+    "elect",
+    "mapa",
+    "st.async",
+)
 """Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others each first."""
 SILENT_SECONDS = 20.0
-DEVICE_FILES = ("test_warp", "test_tensor_core", "test_wgmma", "test_tensor_copy", "test_async_copy", "test_mbarrier", "test_memory", "test_control",
-                "test_integer", "test_floating", "test_warp_specialization")
+DEVICE_FILES = (
+    "test_warp",
+    "test_tensor_core",
+    "test_wgmma",
+    "test_tensor_copy",
+    "test_async_copy",
+    "test_mbarrier",
+    "test_memory",
+    "test_control",
+    "test_integer",
+    "test_floating",
+    "test_warp_specialization",
+)
 
 
 def collect() -> None:
     """Run the cases and the tests on the interpreter; keep what adds an opcode, and every different kernel of the matrix and copy instructions."""
-    import pytest
-
     import golden_cases
     import golden_clusters
     import golden_programs
     import ptx_harness
-    from evoattn.ptx import async_copy, context
+    import pytest
+
+    from evoattn.ptx.isa import async_copy
+    from evoattn.ptx.machine import context
 
     known, machine = golden_file.load() if golden_file.FILE.exists() else ([], {})
     outputs = {golden.key: golden.after for golden in known}
@@ -56,12 +82,12 @@ def collect() -> None:
     def observe(*launch) -> None:
         golden = Golden(f"{group}.{len(kept)}", *launch)
         golden.after = outputs.get(golden.key)
-        if not all(isinstance(s, np.generic) for s in golden.scalars):      # a tensor map that the test has encoded itself
+        if not all(isinstance(s, np.generic) for s in golden.scalars):  # a tensor map that the test has encoded itself
             return
         seen[golden.ptx] += 1
         new = golden.opcodes - opcodes
         special = seen[golden.ptx] <= 2 and any(o.startswith(ALWAYS) for o in golden.opcodes)
-        if always or golden.bytes <= MOST_BYTES and (new or special) and is_right(golden):
+        if always or (golden.bytes <= MOST_BYTES and (new or special) and is_right(golden)):
             kept.append(golden)
             opcodes.update(golden.opcodes)
 
@@ -77,7 +103,9 @@ def collect() -> None:
             return False
         finally:
             ptx_harness.observers.append(observe)
-        return all(a.tobytes() == b.tobytes() for a, b in zip(*results)) and (golden.after is not None or assembles(golden))
+        return all(a.tobytes() == b.tobytes() for a, b in zip(*results)) and (
+            golden.after is not None or assembles(golden)
+        )
 
     ptx_harness.observers.append(observe)
     always = True
@@ -92,7 +120,9 @@ def collect() -> None:
             pytest.main(["-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", str(TESTS / f"{name}.py")])
     golden_file.save(kept, machine)
     awaiting = sum(golden.after is None for golden in kept)
-    print(f"{len(kept)} launches, {awaiting} of them without outputs, {len(opcodes)} opcodes, {golden_file.FILE.stat().st_size} bytes")
+    print(
+        f"{len(kept)} launches, {awaiting} of them without outputs, {len(opcodes)} opcodes, {golden_file.FILE.stat().st_size} bytes"
+    )
 
 
 def assembles(golden: Golden) -> bool:
@@ -100,7 +130,11 @@ def assembles(golden: Golden) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(golden.ptx)
-        done = subprocess.run(["ptxas", "-arch=sm_90a", str(source), "-o", str(source.with_suffix(".cubin"))], capture_output=True, text=True)
+        done = subprocess.run(
+            ["ptxas", "-arch=sm_90a", str(source), "-o", str(source.with_suffix(".cubin"))],
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
         print(f"{golden.name} is no launch: {done.stderr.splitlines()[0]}", file=sys.__stdout__)
     return done.returncode == 0
@@ -111,7 +145,7 @@ def device(first: int, folder: Path) -> None:
     import cupy
 
     from evoattn.backends import tensor_map
-    from evoattn.trial import TensorMap
+    from evoattn.model.launch import TensorMap
 
     cupy.zeros(1)
     for number, golden in enumerate(golden_file.load(folder / "todo.bin")[0]):
@@ -123,12 +157,18 @@ def device(first: int, folder: Path) -> None:
             function = module.get_function(golden.entry)
             if golden.smem > 48 << 10:
                 cupy.cuda.driver.funcSetAttribute(
-                    function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, golden.smem)
+                    function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, golden.smem
+                )
             results = []
             for _ in range(2):
                 arrays = [cupy.asarray(a.reshape(-1).view(np.uint8)) for a in golden.before]
-                maps = [tensor_map.encode(TensorMap("", "fp16", m["shape"], m["strides_bytes"], m["box"], m["swizzle_bytes"]),
-                                          arrays[m["address"]].data.ptr) for m in golden.maps]
+                maps = [
+                    tensor_map.encode(
+                        TensorMap("", "fp16", m["shape"], m["strides_bytes"], m["box"], m["swizzle_bytes"]),
+                        arrays[m["address"]].data.ptr,
+                    )
+                    for m in golden.maps
+                ]
                 args = (*maps, *(np.uint64(a.data.ptr) for a in arrays), *golden.scalars)
                 function((golden.blocks, 1, 1), (golden.threads, 1, 1), args, shared_mem=golden.smem)
                 cupy.cuda.runtime.deviceSynchronize()
@@ -141,13 +181,13 @@ def device(first: int, folder: Path) -> None:
         except (cupy.cuda.driver.CUDADriverError, RuntimeError) as error:
             (folder / f"{number}.why").write_text(" ".join(str(error).split())[:200])
             if "two runs" not in str(error) and "INVALID_PTX" not in str(error):
-                sys.exit(3)                                   # the context may be lost: a fresh process goes on
+                sys.exit(3)  # the context may be lost: a fresh process goes on
 
 
 def run(everything: bool) -> int:
     """Launches without outputs, or all, on the device, in processes that may hang or die; then the file with their outputs, and a table of
     differences."""
-    from evoattn.gpu import detect_devices
+    from evoattn.model.gpu import detect_devices
 
     recorded, _ = golden_file.load()
     goldens = [golden for golden in recorded if everything or golden.after is None]
@@ -162,7 +202,7 @@ def run(everything: bool) -> int:
         first = 0
         while first < len(goldens):
             child = subprocess.Popen([sys.executable, __file__, "device", str(first), name], cwd=ROOT)
-            last = time.monotonic() + 40                        # it starts CUDA first
+            last = time.monotonic() + 40  # it starts CUDA first
             while child.poll() is None and time.monotonic() < last + SILENT_SECONDS:
                 if done(first):
                     first, last = first + 1, time.monotonic()
@@ -179,14 +219,18 @@ def run(everything: bool) -> int:
         for number, golden in enumerate(goldens):
             if (folder / f"{number}.npz").exists():
                 with np.load(folder / f"{number}.npz") as found:
-                    golden.after = [found[f"arr_{i}"].view(a.dtype).reshape(a.shape) for i, a in enumerate(golden.before)]
+                    golden.after = [
+                        found[f"arr_{i}"].view(a.dtype).reshape(a.shape) for i, a in enumerate(golden.before)
+                    ]
             else:
                 golden.after = None
                 left_out.append((golden, (folder / f"{number}.why").read_text()))
     kept = [golden for golden in recorded if golden.after is not None]
     golden_file.save(kept, {"product": here[0].product, "driver": here[0].driver, "uuid": here[0].uuid})
-    print(f"{len(goldens) - len(left_out)} of {len(goldens)} launches ran on the {here[0].product}; {len(kept)} with outputs, "
-          f"{golden_file.FILE.stat().st_size} bytes in {golden_file.FILE.relative_to(ROOT)}")
+    print(
+        f"{len(goldens) - len(left_out)} of {len(goldens)} launches ran on the {here[0].product}; {len(kept)} with outputs, "
+        f"{golden_file.FILE.stat().st_size} bytes in {golden_file.FILE.relative_to(ROOT)}"
+    )
     for golden, why in left_out:
         print(f"left out {golden.name}: {why}; {_subject(golden)}")
     differing = 0

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from evoattn.config import KernelConfig, load_space
-from evoattn.evaluate import evaluate_offline
+from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.families.registry import FAMILIES
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import TrialState
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
-from evoattn.trial import TrialState
 
 HEAD_DIMS = (16, 24, 32, 64, 72, 96, 128, 192, 256)
 LARGE_HEAD_DIMS = {"large_head": (256, 512, 1024), "large_head_mma": (264, 320, 512)}
@@ -54,9 +54,16 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
     """A problem of the sizes that the family is for; it may still not serve its dtype or its lse."""
     kv_heads, lengths = rng.choice((1, 2, 4)), SHORT_LENGTHS if family in LARGE_HEAD_DIMS else LENGTHS
     return AttentionProblem(
-        rng.choice((1, 2)), kv_heads * rng.choice((1, 2, 4)), kv_heads, rng.choice(lengths), rng.choice(lengths),
-        rng.choice(LARGE_HEAD_DIMS.get(family, HEAD_DIMS)), rng.choice(("fp16", "bf16", "fp32")),
-        rng.choice(("full", "causal_upper_left", "causal_lower_right")), rng.choice(("bhsd", "bshd")), lse=rng.random() < LSE_SHARE,
+        rng.choice((1, 2)),
+        kv_heads * rng.choice((1, 2, 4)),
+        kv_heads,
+        rng.choice(lengths),
+        rng.choice(lengths),
+        rng.choice(LARGE_HEAD_DIMS.get(family, HEAD_DIMS)),
+        rng.choice(("fp16", "bf16", "fp32")),
+        rng.choice(("full", "causal_upper_left", "causal_lower_right")),
+        rng.choice(("bhsd", "bshd")),
+        lse=rng.random() < LSE_SHARE,
     )
 
 
@@ -66,7 +73,9 @@ def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Ra
     if FAMILIES[family].why_unsupported(problem, spec):
         return None
     space = load_space(family, spec)
-    pool = ConfigPool({family: space}, lambda name, params: FAMILIES[name].why_invalid(problem, KernelConfig(name, params), spec), rng)
+    pool = ConfigPool(
+        {family: space}, lambda name, params: FAMILIES[name].why_invalid(problem, KernelConfig(name, params), spec), rng
+    )
     drawn = pool.draw(family)
     return None if drawn is None else KernelConfig(*drawn)
 
@@ -86,7 +95,10 @@ def run(count: int, seed: int, tally: Tally) -> None:
         tally.ran[family] += 1
         if result.state is not TrialState.ESTIMATED:
             tally.alarms[family] += 1
-            print(f"{family} {config.describe()} on {gpu}, {problem.describe()}: {result.state}: {result.reason}", flush=True)
+            print(
+                f"{family} {config.describe()} on {gpu}, {problem.describe()}: {result.state}: {result.reason}",
+                flush=True,
+            )
 
 
 def main() -> None:

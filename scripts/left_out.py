@@ -18,16 +18,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from evoattn import benchmark, problems  # noqa: E402
-from evoattn import gpu as gpus  # noqa: E402
+from evoattn.backends.compiler import compile_candidate  # noqa: E402
 from evoattn.bench.contenders import read_configs  # noqa: E402
-from evoattn.compiler import compile_candidate  # noqa: E402
-from evoattn.config import KernelConfig, load_space  # noqa: E402
-from evoattn.evaluate import DeviceEvaluator  # noqa: E402
+from evoattn.evaluation.evaluate import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
-from evoattn.problem import AttentionProblem  # noqa: E402
-from evoattn.render import render  # noqa: E402
-from evoattn.trial import Candidate  # noqa: E402
+from evoattn.families.render import render  # noqa: E402
+from evoattn.model import gpu as gpus  # noqa: E402
+from evoattn.model import named_problems as problems  # noqa: E402
+from evoattn.model.problem import AttentionProblem  # noqa: E402
+from evoattn.model.records import Candidate  # noqa: E402
+from evoattn.model.space import KernelConfig, load_space  # noqa: E402
+from evoattn.timing import benchmark  # noqa: E402
 
 FAMILY = registry.lookup("flash_wgmma")
 
@@ -35,14 +36,17 @@ Edit = tuple[str, str]
 NO_EXPONENTIALS: Edit = ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;")
 ONE_STEP_OF_QK: Edit = ("step < Tiles::DIM_STEPS; ++step) {\n      wgmma_qk", "step < 1; ++step) {\n      wgmma_qk")
 ONE_STEP_OF_PV: Edit = ("step < KEY_STEPS; ++step) wgmma_pv", "step < 1; ++step) wgmma_pv")
-NO_KV_COPIES: Edit = (                                  # but for the first tile of each stage: garbage would take the path of sums too high
+NO_KV_COPIES: Edit = (  # but for the first tile of each stage: garbage would take the path of sums too high
     "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
     "if (at.places >= STAGES) mbarrier_arrive(full_smem + 8 * at.stage); else "
-    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);")
+    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
+)
 COUNT_PLACES: Edit = ("    if (++stage == STAGES)", "    ++places;\n    if (++stage == STAGES)")
 PLACES: Edit = ("  uint32_t parity = 0;\n", "  uint32_t parity = 0;\n  int places = 0;\n")
-NOTHING: Edit = ("  extern __shared__ __align__(1024) unsigned char smem[];\n",
-                 "  if (seqlen_q > 0) return;\n  extern __shared__ __align__(1024) unsigned char smem[];\n")
+NOTHING: Edit = (
+    "  extern __shared__ __align__(1024) unsigned char smem[];\n",
+    "  if (seqlen_q > 0) return;\n  extern __shared__ __align__(1024) unsigned char smem[];\n",
+)
 VARIANTS: dict[str, tuple[Edit, ...]] = {
     "whole": (),
     "no exp": (NO_EXPONENTIALS,),
@@ -68,7 +72,9 @@ def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) 
     """The first of the file, else the first starting config, that is valid and needs no scratch memory: a kernel with a stage left out may
     not leave that as it was. Raises `ConfigError` or `OSError` as `read_configs` does, and `ValueError` where there is none."""
     space = load_space("flash_wgmma", gpu)
-    theirs = [params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"]
+    theirs = [
+        params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"
+    ]
     for config in (*map(space.make_config, theirs), *space.starting_configs(problem)):
         if FAMILY.why_invalid(problem, config, gpu) is None and not FAMILY.workspace(problem, config):
             return config
@@ -83,8 +89,11 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
     for name, edits in VARIANTS.items():
         kernel = compile_candidate(edited(candidate, edits))
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config), arena.buffers)
-        contestants.append(benchmark.Contestant(
-            name, enqueue, benchmark.FINAL, "warm", evaluator.bench.timer, benchmark.Witness(arena, None)))
+        contestants.append(
+            benchmark.Contestant(
+                name, enqueue, benchmark.FINAL, "warm", evaluator.bench.timer, benchmark.Witness(arena, None)
+            )
+        )
     timings = benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks)
     return {name: timing.median_us for name, timing in timings.items()}
 

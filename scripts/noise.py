@@ -23,25 +23,38 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from evoattn import benchmark, finals, problems, ranking, search  # noqa: E402
-from evoattn import gpu as gpus  # noqa: E402
-from evoattn.budget import Budget  # noqa: E402
-from evoattn.compiler import compile_source  # noqa: E402
-from evoattn.config import KernelConfig, SearchSpace, load_space  # noqa: E402
-from evoattn.evaluate import DeviceEvaluator  # noqa: E402
+from evoattn.backends.compiler import compile_source  # noqa: E402
+from evoattn.correctness.validate import run_case  # noqa: E402
+from evoattn.evaluation.evaluate import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
-from evoattn.render import render  # noqa: E402
+from evoattn.families.render import render  # noqa: E402
+from evoattn.model import gpu as gpus  # noqa: E402
+from evoattn.model import named_problems as problems  # noqa: E402
+from evoattn.model.records import Candidate, CompiledKernel, Timing  # noqa: E402
+from evoattn.model.space import KernelConfig, SearchSpace, load_space  # noqa: E402
 from evoattn.samplers.registry import make_sampler  # noqa: E402
+from evoattn.search import finals  # noqa: E402
+from evoattn.search import loop as search
+from evoattn.search.budget import Budget  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
-from evoattn.timed_run import TimedRun  # noqa: E402
-from evoattn.trial import Candidate, CompiledKernel, Timing  # noqa: E402
-from evoattn.validate import run_case  # noqa: E402
+from evoattn.timing import benchmark, ranking  # noqa: E402
+from evoattn.timing.timed_run import TimedRun  # noqa: E402
 
 PROBLEM = problems.lookup("seed_h100")
 FAMILY = registry.lookup("flash_scalar")
 BASE = dict(
-    BLOCK_M=64, BLOCK_N=32, THREADS_PER_ROW=8, ROWS_PER_THREAD=4, VECTOR_WIDTH=8, PADDING=8, KV_STAGES=1, Q_IN_REGISTERS=False,
-    P_IN_SHARED=True, BLOCK_ORDER="tiles", BLOCKS_PER_SM=1, UNROLL=1,
+    BLOCK_M=64,
+    BLOCK_N=32,
+    THREADS_PER_ROW=8,
+    ROWS_PER_THREAD=4,
+    VECTOR_WIDTH=8,
+    PADDING=8,
+    KV_STAGES=1,
+    Q_IN_REGISTERS=False,
+    P_IN_SHARED=True,
+    BLOCK_ORDER="tiles",
+    BLOCKS_PER_SM=1,
+    UNROLL=1,
 )
 FREE = ("VECTOR_WIDTH", "BLOCK_ORDER", "BLOCKS_PER_SM", "UNROLL")
 """Genes that change no launch: any of their configs can launch the one kernel."""
@@ -64,7 +77,9 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
         result, outputs = run_case(evaluator.backend, FAMILY, config, kernel, evaluator.own)
         if not result.passed:
             raise RuntimeError(result.reason)
-        contestants.append(TimedRun(evaluator.bench, FAMILY, config, kernel, outputs, arena).contestant(name, benchmark.FINAL))
+        contestants.append(
+            TimedRun(evaluator.bench, FAMILY, config, kernel, outputs, arena).contestant(name, benchmark.FINAL)
+        )
     return benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks, seed=seed)
 
 
@@ -81,9 +96,11 @@ def a_a_test(evaluator: DeviceEvaluator, kernel: CompiledKernel, repeats: int) -
         lucky += smallest[1] / smallest[0] > 1.002
     gaps.sort()
     us = median(t.median_us for t in timings.values())
-    print(f"A/A: {repeats} finals of one kernel ({us:.2f} µs) under two names, {time.monotonic() - started:.0f} s: "
-          f"{wins} called a win ({wins / repeats:.1%}); gap of the medians {median(gaps):+.2%}, largest {gaps[-1]:+.2%}; "
-          f"by the smallest sample {lucky} would differ by over 0.2 %. Clocks: {timings['a'].protocol['clocks']}")
+    print(
+        f"A/A: {repeats} finals of one kernel ({us:.2f} µs) under two names, {time.monotonic() - started:.0f} s: "
+        f"{wins} called a win ({wins / repeats:.1%}); gap of the medians {median(gaps):+.2%}, largest {gaps[-1]:+.2%}; "
+        f"by the smallest sample {lucky} would differ by over 0.2 %. Clocks: {timings['a'].protocol['clocks']}"
+    )
     return wins / repeats
 
 
@@ -128,7 +145,9 @@ def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) ->
     patches = (mock.patch.object(module, "render", render_planted) for module in (search, finals))
     with TemporaryDirectory() as folder, next(patches), next(patches):
         storage = Storage.open(f"{folder}/noise.sqlite")
-        study = storage.create_study(f"planted {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {})
+        study = storage.create_study(
+            f"planted {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {}
+        )
         sampler = make_sampler("genetic", spaces, PROBLEM, seed, why_invalid)
         running = search.Search(storage, study, PROBLEM, spec, spaces, sampler, os.cpu_count() or 1)
         progress = running.run(Budget(trials=len(valid)))
@@ -136,8 +155,10 @@ def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) ->
         storage.close()
     found = leader.config_id == planted and not progress.level_with
     who = "the planted one" if leader.config_id == planted else "ANOTHER"
-    print(f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, led by {who} at {leader.timing.median_us:.2f} µs, "
-          f"level with {len(progress.level_with)} others: {'found' if found else 'MISSED'}")
+    print(
+        f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, led by {who} at {leader.timing.median_us:.2f} µs, "
+        f"level with {len(progress.level_with)} others: {'found' if found else 'MISSED'}"
+    )
     return found
 
 
@@ -161,5 +182,5 @@ def main() -> int:
     return 0 if all(found) and rate <= 0.15 else 1
 
 
-if __name__ == "__main__":                            # workers are spawned: they import this file again
+if __name__ == "__main__":  # workers are spawned: they import this file again
     sys.exit(main())

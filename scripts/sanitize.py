@@ -20,17 +20,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from evoattn import gpu as gpus  # noqa: E402
-from evoattn import problems, sanitizer  # noqa: E402
+from evoattn.backends.compiler import CompileError, compile_candidate  # noqa: E402
 from evoattn.bench.contenders import read_configs  # noqa: E402
-from evoattn.compiler import CompileError, compile_candidate  # noqa: E402
-from evoattn.config import ConfigError, KernelConfig, load_space  # noqa: E402
+from evoattn.correctness import sanitizer  # noqa: E402
 from evoattn.families import registry  # noqa: E402
-from evoattn.problem import AttentionProblem  # noqa: E402
-from evoattn.render import render  # noqa: E402
+from evoattn.families.render import render  # noqa: E402
+from evoattn.model import gpu as gpus  # noqa: E402
+from evoattn.model import named_problems as problems  # noqa: E402
+from evoattn.model.problem import AttentionProblem  # noqa: E402
+from evoattn.model.space import ConfigError, KernelConfig, load_space  # noqa: E402
 
 
-def chosen(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top: int, families: list[str]) -> list[KernelConfig]:
+def chosen(
+    problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top: int, families: list[str]
+) -> list[KernelConfig]:
     """`top` valid configs of each family out of the file, and as many starting configs; no config twice. Raises as `read_configs` does."""
     theirs = read_configs(file, problem, gpu.arch) if file else []
     configs: dict[str, KernelConfig] = {}
@@ -72,16 +75,24 @@ def main() -> None:
     if not devices:
         sys.exit("sanitize.py needs a CUDA device in this machine.")
     gpu, started, counts, damning = devices[0].spec, time.monotonic(), Counter(), 0
-    work = [(problem, config) for problem in options.problems
-            for config in chosen(problem, gpu, options.configs, options.top, options.family or list(registry.FAMILIES))]
+    work = [
+        (problem, config)
+        for problem in options.problems
+        for config in chosen(problem, gpu, options.configs, options.top, options.family or list(registry.FAMILIES))
+    ]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for (problem, config), (said, counted) in zip(work, pool.map(lambda job: verdicts(*job, gpu), work), strict=True):
+        for (problem, config), (said, counted) in zip(
+            work, pool.map(lambda job: verdicts(*job, gpu), work), strict=True
+        ):
             damning += counted
             for tool, sentence in said.items():
                 clean = sentence == sanitizer.CLEAN
                 counts[config.family, tool, "clean" if clean else "not clean"] += 1
                 if not clean:
-                    print(f"{'BAD ' if counted else 'note'} {problem.describe()}, {tool}: {sentence} {config.describe()}", flush=True)
+                    print(
+                        f"{'BAD ' if counted else 'note'} {problem.describe()}, {tool}: {sentence} {config.describe()}",
+                        flush=True,
+                    )
     for (family, tool, state), count in sorted(counts.items()):
         print(f"{family:16} {tool:10} {count:3} {state}")
     print(f"{len(work)} kernels, {damning} with findings that count, {time.monotonic() - started:.0f} s")

@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "liars")]
 
 from pipeline import run_zoo  # noqa: E402
 
-from evoattn import gpu as gpus  # noqa: E402
-from evoattn.sanitizer import find  # noqa: E402
+from evoattn.correctness.sanitizer import find  # noqa: E402
+from evoattn.model import gpu as gpus  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 
 
@@ -36,10 +36,14 @@ def main() -> int:
     started = time.monotonic()
     with TemporaryDirectory() as folder:
         storage = Storage.open(words.db or f"{folder}/zoo.sqlite")
-        _, caught = run_zoo(storage, spec, offline, min(8, os.cpu_count() or 1), sanitize=not offline and find() is not None)
+        _, caught = run_zoo(
+            storage, spec, offline, min(8, os.cpu_count() or 1), sanitize=not offline and find() is not None
+        )
         storage.close()
-    print(f"The zoo on {'the interpreter' if offline else devices[0].product}, {time.monotonic() - started:.0f} s; "
-          f"compute-sanitizer {'not used' if offline else 'found' if find() else 'not installed'}")
+    print(
+        f"The zoo on {'the interpreter' if offline else devices[0].product}, {time.monotonic() - started:.0f} s; "
+        f"compute-sanitizer {'not used' if offline else 'found' if find() else 'not installed'}"
+    )
     print(f"{'':4}{'liar':58}{'state':15}{'s':>6}  {'where':12} sentence")
     for c in caught:
         mark = "ok" if c.as_expected else "BAD"
@@ -51,5 +55,5 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-if __name__ == "__main__":                            # workers are spawned: they import this file again
+if __name__ == "__main__":  # workers are spawned: they import this file again
     sys.exit(main())

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.worker import Handler
+from evoattn.evaluation.workers import Handler
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 
 INFO = CompileInfo(registers=64)
 
 
 class Compiled(NamedTuple):
-    """As `evoattn.evaluate.Compiled`."""
+    """As `evoattn.evaluation.evaluate.Compiled`."""
 
     kernel: CompiledKernel | None
     failure: Evaluation | None
@@ -22,7 +22,7 @@ class Compiled(NamedTuple):
 
 
 class FinalResult(NamedTuple):
-    """As `evoattn.contest.FinalResult`."""
+    """As `evoattn.timing.contest.FinalResult`."""
 
     timings: dict[str, Timing]
     refusals: dict[str, str]

@@ -4,31 +4,30 @@ import ast
 import re
 from pathlib import Path
 
-from evoattn.paths import DEVICE_HEADERS, ROOT, TEMPLATES
-from evoattn.render import MARKER
+from evoattn.families.render import MARKER
+from evoattn.model.paths import DEVICE_HEADERS, ROOT, TEMPLATES
 
-LAYERS = [                                            # design §2; a module may import from its own layer's files and from below
+LAYERS = [  # design §2; a module may import from its own layer's packages and from below
     ["cli"],
-    ["bench", "session"],
-    ["display", "export", "report", "reproduce", "search", "show"],
-    ["finals"],
-    ["versions"],
-    ["tasks"],
-    ["samplers", "storage", "worker"],
-    ["evaluate", "sanitizer"],
-    ["contest"],
-    ["timed_run"],
-    ["baselines", "benchmark", "cost_model", "validate", "wgmma_cost"],
-    ["arena", "backends", "compiler", "fa3", "ptx", "reference", "render"],
-    ["families"],
-    [
-        "budget", "clocks", "config", "errors", "gpu", "paths", "peers", "problem", "problems", "progress", "ranking", "safe_yaml", "trial",
-    ],
+    ["bench", "export", "report", "search"],
+    ["samplers", "storage"],
+    ["evaluation"],
+    ["timing"],
+    ["correctness"],
+    ["backends"],
+    ["families", "ptx"],
+    ["model"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-HOMES = {                                              # files, or rooms of which any file may
-    "cupy": {"compiler.py", "backends/cuda.py", "backends/bare.py"}, "optuna": {"samplers"}, "sqlalchemy": {"storage"},
-    "alembic": {"storage"}, "jinja2": {"render.py", "report/page.py"}, "plotly": {"report"}, "typer": {"cli.py"}, "pynvml": {"clocks.py"},
+HOMES = {  # files, or rooms of which any file may
+    "cupy": {"backends"},
+    "optuna": {"samplers"},
+    "sqlalchemy": {"storage"},
+    "alembic": {"storage"},
+    "jinja2": {"families/render.py", "report/page.py"},
+    "plotly": {"report"},
+    "typer": {"cli"},
+    "pynvml": {"timing/clocks.py"},
 }
 
 

@@ -7,24 +7,28 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evoattn import gpu
 from evoattn.bench.contenders import Contender, choose, read_configs, write_configs
 from evoattn.bench.run import Bench
 from evoattn.bench.table import render_rows, rows_json
-from evoattn.cli import app
-from evoattn.config import ConfigError, load_space
-from evoattn.contest import FinalResult
+from evoattn.cli.main import app
+from evoattn.evaluation.workers import Ending, Handler, Outcome
 from evoattn.families.registry import FAMILIES
-from evoattn.gpu import DetectedDevice
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model import gpu
+from evoattn.model.gpu import DetectedDevice
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.space import ConfigError, load_space
 from evoattn.storage import Storage
-from evoattn.trial import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.worker import Ending, Handler, Outcome
+from evoattn.timing.contest import FinalResult
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]
-CONFIGS = [c for c in load_space("flash_mma", GPU).starting_configs(PROBLEM) if not FAMILIES["flash_mma"].why_invalid(PROBLEM, c, GPU)]
+CONFIGS = [
+    c
+    for c in load_space("flash_mma", GPU).starting_configs(PROBLEM)
+    if not FAMILIES["flash_mma"].why_invalid(PROBLEM, c, GPU)
+]
 
 
 def timing(us: float, stage: str, run: str) -> Timing:
@@ -49,14 +53,21 @@ class FakeDevice(Handler):
     def __call__(self, task):
         _, method, args = task
         if method == "evaluate":
-            return Evaluation(TrialState.COMPLETE, "", CompileInfo(registers=64), timings=(timing(args[1]["BLOCK_M"], "screen", "alone"),))
+            return Evaluation(
+                TrialState.COMPLETE,
+                "",
+                CompileInfo(registers=64),
+                timings=(timing(args[1]["BLOCK_M"], "screen", "alone"),),
+            )
         times = {name: timing(config["BLOCK_M"], "final", "F") for name, (_, config, _) in args[0].items()}
         for name, (family, _, _) in args[0].items():
             if family == "flash_scalar":
                 times[name].protocol["disqualified"] = "In the final: two outputs differ."
             if family == "three_kernel":
                 times[name] = Timing.out("The launch failed.", disqualified=True)
-        return FinalResult(times | {"fa4": timing(100.0, "final", "F")}, {"fa3": "flash-attn-3 is not installed (no vllm)."})
+        return FinalResult(
+            times | {"fa4": timing(100.0, "final", "F")}, {"fa3": "flash-attn-3 is not installed (no vllm)."}
+        )
 
 
 @pytest.fixture
@@ -67,9 +78,13 @@ def storage(tmp_path):
 
 
 def record(storage, config, us, problem=PROBLEM, name="s"):
-    study = storage.find_study(name) or storage.create_study(name, problem, GPU, False, "genetic", 7, ("flash_mma",), {}, {})
+    study = storage.find_study(name) or storage.create_study(
+        name, problem, GPU, False, "genetic", 7, ("flash_mma",), {}, {}
+    )
     candidate = render(FAMILIES[config.family], problem, config, GPU)
-    return storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE, timings=(timing(us, "screen", "alone"),)))
+    return storage.record(
+        study, config, candidate, Evaluation(TrialState.COMPLETE, timings=(timing(us, "screen", "alone"),))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +110,11 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
     assert storage.baselines(study)["fa4"][0].interleaved_with(storage.trial(numbers[1]).timing)
     file = io.StringIO()
     render_rows([row], Console(file=file, width=160))
-    shown = (f"{best['BLOCK_M'] / 100:.3f}", "fa3 has no time for every problem: flash-attn-3 is not installed", "To bring fa3: python scripts/")
+    shown = (
+        f"{best['BLOCK_M'] / 100:.3f}",
+        "fa3 has no time for every problem: flash-attn-3 is not installed",
+        "To bring fa3: python scripts/",
+    )
     assert all(words in file.getvalue() for words in shown)
     assert json.loads(rows_json([row]))[0]["ratio"] == row.ratio
 
@@ -103,16 +122,28 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
 def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
     scalar = load_space("flash_scalar", GPU).starting_configs(PROBLEM)[0]
     row = run(bench, storage, [("flash_scalar", scalar.params)])
-    assert row.ours is None and row.ratio is None and row.notes[0].endswith("disqualified: In the final: two outputs differ.")
+    assert (
+        row.ours is None
+        and row.ratio is None
+        and row.notes[0].endswith("disqualified: In the final: two outputs differ.")
+    )
     (study,) = storage.studies()
     (trial,) = storage.iter_trials(study)
-    assert trial.disqualified == "In the final: two outputs differ." and not storage.leaderboard(study, 9) and not storage.baselines(study)
+    assert (
+        trial.disqualified == "In the final: two outputs differ."
+        and not storage.leaderboard(study, 9)
+        and not storage.baselines(study)
+    )
     assert "fa4" in rows_json([row])
 
 
 def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
     three_kernel = FAMILIES["three_kernel"]
-    failing = next(c for c in load_space("three_kernel", GPU).starting_configs(PROBLEM) if not three_kernel.why_invalid(PROBLEM, c, GPU))
+    failing = next(
+        c
+        for c in load_space("three_kernel", GPU).starting_configs(PROBLEM)
+        if not three_kernel.why_invalid(PROBLEM, c, GPU)
+    )
     row = run(bench, storage, [("flash_mma", CONFIGS[0].params), ("three_kernel", failing.params)])
     (study,) = storage.studies()
     numbers = {trial.family: trial.number for trial in storage.iter_trials(study)}
@@ -127,7 +158,9 @@ def test_a_final_that_cannot_be_held_is_one_note(bench, storage, monkeypatch):
     ask = bench._ask
 
     def dies_in_finals(problem, method, args, seconds):
-        return Outcome(method, Ending.DIED, "Killed.", 0.1) if method == "final" else ask(problem, method, args, seconds)
+        return (
+            Outcome(method, Ending.DIED, "Killed.", 0.1) if method == "final" else ask(problem, method, args, seconds)
+        )
 
     monkeypatch.setattr(bench, "_ask", dies_in_finals)
     row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])
@@ -138,7 +171,10 @@ def test_a_doubtful_verdict_is_asked_for_again_once(bench, monkeypatch):
     answers = [Evaluation(TrialState.WRONG_RESULT, "It differs.", doubtful=True), Evaluation(TrialState.COMPLETE)]
     monkeypatch.setattr(bench, "_ask", lambda *words: Outcome("evaluate", Ending.RESULT, answers.pop(0), 0.1))
     contender = Contender(CONFIGS[0], render(FAMILIES["flash_mma"], PROBLEM, CONFIGS[0], GPU))
-    assert bench._evaluate(PROBLEM, contender, CompiledKernel(b"", "", CompileInfo())).state is TrialState.COMPLETE and not answers
+    assert (
+        bench._evaluate(PROBLEM, contender, CompiledKernel(b"", "", CompileInfo())).state is TrialState.COMPLETE
+        and not answers
+    )
 
 
 def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, storage):
@@ -155,7 +191,11 @@ def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, stor
 
 def test_without_records_the_starting_configs_stand(storage):
     contenders, notes = choose(PROBLEM, GPU, [storage], [], 4)
-    assert not notes and {c.config.id for c in contenders} >= {c.id for c in CONFIGS} and all(c.trial is None for c in contenders)
+    assert (
+        not notes
+        and {c.config.id for c in contenders} >= {c.id for c in CONFIGS}
+        and all(c.trial is None for c in contenders)
+    )
 
 
 def test_configs_travel_and_are_checked(storage, tmp_path):
@@ -167,7 +207,13 @@ def test_configs_travel_and_are_checked(storage, tmp_path):
     assert found == ("flash_mma", CONFIGS[0].params) and not read_configs(path, PROBLEM, "sm_89")
     contenders, notes = choose(PROBLEM, GPU, [], [("flash_mma", {**found[1], "BLOCK_M": 7}), ("evil", {}), found], 4)
     assert len(contenders) == 1 and len(notes) == 2
-    for text in ("[]", "{", '{"family": 1, "config": {}, "problem": {}}', '{"family": "x", "config": {"A": []}, "problem": {}}', "[" * 100_000):
+    for text in (
+        "[]",
+        "{",
+        '{"family": 1, "config": {}, "problem": {}}',
+        '{"family": "x", "config": {"A": []}, "problem": {}}',
+        "[" * 100_000,
+    ):
         path.write_text(text)
         with pytest.raises(ConfigError, match="Line 1"):
             read_configs(path, PROBLEM, "sm_90a")
@@ -182,11 +228,16 @@ def test_without_a_device_it_is_one_sentence(monkeypatch):
 def test_problems_come_by_name_or_by_shape(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(gpu, "detect_devices", lambda: [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")])
-    monkeypatch.setattr(Bench, "run", lambda self, problems, configs: asked.extend((p, configs(p)) for p in problems) or iter(()))
+    monkeypatch.setattr(
+        Bench, "run", lambda self, problems, configs: asked.extend((p, configs(p)) for p in problems) or iter(())
+    )
     words = ["seed_h100", "B=8,H=32,S=2048,D=64,dtype=bf16", "B=8,H=32,S=4096,D=64,dtype=bf16", "seed_h100"]
     done = CliRunner().invoke(app, ["bench", *words, "--db", f"sqlite:///{tmp_path}/a.sqlite"])
     assert done.exit_code == 0, done.output
     assert [(p.name, p.seqlen_q, p.dtype, configs) for p, configs in asked] == [
-        ("seed_h100", 1024, "fp16", []), ("", 2048, "bf16", []), ("", 4096, "bf16", [])]
+        ("seed_h100", 1024, "fp16", []),
+        ("", 2048, "bf16", []),
+        ("", 4096, "bf16", []),
+    ]
     wrong = CliRunner().invoke(app, ["bench", "B=8,H=x"])
     assert wrong.exit_code == 2 and "whole number" in wrong.stderr

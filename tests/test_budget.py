@@ -2,13 +2,20 @@
 
 import pytest
 
-from evoattn import budget as budgets
-from evoattn.budget import Budget, BudgetError, Clock, parse_budget
+from evoattn.search import budget as budgets
+from evoattn.search.budget import Budget, BudgetError, Clock, parse_budget
 
 
-@pytest.mark.parametrize("text, budget", [
-    ("90s", Budget(seconds=90)), ("30m", Budget(seconds=1800)), ("2h", Budget(seconds=7200)), ("1.5h", Budget(seconds=5400)), ("500trials", Budget(trials=500)),
-])
+@pytest.mark.parametrize(
+    "text, budget",
+    [
+        ("90s", Budget(seconds=90)),
+        ("30m", Budget(seconds=1800)),
+        ("2h", Budget(seconds=7200)),
+        ("1.5h", Budget(seconds=5400)),
+        ("500trials", Budget(trials=500)),
+    ],
+)
 def test_budgets(text, budget):
     assert parse_budget(text) == budget
 

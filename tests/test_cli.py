@@ -7,9 +7,9 @@ import sqlite3
 import pytest
 from typer.testing import CliRunner
 
-from evoattn import session
-from evoattn.cli import app
-from evoattn.gpu import DetectedDevice
+from evoattn.cli.main import app
+from evoattn.model.gpu import DetectedDevice
+from evoattn.search import setup as session
 
 runner = CliRunner()
 SHAPE = "B=1,H=2,S=96,D=32"
@@ -18,7 +18,7 @@ SHAPE = "B=1,H=2,S=96,D=32"
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch):
     """These tests are about a machine without a GPU, wherever they run."""
-    monkeypatch.setattr("evoattn.gpu.detect_devices", lambda: [])
+    monkeypatch.setattr("evoattn.model.gpu.detect_devices", list)
 
 
 def run(*words: str):
@@ -40,8 +40,22 @@ def study(tmp_path_factory):
     """The database of a small finished search, and what the search printed."""
     db = tmp_path_factory.mktemp("study") / "evoattn.sqlite"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evoattn.gpu.detect_devices", lambda: [])
-        result = run("search", "--gpu", "l4", "--budget", "14trials", "--shape", SHAPE, "--study", "small", "--jobs", 2, "--db", db)
+        patch.setattr("evoattn.model.gpu.detect_devices", list)
+        result = run(
+            "search",
+            "--gpu",
+            "l4",
+            "--budget",
+            "14trials",
+            "--shape",
+            SHAPE,
+            "--study",
+            "small",
+            "--jobs",
+            2,
+            "--db",
+            db,
+        )
     assert result.exit_code == 0, result.output
     return db, result.stdout
 
@@ -55,7 +69,18 @@ def test_search_says_first_that_it_is_offline_and_prints_a_leaderboard(study):
 
 def test_a_restricted_search_and_its_resumption_stay_in_their_part_of_the_space(tmp_path):
     db = tmp_path / "evoattn.sqlite"
-    words = ("--gpu", "l4", "--shape", SHAPE, "--family", "flash_mma", "--set", "BLOCK_M=32,64", "--set", "RESCALE=lazy,always")
+    words = (
+        "--gpu",
+        "l4",
+        "--shape",
+        SHAPE,
+        "--family",
+        "flash_mma",
+        "--set",
+        "BLOCK_M=32,64",
+        "--set",
+        "RESCALE=lazy,always",
+    )
     for search in ((*words, "--no-starting-configs"), ("--resume",)):
         result = run("search", *search, "--budget", "3trials", "--jobs", 2, "--db", db)
         assert result.exit_code == 0, result.output
@@ -70,7 +95,9 @@ def test_every_trial_is_recorded_with_its_source(study):
     assert len(rows) == 14
     right = [h for state, h, _ in rows if state == "ESTIMATED"]
     assert len(right) >= 10 and None not in right and len(set(right)) == len(right)
-    assert {(state, operator) for state, _, operator in rows if state != "ESTIMATED"} <= {("INVALID_CONFIG", "starting")}
+    assert {(state, operator) for state, _, operator in rows if state != "ESTIMATED"} <= {
+        ("INVALID_CONFIG", "starting")
+    }
 
 
 def test_resume_goes_on_without_repeating(study):
@@ -96,7 +123,17 @@ def test_show_export_and_reproduce(study, tmp_path):
     shown = run("show", 1, "--db", db).stdout
     leader = json.loads(run("report", "--format", "json", "--db", db).stdout)["leaderboard"][0]["trial"]
     assert f"{leader} of study small" in run("show", "best", "--study", "small", "--db", db).stdout
-    words = ("config id", "ran on", "host", "commit", "inputs' seed", "genetic, seed", "source hash", "not modelled", "faults of ptxas")
+    words = (
+        "config id",
+        "ran on",
+        "host",
+        "commit",
+        "inputs' seed",
+        "genetic, seed",
+        "source hash",
+        "not modelled",
+        "faults of ptxas",
+    )
     assert all(word in shown for word in words)
     kernel = tmp_path / "kernel.cu"
     assert run("export", "best", "-o", kernel, "--db", db).exit_code == 0
@@ -113,7 +150,9 @@ def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
     with sqlite3.connect(copy) as db:
         db.execute("update environments set facts = json_set(facts, '$.host', 'elsewhere', '$.torch', '1.0')")
     words = " ".join(run("reproduce", "best", "--db", copy).stdout.split())
-    assert "Not as recorded with its trial: " in words and "torch 1.0, here " in words and "host elsewhere, here " in words
+    assert (
+        "Not as recorded with its trial: " in words and "torch 1.0, here " in words and "host elsewhere, here " in words
+    )
 
 
 def test_a_changed_record_does_not_reproduce(study, tmp_path):
@@ -132,37 +171,47 @@ def test_gpus_and_families():
     assert "flash_mma" in run("families").stdout
 
 
-@pytest.mark.parametrize("words, expected", [
-    (("--gpu", "gtx"), "gtx"),
-    (("--gpu", "auto"), "--gpu l4"),
-    (("--gpu", "l4", "--budget", "soon"), "soon"),
-    (("--gpu", "l4", "--problem", "nothing"), "nothing"),
-    (("--gpu", "l4", "--shape", "B=1,H=x"), "H"),
-    (("--gpu", "l4", "--shape", SHAPE, "--problem", "seed_h100"), "not both"),
-    (("--gpu", "l4", "--family", "flash_magic"), "flash_magic"),
-    (("--gpu", "l4", "--sampler", "oracle"), "oracle"),
-    (("--gpu", "l4", "--cache", "tepid"), "tepid"),
-    (("--gpu", "l4", "--set", "BLOCK_M"), "NAME=VALUE"),
-    (("--gpu", "l4", "--set", "BLOCK_M=32", "--set", "BLOCK_M=64"), "twice"),
-    (("--gpu", "l4", "--set", "BLOCK_Q=32"), "BLOCK_Q"),
-    (("--gpu", "l4", "--family", "flash_mma", "--set", "BLOCK_M=32,33"), "BLOCK_M=33"),
-    (("--gpu", "l4", "--resume", "--set", "BLOCK_M=32"), "--set"),
-    (("--gpu", "l4", "--resume", "--sampler", "tpe"), "--sampler"),
-    (("--gpu", "l4", "--resume", "--seed", "0"), "--seed"),
-    (("--gpu", "l4", "--resume", "--cache", "cold"), "--cache"),
-    (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
-    (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=64,dtype=fp32"), "fp32"),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("--gpu", "gtx"), "gtx"),
+        (("--gpu", "auto"), "--gpu l4"),
+        (("--gpu", "l4", "--budget", "soon"), "soon"),
+        (("--gpu", "l4", "--problem", "nothing"), "nothing"),
+        (("--gpu", "l4", "--shape", "B=1,H=x"), "H"),
+        (("--gpu", "l4", "--shape", SHAPE, "--problem", "seed_h100"), "not both"),
+        (("--gpu", "l4", "--family", "flash_magic"), "flash_magic"),
+        (("--gpu", "l4", "--sampler", "oracle"), "oracle"),
+        (("--gpu", "l4", "--cache", "tepid"), "tepid"),
+        (("--gpu", "l4", "--set", "BLOCK_M"), "NAME=VALUE"),
+        (("--gpu", "l4", "--set", "BLOCK_M=32", "--set", "BLOCK_M=64"), "twice"),
+        (("--gpu", "l4", "--set", "BLOCK_Q=32"), "BLOCK_Q"),
+        (("--gpu", "l4", "--family", "flash_mma", "--set", "BLOCK_M=32,33"), "BLOCK_M=33"),
+        (("--gpu", "l4", "--resume", "--set", "BLOCK_M=32"), "--set"),
+        (("--gpu", "l4", "--resume", "--sampler", "tpe"), "--sampler"),
+        (("--gpu", "l4", "--resume", "--seed", "0"), "--seed"),
+        (("--gpu", "l4", "--resume", "--cache", "cold"), "--cache"),
+        (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=1024"), "1024"),
+        (("--gpu", "l4", "--family", "flash_mma", "--shape", "B=1,H=2,S=96,D=64,dtype=fp32"), "fp32"),
+    ],
+)
 def test_wrong_use_of_search(tmp_path, words, expected):
     refused(run("search", *words, "--db", tmp_path / "db.sqlite"), 2, expected)
 
 
-@pytest.mark.parametrize("words, expected", [
-    (("show", "999"), "no trial 999"), (("show", "first"), "'first' is not the number"), (("export", "999"), "no trial 999"),
-    (("reproduce", "--", "-1e9"), "'-1e9' is not the number"), (("report", "nothing"), "no study 'nothing' in"),
-    (("export", "best", "--study", "x"), "it has small."), (("search", "--resume", "--study", "x"), "it has small."),
-    (("search", "--resume", "--gpu", "H100"), "for the GPU l4"),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("show", "999"), "no trial 999"),
+        (("show", "first"), "'first' is not the number"),
+        (("export", "999"), "no trial 999"),
+        (("reproduce", "--", "-1e9"), "'-1e9' is not the number"),
+        (("report", "nothing"), "no study 'nothing' in"),
+        (("export", "best", "--study", "x"), "it has small."),
+        (("search", "--resume", "--study", "x"), "it has small."),
+        (("search", "--resume", "--gpu", "H100"), "for the GPU l4"),
+    ],
+)
 def test_what_is_not_there(study, words, expected):
     refused(run(words[0], "--db", study[0], *words[1:]), 2, expected)
 
@@ -170,13 +219,17 @@ def test_what_is_not_there(study, words, expected):
 def test_a_space_without_a_valid_config_is_a_failed_run_that_says_why(tmp_path):
     db = tmp_path / "db.sqlite"
     words = ("--family", "flash_mma", "--set", "BLOCK_M=16", "--set", "WARPS=4")
-    refused(run("search", "--gpu", "l4", "--shape", SHAPE, "--jobs", 1, "--budget", "1trials", *words, "--db", db), 1, "N for WARPS=N.")
+    refused(
+        run("search", "--gpu", "l4", "--shape", SHAPE, "--jobs", 1, "--budget", "1trials", *words, "--db", db),
+        1,
+        "N for WARPS=N.",
+    )
     refused(run("export", "best", "--db", db), 2, "none that is right")
 
 
 def test_another_device_than_the_named_one_is_refused(tmp_path, monkeypatch):
     device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
-    monkeypatch.setattr("evoattn.gpu.detect_devices", lambda: [device])
+    monkeypatch.setattr("evoattn.model.gpu.detect_devices", lambda: [device])
     refused(run("search", "--gpu", "l4", "--db", tmp_path / "db.sqlite"), 2, "H100", "--gpu auto")
     assert session.choose_device("auto", [device])[0].name == "h100"
 
@@ -190,4 +243,7 @@ def test_broken_databases(study, tmp_path):
         db.execute("create table people (name text)")
     refused(run("report", "--db", foreign), 1)
     refused(run("report", "--db", tmp_path / "absent.sqlite"), 1)
-    refused(run("search", "--gpu", "l4", "--db", tmp_path / "no" / "such" / "folder" / "db.sqlite", "--budget", "1trials"), 1)
+    refused(
+        run("search", "--gpu", "l4", "--db", tmp_path / "no" / "such" / "folder" / "db.sqlite", "--budget", "1trials"),
+        1,
+    )

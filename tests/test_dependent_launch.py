@@ -9,16 +9,27 @@ import pytest
 from evoattn.backends import dependent_launch
 from evoattn.backends.base import LaunchError
 from evoattn.backends.dependent_launch import DependentLaunch, LaunchAttribute, LaunchConfig
-from evoattn.trial import KernelLaunch
+from evoattn.model.launch import KernelLaunch
 
 LAUNCH = KernelLaunch("values", (3, 4, 5), (128, 2, 1), 70000, (), overlaps=True)
 OFFSETS = {
-    "grid_x": 0, "grid_y": 4, "grid_z": 8, "block_x": 12, "block_y": 16, "block_z": 20, "smem_bytes": 24, "stream": 32, "attributes": 40,
-    "attribute_count": 48}
+    "grid_x": 0,
+    "grid_y": 4,
+    "grid_z": 8,
+    "block_x": 12,
+    "block_y": 16,
+    "block_z": 20,
+    "smem_bytes": 24,
+    "stream": 32,
+    "attributes": 40,
+    "attribute_count": 48,
+}
 
 
 def test_layout():
-    assert ctypes.sizeof(LaunchConfig) == 56 and {name: getattr(LaunchConfig, name).offset for name in OFFSETS} == OFFSETS
+    assert (
+        ctypes.sizeof(LaunchConfig) == 56 and {name: getattr(LaunchConfig, name).offset for name in OFFSETS} == OFFSETS
+    )
     assert ctypes.sizeof(LaunchAttribute) == 72 and (LaunchAttribute.id.offset, LaunchAttribute.value.offset) == (0, 8)
 
 
@@ -30,13 +41,15 @@ def test_what_the_driver_reads(monkeypatch):
         values = [ctypes.string_at(parameters[i], size) for i, size in enumerate((8, 4, 128))]
         grid, block = ([getattr(config, f"{what}_{axis}") for axis in "xyz"] for what in ("grid", "block"))
         overlap = attribute.id, attribute.value.programmatic_stream_serialization_allowed
-        seen.append((grid, block, config.smem_bytes, config.stream, config.attribute_count, overlap, function, values, extra))
+        seen.append(
+            (grid, block, config.smem_bytes, config.stream, config.attribute_count, overlap, function, values, extra)
+        )
         return 0
 
     monkeypatch.setattr(dependent_launch, "_launcher", lambda: launch)
     tensor_map = np.frombuffer(bytes(range(128)), dtype=np.dtype((np.void, 128))).copy()
     enqueue = DependentLaunch(SimpleNamespace(ptr=0x1234), LAUNCH, (np.uint64(1 << 40), np.float32(0.5), tensor_map))
-    del tensor_map                                            # the launch keeps what it points to
+    del tensor_map  # the launch keeps what it points to
     enqueue(77)
     enqueue(78)
     arguments = [(1 << 40).to_bytes(8, "little"), np.float32(0.5).tobytes(), bytes(range(128))]

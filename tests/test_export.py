@@ -6,16 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn import export, gpu, problems
-from evoattn.config import KernelConfig, load_space
-from evoattn.export import BEGIN, END, export_source
+from evoattn.export import check as export
+from evoattn.export.check import BEGIN, END, export_source
 from evoattn.families import registry
 from evoattn.families.base import attention_args
-from evoattn.problem import AttentionProblem
+from evoattn.model import gpu
+from evoattn.model import named_problems as problems
+from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.storage import Storage, StorageError
-from evoattn.trial import Buffer, Candidate, CompileInfo, Evaluation, KernelLaunch, Scalar, TensorMap, Timing, TrialState
 
-PROBLEM = AttentionProblem(2, 4, 2, 100, 130, 64, "bf16", "causal_lower_right", "bshd", name='*/ int x; //\n#error "out"\\')
+PROBLEM = AttentionProblem(
+    2, 4, 2, 100, 130, 64, "bf16", "causal_lower_right", "bshd", name='*/ int x; //\n#error "out"\\'
+)
 EVIL = '*/ int escaped;\n#include "escaped"\r\x0b\u2028#define escaped\\'
 
 
@@ -47,7 +52,9 @@ def storage(tmp_path, monkeypatch):
 
 def record(storage, source, offline=False, params=None, state=TrialState.COMPLETE):
     versions = {"evoattn": "0.1", "device": EVIL, "driver": "CUDA 13.0"}
-    study = storage.create_study("study " + EVIL, PROBLEM, gpu.lookup("h100"), offline, "genetic", 0, ("split_kv",), versions, {})
+    study = storage.create_study(
+        "study " + EVIL, PROBLEM, gpu.lookup("h100"), offline, "genetic", 0, ("split_kv",), versions, {}
+    )
     config = KernelConfig("split_kv", params or {"SPLITS": 4, "NOTE": EVIL})
     candidate = source and Candidate("split_kv", config.params, config.id, source, "sm_90a")
     timings = () if offline else (Timing((10.0, 11.0, 12.0), {"stage": "final", "cache": "warm", "run": "the final"}),)
@@ -57,7 +64,9 @@ def record(storage, source, offline=False, params=None, state=TrialState.COMPLET
     return storage.record(study, config, candidate, Evaluation(state, EVIL, info, timings=timings), (1, 2), EVIL)
 
 
-@pytest.mark.parametrize("source", ("kernel\n", "no line break", "\n\n two\r\n", "", f"{BEGIN}\nnested\n{END}\n", "µ 中 // \\\n"))
+@pytest.mark.parametrize(
+    "source", ("kernel\n", "no line break", "\n\n two\r\n", "", f"{BEGIN}\nnested\n{END}\n", "µ 中 // \\\n")
+)
 def test_the_kernel_is_the_recorded_one_byte_for_byte(storage, source):
     trial = record(storage, source or " ")
     text = export_source(storage, trial).partition(f"\n{BEGIN}\n")[2].rpartition(f"\n{END}\n")[0]
@@ -68,12 +77,15 @@ def test_the_kernel_is_the_recorded_one_byte_for_byte(storage, source):
 def test_nothing_of_the_database_leaves_its_comment(storage):
     trial = record(storage, "KERNEL\n")
     text = export_source(storage, trial)
-    head, tail = text[:text.index(BEGIN)], text[text.index(END):]
-    provenance = head[:head.index("#include <")]
-    assert "escaped" in provenance and "escaped" not in head[len(provenance):] and "escaped" not in tail
-    assert all(line.startswith("//") and not line.endswith("\\") and "*/" not in line for line in provenance.strip().split("\n"))
+    head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+    provenance = head[: head.index("#include <")]
+    assert "escaped" in provenance and "escaped" not in head[len(provenance) :] and "escaped" not in tail
+    assert all(
+        line.startswith("//") and not line.endswith("\\") and "*/" not in line
+        for line in provenance.strip().split("\n")
+    )
     assert re.fullmatch(r"[\n -~]*", provenance) and "\\" not in provenance and '"out"' not in tail
-    assert "??" not in provenance                                            # ??/ was a backslash once
+    assert "??" not in provenance  # ??/ was a backslash once
 
 
 def test_provenance_says_where_it_comes_from(storage):
@@ -85,7 +97,9 @@ def test_provenance_says_where_it_comes_from(storage):
 
 
 def test_an_estimated_trial_has_no_numbers(storage):
-    provenance = export_source(storage, record(storage, "KERNEL\n", offline=True, state=TrialState.ESTIMATED)).split(BEGIN)[0]
+    provenance = export_source(storage, record(storage, "KERNEL\n", offline=True, state=TrialState.ESTIMATED)).split(
+        BEGIN
+    )[0]
     assert "never timed" in provenance and "TFLOP/s" not in provenance and "SDPA" not in provenance
 
 
@@ -96,19 +110,28 @@ def test_launches_and_arguments_follow_the_family(storage):
     assert "constexpr bool CAUSAL = true;" in text and "constexpr long CAUSAL_OFFSET = 30;" in text
     assert "constexpr int BUFFERS = 6;" in text and "constexpr int LARGEST_SMEM = 65536;" in text
     first, second = re.findall(r"arguments\[\] = \{(.*?)\};", text)
-    assert first.startswith("&buffer[0], &buffer[1], &buffer[2], &buffer[3], &argument_4") and first.endswith("&buffer[5], &buffer[4]")
+    assert first.startswith("&buffer[0], &buffer[1], &buffer[2], &buffer[3], &argument_4") and first.endswith(
+        "&buffer[5], &buffer[4]"
+    )
     assert second == "&buffer[3], &buffer[4], &argument_2, &argument_3"
     assert "long long argument_2 = 1099511627776;" in text and "float argument_3 = float(0.1);" in text
-    assert text.index("::partial, dim3(7, 4, 1), dim3(128, 1, 1)") < text.index("::combine, dim3(3, 1, 1), dim3(32, 2, 1)")
+    assert text.index("::partial, dim3(7, 4, 1), dim3(128, 1, 1)") < text.index(
+        "::combine, dim3(3, 1, 1), dim3(32, 2, 1)"
+    )
 
 
 def test_a_launch_that_overlaps_says_so(storage, monkeypatch):
     trial = record(storage, "KERNEL\n")
     assert "cudaLaunchAttribute" not in export_source(storage, trial)
     launches = SplitKv.launches
-    monkeypatch.setattr(SplitKv, "launches", lambda *args: (launches(*args)[0], replace(launches(*args)[1], overlaps=True)))
+    monkeypatch.setattr(
+        SplitKv, "launches", lambda *args: (launches(*args)[0], replace(launches(*args)[1], overlaps=True))
+    )
     text = export_source(storage, trial).split(END)[1]
-    assert "cudaLaunchKernel((const void*)::partial," in text and "cudaLaunchKernelExC(&config, (const void*)::combine, arguments)" in text
+    assert (
+        "cudaLaunchKernel((const void*)::partial," in text
+        and "cudaLaunchKernelExC(&config, (const void*)::combine, arguments)" in text
+    )
     assert "cudaLaunchConfig_t config = {dim3(3, 1, 1), dim3(32, 2, 1), 0, stream, &overlap, 1};" in text
     monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
     assert "needs sm_90:" in export_source(storage, trial)
@@ -117,7 +140,7 @@ def test_a_launch_that_overlaps_says_so(storage, monkeypatch):
 
 def test_the_check_uses_what_is_generated_and_nothing_else(storage):
     text = export_source(storage, record(storage, "KERNEL\n")).split(END)[1]
-    generated, check = text[:text.index("// export_check.cuh")], export.CHECK.read_text()
+    generated, check = text[: text.index("// export_check.cuh")], export.CHECK.read_text()
     code = re.sub(r'"[^"]*"|//.*', "", check)
     used = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", code))
     own = set(re.findall(r"#define (\w+)|\b([A-Z][A-Z0-9_]+) = ", code))
@@ -127,7 +150,11 @@ def test_the_check_uses_what_is_generated_and_nothing_else(storage):
 
 def test_the_architecture_that_the_family_needs(storage):
     text = export_source(storage, record(storage, "KERNEL\n"))
-    assert "#error \"this kernel needs sm_90a" in text and "defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text and "MINIMUM_SM = 90;" in text
+    assert (
+        '#error "this kernel needs sm_90a' in text
+        and "defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text
+        and "MINIMUM_SM = 90;" in text
+    )
 
 
 @pytest.mark.parametrize("source, name, number", [("KERNEL\n", "sm_80", 80), ("wgmma.mma_async.sync\n", "sm_90a", 90)])
@@ -139,7 +166,10 @@ def test_the_architecture_that_a_kernel_needs_beyond_its_family(storage, monkeyp
 
 
 @pytest.mark.parametrize(
-    "change", [{"cluster": (2, 1, 1)}, {"args": (TensorMap("k", "fp16", (64, 8), (128,), (64, 8)),)}], ids=lambda change: next(iter(change)))
+    "change",
+    [{"cluster": (2, 1, 1)}, {"args": (TensorMap("k", "fp16", (64, 8), (128,), (64, 8)),)}],
+    ids=lambda change: next(iter(change)),
+)
 def test_clusters_and_tensor_maps_are_of_hopper(storage, monkeypatch, change):
     monkeypatch.setattr(SplitKv, "devices", "sm_80 and newer")
     launches = SplitKv.launches
@@ -153,9 +183,14 @@ def test_tensor_maps_are_encoded_by_the_driver(storage):
     study = storage.create_study("maps", PROBLEM, gpu.lookup("h100"), True, "genetic", 0, ("flash_wgmma",), {}, {})
     config = KernelConfig("flash_wgmma", params)
     candidate = Candidate("flash_wgmma", params, config.id, "KERNEL\n", "sm_90a")
-    text = export_source(storage, storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE), (), "starting"))
+    text = export_source(
+        storage, storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE), (), "starting")
+    )
     assert "#include <cuda.h>" in text and "cudaGetDriverEntryPointByVersion" in text
-    assert "tensor_map(buffer[1], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, {64, 130, 1, 2, 2}, {256, 128, 128, 33280}, {64, 128, 1, 1, 1})" in text
+    assert (
+        "tensor_map(buffer[1], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, {64, 130, 1, 2, 2}, {256, 128, 128, 33280}, {64, 128, 1, 1, 1})"
+        in text
+    )
 
 
 def test_what_cannot_be_exported(storage):

@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from evoattn import fa3
-from evoattn.baselines import NOT_INSTALLED, PEERS, PeerRefused, peer_call
-from evoattn.problem import AttentionProblem
-from evoattn.reference import make_inputs
+from evoattn.correctness.reference import make_inputs
+from evoattn.model.problem import AttentionProblem
+from evoattn.timing.peers import fa3
+from evoattn.timing.peers.table import NOT_INSTALLED, PEERS, PeerRefused, peer_call
 
 PROBLEM = AttentionProblem(2, 4, 2, 24, 40, 16, mask="causal_lower_right")
 
@@ -45,7 +45,10 @@ def test_its_own_build_comes_before_fa3_fwd_and_chooses_the_splits(monkeypatch):
     install(monkeypatch, "flash_attn", "first")
     for dtype in ("bf16", "fp16"):
         found = fa3.find(dtype)
-        assert found.version.startswith("flash-attn-3 ") and found.prepare(1, 2, 3, True)() == ("first", {"causal": True, "num_splits": 0})
+        assert found.version.startswith("flash-attn-3 ") and found.prepare(1, 2, 3, True)() == (
+            "first",
+            {"causal": True, "num_splits": 0},
+        )
 
 
 def test_a_build_without_the_dtype_is_one_sentence_and_not_called_absent(monkeypatch):
@@ -55,7 +58,11 @@ def test_a_build_without_the_dtype_is_one_sentence_and_not_called_absent(monkeyp
 
 def test_without_any_it_is_one_sentence():
     said = refused(PROBLEM)
-    assert said.startswith(f"flash-attn-3 {NOT_INSTALLED} (") and "flash_attn_interface" in said and "fa3_fwd_interface" in said
+    assert (
+        said.startswith(f"flash-attn-3 {NOT_INSTALLED} (")
+        and "flash_attn_interface" in said
+        and "fa3_fwd_interface" in said
+    )
 
 
 def test_a_library_that_does_not_load_is_one_sentence(monkeypatch):

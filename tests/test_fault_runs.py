@@ -3,11 +3,13 @@
 import subprocess
 import sys
 
-from evoattn.paths import ROOT
+from evoattn.model.paths import ROOT
 
 
 def test_a_killed_search_and_a_long_one_keep_what_they_promised():
     words = ["--only", "kill,day", "--kills", "2", "--trials", "1500", "--fake"]
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "fault_runs.py"), *words], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "fault_runs.py"), *words], capture_output=True, text=True, cwd=ROOT
+    )
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
     assert done.returncode == 0 and rows == [["kill", "ok"], ["day", "ok"]], done.stdout + done.stderr

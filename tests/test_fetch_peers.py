@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from evoattn.paths import ROOT
+from evoattn.model.paths import ROOT
 
 spec = importlib.util.spec_from_file_location("fetch_peers", ROOT / "scripts" / "fetch_peers.py")
 fetch_peers = importlib.util.module_from_spec(spec)
@@ -16,7 +16,9 @@ def test_both_peers_without_their_needs_for_the_python_that_is_wanted(tmp_path, 
     asked = []
     monkeypatch.setattr(fetch_peers, "pip", lambda *words: asked.extend(words))
     assert fetch_peers.fetch(tmp_path, python_version) == [tmp_path, tmp_path / "nvidia_cutlass_dsl" / "dsl_packages"]
-    assert {"--no-deps", "fa3-fwd==0.0.3", "flash-attn-4==4.0.0b36"} <= set(asked) and asked[asked.index("--target") + 1] == str(tmp_path)
+    assert {"--no-deps", "fa3-fwd==0.0.3", "flash-attn-4==4.0.0b36"} <= set(asked) and asked[
+        asked.index("--target") + 1
+    ] == str(tmp_path)
     assert ("manylinux_2_28_x86_64" in asked) == ("3.12" in asked) == bool(python_version)
 
 

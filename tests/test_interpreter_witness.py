@@ -5,26 +5,62 @@ import sys
 
 import pytest
 
-from evoattn.config import KernelConfig, load_space
-from evoattn.evaluate import evaluate_offline
+from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.families.registry import FAMILIES
-from evoattn.gpu import GPUS
-from evoattn.paths import TEMPLATES
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
-from evoattn.trial import TrialState
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.paths import TEMPLATES
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import TrialState
+from evoattn.model.space import KernelConfig, load_space
 
 MET = {
     "what blocks of a cluster send is aligned, though one warp's one row ends at 8 bytes": (
-        "split_kv", "h200", AttentionProblem(1, 1, 1, 64, 203, 96, "fp32", "causal_upper_left", "bshd"), {
-            "COMPUTE": "fma", "LOAD": "registers", "BLOCK_M": 1, "BLOCK_N": 16, "WARPS": 1, "STAGES": 1, "VECTOR_BYTES": 16,
-            "DOT_LANES": 4, "SPLITS": 8, "MERGE": "cluster", "DEPENDENT_LAUNCH": "none", "BLOCKS_PER_SM": 1}),
+        "split_kv",
+        "h200",
+        AttentionProblem(1, 1, 1, 64, 203, 96, "fp32", "causal_upper_left", "bshd"),
+        {
+            "COMPUTE": "fma",
+            "LOAD": "registers",
+            "BLOCK_M": 1,
+            "BLOCK_N": 16,
+            "WARPS": 1,
+            "STAGES": 1,
+            "VECTOR_BYTES": 16,
+            "DOT_LANES": 4,
+            "SPLITS": 8,
+            "MERGE": "cluster",
+            "DEPENDENT_LAUNCH": "none",
+            "BLOCKS_PER_SM": 1,
+        },
+    ),
     "the most registers are those of another kernel than the most threads": (
-        "three_kernel", "l40s", AttentionProblem(1, 2, 2, 1025, 2048, 192, "fp16", "causal_lower_right"), {
-            "PRODUCT": "mma", "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "WARPS_M": 8, "WARPS_N": 4, "TILES_A_BLOCK": 1,
-            "S_TYPE": "fp16", "SOFTMAX": "statistics", "P_PLACE": "in_place", "THREADS_PER_ROW": 8, "ROWS_PER_BLOCK": 16,
-            "VECTOR_WIDTH": 8, "KEPT_VECTORS": 1, "PV_BLOCK_M": 128, "PV_BLOCK_K": 32, "PV_WARPS": 8, "PV_STAGES": 2,
-            "HEAD_ORDER": "zigzag", "DEPENDENT_LAUNCH": "none"}),
+        "three_kernel",
+        "l40s",
+        AttentionProblem(1, 2, 2, 1025, 2048, 192, "fp16", "causal_lower_right"),
+        {
+            "PRODUCT": "mma",
+            "BLOCK_M": 128,
+            "BLOCK_N": 128,
+            "BLOCK_K": 64,
+            "WARPS_M": 8,
+            "WARPS_N": 4,
+            "TILES_A_BLOCK": 1,
+            "S_TYPE": "fp16",
+            "SOFTMAX": "statistics",
+            "P_PLACE": "in_place",
+            "THREADS_PER_ROW": 8,
+            "ROWS_PER_BLOCK": 16,
+            "VECTOR_WIDTH": 8,
+            "KEPT_VECTORS": 1,
+            "PV_BLOCK_M": 128,
+            "PV_BLOCK_K": 32,
+            "PV_WARPS": 8,
+            "PV_STAGES": 2,
+            "HEAD_ORDER": "zigzag",
+            "DEPENDENT_LAUNCH": "none",
+        },
+    ),
 }
 
 
@@ -32,7 +68,9 @@ def test_a_few_configs_raise_no_alarm():
     script = TEMPLATES.parent / "scripts" / "interpreter_witness.py"
     command = [sys.executable, str(script), str(len(FAMILIES)), "--seed", "5"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=script.parents[1])
-    assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert all(family in done.stdout for family in FAMILIES)
 
 

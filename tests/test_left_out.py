@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from evoattn import problems
-from evoattn.compiler import compile_candidate
+from evoattn.backends.compiler import compile_candidate
 from evoattn.families import registry
-from evoattn.gpu import GPUS
-from evoattn.paths import ROOT
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model import named_problems as problems
+from evoattn.model.gpu import GPUS
+from evoattn.model.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import left_out  # noqa: E402
+import left_out
 
 H100 = GPUS["h100"]
 

@@ -10,10 +10,11 @@ import shlex
 
 import pytest
 
-from evoattn import gpu, problems
-from evoattn.config import load_space, parse_choices
 from evoattn.families import registry
-from evoattn.paths import ROOT
+from evoattn.model import gpu
+from evoattn.model import named_problems as problems
+from evoattn.model.paths import ROOT
+from evoattn.model.space import load_space, parse_choices
 
 SPEC = importlib.util.spec_from_file_location("fill_lessons", ROOT / "scripts/fill_lessons.py")
 fill_lessons = importlib.util.module_from_spec(SPEC)
@@ -44,15 +45,25 @@ def test_a_command_has_configs_to_time(words):
 def test_every_number_has_its_study(tmp_path):
     """Study n of the page takes n µs, SDPA ten times that: each place changes, none is left, and a second filling changes nothing."""
     for number, study in enumerate(studies(), 1):
-        row = {"median_us": float(number), "trial": 100 + number, "smem_bytes": 1024 * number, "speedups": {"efficient": 10.0, "fa4": 2.0}}
+        row = {
+            "median_us": float(number),
+            "trial": 100 + number,
+            "smem_bytes": 1024 * number,
+            "speedups": {"efficient": 10.0, "fa4": 2.0},
+        }
         (tmp_path / f"{study}.json").write_text(json.dumps({"leaderboard": [row]}))
     numbers = fill_lessons.Numbers(tmp_path)
     filled = fill_lessons.fill(PAGE, numbers)
     texts = [re.fullmatch(r"<!--(.+?)-->(.*)<!---->", match[0])[2] for match in fill_lessons.PLACE.finditer(filled)]
     assert all(re.fullmatch(r"[\d.]+|[\d.]+ µs( \(trial \d+\))?|yes|no", text) for text in texts)
     assert all(f"(trial {100 + number})" in filled for number in range(1, len(COMMANDS) + 1))
-    assert "lesson_tensor_scalar / lesson_tensor_mma-->0.33<" in filled and "lesson_fp32_512.sdpa / lesson_fp32_512-->10.00<" in filled
-    assert "lesson_limit_32rows.kib < 48-->yes<" in filled and "lesson_threads_16 / lesson_threads_256 > 1-->no<" in filled
+    assert (
+        "lesson_tensor_scalar / lesson_tensor_mma-->0.33<" in filled
+        and "lesson_fp32_512.sdpa / lesson_fp32_512-->10.00<" in filled
+    )
+    assert (
+        "lesson_limit_32rows.kib < 48-->yes<" in filled and "lesson_threads_16 / lesson_threads_256 > 1-->no<" in filled
+    )
     assert fill_lessons.fill(filled, numbers) == filled
 
 

@@ -6,17 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoattn import gpu, reference
+from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_candidate
-from evoattn.config import load_space
-from evoattn.evaluate import evaluate_offline
+from evoattn.correctness import reference
+from evoattn.correctness.validate import check, make_case
+from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.families.registry import FAMILIES
-from evoattn.problem import AttentionProblem, ProblemError
-from evoattn.problems import parse_shape
-from evoattn.render import render
-from evoattn.trial import TrialState
-from evoattn.validate import check, make_case
+from evoattn.families.render import render
+from evoattn.model import gpu
+from evoattn.model.named_problems import parse_shape
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.records import TrialState
+from evoattn.model.space import load_space
 
 H100 = gpu.GPUS["h100"]
 FAMILY = FAMILIES["flash_wgmma"]
@@ -34,7 +35,11 @@ def test_a_problem_without_it_is_recorded_as_before():
     plain = parse_shape("B=1,H=4,S=100,D=64")
     assert parse_shape("B=1,H=4,S=100,D=64,lse=0") == plain and "lse" not in plain.to_dict()
     asked = parse_shape("B=1,H=4,S=100,D=64,lse=1")
-    assert asked != plain and AttentionProblem(**asked.to_dict()) == asked and asked.describe() == plain.describe() + " lse"
+    assert (
+        asked != plain
+        and AttentionProblem(**asked.to_dict()) == asked
+        and asked.describe() == plain.describe() + " lse"
+    )
     assert asked.bytes == plain.bytes + 4 * 400
     for text in ("lse=2", "lse=true", "lse=", "lse=1,lse=1"):
         with pytest.raises(ProblemError, match="lse"):
@@ -67,11 +72,15 @@ def test_flash_wgmma_writes_it(genes):
     assert evaluation.state is TrialState.ESTIMATED, evaluation.reason
 
 
-@pytest.mark.parametrize(("right", "wrong", "word"), [
-    ("row + 8 * i < rows", "row + 8 * i < rows - 1", "never written"),
-    ("* LN_2", "", "largest error of a log-sum-exp"),
-    ("__log2f(sum)", "__log2f(sum + 1e-30f)", "-inf"), ("row + 8 * i < rows", "true", 'buffer "lse"'),
-])
+@pytest.mark.parametrize(
+    ("right", "wrong", "word"),
+    [
+        ("row + 8 * i < rows", "row + 8 * i < rows - 1", "never written"),
+        ("* LN_2", "", "largest error of a log-sum-exp"),
+        ("__log2f(sum)", "__log2f(sum + 1e-30f)", "-inf"),
+        ("row + 8 * i < rows", "true", 'buffer "lse"'),
+    ],
+)
 def test_a_wrong_one_is_found(right, wrong, word):
     config = SPACE.make_config(BASE)
     candidate = render(FAMILY, PROBLEM, config, H100)

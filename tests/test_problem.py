@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoattn.problem import LAYOUTS, MASKS, AttentionProblem, ProblemError
-from evoattn.problems import lookup, named_problems, parse_shape
+from evoattn.model.named_problems import lookup, named_problems, parse_shape
+from evoattn.model.problem import LAYOUTS, MASKS, AttentionProblem, ProblemError
 
 sizes = st.integers(1, 40)
 
@@ -35,15 +35,31 @@ def test_strides_are_those_of_the_layout(seqlen, layout):
 
 def test_parse_shape_fills_in_what_is_left_out():
     assert parse_shape("B=1,H=16,S=1024,D=64") == AttentionProblem(1, 16, 16, 1024, 1024, 64)
-    assert parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=77,D=128,dtype=bf16,mask=causal_lower_right,layout=bshd") == AttentionProblem(
-        2, 8, 2, 1, 77, 128, "bf16", "causal_lower_right", "bshd")
+    assert parse_shape(
+        "B=2,H=8,Hkv=2,Sq=1,Sk=77,D=128,dtype=bf16,mask=causal_lower_right,layout=bshd"
+    ) == AttentionProblem(2, 8, 2, 1, 77, 128, "bf16", "causal_lower_right", "bshd")
 
 
-@pytest.mark.parametrize("text", [
-    "", "B=1", "B=1,H=16,S=1024", "B=1,H=16,S=1024,D=63", "B=0,H=1,S=4,D=64", "B=1,H=1,S=-4,D=64", "B=1,H=1,S=1e3,D=64", "B=1,H=3,Hkv=2,S=4,D=64",
-    "B=1,H=1,S=4,D=64,dtype=fp8", "B=1,H=1,S=4,D=64,mask=window", "B=1,H=1,S=4,S=5,D=64", "B=1,H=1,S=4,D=64,colour=red", "B=1 H=1 S=4 D=64",
-    "B=1,H=1,S=999999999,D=8192", "B=²,H=1,S=4,D=64",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "B=1",
+        "B=1,H=16,S=1024",
+        "B=1,H=16,S=1024,D=63",
+        "B=0,H=1,S=4,D=64",
+        "B=1,H=1,S=-4,D=64",
+        "B=1,H=1,S=1e3,D=64",
+        "B=1,H=3,Hkv=2,S=4,D=64",
+        "B=1,H=1,S=4,D=64,dtype=fp8",
+        "B=1,H=1,S=4,D=64,mask=window",
+        "B=1,H=1,S=4,S=5,D=64",
+        "B=1,H=1,S=4,D=64,colour=red",
+        "B=1 H=1 S=4 D=64",
+        "B=1,H=1,S=999999999,D=8192",
+        "B=²,H=1,S=4,D=64",
+    ],
+)
 def test_a_wrong_shape_is_one_sentence(text):
     with pytest.raises(ProblemError) as error:
         parse_shape(text)

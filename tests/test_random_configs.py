@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from evoattn import gpu
-from evoattn.config import KernelConfig, SearchSpace, load_space
-from evoattn.evaluate import Compiled
+from evoattn.evaluation.evaluate import Compiled
+from evoattn.evaluation.handlers import COMPILE_SECONDS, CompileHandler
+from evoattn.evaluation.workers import Ending, Handler, Pool, wait_for_any
 from evoattn.families.registry import FAMILIES
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model import gpu
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, Evaluation, TrialState
+from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
-from evoattn.tasks import COMPILE_SECONDS, CompileHandler
-from evoattn.trial import Candidate, Evaluation, TrialState
-from evoattn.worker import Ending, Handler, Pool, wait_for_any
 
 MANY, FEW = 10, 3
 """Configs a problem: of families whose kernels the interpreter runs soon, and of all others, a new one too."""
@@ -41,15 +41,16 @@ HOPPER_PROBLEMS = [
     AttentionProblem(2, 8, 2, 77, 1025, 128, "bf16", "causal_lower_right"),
     AttentionProblem(1, 4, 1, 600, 700, 96, "fp16", "causal_upper_left", "bshd"),
     AttentionProblem(1, 2, 2, 333, 203, 200, "bf16"),
-    AttentionProblem(1, 4, 2, 64, 1500, 64, "fp16", "causal_lower_right"),            # few tiles: KEY_SPLIT up to 4
+    AttentionProblem(1, 4, 2, 64, 1500, 64, "fp16", "causal_lower_right"),  # few tiles: KEY_SPLIT up to 4
 ]
 
 
 def draw(space: SearchSpace, problem: AttentionProblem, spec: gpu.GpuSpec, count: int, seed: int) -> list[KernelConfig]:
     """`count` valid configs; every refused draw is explained by one sentence."""
+
     def why_invalid(name, params):
         reason = FAMILIES[name].why_invalid(problem, KernelConfig(name, params), spec)
-        assert reason is None or reason.endswith(".") and "\n" not in reason and len(reason) > 20, reason
+        assert reason is None or (reason.endswith(".") and "\n" not in reason and len(reason) > 20), reason
         return reason
 
     pool = ConfigPool({space.family: space}, why_invalid, random.Random(seed))
@@ -71,7 +72,9 @@ def pool() -> Iterator[Pool]:
     pool.stop()
 
 
-def wrong_ones(pool: Pool, problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[KernelConfig]) -> list[tuple[str, object]]:
+def wrong_ones(
+    pool: Pool, problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[KernelConfig]
+) -> list[tuple[str, object]]:
     """The configs that do not come out `ESTIMATED`, with what became of them."""
     tasks, outcomes = [(render(FAMILIES[c.family], problem, c, spec), c) for c in configs], []
     while len(outcomes) < len(configs):
@@ -82,14 +85,19 @@ def wrong_ones(pool: Pool, problem: AttentionProblem, spec: gpu.GpuSpec, configs
         wait_for_any(pool.workers, 0.1)
         outcomes += pool.poll()
     return [
-        (outcome.tag.describe(), outcome.value) for outcome in outcomes
+        (outcome.tag.describe(), outcome.value)
+        for outcome in outcomes
         if outcome.ending is not Ending.RESULT or outcome.value.state is not TrialState.ESTIMATED
     ]
 
 
 def serving(problem: AttentionProblem, spec: gpu.GpuSpec) -> list[str]:
     """The families that can serve the problem and are drawn from here."""
-    return [name for name, family in FAMILIES.items() if name not in ELSEWHERE and family.why_unsupported(problem, spec) is None]
+    return [
+        name
+        for name, family in FAMILIES.items()
+        if name not in ELSEWHERE and family.why_unsupported(problem, spec) is None
+    ]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)

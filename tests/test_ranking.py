@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from evoattn import benchmark, ranking
-from evoattn.clocks import Clocks
-from evoattn.trial import Timing
+from evoattn.model.records import Timing
+from evoattn.timing import benchmark, ranking
+from evoattn.timing.clocks import Clocks
 
 ROUNDS = 25
 
@@ -21,12 +21,13 @@ def noise(kind: str, rng: random.Random, n: int) -> float:
         return (1 + 0.1 * n / ROUNDS) * (1 + rng.gauss(0, 0.002))
     if kind == "outliers":
         return 1 + rng.gauss(0, 0.003) + (2.0 if rng.random() < 0.1 else 0)
-    return 1 + 0.005 * abs(rng.gauss(0, 1) / rng.gauss(0, 1))           # Cauchy: not even a mean
+    return 1 + 0.005 * abs(rng.gauss(0, 1) / rng.gauss(0, 1))  # Cauchy: not even a mean
 
 
 def final(kind: str, rng: random.Random, speeds: list[float]) -> dict[int, Timing]:
     return {
-        i: Timing(tuple(10 * speed * noise(kind, rng, n) for n in range(ROUNDS)), {"stage": "final", "run": "r"}) for i, speed in enumerate(speeds)
+        i: Timing(tuple(10 * speed * noise(kind, rng, n) for n in range(ROUNDS)), {"stage": "final", "run": "r"})
+        for i, speed in enumerate(speeds)
     }
 
 
@@ -45,7 +46,7 @@ def test_the_same_kernel_twice_is_seldom_called_a_win(kind, contestants):
         timings = final(kind, rng, [1.0] * contestants)
         ratios = ranking.against_leader(timings, leader(timings))
         wins += not all(r.level for r in ratios.values())
-    assert wins / repeats <= 0.09                             # 5 % and the counting error of 300 repeats, three sigma
+    assert wins / repeats <= 0.09  # 5 % and the counting error of 300 repeats, three sigma
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,8 +106,10 @@ class FakeClocks(Clocks):
 
 
 def test_a_round_of_the_final_in_which_the_clock_dropped_is_run_again():
-    mhz = [1980, 1980, 1980, 1500] + [1980] * 200                         # the first reading is whether there is a clock
-    timings = benchmark.measure([Fake("a", range(100)), Fake("b", range(100))], benchmark.FINAL, "warm", FakeClocks(mhz))
+    mhz = [1980, 1980, 1980, 1500] + [1980] * 200  # the first reading is whether there is a clock
+    timings = benchmark.measure(
+        [Fake("a", range(100)), Fake("b", range(100))], benchmark.FINAL, "warm", FakeClocks(mhz)
+    )
     assert timings["a"].samples_us == (0, *range(2, benchmark.FINAL.samples + 1)) == timings["b"].samples_us
     assert timings["a"].protocol["rounds_repeated"] == 1 and timings["a"].protocol["sm_mhz"] == [1500, 1980]
 

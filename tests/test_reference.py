@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from evoattn import reference
-from evoattn.problem import MASKS, AttentionProblem
-from evoattn.validate import judge
+from evoattn.correctness import reference
+from evoattn.correctness.validate import judge
+from evoattn.model.problem import MASKS, AttentionProblem
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -46,5 +46,7 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     rounded = answer.exact.to(reference.TORCH_DTYPES[dtype])
     assert judge({"o": rounded}, answer)[0] == ""
     short = problem.with_(seqlen_k=1008)
-    skipped = reference.exact_attention(short, tensors["q"], tensors["k"][:, :, :1008], tensors["v"][:, :, :1008], torch.float64)
+    skipped = reference.exact_attention(
+        short, tensors["q"], tensors["k"][:, :, :1008], tensors["v"][:, :, :1008], torch.float64
+    )
     assert "error is" in judge({"o": skipped}, answer)[0]

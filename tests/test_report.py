@@ -10,29 +10,36 @@ import optuna
 import pytest
 from rich.console import Console
 
-from evoattn import gpu
-from evoattn.config import KernelConfig
-from evoattn.problem import AttentionProblem
+from evoattn.model import gpu
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.space import KernelConfig
 from evoattn.report import render_html, render_json, render_table, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
+from evoattn.report.data import Progress
 from evoattn.report.importance import importance_of
 from evoattn.report.plots import MAX_POINTS, drawn_points
-from evoattn.report.data import Progress
 from evoattn.storage import Storage
-from evoattn.trial import CompileInfo, Evaluation, Timing, TrialState
 
 PROBLEM = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
 EVIL = "</script><script>alert(1)</script><b onmouseover=x>[bold]\x1b[31m"
 
 
 def timing(us: float, stage: str) -> Timing:
-    return Timing(tuple(us * f for f in (0.9, 1.0, 1.1)), {"stage": stage, "cache": "warm", "run": "the final" if stage == "final" else us})
+    return Timing(
+        tuple(us * f for f in (0.9, 1.0, 1.1)),
+        {"stage": stage, "cache": "warm", "run": "the final" if stage == "final" else us},
+    )
 
 
-def add(storage, study, state, family="flash_scalar", us=(), cost=None, parents=(), reason="", operator="random", **params):
+def add(
+    storage, study, state, family="flash_scalar", us=(), cost=None, parents=(), reason="", operator="random", **params
+):
     """Record one trial; `us` are (stage, median) pairs."""
     timings = tuple(timing(value, stage) for stage, value in us)
-    info = CompileInfo(registers=96, spill_store_bytes=8, spill_load_bytes=4, static_smem_bytes=16) if us or cost else None
+    info = (
+        CompileInfo(registers=96, spill_store_bytes=8, spill_load_bytes=4, static_smem_bytes=16) if us or cost else None
+    )
     evaluation = Evaluation(state, reason, info, timings=timings, relative_cost=cost)
     return storage.record(study, KernelConfig(family, params), None, evaluation, parents, operator)
 
@@ -46,7 +53,9 @@ def storage(tmp_path):
 
 def make_study(storage, offline=False, name="s"):
     versions = {"evoattn": "0.1"} if offline else {"evoattn": "0.1", "device": "NVIDIA H100", "driver": "CUDA 13.0"}
-    return storage.create_study(name, PROBLEM, gpu.lookup("h100"), offline, "genetic", 7, ("flash_scalar",), versions, {})
+    return storage.create_study(
+        name, PROBLEM, gpu.lookup("h100"), offline, "genetic", 7, ("flash_scalar",), versions, {}
+    )
 
 
 @pytest.fixture
@@ -56,7 +65,16 @@ def measured(storage):
     for n in range(60):
         us = 40.0 - 5 * (n % 4) + n % 3 * 0.1 - n / 1000
         genes = {"A": n % 4, "B": n // 4 % 2}
-        add(storage, study, TrialState.COMPLETE, us=[("screen", us)], cost=us * 10, parents=[n] if n else [], operator="mutation", **genes)
+        add(
+            storage,
+            study,
+            TrialState.COMPLETE,
+            us=[("screen", us)],
+            cost=us * 10,
+            parents=[n] if n else [],
+            operator="mutation",
+            **genes,
+        )
     best = [t.number for t in storage.leaderboard(study, 2)]
     for number in best:
         storage.add_timing(number, timing(20.0 if number == best[0] else 21.0, "final"))
@@ -88,7 +106,7 @@ def test_numbers_of_the_leader(measured):
 
 def test_speedups_only_between_finals(measured):
     summary = summarise(*measured, 20)
-    assert summary.leaderboard[0].speedups == {"flash": 1.5}             # math was timed in no final, cudnn not at all
+    assert summary.leaderboard[0].speedups == {"flash": 1.5}  # math was timed in no final, cudnn not at all
     assert all(row.speedups == {} for row in summary.leaderboard if row.stage != "final")
     assert {b.backend: b.median_us for b in summary.baselines} == {"flash": 30.0, "math": 200.0, "cudnn": None}
 
@@ -113,11 +131,13 @@ def test_importance_is_what_optuna_computes(count):
     results = []
     for _ in range(count):
         params = {name: rng.choice(choices[:-1] if name == "D" else choices) for name, choices in values.items()}
-        results.append((params, round(params["A"] / 16 + params["B"] * 0.3 + rng.random(), 1)))                     # rounded: ties
+        results.append((params, round(params["A"] / 16 + params["B"] * 0.3 + rng.random(), 1)))  # rounded: ties
     study = optuna.create_study()
     seen = {name: sorted({params[name] for params, _ in results}) for name in values}
     kinds = {name: optuna.distributions.CategoricalDistribution(choices) for name, choices in seen.items()}
-    study.add_trials([optuna.trial.create_trial(params=params, distributions=kinds, value=value) for params, value in results])
+    study.add_trials(
+        [optuna.trial.create_trial(params=params, distributions=kinds, value=value) for params, value in results]
+    )
     expected = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     ours = importance_of("f", results).shares
     assert ours == pytest.approx(expected) and list(ours)[0] == list(expected)[0]
@@ -126,9 +146,11 @@ def test_importance_is_what_optuna_computes(count):
 def test_report_needs_no_slow_library(measured):
     """torch takes three seconds to import, optuna's importance with scikit-learn one: a report of a day's search has three in all."""
     storage, study = measured
-    code = ("import sys; from evoattn.cli import app\n"
-            "try: app(sys.argv[1:])\n"
-            "finally: print([n for n in ('torch', 'optuna', 'sklearn', 'cupy') if n in sys.modules])")
+    code = (
+        "import sys; from evoattn.cli.main import app\n"
+        "try: app(sys.argv[1:])\n"
+        "finally: print([n for n in ('torch', 'optuna', 'sklearn', 'cupy') if n in sys.modules])"
+    )
     for kind in ("table", "json", "html"):
         words = [sys.executable, "-c", code, "report", "--format", kind, "--db", str(storage.url.database)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -148,6 +170,7 @@ def test_cost_model_rank(measured, storage):
     trials = list(storage.iter_trials(measured[1]))
     assert rank_cost_model(trials[:9]) is None
     from scipy.stats import spearmanr
+
     pairs = [(t.relative_cost, t.timing.median_us) for t in trials if t.timing]
     assert rank.correlation == pytest.approx(spearmanr(*zip(*pairs, strict=True)).statistic)
 
@@ -165,7 +188,9 @@ def test_what_each_improvement_was_and_which_genes_won(measured):
     summary = summarise(*measured, 5)
     first, *later = summary.improvements
     assert first.gain is None and all(step.gain > 0 for step in later)
-    assert [step.found.value for step in summary.improvements] == [summary.progress.value[i] for i in summary.progress.improvements]
+    assert [step.found.value for step in summary.improvements] == [
+        summary.progress.value[i] for i in summary.progress.improvements
+    ]
     best = {gene.gene: gene for gene in reversed(summary.genes)}
     assert best["A"].value == 3 and best["A"].top_share == 1.0 and best["A"].share == pytest.approx(0.25)
     assert "Genes that won" in printed(summary, 160) and "Improvements" in printed(summary, 160)
@@ -185,14 +210,16 @@ def test_offline_study_has_no_times_anywhere(storage):
     study = make_study(storage, offline=True)
     for n in range(40):
         add(storage, study, TrialState.ESTIMATED, cost=1000.0 + n, A=n % 4, B=n % 2, parents=[n] if n else [])
-    add(storage, study, TrialState.COMPLETE, us=[("final", 1.0)], A=1)              # a stray: never beside estimates
+    add(storage, study, TrialState.COMPLETE, us=[("final", 1.0)], A=1)  # a stray: never beside estimates
     storage.add_baseline(study, "flash", timing(30.0, "final"))
     summary = summarise(storage, study, 50)
     assert {row.state for row in summary.leaderboard} == {"ESTIMATED"} and len(summary.leaderboard) == 40
     text = json.loads(render_json(summary))
     assert text["kind"] == "estimated" and not text["baselines"] and not text["roofs"] and text["cost_model"] is None
     for row in text["leaderboard"]:
-        assert [row[k] for k in ("median_us", "p10_us", "p90_us", "tflops", "peak_share")] == [None] * 5 and row["speedups"] == {}
+        assert [row[k] for k in ("median_us", "p10_us", "p90_us", "tflops", "peak_share")] == [None] * 5 and row[
+            "speedups"
+        ] == {}
     body = render_html(summary).split("<script")[0]
     for shown in (printed(summary, 160), body):
         assert "not a time" in shown and "µs" not in shown and "SDPA" not in shown and "×" not in shown
@@ -204,9 +231,13 @@ def test_page_is_whole_and_escapes_the_database(measured):
     assert "alert(1)</script>" not in page and "<b onmouseover" not in page
     assert page.count("</script>") == page.count("<script") == 3
     policy = re.search(r'Content-Security-Policy"\s+content="([^"]*)"', page)[1]
-    assert policy.startswith("default-src 'none'") and policy.count("'sha256-") == 2 and "script-src 'unsafe-inline'" not in policy
+    assert (
+        policy.startswith("default-src 'none'")
+        and policy.count("'sha256-") == 2
+        and "script-src 'unsafe-inline'" not in policy
+    )
     head = page.split("<script")[0]
-    assert not re.search(r'(src|href)\s*=|url\(|@import', head)
+    assert not re.search(r"(src|href)\s*=|url\(|@import", head)
     assert all(f'id="plot-{name}"' in page for name in ("progress", "roofline", "importance-0"))
 
 
@@ -254,11 +285,15 @@ def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_l
     numbers = [add(storage, study, TrialState.COMPLETE, us=[("screen", 10.0)], cost=1.0, A=n).number for n in range(4)]
     wobble = [0.01 * (n % 5) for n in range(25)]
     finals = {
-        numbers[0]: [10 + w for w in wobble], numbers[1]: [10.001 + w for w in reversed(wobble)], numbers[2]: [10.9 + w for w in wobble],
+        numbers[0]: [10 + w for w in wobble],
+        numbers[1]: [10.001 + w for w in reversed(wobble)],
+        numbers[2]: [10.9 + w for w in wobble],
         numbers[3]: [5.0 + w for w in wobble],
     }
     for number, samples in finals.items():
-        protocol = {"stage": "final", "run": "f"} | ({"disqualified": "In the final: it lies."} if number == numbers[3] else {})
+        protocol = {"stage": "final", "run": "f"} | (
+            {"disqualified": "In the final: it lies."} if number == numbers[3] else {}
+        )
         storage.add_timing(number, Timing(tuple(samples), protocol))
     summary = summarise(storage, study, 1)
     assert summary.leaderboard[0].trial == numbers[0]
@@ -267,7 +302,9 @@ def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_l
     assert storage.trial(numbers[3]).disqualified == "In the final: it lies."
     assert summary.verdict in render_html(summary) and json.loads(render_json(summary))["verdict"] == summary.verdict
     storage.add_timing(numbers[1], Timing(tuple((10 + w) * 1.001 for w in wobble), {"stage": "final", "run": "f"}))
-    assert "is level with" in summarise(storage, study).verdict                # a gap under `ranking.RESOLUTION` in every round is none
+    assert (
+        "is level with" in summarise(storage, study).verdict
+    )  # a gap under `ranking.RESOLUTION` in every round is none
     storage.add_timing(numbers[1], Timing(tuple(10.5 + w for w in wobble), {"stage": "final", "run": "f"}))
     assert "is ahead of all other finalists" in summarise(storage, study).verdict
 
@@ -275,10 +312,15 @@ def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_l
 def test_what_the_search_gained_over_the_best_starting_config_is_one_line(storage):
     study = make_study(storage)
     operators = ("mutation", "starting", "starting", "random")
-    numbers = [add(storage, study, TrialState.COMPLETE, us=[("screen", 9.0)], operator=o, A=n).number for n, o in enumerate(operators)]
+    numbers = [
+        add(storage, study, TrialState.COMPLETE, us=[("screen", 9.0)], operator=o, A=n).number
+        for n, o in enumerate(operators)
+    ]
     assert not summarise(storage, study).search_gain
     for number, us in zip(numbers[:3], (8.0, 10.0, 12.0), strict=True):
-        storage.add_timing(number, Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "f"}))
+        storage.add_timing(
+            number, Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "f"})
+        )
     summary = summarise(storage, study, 1)
     line = f"The best starting config, trial {numbers[1]}, takes 10.02 µs in the same final: the search gained 20.0%."
     assert summary.search_gain == line and line in printed(summary, 200) and line in render_html(summary)
@@ -286,4 +328,6 @@ def test_what_the_search_gained_over_the_best_starting_config_is_one_line(storag
     again = [Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "g"}) for us in (8.0, 8.0)]
     for number, timing in zip(numbers[:2], again, strict=True):
         storage.add_timing(number, timing)
-    assert summarise(storage, study).search_gain.endswith("the search gained 0.0%, which its rounds do not tell from nothing.")
+    assert summarise(storage, study).search_gain.endswith(
+        "the search gained 0.0%, which its rounds do not tell from nothing."
+    )

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from evoattn import problems
-from evoattn.config import ConfigError, load_space
 from evoattn.families import registry
-from evoattn.gpu import GPUS
-from evoattn.paths import ROOT
+from evoattn.model import named_problems as problems
+from evoattn.model.gpu import GPUS
+from evoattn.model.paths import ROOT
+from evoattn.model.space import ConfigError, load_space
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import sanitize  # noqa: E402
+import sanitize
 
 H100, PROBLEM = GPUS["h100"], problems.lookup("seed_l4_s512")
 
@@ -25,12 +25,14 @@ def test_starting_configs_of_every_family_that_takes_the_problem():
 
 def test_the_file_comes_first_and_no_config_twice(tmp_path):
     space, family = load_space("flash_mma", H100), registry.lookup("flash_mma")
-    valid = [config.params for config in space.starting_configs(PROBLEM) if family.why_invalid(PROBLEM, config, H100) is None]
+    valid = [
+        config.params for config in space.starting_configs(PROBLEM) if family.why_invalid(PROBLEM, config, H100) is None
+    ]
     row = {"problem": PROBLEM.to_dict(), "arch": H100.arch, "median_us": 1.0, "family": "flash_mma"}
     file = tmp_path / "configs.jsonl"
     file.write_text("".join(json.dumps(row | {"config": params}) + "\n" for params in (valid[2], valid[2], valid[0])))
     chosen = [config.params for config in sanitize.chosen(PROBLEM, H100, file, 2, ["flash_mma"])]
-    assert chosen == [valid[2], valid[0], valid[1]]                  # two lines of the file are one config
+    assert chosen == [valid[2], valid[0], valid[1]]  # two lines of the file are one config
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

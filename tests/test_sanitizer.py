@@ -2,10 +2,10 @@
 
 import pytest
 
-from evoattn import sanitizer
-from evoattn.config import KernelConfig
-from evoattn.problem import AttentionProblem
-from evoattn.trial import CompiledKernel, CompileInfo
+from evoattn.correctness import sanitizer
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, CompileInfo
+from evoattn.model.space import KernelConfig
 
 MEMCHECK = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 16 bytes
@@ -15,20 +15,27 @@ MEMCHECK = """========= COMPUTE-SANITIZER
 """
 
 
-@pytest.mark.parametrize("code, output, words, damning", [
-    (0, "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", sanitizer.CLEAN, False),
-    (sanitizer.FOUND, MEMCHECK, "found: Invalid __global__ read of size 16 bytes", True),
-    (1, "Traceback\nImportError: no cupy\n", "no verdict, exit code 1: ImportError: no cupy", False),
-    (255, "", "no verdict, exit code 255: no output", False),
-])
+@pytest.mark.parametrize(
+    "code, output, words, damning",
+    [
+        (0, "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", sanitizer.CLEAN, False),
+        (sanitizer.FOUND, MEMCHECK, "found: Invalid __global__ read of size 16 bytes", True),
+        (1, "Traceback\nImportError: no cupy\n", "no verdict, exit code 1: ImportError: no cupy", False),
+        (255, "", "no verdict, exit code 255: no output", False),
+    ],
+)
 def test_verdicts(code, output, words, damning):
     verdict = sanitizer.verdict(code, output)
     plain, hopper = (CompiledKernel(b"", ptx, CompileInfo()) for ptx in ("bar.sync 0;", "mbarrier.init.shared.b64"))
     assert verdict == words and sanitizer.is_damning({"memcheck": verdict}, hopper) == damning
-    assert sanitizer.is_damning({"racecheck": verdict}, plain) == damning and not sanitizer.is_damning({"racecheck": verdict}, hopper)
+    assert sanitizer.is_damning({"racecheck": verdict}, plain) == damning and not sanitizer.is_damning(
+        {"racecheck": verdict}, hopper
+    )
 
 
 def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(sanitizer, "find", lambda: None)
     config, kernel = KernelConfig("flash_scalar", {}), CompiledKernel(b"", "", CompileInfo())
-    assert sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), config, kernel) == {t: sanitizer.NOT_INSTALLED for t in sanitizer.TOOLS}
+    assert sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), config, kernel) == dict.fromkeys(
+        sanitizer.TOOLS, sanitizer.NOT_INSTALLED
+    )

@@ -11,22 +11,36 @@ from dataclasses import fields
 
 import pytest
 from rich.console import Console
-from search_puppets import INFO, Compiled, DiesInFinals, DiesOfAFinalist, FakeCompiler, FakeDevice, FinalResult, SlowToStart, cost
+from search_puppets import (
+    INFO,
+    Compiled,
+    DiesInFinals,
+    DiesOfAFinalist,
+    FakeCompiler,
+    FakeDevice,
+    FinalResult,
+    SlowToStart,
+    cost,
+)
 
-from evoattn import contest, evaluate, finals, gpu, search
-from evoattn.budget import Budget
-from evoattn.config import KernelConfig, load_space
+from evoattn.evaluation import evaluate
+from evoattn.evaluation.workers import Ending, Outcome
 from evoattn.families.registry import FAMILIES
-from evoattn.problem import AttentionProblem
-from evoattn.progress import Progress
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model import gpu
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Proposal, Timing, TrialState
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.report.show import print_trial
 from evoattn.samplers.base import STARTING
 from evoattn.samplers.registry import make_sampler
-from evoattn.search import Search
-from evoattn.show import print_trial
+from evoattn.search import finals
+from evoattn.search import loop as search
+from evoattn.search.budget import Budget
+from evoattn.search.loop import Search
+from evoattn.search.progress import Progress
 from evoattn.storage import Storage
-from evoattn.trial import Candidate, CompiledKernel, Evaluation, Proposal, Timing, TrialState
-from evoattn.worker import Ending, Outcome
+from evoattn.timing import contest
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 GPU = gpu.GPUS["h100"]
@@ -46,7 +60,10 @@ def with_puppets(monkeypatch, device):
 
 
 def test_puppets_answer_as_workers_do():
-    assert Compiled._fields == tuple(f.name for f in fields(evaluate.Compiled)) and FinalResult._fields == contest.FinalResult._fields
+    assert (
+        Compiled._fields == tuple(f.name for f in fields(evaluate.Compiled))
+        and FinalResult._fields == contest.FinalResult._fields
+    )
 
 
 def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
@@ -56,16 +73,24 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
     storage = Storage.open(str(tmp_path / "db.sqlite"))
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=3)
+    running = Search(
+        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=3
+    )
     progress = running.run(Budget(trials=34))
     counts = storage.counts(study)
     assert progress.recorded == 34 == sum(counts.values())
     assert set(counts) == {
-        TrialState.COMPLETE, TrialState.COMPILE_ERROR, TrialState.LAUNCH_ERROR, TrialState.WORKER_DIED, TrialState.TIMEOUT}
+        TrialState.COMPLETE,
+        TrialState.COMPILE_ERROR,
+        TrialState.LAUNCH_ERROR,
+        TrialState.WORKER_DIED,
+        TrialState.TIMEOUT,
+    }
     fates = {
-        TrialState.COMPILE_ERROR: lambda c: c["WARPS"] == 6, TrialState.WORKER_DIED: lambda c: c["STAGES"] == 3,
+        TrialState.COMPILE_ERROR: lambda c: c["WARPS"] == 6,
+        TrialState.WORKER_DIED: lambda c: c["STAGES"] == 3,
         TrialState.LAUNCH_ERROR: lambda c: c["KEY_WARPS"] == 2,
-        TrialState.TIMEOUT: lambda c: c["WARPS"] == 3 or c["STAGES"] == 4 and c["BLOCK_N"] < 64,
+        TrialState.TIMEOUT: lambda c: c["WARPS"] == 3 or (c["STAGES"] == 4 and c["BLOCK_N"] < 64),
     }
     for trial in storage.iter_trials(study):
         if trial.state in fates:
@@ -84,18 +109,27 @@ def test_a_small_budget_counts_from_when_the_workers_are_up(tmp_path, monkeypatc
     spaces = {"flash_mma": space}
     storage = Storage.open(str(tmp_path / "db.sqlite"))
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1)
+    running = Search(
+        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1
+    )
     stages = set()
-    progress = running.run(Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None)))
+    progress = running.run(
+        Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None))
+    )
     assert progress.measured and storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
-    assert progress.starting_seconds > 1.5 > progress.busy_share and 0.4 < progress.seconds
+    assert progress.starting_seconds > 1.5 > progress.busy_share and progress.seconds > 0.4
     assert {("starting workers", True), ("searching", False)} <= stages
 
 
 def test_what_no_worker_ever_judged_is_not_measured():
     progress = Progress(recorded=3)
     progress.states.update([TrialState.INVALID_CONFIG, TrialState.DUPLICATE, TrialState.COMPILE_ERROR])
-    assert not progress.measured and not progress.seconds and not progress.busy_share and not progress.candidates_per_second
+    assert (
+        not progress.measured
+        and not progress.seconds
+        and not progress.busy_share
+        and not progress.candidates_per_second
+    )
 
 
 def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
@@ -104,7 +138,9 @@ def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
     recorded = []
     monkeypatch.setattr(running, "_record_pending", lambda pending, evaluation: recorded.append(evaluation))
     kernel = CompiledKernel(b"", "", INFO)
-    pending = search._Pending(Proposal("flash_mma", {}), KernelConfig("flash_mma", {}), Candidate("flash_mma", {}, "", "", ""))
+    pending = search._Pending(
+        Proposal("flash_mma", {}), KernelConfig("flash_mma", {}), Candidate("flash_mma", {}, "", "", "")
+    )
     doubtful = Evaluation(TrialState.WRONG_RESULT, "It differs.", INFO, doubtful=True)
     running._timed(Outcome((pending, Compiled(kernel, None, None)), Ending.RESULT, doubtful, 0.1))
     assert not recorded and len(running._ready) == 1
@@ -119,7 +155,9 @@ def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkey
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
     storage = Storage.open(str(tmp_path / "db.sqlite"))
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2)
+    running = Search(
+        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2
+    )
     assert running.run(Budget(trials=4)).recorded == 4
     assert [len((tmp_path / kind).read_text()) for kind in ("baselines", "final")] == [2, 1]
     assert storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
@@ -127,13 +165,23 @@ def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkey
 
 def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(tmp_path, monkeypatch):
     with_puppets(monkeypatch, DiesOfAFinalist)
-    spaces = {"flash_mma": load_space("flash_mma", GPU).restricted({"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)})}
+    spaces = {
+        "flash_mma": load_space("flash_mma", GPU).restricted(
+            {"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)}
+        )
+    }
     storage = Storage.open(str(tmp_path / "db.sqlite"))
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1)
+    running = Search(
+        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1
+    )
     progress = running.run(Budget(trials=3))
     out = storage.trial(1)
-    assert out.disqualified and "exit code 3. So it did 2 times" in progress.notes[0] and progress.notes[0].startswith("trial 1 left the final")
+    assert (
+        out.disqualified
+        and "exit code 3. So it did 2 times" in progress.notes[0]
+        and progress.notes[0].startswith("trial 1 left the final")
+    )
     assert out.timing.protocol["stage"] == "screen" and not out.timings[-1].samples_us
     leaders = storage.leaderboard(study, 9)
     assert {t.number for t in leaders} == {2, 3} and all(t.timing.protocol["stage"] == "final" for t in leaders)
@@ -165,7 +213,9 @@ def test_the_best_starting_config_takes_part_in_the_final(tmp_path, monkeypatch)
     assert chosen() == [numbers[us] for us in (*range(10, 10 + finals.FINALISTS), 20)]
     storage.add_timing(int(numbers[20]), Timing((99.0,), {"stage": "repeat", "run": "slow"}))
     assert chosen()[-1] == numbers[21]
-    storage.add_timing(int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f"}))                  # among the best: no extra seat
+    storage.add_timing(
+        int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f"})
+    )  # among the best: no extra seat
     assert chosen() == [numbers[us] for us in (21, *range(10, 9 + finals.FINALISTS))]
     storage.add_timing(int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f", "disqualified": "It lies."}))
     assert chosen()[-1] == numbers[20]
@@ -179,7 +229,9 @@ def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path, monkeypa
     study = storage.create_study("offline", PROBLEM, GPU, True, "random", 0, tuple(spaces), {}, {})
 
     def run(trials):
-        running = Search(storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2)
+        running = Search(
+            storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2
+        )
         running.run(Budget(trials=trials))
         return running
 
@@ -191,8 +243,26 @@ def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path, monkeypa
 
 
 def start(db, *words):
-    command = [sys.executable, "-m", "evoattn.cli", "search", "--gpu", "l4", "--jobs", "2", "--db", str(db), *words]
-    return subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "evoattn.cli.main",
+        "search",
+        "--gpu",
+        "l4",
+        "--jobs",
+        "2",
+        "--db",
+        str(db),
+        *words,
+    ]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def recorded(db) -> list[str]:
@@ -246,9 +316,9 @@ def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
     if how == signal.SIGINT:
         assert process.returncode == 0 and "interrupted" in output and "Leaderboard" in output
     assert workers
-    wait_until(lambda: not any(map(lives, workers)), 10)             # no worker outlives the search
+    wait_until(lambda: not any(map(lives, workers)), 10)  # no worker outlives the search
     resumed = start(db, "--budget", "3trials", "--resume", "--jobs", "1")
     assert resumed.wait(timeout=120) == 0
     after = recorded(db)
-    assert after[:len(before)] == before and len(after) == len(before) + 3 == len(set(after))
+    assert after[: len(before)] == before and len(after) == len(before) + 3 == len(set(after))
     assert sqlite3.connect(db).execute("pragma integrity_check").fetchone() == ("ok",)

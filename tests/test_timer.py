@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from evoattn.benchmark import Timer
+from evoattn.timing.benchmark import Timer
 
 
 class FakeGraph:
@@ -32,6 +32,6 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch):
     gc.disable()
     try:
         timer.capture([])
-        assert not gc.isenabled()                     # as it was found
+        assert not gc.isenabled()  # as it was found
     finally:
         gc.enable()

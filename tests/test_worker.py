@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from evoattn.worker import Ending, Handler, Worker, wait_for_any
+from evoattn.evaluation.workers import Ending, Handler, Worker, wait_for_any
 
 
 class Obedient(Handler):
@@ -73,10 +73,13 @@ def test_an_exception_costs_the_task_only(worker):
     assert finish(worker, ("echo", 0)).value[1] == before
 
 
-@pytest.mark.parametrize("task, ending, words", [
-    (("exit", 3), Ending.DIED, "exit code 3"),
-    (("hang", 60), Ending.TIMEOUT, "limit of 1 s"),
-])
+@pytest.mark.parametrize(
+    "task, ending, words",
+    [
+        (("exit", 3), Ending.DIED, "exit code 3"),
+        (("hang", 60), Ending.TIMEOUT, "limit of 1 s"),
+    ],
+)
 def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, words):
     before = finish(worker, ("echo", 0)).value[1]
     outcome = finish(worker, task, seconds=1.0)

@@ -15,5 +15,9 @@ def upgrade() -> None:
         sa.Column("facts", sa.JSON, nullable=False),
         sa.Column("created_at", sa.String(40), nullable=False),
     )
-    for table in ("trials", "samples", "baselines"):         # as SQL, because Alembic's own way adds the key by itself, which SQLite cannot
+    for table in (
+        "trials",
+        "samples",
+        "baselines",
+    ):  # as SQL, because Alembic's own way adds the key by itself, which SQLite cannot
         op.execute(f"ALTER TABLE {table} ADD COLUMN environment_id INTEGER REFERENCES environments (id)")

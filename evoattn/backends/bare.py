@@ -6,7 +6,8 @@ import cupy
 import numpy as np
 
 from evoattn.backends.cuda import CudaBackend
-from evoattn.trial import CompiledKernel, KernelLaunch
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.records import CompiledKernel
 
 
 class _Allocation:
@@ -14,7 +15,9 @@ class _Allocation:
 
     def __init__(self, contents: np.ndarray) -> None:
         self._address = cupy.cuda.runtime.malloc(contents.nbytes)
-        cupy.cuda.runtime.memcpy(self._address, contents.ctypes.data, contents.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+        cupy.cuda.runtime.memcpy(
+            self._address, contents.ctypes.data, contents.nbytes, cupy.cuda.runtime.memcpyHostToDevice
+        )
 
     def data_ptr(self) -> int:
         return self._address

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from evoattn.trial import CompiledKernel, KernelLaunch
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.records import CompiledKernel
 
 
 class LaunchError(RuntimeError):
@@ -20,7 +21,9 @@ class ContextLost(RuntimeError):
 def require_order_of_calls(launches: tuple[KernelLaunch, ...]) -> None:
     """Raise `LaunchError` if the first launch may begin before the call before it has ended."""
     if launches[0].overlaps:
-        raise LaunchError(f"{launches[0].kernel} is the first launch of a call and must not overlap the launch before it.")
+        raise LaunchError(
+            f"{launches[0].kernel} is the first launch of a call and must not overlap the launch before it."
+        )
 
 
 class Backend(Protocol):
@@ -29,7 +32,9 @@ class Backend(Protocol):
     name: str
     device: torch.device
 
-    def run(self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]) -> tuple[str, ...]:
+    def run(
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
+    ) -> tuple[str, ...]:
         """Run `launches` in order, to completion. `buffers` maps each `Buffer.name` to a flat tensor on `device`, changed in place.
 
         Returns the faults that the run itself showed (a race, an access out of bounds), one sentence each; empty where there

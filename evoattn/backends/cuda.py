@@ -12,7 +12,8 @@ import torch
 from evoattn.backends import tensor_map
 from evoattn.backends.base import ContextLost, LaunchError, require_order_of_calls
 from evoattn.backends.dependent_launch import DependentLaunch
-from evoattn.trial import Buffer, CompiledKernel, KernelArg, KernelLaunch, TensorMap
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, TensorMap
+from evoattn.model.records import CompiledKernel
 
 SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 MODULES_KEPT = 32
@@ -30,14 +31,18 @@ def _argument(argument: KernelArg, buffers: dict[str, torch.Tensor]) -> np.gener
 
 
 def _plain_launch(
-    function: cupy.cuda.function.Function, launch: KernelLaunch, args: tuple[np.generic | np.ndarray, ...],
+    function: cupy.cuda.function.Function,
+    launch: KernelLaunch,
+    args: tuple[np.generic | np.ndarray, ...],
 ) -> Callable[[int], None]:
     """A call that enqueues `launch` on CuPy's current stream, which the caller has made the one it names."""
+
     def enqueue(_: int) -> None:
         try:
             function(launch.grid, launch.block, args, shared_mem=launch.smem_bytes)
         except cupy.cuda.driver.CUDADriverError as error:
             raise LaunchError(f"The launch failed: {error}.") from None
+
     return enqueue
 
 
@@ -58,12 +63,15 @@ class CudaBackend:
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        torch.zeros(1, device=self.device)                        # makes the primary context that CuPy shares
+        torch.zeros(1, device=self.device)  # makes the primary context that CuPy shares
         cupy.cuda.Device(index).use()
         self._modules: OrderedDict[bytes, cupy.cuda.function.Module] = OrderedDict()
 
     def prepare(
-        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor],
+        self,
+        compiled: CompiledKernel,
+        launches: tuple[KernelLaunch, ...],
+        buffers: dict[str, torch.Tensor],
     ) -> Callable[[], None]:
         """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to capture in a graph.
 
@@ -77,7 +85,10 @@ class CudaBackend:
                 function = module.get_function(launch.kernel)
                 if launch.smem_bytes > STATIC_SMEM_LIMIT:
                     cupy.cuda.driver.funcSetAttribute(
-                        function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.smem_bytes)
+                        function.ptr,
+                        cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                        launch.smem_bytes,
+                    )
                 args = tuple(_argument(a, buffers) for a in launch.args)
                 if launch.overlaps:
                     steps.append(DependentLaunch(function, launch, args))
@@ -94,7 +105,9 @@ class CudaBackend:
 
         return enqueue
 
-    def run(self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]) -> tuple[str, ...]:
+    def run(
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
+    ) -> tuple[str, ...]:
         """See `Backend.run`. The device shows no faults of its own. Raises `ContextLost` when the context is lost."""
         enqueue = self.prepare(compiled, launches, buffers)
         enqueue()

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from evoattn.backends.base import LaunchError
-from evoattn.trial import KernelLaunch
+from evoattn.model.launch import KernelLaunch
 
 # cuda.h of CUDA 13.0: CUlaunchAttributeID, CUlaunchAttribute and CUlaunchConfig, laid out as C does on a 64-bit machine.
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -19,7 +19,10 @@ VALUE_BYTES = 64
 class LaunchAttributeValue(ctypes.Union):
     """CUlaunchAttributeValue, of which one member is used here. Others hold pointers, which is why it begins at a multiple of 8 bytes."""
 
-    _fields_ = [("programmatic_stream_serialization_allowed", ctypes.c_int), ("pad", ctypes.c_uint64 * (VALUE_BYTES // 8))]
+    _fields_ = [
+        ("programmatic_stream_serialization_allowed", ctypes.c_int),
+        ("pad", ctypes.c_uint64 * (VALUE_BYTES // 8)),
+    ]
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -32,8 +35,11 @@ class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig: 56 bytes, the stream at byte 32, the attributes at 40, their number at 48."""
 
     _fields_ = [
-        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"), ("smem_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(LaunchAttribute)), ("attribute_count", ctypes.c_uint),
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
     ]
 
 
@@ -44,7 +50,12 @@ def _launcher() -> ctypes._CFuncPtr:
         function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError) as error:
         raise LaunchError(f"The driver has no dependent launches: {error}.") from None
-    function.argtypes = (ctypes.POINTER(LaunchConfig), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
+    function.argtypes = (
+        ctypes.POINTER(LaunchConfig),
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_void_p),
+    )
     function.restype = ctypes.c_int
     return function
 
@@ -61,14 +72,18 @@ class DependentLaunch:
     Keeps the arguments and the function's module for as long as it can be called: the driver copies the arguments at each call.
     """
 
-    def __init__(self, function: LoadedFunction, launch: KernelLaunch, arguments: tuple[np.generic | np.ndarray, ...]) -> None:
+    def __init__(
+        self, function: LoadedFunction, launch: KernelLaunch, arguments: tuple[np.generic | np.ndarray, ...]
+    ) -> None:
         """`arguments` are passed by value, each of one item. Raises `LaunchError` if the driver is too old."""
         self._call, self._function, self._kernel = _launcher(), function, launch.kernel
         self._values = [np.array(a) for a in arguments]
         self._pointers = (ctypes.c_void_p * len(self._values))(*(value.ctypes.data for value in self._values))
         self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)
         self._attribute.value.programmatic_stream_serialization_allowed = 1
-        self._config = LaunchConfig(*launch.grid, *launch.block, launch.smem_bytes, None, ctypes.pointer(self._attribute), 1)
+        self._config = LaunchConfig(
+            *launch.grid, *launch.block, launch.smem_bytes, None, ctypes.pointer(self._attribute), 1
+        )
 
     def __call__(self, stream: int) -> None:
         """Enqueue on the CUstream `stream`. Raises `LaunchError` if the driver refuses."""

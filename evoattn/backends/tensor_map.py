@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from evoattn.backends.base import LaunchError
-from evoattn.trial import TensorMap
+from evoattn.model.launch import TensorMap
 
 BYTES, ALIGNMENT = 128, 64
 # Enumerators of cuda.h: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
@@ -37,11 +37,21 @@ def encode(tensor_map: TensorMap, address: int) -> np.ndarray:
     raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)
     aligned = (ctypes.addressof(raw) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     status = _encoder()(
-        ctypes.c_void_p(aligned), DATA_TYPES[tensor_map.dtype], rank, ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*tensor_map.shape), (ctypes.c_uint64 * (rank - 1))(*tensor_map.strides_bytes),
-        (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank),
-        0, SWIZZLES[tensor_map.swizzle_bytes], L2_PROMOTION_128_BYTES, 0,
+        ctypes.c_void_p(aligned),
+        DATA_TYPES[tensor_map.dtype],
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*tensor_map.shape),
+        (ctypes.c_uint64 * (rank - 1))(*tensor_map.strides_bytes),
+        (ctypes.c_uint32 * rank)(*tensor_map.box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        0,
+        SWIZZLES[tensor_map.swizzle_bytes],
+        L2_PROMOTION_128_BYTES,
+        0,
     )
     if status:
-        raise LaunchError(f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}.")
+        raise LaunchError(
+            f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}."
+        )
     return np.frombuffer(ctypes.string_at(aligned, BYTES), dtype=np.dtype((np.void, BYTES))).copy()

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.bench.notes import Note
-from evoattn.config import ConfigError, KernelConfig, load_space
 from evoattn.families import registry
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem, ProblemError
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.records import Candidate, Study, Trial
+from evoattn.model.space import ConfigError, KernelConfig, load_space
 from evoattn.storage import Storage
-from evoattn.trial import Candidate, Study, Trial
 
 MAX_FILE_BYTES = 16 << 20
 
@@ -34,7 +34,9 @@ def _same(recorded: dict[str, Any], problem: AttentionProblem) -> bool:
     return {**recorded, "name": ""} == problem.with_().to_dict()
 
 
-def recorded_best(storages: list[Storage], problem: AttentionProblem, arch: str, top: int) -> list[tuple[Storage, Study, Trial]]:
+def recorded_best(
+    storages: list[Storage], problem: AttentionProblem, arch: str, top: int
+) -> list[tuple[Storage, Study, Trial]]:
     """The best `top` measured trials of any study of `problem` on `arch`, best first, one a config."""
     found = []
     for storage in storages:
@@ -57,7 +59,11 @@ def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dic
 
 
 def choose(
-    problem: AttentionProblem, gpu: GpuSpec, storages: list[Storage], configs: list[tuple[str, dict]], top: int,
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    storages: list[Storage],
+    configs: list[tuple[str, dict]],
+    top: int,
 ) -> tuple[list[Contender], list[Note]]:
     """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting
     configs."""
@@ -121,11 +127,15 @@ def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple
         try:
             row = json.loads(line)
             family, params, theirs = row["family"], row["config"], AttentionProblem(**row["problem"])
-            scalars = isinstance(params, dict) and all(isinstance(value, (int, float, str)) for value in params.values())
+            scalars = isinstance(params, dict) and all(
+                isinstance(value, (int, float, str)) for value in params.values()
+            )
             if not (isinstance(family, str) and scalars):
                 raise TypeError("a family and its parameters are wanted")
         except (ValueError, TypeError, KeyError, RecursionError, ProblemError) as error:
-            raise ConfigError(f"Line {number} of {path} is not a config as scripts/best_configs.py writes them: {error}.") from None
+            raise ConfigError(
+                f"Line {number} of {path} is not a config as scripts/best_configs.py writes them: {error}."
+            ) from None
         if row.get("arch") == arch and theirs.with_() == problem.with_():
             found.append((family, params))
     return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from evoattn.benchmark import CacheMode
-from evoattn.compiler import CompileError, compile_candidate
-from evoattn.evaluate import DeviceEvaluator
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.trial import Candidate, CompiledKernel
-from evoattn.worker import Handler
+from evoattn.backends.compiler import CompileError, compile_candidate
+from evoattn.evaluation.evaluate import DeviceEvaluator
+from evoattn.evaluation.workers import Handler
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompiledKernel
+from evoattn.timing.benchmark import CacheMode
 
 COMPILE_SECONDS = 60.0
 START_SECONDS = 60.0
@@ -41,7 +41,7 @@ class BenchDevice(Handler):
 
         problem, method, args = task
         if self._evaluator is None or self._evaluator.problem != problem:
-            self._evaluator = None                    # its inputs and answers leave the device before the next ones come
+            self._evaluator = None  # its inputs and answers leave the device before the next ones come
             torch.cuda.empty_cache()
             self._evaluator = DeviceEvaluator(problem, self._gpu, self._cache, report=self.report)
         try:

@@ -20,9 +20,12 @@ def grouped(notes: list[Note]) -> list[str]:
     subjects: dict[str, list[str]] = {}
     for subject, sentence in notes:
         subjects.setdefault(" ".join(sentence.split()), []).append(subject)
-    return [f"{named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''}: {sentence}" for sentence, named in subjects.items()]
+    return [
+        f"{named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''}: {sentence}"
+        for sentence, named in subjects.items()
+    ]
 
 
 def shortened(line: str) -> str:
     """The line, cut to `MAX_COLUMNS` columns."""
-    return line if len(line) <= MAX_COLUMNS else line[:MAX_COLUMNS - 1] + "…"
+    return line if len(line) <= MAX_COLUMNS else line[: MAX_COLUMNS - 1] + "…"

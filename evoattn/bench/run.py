@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from evoattn import benchmark
 from evoattn.bench.contenders import Contender, choose
 from evoattn.bench.device import COMPILE_SECONDS, FINAL_SECONDS, START_SECONDS, BenchDevice, CompileAny
 from evoattn.bench.notes import Note, grouped
-from evoattn.errors import FailedRun
-from evoattn.finals import Final, FinalFailed
-from evoattn.gpu import DetectedDevice, GpuSpec
-from evoattn.problem import AttentionProblem
+from evoattn.evaluation.handlers import DEVICE_SECONDS
+from evoattn.evaluation.workers import Ending, Outcome, Pool, Worker, wait_for_any
+from evoattn.model.errors import FailedRun
+from evoattn.model.gpu import DetectedDevice, GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, Evaluation, Study, Timing, TrialState
+from evoattn.search.finals import Final, FinalFailed
 from evoattn.storage import Storage
-from evoattn.tasks import DEVICE_SECONDS
-from evoattn.trial import CompiledKernel, Evaluation, Study, Timing, TrialState
-from evoattn.versions import collect
-from evoattn.worker import Ending, Outcome, Pool, Worker, wait_for_any
+from evoattn.storage.versions import collect
+from evoattn.timing import benchmark
 
 
 class BenchError(FailedRun):
@@ -66,8 +66,15 @@ class Bench:
     """Runs problems on the device; `storages[0]` takes what is new."""
 
     def __init__(
-        self, storages: list[Storage], gpu: GpuSpec, device: DetectedDevice, jobs: int, top: int = 4, cache: benchmark.CacheMode = "warm",
-        make_compiler: Callable = CompileAny, make_device: Callable = BenchDevice,
+        self,
+        storages: list[Storage],
+        gpu: GpuSpec,
+        device: DetectedDevice,
+        jobs: int,
+        top: int = 4,
+        cache: benchmark.CacheMode = "warm",
+        make_compiler: Callable = CompileAny,
+        make_device: Callable = BenchDevice,
     ) -> None:
         self.storages, self.gpu, self.detected, self.top, self.cache = storages, gpu, device, top, cache
         self._pool = Pool(jobs, make_compiler)
@@ -78,7 +85,9 @@ class Bench:
         self._pool.stop()
         self._device.stop()
 
-    def run(self, problems: list[AttentionProblem], configs: Callable[[AttentionProblem], list[tuple[str, dict]]]) -> Iterator[Row]:
+    def run(
+        self, problems: list[AttentionProblem], configs: Callable[[AttentionProblem], list[tuple[str, dict]]]
+    ) -> Iterator[Row]:
         """A row a problem, as they end; `configs(problem)` are further [(family, parameters)]. Raises `BenchError` if no worker starts."""
         for problem in problems:
             row = Row(problem.to_dict(), problem.describe())
@@ -89,7 +98,11 @@ class Bench:
         """Fills the row; what there is to say beside it."""
         contenders, notes = choose(problem, self.gpu, self.storages, configs, self.top)
         if not contenders:
-            notes.append(Note(problem.name or problem.describe(), "No family has a recorded or starting config for this problem."))
+            notes.append(
+                Note(
+                    problem.name or problem.describe(), "No family has a recorded or starting config for this problem."
+                )
+            )
         proved = []
         for contender, kernel in self._compile(contenders):
             if isinstance(kernel, str):
@@ -101,7 +114,9 @@ class Bench:
             else:
                 notes.append(self._failed(problem, contender, evaluation))
         proved.sort(key=lambda entry: entry[:2])
-        finalists = {str(i): (c.config.family, c.config, kernel) for i, (_, _, c, kernel, _) in enumerate(proved[:self.top])}
+        finalists = {
+            str(i): (c.config.family, c.config, kernel) for i, (_, _, c, kernel, _) in enumerate(proved[: self.top])
+        }
         final = Final(finalists)
         try:
             while not final.result:
@@ -113,7 +128,7 @@ class Bench:
         peers = {name: timing for name, timing in timings.items() if name not in finalists}
         row.peers = {name: Time.of(timing) for name, timing in peers.items()}
         row.versions = {name: timing.protocol.get("version", "") for name, timing in peers.items()}
-        entries = [(contender, evaluation) for _, _, contender, _, evaluation in proved[:self.top]]
+        entries = [(contender, evaluation) for _, _, contender, _, evaluation in proved[: self.top]]
         return notes + self._finish(problem, row, entries, timings, peers)
 
     def _failed(self, problem: AttentionProblem, contender: Contender, evaluation: Evaluation) -> Note:
@@ -121,7 +136,12 @@ class Bench:
         return Note(f"{contender.config.family} trial {number}", f"{evaluation.state}: {evaluation.reason}")
 
     def _finish(
-        self, problem: AttentionProblem, row: Row, finalists: list[tuple], timings: dict[str, Timing], peers: dict[str, Timing],
+        self,
+        problem: AttentionProblem,
+        row: Row,
+        finalists: list[tuple],
+        timings: dict[str, Timing],
+        peers: dict[str, Timing],
     ) -> list[Note]:
         """Record the finalists beside the peers, and put the best that the final did not disqualify into the row; a note for each other."""
         notes = []
@@ -131,7 +151,9 @@ class Bench:
             storage, study, number = self._record(problem, contender, evaluation)
             storage.add_timing(number, timing)
             if not timing.samples_us:
-                notes.append(Note(f"{contender.config.family} trial {number}", f"left the final: {timing.protocol['out']}"))
+                notes.append(
+                    Note(f"{contender.config.family} trial {number}", f"left the final: {timing.protocol['out']}")
+                )
                 continue
             if timing.disqualified:
                 notes.append(Note(f"{contender.config.family} trial {number}", f"disqualified: {timing.disqualified}"))
@@ -147,7 +169,9 @@ class Bench:
                 storage.add_baseline(study, name, None, reason)
         return notes
 
-    def _record(self, problem: AttentionProblem, contender: Contender, evaluation: Evaluation) -> tuple[Storage, Study, int]:
+    def _record(
+        self, problem: AttentionProblem, contender: Contender, evaluation: Evaluation
+    ) -> tuple[Storage, Study, int]:
         """Where a contender's times go: the trial that it repeats and that is right still, else a new trial in this bench's study."""
         if contender.trial and evaluation.state is TrialState.COMPLETE:
             return contender.storage, contender.study, contender.trial.number
@@ -168,7 +192,9 @@ class Bench:
         taken = {study.name for study in storage.studies()}
         name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
         environment = collect(self.detected)
-        return storage.create_study(name, problem, self.gpu, False, "genetic", 0, families, environment, {"cache": self.cache})
+        return storage.create_study(
+            name, problem, self.gpu, False, "genetic", 0, families, environment, {"cache": self.cache}
+        )
 
     # ---- processes
 
@@ -187,13 +213,15 @@ class Bench:
 
     def _evaluate(self, problem: AttentionProblem, contender: Contender, kernel: CompiledKernel) -> Evaluation:
         task = contender.config.family, contender.config, kernel, None
-        for _ in range(2):                            # a verdict of a process that may have been harmed is asked for again in a fresh one
+        for _ in range(2):  # a verdict of a process that may have been harmed is asked for again in a fresh one
             outcome = self._ask(problem, "evaluate", task, START_SECONDS + DEVICE_SECONDS)
             if outcome.ending is not Ending.RESULT or not outcome.value.doubtful:
                 break
         if outcome.ending is Ending.RESULT:
             return outcome.value
-        state = {Ending.TIMEOUT: TrialState.TIMEOUT, Ending.DIED: TrialState.WORKER_DIED}.get(outcome.ending, TrialState.LAUNCH_ERROR)
+        state = {Ending.TIMEOUT: TrialState.TIMEOUT, Ending.DIED: TrialState.WORKER_DIED}.get(
+            outcome.ending, TrialState.LAUNCH_ERROR
+        )
         return Evaluation(state, str(outcome.value), kernel.info)
 
     def _ask(self, problem: AttentionProblem, method: str, args: tuple, seconds: float) -> Outcome:

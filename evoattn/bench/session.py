@@ -7,16 +7,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from evoattn import gpu as gpus
 from evoattn.bench.contenders import read_configs
 from evoattn.bench.run import Bench, Row
-from evoattn.gpu import GpuError
-from evoattn.problems import by_name_or_shape
-from evoattn.session import choose_device
+from evoattn.model import gpu as gpus
+from evoattn.model.gpu import GpuError
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.search.setup import choose_device
 from evoattn.storage import Storage
 
 
-def run_bench(texts: list[str], gpu: str, urls: list[str], configs: Path | None, top: int, jobs: int, progress: Console) -> list[Row]:
+def run_bench(
+    texts: list[str], gpu: str, urls: list[str], configs: Path | None, top: int, jobs: int, progress: Console
+) -> list[Row]:
     """The rows of the problems, by name or shape; a line on `progress` as each ends.
 
     Raises `GpuError` without a device of the named kind, `ProblemError`, `ConfigError`, `StorageError` or `BenchError`.

@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.baselines import NOT_INSTALLED
 from evoattn.bench.notes import shortened
 from evoattn.bench.run import Row, Time
+from evoattn.timing.peers.table import NOT_INSTALLED
 
 
 def genes(config: dict[str, Any]) -> str:
     """A config in short: what is off is left out, what is on stands by its name alone."""
-    return " ".join(name if value is True else f"{name}={value}" for name, value in config.items() if value is not False)
+    return " ".join(
+        name if value is True else f"{name}={value}" for name, value in config.items() if value is not False
+    )
 
 
 def _cell(time: Time | None) -> str:

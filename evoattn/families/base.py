@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Protocol
 
-from evoattn.config import KernelConfig
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 
 class Family(Protocol):
@@ -63,7 +63,11 @@ def starts_zeroed(buffer: str) -> bool:
 
 def why_no_lse(name: str, problem: AttentionProblem) -> str | None:
     """For the `why_unsupported` of a family that has no log-sum-exp output."""
-    return f"{name} does not write the log-sum-exp; take lse=1 out of the shape, or another family." if problem.lse else None
+    return (
+        f"{name} does not write the log-sum-exp; take lse=1 out of the shape, or another family."
+        if problem.lse
+        else None
+    )
 
 
 def softmax_scale_log2(problem: AttentionProblem) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
 from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.trial import KernelLaunch
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
@@ -90,10 +90,12 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
     if tiles == 1 and (config["SCHEDULE"] != "split" or config["RESCALE"] != "always"):
         return f"All {problem.seqlen_k} keys are one tile of {block_n}: SCHEDULE and RESCALE must be split and always, to do nothing."
     if config["STAGES"] > tiles:
-        return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
+        return (
+            f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
+        )
     if order.endswith("reversed") and not problem.causal:
         return f"BLOCK_ORDER={order} only matters with a causal mask: without one all row blocks take the same time."
-    if order != "rows" and (rows == 1 or order == "heads" and problem.heads * problem.batch == 1):
+    if order != "rows" and (rows == 1 or (order == "heads" and problem.heads * problem.batch == 1)):
         return f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} heads."
     return None
 
@@ -121,7 +123,8 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     if smem > gpu.smem_per_block:
         return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
     return (
-        why_not_resident(gpu, blocks, warps, smem) or why_same_code(blocks, warps)
+        why_not_resident(gpu, blocks, warps, smem)
+        or why_same_code(blocks, warps)
         or why_too_few_registers(blocks, warps, registers_needed(problem, config))
     )
 
@@ -147,8 +150,11 @@ class FlashMma:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(config) or _why_wrong_ring(config)
-            or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(config)
+            or _why_wrong_ring(config)
+            or _why_redundant(problem, config)
+            or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
@@ -177,7 +183,11 @@ class FlashMma:
         rows = math.ceil(problem.seqlen_q / config["BLOCK_M"])
         heads_fastest = config["BLOCK_ORDER"].startswith("heads")
         grid = (problem.heads, problem.batch, rows) if heads_fastest else (rows, problem.heads, problem.batch)
-        return (KernelLaunch(self.name, grid, (WARP * _warps(config), 1, 1), smem_bytes(problem, config), attention_args(problem)),)
+        return (
+            KernelLaunch(
+                self.name, grid, (WARP * _warps(config), 1, 1), smem_bytes(problem, config), attention_args(problem)
+            ),
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         return {}

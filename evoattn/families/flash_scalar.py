@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
-from evoattn.gpu import GpuSpec
-from evoattn.problem import DTYPES, AttentionProblem
-from evoattn.trial import KernelLaunch
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.problem import DTYPES, AttentionProblem
+from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
@@ -71,7 +71,11 @@ def _loop_trips(problem: AttentionProblem, config: KernelConfig) -> tuple[int, i
 
 def _body_instructions(problem: AttentionProblem, config: KernelConfig) -> int:
     """Multiply-adds, conversions and loads in the larger of the two unrolled loop bodies."""
-    rows, width, keys = config["ROWS_PER_THREAD"], config["VECTOR_WIDTH"], config["BLOCK_N"] // config["THREADS_PER_ROW"]
+    rows, width, keys = (
+        config["ROWS_PER_THREAD"],
+        config["VECTOR_WIDTH"],
+        config["BLOCK_N"] // config["THREADS_PER_ROW"],
+    )
     conversions = 0 if problem.dtype == "fp32" else 1
     qk_trips, pv_trips = _loop_trips(problem, config)
     qk_elements = problem.head_dim // qk_trips * min(config["UNROLL"], qk_trips)
@@ -94,7 +98,16 @@ def estimated_registers(problem: AttentionProblem, config: KernelConfig) -> int:
     k_or_v = width + max(1, width * problem.element_bytes // 4) * unroll
     maxima_and_sums = 2 * rows
     loads_ahead = (unroll - 1) * scores // 8
-    return rows * _outputs(problem, config) + scores + partial_sums + q + k_or_v + maxima_and_sums + loads_ahead + FIXED_REGISTERS
+    return (
+        rows * _outputs(problem, config)
+        + scores
+        + partial_sums
+        + q
+        + k_or_v
+        + maxima_and_sums
+        + loads_ahead
+        + FIXED_REGISTERS
+    )
 
 
 class FlashScalar:
@@ -133,9 +146,15 @@ class FlashScalar:
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         """One launch; a block for each query tile of each head of each batch entry, in one dimension."""
         blocks = math.ceil(problem.seqlen_q / config["BLOCK_M"]) * problem.heads * problem.batch
-        return (KernelLaunch(
-            "flash_scalar", (blocks, 1, 1), (_threads(config), 1, 1), _smem_bytes(problem, config), attention_args(problem),
-        ),)
+        return (
+            KernelLaunch(
+                "flash_scalar",
+                (blocks, 1, 1),
+                (_threads(config), 1, 1),
+                _smem_bytes(problem, config),
+                attention_args(problem),
+            ),
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         return {}
@@ -150,8 +169,10 @@ def _why_shape(problem: AttentionProblem, config: KernelConfig) -> str | None:
         return f"BLOCK_M={block_m} is no multiple of ROWS_PER_THREAD={rows}."
     threads = _threads(config)
     if threads % WARP or threads > MAX_THREADS:
-        return (f"BLOCK_M={block_m} / ROWS_PER_THREAD={rows} · THREADS_PER_ROW={lanes} makes {threads} threads; "
-                f"a block has a multiple of {WARP} up to {MAX_THREADS}.")
+        return (
+            f"BLOCK_M={block_m} / ROWS_PER_THREAD={rows} · THREADS_PER_ROW={lanes} makes {threads} threads; "
+            f"a block has a multiple of {WARP} up to {MAX_THREADS}."
+        )
     if block_n % lanes:
         return f"BLOCK_N={block_n} keys do not divide over THREADS_PER_ROW={lanes} threads."
     if vector_bytes > MAX_VECTOR_BYTES:
@@ -162,8 +183,10 @@ def _why_shape(problem: AttentionProblem, config: KernelConfig) -> str | None:
     if padded > MAX_PADDING * problem.head_dim:
         return f"THREADS_PER_ROW={lanes} pads head_dim {problem.head_dim} to {padded} in P·V, more than {MAX_PADDING} times."
     if config["KV_STAGES"] > 1 and vector_bytes < MIN_ASYNC_BYTES:
-        return (f"KV_STAGES=2 needs cp.async, which moves {MIN_ASYNC_BYTES} bytes at least; "
-                f"VECTOR_WIDTH={width} of {problem.dtype} is {vector_bytes}.")
+        return (
+            f"KV_STAGES=2 needs cp.async, which moves {MIN_ASYNC_BYTES} bytes at least; "
+            f"VECTOR_WIDTH={width} of {problem.dtype} is {vector_bytes}."
+        )
     return None
 
 
@@ -187,8 +210,10 @@ def _why_resources(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec
     if smem > gpu.smem_per_block:
         return f"Q, K, V and P take {smem} bytes of shared memory; a block of {gpu.name} has {gpu.smem_per_block}."
     if blocks > gpu.blocks_resident(0, threads, smem):
-        return (f"BLOCKS_PER_SM={blocks} blocks of {threads} threads and {smem} bytes of shared memory do not fit one SM of {gpu.name} "
-                f"({gpu.threads_per_sm} threads, {gpu.smem_per_sm} bytes, {gpu.smem_reserved_per_block} of them reserved a block).")
+        return (
+            f"BLOCKS_PER_SM={blocks} blocks of {threads} threads and {smem} bytes of shared memory do not fit one SM of {gpu.name} "
+            f"({gpu.threads_per_sm} threads, {gpu.smem_per_sm} bytes, {gpu.smem_reserved_per_block} of them reserved a block)."
+        )
     body = _body_instructions(problem, config)
     if body > MAX_BODY:
         return f"An unrolled loop body has about {body} instructions; over {MAX_BODY} the code outgrows the instruction cache."

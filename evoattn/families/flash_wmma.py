@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
 from evoattn.families.residency import WARP, why_not_resident, why_too_few_registers
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.trial import KernelLaunch
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
@@ -51,7 +51,9 @@ def smem_parts(problem: AttentionProblem, config: KernelConfig) -> dict[str, int
     row_bytes = _dim_tiles(problem) * TILE * 2 + padding
     o_bytes = block_m * (_dim_tiles(problem) * TILE * 4 + padding)
     parts = {
-        "row factors": 4 * block_m, "Q": block_m * row_bytes, "K and V": 2 * config["STAGES"] * block_n * row_bytes,
+        "row factors": 4 * block_m,
+        "Q": block_m * row_bytes,
+        "K and V": 2 * config["STAGES"] * block_n * row_bytes,
         "S": block_m * (4 * block_n + padding),
     }
     if config["O_PLACE"] == "fragments":
@@ -66,9 +68,13 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
 
 def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Tiles that do not divide over the warps, or warps without work."""
-    block_m, block_n, row_warps, column_warps = (config[name] for name in ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS"))
+    block_m, block_n, row_warps, column_warps = (
+        config[name] for name in ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS")
+    )
     if block_m % (TILE * row_warps):
-        return f"BLOCK_M={block_m} rows are {block_m // TILE} tiles of 16, which do not divide over ROW_WARPS={row_warps}."
+        return (
+            f"BLOCK_M={block_m} rows are {block_m // TILE} tiles of 16, which do not divide over ROW_WARPS={row_warps}."
+        )
     if _warps(config) > MAX_WARPS:
         return f"ROW_WARPS={row_warps} times COLUMN_WARPS={column_warps} are {_warps(config)} warps; a block has at most {MAX_WARPS}."
     if column_warps > max(block_n // TILE, _dim_tiles(problem)):
@@ -90,7 +96,9 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     tiles = math.ceil(problem.seqlen_k / block_n)
     if config["STAGES"] > tiles:
-        return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
+        return (
+            f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
+        )
     return None
 
 
@@ -111,8 +119,12 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     blocks, warps, smem = config["BLOCKS_PER_SM"], _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
         parts = " + ".join(f"{what} {size}" for what, size in smem_parts(problem, config).items() if size)
-        return f"The block needs {smem} bytes of shared memory ({parts}); {gpu.name} gives a block {gpu.smem_per_block}."
-    return why_not_resident(gpu, blocks, warps, smem) or why_too_few_registers(blocks, warps, registers_needed(problem, config))
+        return (
+            f"The block needs {smem} bytes of shared memory ({parts}); {gpu.name} gives a block {gpu.smem_per_block}."
+        )
+    return why_not_resident(gpu, blocks, warps, smem) or why_too_few_registers(
+        blocks, warps, registers_needed(problem, config)
+    )
 
 
 class FlashWmma:
@@ -136,12 +148,23 @@ class FlashWmma:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config) or _why_redundant(problem, config)
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config)
+            or _why_redundant(problem, config)
             or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
-        same = ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS", "THREADS_PER_ROW", "STAGES", "PADDING_BYTES", "BLOCKS_PER_SM")
+        same = (
+            "BLOCK_M",
+            "BLOCK_N",
+            "ROW_WARPS",
+            "COLUMN_WARPS",
+            "THREADS_PER_ROW",
+            "STAGES",
+            "PADDING_BYTES",
+            "BLOCKS_PER_SM",
+        )
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
@@ -155,7 +178,11 @@ class FlashWmma:
 
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         grid = (math.ceil(problem.seqlen_q / config["BLOCK_M"]), problem.heads, problem.batch)
-        return (KernelLaunch(self.name, grid, (WARP * _warps(config), 1, 1), smem_bytes(problem, config), attention_args(problem)),)
+        return (
+            KernelLaunch(
+                self.name, grid, (WARP * _warps(config), 1, 1), smem_bytes(problem, config), attention_args(problem)
+            ),
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         return {}

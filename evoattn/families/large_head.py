@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
 from evoattn.families.residency import WARP, why_too_few_registers
-from evoattn.gpu import GpuSpec
-from evoattn.problem import DTYPES, AttentionProblem
-from evoattn.trial import Buffer, KernelLaunch, Scalar
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import Buffer, KernelLaunch, Scalar
+from evoattn.model.problem import DTYPES, AttentionProblem
+from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 256, 8192
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
@@ -136,7 +136,7 @@ def _tensor_registers(problem: AttentionProblem, config: KernelConfig) -> int:
     output_rows, runs = _output_rows(config), _slice(problem, config) // config["VALUE_THREADS"]
     output = output_rows * runs + 2 * runs
     score = rows * keys // WARP + unroll * (rows + 12) + 2 * (rows // 8 + keys // 8)
-    if _spread(config):                            # but where copies of V follow them, ptxas puts off loads that would spill
+    if _spread(config):  # but where copies of V follow them, ptxas puts off loads that would spill
         ahead = min(unroll, _slice(problem, config) // (16 * _spread_parts(config))) if _fused(config) else 1
         score = rows * keys // WARP + ahead * (rows + keys) // 2 + rows
     value = output_rows + unroll * (output_rows // 2 + 16)
@@ -147,10 +147,19 @@ def _tensor_registers(problem: AttentionProblem, config: KernelConfig) -> int:
 
 def _why_wrong_products(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Tiles that the chosen arithmetic does not have."""
-    rows, keys, value_threads, piece = config["SCORE_ROWS"], config["SCORE_KEYS"], config["VALUE_THREADS"], _slice(problem, config)
+    rows, keys, value_threads, piece = (
+        config["SCORE_ROWS"],
+        config["SCORE_KEYS"],
+        config["VALUE_THREADS"],
+        _slice(problem, config),
+    )
     if not _on_tensor_cores(config):
         fits = max(rows, keys) <= 8
-        return None if fits else f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} are for MATH=tf32x3; those of fma end at 8 by 8."
+        return (
+            None
+            if fits
+            else f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} are for MATH=tf32x3; those of fma end at 8 by 8."
+        )
     if problem.dtype != "fp32":
         return f"MATH={config['MATH']} makes fp32 of three tf32 products, and {problem.dtype} needs but one of its own."
     if rows % 16 or keys % 8 or config["LANES"] != WARP:
@@ -171,7 +180,12 @@ def _spread_parts(config: KernelConfig) -> int:
 
 def _why_not_spread(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Tiles and slices whose warps cannot share head_dim."""
-    rows, keys, piece, parts = config["SCORE_ROWS"], config["SCORE_KEYS"], _slice(problem, config), _spread_parts(config)
+    rows, keys, piece, parts = (
+        config["SCORE_ROWS"],
+        config["SCORE_KEYS"],
+        _slice(problem, config),
+        _spread_parts(config),
+    )
     if parts < 2:
         return f"MATH=tf32x3_spread shares score tiles between warps; WARPS={config['WARPS']} are too few for tiles of {rows} by {keys}."
     if config["Q_PLACE"] == "shared":
@@ -188,7 +202,9 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSp
     if problem.head_dim % (split * _vector(problem)):
         return f"DIM_SPLIT={split} does not divide head_dim {problem.head_dim} into whole vectors of {_vector(problem)} elements."
     if (split == 1) != (exchange == "none") and exchange != "workspace":
-        return f"EXCHANGE={exchange} does not go with DIM_SPLIT={split}: one block has nothing to exchange, several must."
+        return (
+            f"EXCHANGE={exchange} does not go with DIM_SPLIT={split}: one block has nothing to exchange, several must."
+        )
     if config["DEPENDENT_LAUNCH"] and exchange != "workspace":
         return f"DEPENDENT_LAUNCH lets a second launch begin early, and EXCHANGE={exchange} has one."
     if config["DEPENDENT_LAUNCH"] and gpu.capability < (9, 0):
@@ -200,7 +216,9 @@ def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSp
     if reason := _why_wrong_products(problem, config):
         return reason
     if block_m % rows or block_n % keys:
-        return f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} do not tile BLOCK_M={block_m} by BLOCK_N={block_n}."
+        return (
+            f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} do not tile BLOCK_M={block_m} by BLOCK_N={block_n}."
+        )
     if _spread(config) and (reason := _why_not_spread(problem, config)):
         return reason
     tiles = block_m // rows * (block_n // keys)
@@ -219,9 +237,11 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     """Shared memory, workspace, grid and registers, with what they would take."""
     smem = max(smem_bytes(problem, config))
     if smem > gpu.smem_per_block:
-        return (f"Shared memory would take {smem} bytes, {_q_bytes(problem, config)} of them for BLOCK_M={config['BLOCK_M']} rows of Q and "
-                f"{_k_bytes(problem, config)} for each tile of K and V, STAGES={config['STAGES']}; {gpu.name} gives a block "
-                f"{gpu.smem_per_block}.")
+        return (
+            f"Shared memory would take {smem} bytes, {_q_bytes(problem, config)} of them for BLOCK_M={config['BLOCK_M']} rows of Q and "
+            f"{_k_bytes(problem, config)} for each tile of K and V, STAGES={config['STAGES']}; {gpu.name} gives a block "
+            f"{gpu.smem_per_block}."
+        )
     scratch = sum(_workspace(problem, config).values())
     if scratch > MAX_WORKSPACE_BYTES:
         return f"The partial scores of DIM_SPLIT={config['DIM_SPLIT']} slices would take {scratch} bytes, over {MAX_WORKSPACE_BYTES}."
@@ -240,7 +260,11 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
     if stages > math.ceil(problem.seqlen_k / block_n):
         return f"STAGES={stages} is more than the tiles of {block_n} that {problem.seqlen_k} keys make."
     tensor = _on_tensor_cores(config)
-    steps = _slice(problem, config) // 16 if tensor else math.ceil(_slice(problem, config) // _vector(problem) / config["LANES"])
+    steps = (
+        _slice(problem, config) // 16
+        if tensor
+        else math.ceil(_slice(problem, config) // _vector(problem) / config["LANES"])
+    )
     trips = max(steps, block_n // (8 if tensor else 4))
     if config["UNROLL"] >= 2 * trips:
         return f"UNROLL={config['UNROLL']} changes nothing: the loops make at most {trips} trips."
@@ -251,14 +275,24 @@ def _workspace(problem: AttentionProblem, config: KernelConfig) -> dict[str, int
     if _fused(config):
         return {}
     tiles = math.ceil(_rows(problem) / config["BLOCK_M"]) * math.ceil(problem.seqlen_k / config["BLOCK_N"])
-    return {"partials": 4 * problem.batch * problem.kv_heads * tiles * config["DIM_SPLIT"] * config["BLOCK_M"] * config["BLOCK_N"]}
+    return {
+        "partials": 4
+        * problem.batch
+        * problem.kv_heads
+        * tiles
+        * config["DIM_SPLIT"]
+        * config["BLOCK_M"]
+        * config["BLOCK_N"]
+    }
 
 
 class LargeHead:
     """The `Family` of `templates/large_head.cu.j2`: any lengths, grouped heads, three masks, fp16, bf16 and fp32."""
 
     name: ClassVar[str] = "large_head"
-    summary: ClassVar[str] = "a large head_dim and few queries: head_dim split over blocks; CUDA cores, or three tf32 products for fp32"
+    summary: ClassVar[str] = (
+        "a large head_dim and few queries: head_dim split over blocks; CUDA cores, or three tf32 products for fp32"
+    )
     devices: ClassVar[str] = "any GPU, sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
 
@@ -271,13 +305,26 @@ class LargeHead:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config, gpu)
-            or _why_too_big(problem, config, gpu) or _why_redundant(problem, config)
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config, gpu)
+            or _why_too_big(problem, config, gpu)
+            or _why_redundant(problem, config)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
-        same = ("BLOCK_M", "BLOCK_N", "DIM_SPLIT", "WARPS", "LANES", "SCORE_ROWS", "SCORE_KEYS", "VALUE_THREADS", "STAGES", "UNROLL",
-                "DEPENDENT_LAUNCH")
+        same = (
+            "BLOCK_M",
+            "BLOCK_N",
+            "DIM_SPLIT",
+            "WARPS",
+            "LANES",
+            "SCORE_ROWS",
+            "SCORE_KEYS",
+            "VALUE_THREADS",
+            "STAGES",
+            "UNROLL",
+            "DEPENDENT_LAUNCH",
+        )
         scores_smem, smem = smem_bytes(problem, config)
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
@@ -299,9 +346,14 @@ class LargeHead:
         scores_smem, smem = smem_bytes(problem, config)
         cluster = (split if config["EXCHANGE"] == "cluster" else 1, 1, 1)
         if _fused(config):
-            no_workspace = Scalar("int64", 0)              # a null pointer
-            return (KernelLaunch("large_head", (x, 1, z), block, smem, (*attention_args(problem), no_workspace), cluster),)
-        args, key_tiles = (*attention_args(problem), Buffer("partials")), math.ceil(problem.seqlen_k / config["BLOCK_N"])
+            no_workspace = Scalar("int64", 0)  # a null pointer
+            return (
+                KernelLaunch("large_head", (x, 1, z), block, smem, (*attention_args(problem), no_workspace), cluster),
+            )
+        args, key_tiles = (
+            (*attention_args(problem), Buffer("partials")),
+            math.ceil(problem.seqlen_k / config["BLOCK_N"]),
+        )
         return (
             KernelLaunch("large_head_scores", (x, key_tiles, z), block, scores_smem, args),
             KernelLaunch("large_head", (x, 1, z), block, smem, args, overlaps=config["DEPENDENT_LAUNCH"]),

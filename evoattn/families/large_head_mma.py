@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.config import KernelConfig
 from evoattn.families.base import attention_args, why_no_lse
 from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.trial import KernelLaunch
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 264, 2048
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
@@ -91,7 +91,9 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
 
 def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Tiles and chunks that are not whole, and warps that have nothing to do."""
-    block_m, block_n, row_warps, column_warps = (config[name] for name in ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS"))
+    block_m, block_n, row_warps, column_warps = (
+        config[name] for name in ("BLOCK_M", "BLOCK_N", "ROW_WARPS", "COLUMN_WARPS")
+    )
     threads, columns = WARP * _warps(config), 16 * column_warps * _dim_blocks(problem, config)
     if block_m % (16 * row_warps):
         return f"BLOCK_M={block_m} rows do not divide into tiles of 16 for ROW_WARPS={row_warps}."
@@ -126,10 +128,12 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
     if config["STAGES"] > tiles * chunks:
         return f"STAGES={config['STAGES']} is more than the {tiles * chunks} chunks that {problem.seqlen_k} keys make."
     if tiles == 1 and config["RESCALE"] != "always":
-        return f"All {problem.seqlen_k} keys are one tile of {block_n}: RESCALE must be always, which then does nothing."
+        return (
+            f"All {problem.seqlen_k} keys are one tile of {block_n}: RESCALE must be always, which then does nothing."
+        )
     if order.endswith("reversed") and not problem.causal:
         return f"BLOCK_ORDER={order} only matters with a causal mask: without one all row blocks take the same time."
-    if order != "rows" and (rows == 1 or order == "heads" and problem.heads * problem.batch == 1):
+    if order != "rows" and (rows == 1 or (order == "heads" and problem.heads * problem.batch == 1)):
         return f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} heads."
     return None
 
@@ -138,10 +142,13 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
     blocks, warps, smem = config["BLOCKS_PER_SM"], _warps(config), smem_bytes(problem, config)
     if smem > gpu.smem_per_block:
-        return (f"The block needs {smem} bytes of shared memory, {q_bytes(problem, config)} of them for Q and "
-                f"{stage_bytes(problem, config)} for each of STAGES={config['STAGES']} chunks; {gpu.name} gives it {gpu.smem_per_block}.")
+        return (
+            f"The block needs {smem} bytes of shared memory, {q_bytes(problem, config)} of them for Q and "
+            f"{stage_bytes(problem, config)} for each of STAGES={config['STAGES']} chunks; {gpu.name} gives it {gpu.smem_per_block}."
+        )
     return (
-        why_not_resident(gpu, blocks, warps, smem) or why_same_code(blocks, warps)
+        why_not_resident(gpu, blocks, warps, smem)
+        or why_same_code(blocks, warps)
         or why_too_few_registers(blocks, warps, registers_needed(problem, config))
     )
 
@@ -156,7 +163,9 @@ class LargeHeadMma:
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if problem.dtype not in self.dtypes:
-            return f"large_head_mma takes {' and '.join(self.dtypes)}, not {problem.dtype}: the tensor cores have no fp32."
+            return (
+                f"large_head_mma takes {' and '.join(self.dtypes)}, not {problem.dtype}: the tensor cores have no fp32."
+            )
         if gpu.capability < (8, 0):
             return f"large_head_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
@@ -165,13 +174,25 @@ class LargeHeadMma:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config, gpu)
-            or _why_redundant(problem, config) or _why_too_big(problem, config, gpu)
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config, gpu)
+            or _why_redundant(problem, config)
+            or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
         order = config["BLOCK_ORDER"]
-        same = ("BLOCK_M", "BLOCK_N", "DV_SPLIT", "ROW_WARPS", "COLUMN_WARPS", "DIM_CHUNK", "KEY_CHUNK", "STAGES", "BLOCKS_PER_SM")
+        same = (
+            "BLOCK_M",
+            "BLOCK_N",
+            "DV_SPLIT",
+            "ROW_WARPS",
+            "COLUMN_WARPS",
+            "DIM_CHUNK",
+            "KEY_CHUNK",
+            "STAGES",
+            "BLOCKS_PER_SM",
+        )
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
@@ -190,7 +211,11 @@ class LargeHeadMma:
     def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
         blocks = math.ceil(problem.seqlen_q / config["BLOCK_M"]) * problem.heads * problem.batch * config["DV_SPLIT"]
         smem, cluster = smem_bytes(problem, config), (config["DV_SPLIT"] if _in_cluster(config) else 1, 1, 1)
-        return (KernelLaunch(self.name, (blocks, 1, 1), (WARP * _warps(config), 1, 1), smem, attention_args(problem), cluster),)
+        return (
+            KernelLaunch(
+                self.name, (blocks, 1, 1), (WARP * _warps(config), 1, 1), smem, attention_args(problem), cluster
+            ),
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         return {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from evoattn.families.base import Family
 from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
-from evoattn.families.flash_wgmma import FlashWgmma
+from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.flash_wmma import FlashWmma
 from evoattn.families.large_head import LargeHead
 from evoattn.families.large_head_mma import LargeHeadMma
 from evoattn.families.split_kv import SplitKv
-from evoattn.families.three_kernel import ThreeKernel
+from evoattn.families.three_kernel.family import ThreeKernel
 
 
 class FamilyError(ValueError):
@@ -19,7 +19,16 @@ class FamilyError(ValueError):
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (FlashScalar(), FlashWmma(), FlashMma(), FlashWgmma(), SplitKv(), ThreeKernel(), LargeHead(), LargeHeadMma())
+    for family in (
+        FlashScalar(),
+        FlashWmma(),
+        FlashMma(),
+        FlashWgmma(),
+        SplitKv(),
+        ThreeKernel(),
+        LargeHead(),
+        LargeHeadMma(),
+    )
 }
 
 
@@ -28,4 +37,6 @@ def lookup(name: str) -> Family:
     try:
         return FAMILIES[name]
     except KeyError:
-        raise FamilyError(f"Unknown family {name!r}; evoattn has {', '.join(FAMILIES)} (see `evoattn families`).") from None
+        raise FamilyError(
+            f"Unknown family {name!r}; evoattn has {', '.join(FAMILIES)} (see `evoattn families`)."
+        ) from None

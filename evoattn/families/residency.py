@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from evoattn.gpu import GpuSpec
+from evoattn.model.gpu import GpuSpec
 
 WARP = 32
 MAX_REGISTERS = 255
@@ -26,7 +26,9 @@ def why_not_resident(gpu: GpuSpec, blocks: int, warps: int, smem_bytes: int) -> 
         what = f"blocks of {smem_bytes} bytes of shared memory, plus 1 KB each"
         return f"BLOCKS_PER_SM={blocks} {what}, are over the {gpu.smem_per_sm} of an SM."
     if blocks * threads > gpu.threads_per_sm:
-        return f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
+        return (
+            f"BLOCKS_PER_SM={blocks} blocks of {threads} threads are over the {gpu.threads_per_sm} of a {gpu.name} SM."
+        )
     return None
 
 

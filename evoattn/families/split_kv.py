@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from evoattn.config import KernelConfig
 from evoattn.families.base import ZEROED_SUFFIX, attention_args, why_no_lse
-from evoattn.families.flash_wgmma import tile_map
+from evoattn.families.flash_wgmma.family import tile_map
 from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
-from evoattn.gpu import GpuSpec
-from evoattn.problem import DTYPES, AttentionProblem
-from evoattn.trial import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.problem import DTYPES, AttentionProblem
+from evoattn.model.space import KernelConfig
 
 MAX_HEAD_DIM = 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
@@ -43,7 +43,6 @@ KV_HEADERS = {
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
 UNUSED_BYTES = 16
 """Of a scratch buffer that no kernel touches."""
-
 
 
 def _warp_keys(config: KernelConfig) -> int:
@@ -87,7 +86,11 @@ def smem_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     pitch = math.ceil(problem.head_dim / 32) * 32 * 4
     items, cluster = config["BLOCK_M"] * problem.head_dim // 4, _cluster(config)
     results = max(rings, config["WARPS"] * config["BLOCK_M"] * (pitch + 8)) + barriers
-    return math.ceil(results / 16) * 16 + cluster * math.ceil(items / (4 * cluster)) * 4 * 24 if cluster > 1 else results + 16
+    return (
+        math.ceil(results / 16) * 16 + cluster * math.ceil(items / (4 * cluster)) * 4 * 24
+        if cluster > 1
+        else results + 16
+    )
 
 
 def packed_rows(problem: AttentionProblem) -> int:
@@ -109,7 +112,9 @@ def split_of(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int]
 
 def _why_wrong_shape(problem: AttentionProblem, config: KernelConfig) -> str | None:
     """Tiles that are not whole for each warp, vectors that no row divides into."""
-    block_m, block_n, warps, lanes, vector = (config[name] for name in ("BLOCK_M", "BLOCK_N", "WARPS", "DOT_LANES", "VECTOR_BYTES"))
+    block_m, block_n, warps, lanes, vector = (
+        config[name] for name in ("BLOCK_M", "BLOCK_N", "WARPS", "DOT_LANES", "VECTOR_BYTES")
+    )
     if problem.head_dim * problem.element_bytes % vector:
         return f"VECTOR_BYTES={vector} does not divide the {problem.head_dim * problem.element_bytes} bytes of a row."
     if config["COMPUTE"] == "mma":
@@ -141,7 +146,8 @@ def _why_no_tensor_map(config: KernelConfig, gpu: GpuSpec) -> str | None:
     if keys % TMA_KEYS or keys > MAX_BOX_KEYS:
         return (
             f"LOAD=tma: BLOCK_N={config['BLOCK_N']} over WARPS={config['WARPS']} makes boxes of {keys} keys, which must be a multiple of "
-            f"{TMA_KEYS} up to {MAX_BOX_KEYS}.")
+            f"{TMA_KEYS} up to {MAX_BOX_KEYS}."
+        )
     return None
 
 
@@ -171,7 +177,11 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
         if splits == 1 or config["MERGE"] != "kernel":
             return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch to overlap."
     if splits == 1:
-        return None if config["MERGE"] == "kernel" else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
+        return (
+            None
+            if config["MERGE"] == "kernel"
+            else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
+        )
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch
     if blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"SPLITS={config['SPLITS']} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
@@ -190,9 +200,12 @@ def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
         rows = config["BLOCK_M"] * (2 * k_vectors * width + _warp_keys(config) * config["DOT_LANES"] // WARP + 2)
     if config["LOAD"] == "registers":
         tiles = k_words + v_words
-    else:                                          # mma takes its operands out of the ring one by one, the CUDA cores a tile at once
+    else:  # mma takes its operands out of the ring one by one, the CUDA cores a tile at once
         tiles = max(k_words, v_words) // (2 if config["COMPUTE"] == "mma" else 1)
-    return max(rows + tiles + FIXED_REGISTERS[config["COMPUTE"]], LAST_BLOCK_REGISTERS if config["MERGE"] == "last_block" else 0)
+    return max(
+        rows + tiles + FIXED_REGISTERS[config["COMPUTE"]],
+        LAST_BLOCK_REGISTERS if config["MERGE"] == "last_block" else 0,
+    )
 
 
 def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -201,7 +214,8 @@ def _why_too_big(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     if smem > gpu.smem_per_block:
         return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
     return (
-        why_not_resident(gpu, blocks, warps, smem) or why_same_code(blocks, warps)
+        why_not_resident(gpu, blocks, warps, smem)
+        or why_same_code(blocks, warps)
         or why_too_few_registers(blocks, warps, registers_needed(problem, config))
     )
 
@@ -214,7 +228,9 @@ class SplitKv:
     """
 
     name: ClassVar[str] = "split_kv"
-    summary: ClassVar[str] = "keys split over warps and blocks, partial results merged; few queries and many keys; fp16, bf16 and fp32"
+    summary: ClassVar[str] = (
+        "keys split over warps and blocks, partial results merged; few queries and many keys; fp16, bf16 and fp32"
+    )
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
 
@@ -229,8 +245,11 @@ class SplitKv:
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return (
-            self.why_unsupported(problem, gpu) or _why_wrong_shape(problem, config) or _why_no_tensor_map(config, gpu)
-            or _why_useless(problem, config, gpu) or _why_too_big(problem, config, gpu)
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config)
+            or _why_no_tensor_map(config, gpu)
+            or _why_useless(problem, config, gpu)
+            or _why_too_big(problem, config, gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
@@ -258,17 +277,26 @@ class SplitKv:
         if config["LOAD"] == "tma":
             args[1:3] = (tile_map(problem, tensor, _warp_keys(config)) for tensor in "kv")
         partial = KernelLaunch(
-            self.name, (blocks * splits, problem.kv_heads, problem.batch), (WARP * config["WARPS"], 1, 1), smem_bytes(problem, config),
-            tuple(args), (_cluster(config), 1, 1))
+            self.name,
+            (blocks * splits, problem.kv_heads, problem.batch),
+            (WARP * config["WARPS"], 1, 1),
+            smem_bytes(problem, config),
+            tuple(args),
+            (_cluster(config), 1, 1),
+        )
         if splits == 1 or config["MERGE"] != "kernel":
             return (partial,)
         merge_args: list[KernelArg] = [Buffer("o")]
-        merge_args += [Scalar("int32", n) for n in (problem.seqlen_q, problem.kv_heads, problem.group_size, blocks, splits)]
+        merge_args += [
+            Scalar("int32", n) for n in (problem.seqlen_q, problem.kv_heads, problem.group_size, blocks, splits)
+        ]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
         merge_args += [Buffer(PARTIAL), Buffer(STATE)]
         grid = (packed_rows(problem), problem.kv_heads, problem.batch)
         overlaps = config["DEPENDENT_LAUNCH"] != "none"
-        return partial, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps)
+        return partial, KernelLaunch(
+            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
         (splits, _), tiles = split_of(problem, config), row_blocks(problem, config) * problem.kv_heads * problem.batch

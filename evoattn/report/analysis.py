@@ -10,8 +10,8 @@ from datetime import datetime
 
 import numpy as np
 
+from evoattn.model.records import Study, Trial, TrialState
 from evoattn.report.data import Ancestor, CostModelRank, FailureGroup, Progress
-from evoattn.trial import Study, Trial, TrialState
 
 MIN_TRIALS_TO_CORRELATE = 10
 MAX_ANCESTORS = 24
@@ -28,7 +28,11 @@ def value_of(trial: Trial, offline: bool) -> float | None:
     if offline:
         value = trial.relative_cost if trial.state is TrialState.ESTIMATED else None
     else:
-        value = trial.timing.median_us if trial.state is TrialState.COMPLETE and trial.timing and not trial.disqualified else None
+        value = (
+            trial.timing.median_us
+            if trial.state is TrialState.COMPLETE and trial.timing and not trial.disqualified
+            else None
+        )
     return value if value is not None and is_positive(value) else None
 
 
@@ -67,7 +71,10 @@ def group_failures(failures: Iterable[tuple[TrialState, str, int]]) -> tuple[Fai
         text = first if len(first) <= MAX_REASON else first[:MAX_REASON] + "…"
         key = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
         groups.setdefault((state.value, key), Counter())[text] += count
-    rows = [FailureGroup(state, reasons.most_common(1)[0][0], reasons.total(), len(reasons)) for (state, _), reasons in groups.items()]
+    rows = [
+        FailureGroup(state, reasons.most_common(1)[0][0], reasons.total(), len(reasons))
+        for (state, _), reasons in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda row: (-row.count, row.state, row.reason)))
 
 
@@ -94,10 +101,14 @@ def lineage(best: Trial | None, trials: dict[int, Trial], offline: bool) -> tupl
     found: dict[int, Trial] = {}
     front = [best] if best else []
     while front and len(found) < MAX_ANCESTORS:
-        trial = max(front, key=lambda t: t.number)              # a child is always younger than its parents
+        trial = max(front, key=lambda t: t.number)  # a child is always younger than its parents
         front.remove(trial)
         found[trial.number] = trial
-        front += [trials[n] for n in dict.fromkeys(trial.parents) if n in trials and n < trial.number and trials[n] not in front]
+        front += [
+            trials[n]
+            for n in dict.fromkeys(trial.parents)
+            if n in trials and n < trial.number and trials[n] not in front
+        ]
     return tuple(ancestor(trial, trials, offline) for trial in found.values())
 
 
@@ -108,5 +119,11 @@ def ancestor(trial: Trial, trials: dict[int, Trial], offline: bool) -> Ancestor:
     if parents:
         values = {p.number: value_of(p, offline) for p in parents}
         parent = min(parents, key=lambda p: (values[p.number] is None, values[p.number] or 0.0))
-        changes = {name: (parent.config.get(name), value) for name, value in trial.config.items() if parent.config.get(name) != value}
-    return Ancestor(trial.number, trial.family, trial.state.value, trial.operator, trial.parents, value_of(trial, offline), changes)
+        changes = {
+            name: (parent.config.get(name), value)
+            for name, value in trial.config.items()
+            if parent.config.get(name) != value
+        }
+    return Ancestor(
+        trial.number, trial.family, trial.state.value, trial.operator, trial.parents, value_of(trial, offline), changes
+    )

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evoattn.ranking import Ratio
+from evoattn.timing.ranking import Ratio
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class StudySummary:
     roofs: tuple[Roof, ...]
     final: dict[str, dict[str, float]]
     """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds of the final
-    (`evoattn.ranking.Ratio`, which says whether they are level)."""
+    (`evoattn.timing.ranking.Ratio`, which says whether they are level)."""
     starting: StartingConfig | None
 
     @property
@@ -231,8 +231,10 @@ class StudySummary:
             rivals = f"trial{'s' * (len(level) > 1)} {', '.join(level)}"
             return f"{who} is level with {rivals}: the rounds of the final do not tell them apart (sign test, 95 %)."
         second, ratio = min(self.final.items(), key=lambda item: item[1]["median"])
-        return (f"{who} is ahead of all other finalists beyond the noise (sign test over the final's rounds, 95 %); "
-                f"trial {second} takes {ratio['median'] - 1:+.1%} ({ratio['low'] - 1:+.1%} to {ratio['high'] - 1:+.1%}).")
+        return (
+            f"{who} is ahead of all other finalists beyond the noise (sign test over the final's rounds, 95 %); "
+            f"trial {second} takes {ratio['median'] - 1:+.1%} ({ratio['low'] - 1:+.1%} to {ratio['high'] - 1:+.1%})."
+        )
 
     @property
     def search_gain(self) -> str:
@@ -241,15 +243,19 @@ class StudySummary:
             return ""
         ratio = self.final.get(str(self.starting.trial))
         level = ", which its rounds do not tell from nothing" if ratio and Ratio(**ratio).level else ""
-        return (f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the same final: "
-                f"the search gained {self.starting.gain:.1%}{level}.")
+        return (
+            f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the same final: "
+            f"the search gained {self.starting.gain:.1%}{level}."
+        )
 
     @property
     def notice(self) -> str:
         """What a reader must know before the numbers; empty if nothing."""
         if self.kind == "estimated":
-            return (f"No {self.gpu} took part: every trial was compiled for it, run on the PTX interpreter and ranked by the cost model. "
-                    "The relative cost orders candidates within this study; it is not a time, and nothing here was measured.")
+            return (
+                f"No {self.gpu} took part: every trial was compiled for it, run on the PTX interpreter and ranked by the cost model. "
+                "The relative cost orders candidates within this study; it is not a time, and nothing here was measured."
+            )
         return ""
 
 

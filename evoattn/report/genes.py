@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
 
+from evoattn.model.records import Trial
 from evoattn.report.analysis import ancestor, value_of
 from evoattn.report.data import GeneValue, Improvement, Progress
-from evoattn.trial import Trial
 
 MIN_PAIRS = 3
 TOP_SHARE = 0.05
@@ -20,7 +20,9 @@ def improvements(progress: Progress, trials: dict[int, Trial], offline: bool) ->
     for index in progress.improvements:
         value = progress.value[index]
         gain = None if before is None else 1 - value / before
-        found.append(Improvement(progress.elapsed_s[index], gain, ancestor(trials[progress.trial[index]], trials, offline)))
+        found.append(
+            Improvement(progress.elapsed_s[index], gain, ancestor(trials[progress.trial[index]], trials, offline))
+        )
         before = value
     return tuple(found)
 
@@ -39,7 +41,7 @@ def gene_values(trials: Iterable[Trial], offline: bool) -> tuple[GeneValue, ...]
     rows = []
     for family, results in families.items():
         results.sort(key=lambda result: result[1])
-        top = results[:max(1, round(TOP_SHARE * len(results)))]
+        top = results[: max(1, round(TOP_SHARE * len(results)))]
         for name in results[0][0]:
             having = [entry for entry in results if name in entry[0]]
             everywhere = Counter(config[name] for config, _, _ in having)
@@ -48,8 +50,15 @@ def gene_values(trials: Iterable[Trial], offline: bool) -> tuple[GeneValue, ...]
             best = Counter(config[name] for config, _, _ in top if name in config)
             effects = _effects(name, having)
             rows += [
-                GeneValue(family, name, gene, best[gene] / len(top), count / len(results),
-                          median(effects[gene]) if len(effects[gene]) >= MIN_PAIRS else None, len(effects[gene]))
+                GeneValue(
+                    family,
+                    name,
+                    gene,
+                    best[gene] / len(top),
+                    count / len(results),
+                    median(effects[gene]) if len(effects[gene]) >= MIN_PAIRS else None,
+                    len(effects[gene]),
+                )
                 for gene, count in sorted(everywhere.items(), key=lambda item: -best[item[0]])
             ]
     return tuple(rows)

@@ -21,7 +21,9 @@ def importance_of(family: str, results: list[tuple[dict[str, Any], float]]) -> I
     know, in milliseconds, where fANOVA's forests take seconds and answer for the bad regions too.
     """
     if len(results) < MIN_TRIALS:
-        return Importance(family, len(results), {}, f"{len(results)} right trials are too few to tell; {MIN_TRIALS} are needed.")
+        return Importance(
+            family, len(results), {}, f"{len(results)} right trials are too few to tell; {MIN_TRIALS} are needed."
+        )
     names = [name for name in results[0][0] if all(name in params for params, _ in results)]
     seen = {name: sorted({params[name] for params, _ in results}, key=lambda v: (str(type(v)), v)) for name in names}
     varied = [name for name in names if len(seen[name]) > 1]

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.peers import peer_label
 from evoattn.report.data import LeaderboardRow, StudySummary, cost_text
+from evoattn.timing.peers.labels import peer_label
 
 FAILURES_SHOWN = 12
 PARAMETERS_SHOWN = 6
@@ -52,10 +52,14 @@ def render_table(summary: StudySummary, console: Console) -> None:
     console.print(_clean(f"{summary.trials} trials: {counts or 'none'}."))
     for importance in summary.importances:
         if importance.shares:
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in list(importance.shares.items())[:PARAMETERS_SHOWN])
+            shares = ", ".join(
+                f"{name} {share:.0%}" for name, share in list(importance.shares.items())[:PARAMETERS_SHOWN]
+            )
             console.print(_clean(f"What sets the best tenth of {importance.family} apart: {shares}."))
     if rank := summary.cost_model:
-        console.print(f"The cost model ranked {rank.trials} measured trials with a Spearman correlation of {rank.correlation:.3f}.")
+        console.print(
+            f"The cost model ranked {rank.trials} measured trials with a Spearman correlation of {rank.correlation:.3f}."
+        )
     _print_lineage(summary, console)
     _print_improvements(summary, console)
     _print_genes(summary, console)
@@ -63,7 +67,9 @@ def render_table(summary: StudySummary, console: Console) -> None:
 
 def _table(title: str, tight: bool = False) -> Table:
     padding = (0, 0) if tight else (0, 1, 0, 0)
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=padding, pad_edge=False
+    )
 
 
 RESOURCES = ("regs", "spill", "smem KiB")
@@ -103,13 +109,18 @@ def _leaderboard(summary: StudySummary, wide: bool) -> Table:
     for row in summary.leaderboard:
         if measured:
             middle = [
-                _number(row.median_us, 2), _spread(row, wide), _number(row.tflops, 1),
-                "-" if row.peak_share is None else f"{row.peak_share:.1%}", *(_number(row.speedups.get(b), 2) for b in backends),
+                _number(row.median_us, 2),
+                _spread(row, wide),
+                _number(row.tflops, 1),
+                "-" if row.peak_share is None else f"{row.peak_share:.1%}",
+                *(_number(row.speedups.get(b), 2) for b in backends),
             ]
         else:
             middle = [cost_text(row.relative_cost)]
         end = [row.state, _clean(row.stage)] if measured and wide else [row.state]
-        table.add_row(str(row.rank), str(row.trial), _clean(row.family), *middle, *(_resources(row) if wide else ()), *end)
+        table.add_row(
+            str(row.rank), str(row.trial), _clean(row.family), *middle, *(_resources(row) if wide else ()), *end
+        )
     return table
 
 
@@ -124,12 +135,20 @@ def _configs(rows: tuple[LeaderboardRow, ...], resources: bool) -> Table:
         of_family = [row for row in rows if row.family == family]
         shared = {}
         if len(of_family) > 1:
-            shared = {k: v for k, v in of_family[0].config.items() if all(k in r.config and r.config[k] == v for r in of_family)}
+            shared = {
+                k: v
+                for k, v in of_family[0].config.items()
+                if all(k in r.config and r.config[k] == v for r in of_family)
+            }
             blanks = [""] * len(RESOURCES) if resources else []
             table.add_row("all", *blanks, _clean(f"{family}: {_genes(shared) or 'nothing in common'}"))
         for row in of_family:
             own = {k: v for k, v in row.config.items() if k not in shared}
-            table.add_row(str(row.trial), *(_resources(row) if resources else ()), _clean(f"{_genes(own)} ({row.operator})".strip()))
+            table.add_row(
+                str(row.trial),
+                *(_resources(row) if resources else ()),
+                _clean(f"{_genes(own)} ({row.operator})".strip()),
+            )
     return table
 
 
@@ -146,7 +165,9 @@ def _baselines(summary: StudySummary) -> Table:
             table.add_row(_clean(peer_label(b.backend)), "-", "-", "-", _clean(f"refused: {b.refusal}"))
         else:
             spread = f"{_number(b.p10_us, 2)}-{_number(b.p90_us, 2)}"
-            table.add_row(_clean(peer_label(b.backend)), _number(b.median_us, 2), spread, _number(b.tflops, 1), _clean(b.stage))
+            table.add_row(
+                _clean(peer_label(b.backend)), _number(b.median_us, 2), spread, _number(b.tflops, 1), _clean(b.stage)
+            )
     return table
 
 
@@ -159,7 +180,9 @@ def _failures(summary: StudySummary) -> Table:
         alike = f" (and {group.variants - 1} more that differ in numbers)" if group.variants > 1 else ""
         table.add_row(str(group.count), group.state, _clean(group.reason + alike))
     if rest := summary.failures[FAILURES_SHOWN:]:
-        table.add_row(str(sum(g.count for g in rest)), "", f"{len(rest)} more kinds of failure: see --format json or html")
+        table.add_row(
+            str(sum(g.count for g in rest)), "", f"{len(rest)} more kinds of failure: see --format json or html"
+        )
     return table
 
 
@@ -176,7 +199,9 @@ def _print_lineage(summary: StudySummary, console: Console) -> None:
         value = f"{a.value:.2f}" if a.value is not None and summary.kind == "measured" else cost_text(a.value)
         changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in a.changes.items())
         parents = f" of {', '.join(map(str, a.parents))}" if a.parents else ""
-        table.add_row(str(a.trial), a.state if a.value is None else value, _clean(f"{a.operator}{parents}"), _clean(changes))
+        table.add_row(
+            str(a.trial), a.state if a.value is None else value, _clean(f"{a.operator}{parents}"), _clean(changes)
+        )
     console.print(table)
 
 
@@ -190,7 +215,7 @@ def _print_improvements(summary: StudySummary, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("made by", no_wrap=True)
     table.add_column("genes", overflow="fold")
-    for step in summary.improvements[:-IMPROVEMENTS_SHOWN - 1:-1]:
+    for step in summary.improvements[: -IMPROVEMENTS_SHOWN - 1 : -1]:
         found = step.found
         value = _number(found.value, 2) if summary.kind == "measured" else cost_text(found.value)
         gain = "-" if step.gain is None else f"{step.gain:.2%}"
@@ -213,6 +238,11 @@ def _print_genes(summary: StudySummary, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for gene in winners.values():
         table.add_row(
-            _clean(gene.family), _clean(f"{gene.gene}={gene.value}"), f"{gene.top_share:.0%}", f"{gene.share:.0%}",
-            _number(gene.effect, 3), str(gene.pairs))
+            _clean(gene.family),
+            _clean(f"{gene.gene}={gene.value}"),
+            f"{gene.top_share:.0%}",
+            f"{gene.share:.0%}",
+            _number(gene.effect, 3),
+            str(gene.pairs),
+        )
     console.print(table)

@@ -8,11 +8,10 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from evoattn.config import SearchSpace
-from evoattn.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Proposal, Trial, TrialState
+from evoattn.model.space import SearchSpace
 from evoattn.samplers.pool import ConfigPool, WhyInvalid
-from evoattn.trial import Proposal, Trial, TrialState
-
 
 STARTING = "starting"
 """The operator of known-good configs."""
@@ -51,7 +50,9 @@ def objective(trial: Trial) -> float | None:
 class ProposingSampler:
     """Starting configs first, then `_propose`, which every sampler fills with its own way; random configs where that gives none."""
 
-    def __init__(self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> None:
+    def __init__(
+        self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+    ) -> None:
         self.rng = random.Random(seed)
         self.pool = ConfigPool(spaces, why_invalid, self.rng)
         self._starting = deque(config for space in spaces.values() for config in space.starting_configs(problem))
@@ -69,7 +70,9 @@ class ProposingSampler:
     def _next(self) -> Proposal | None:
         while self._starting:
             config = self._starting.popleft()
-            if params := self.pool.claim(config.family, config.params):       # one that does not fit becomes a near one that does
+            if params := self.pool.claim(
+                config.family, config.params
+            ):  # one that does not fit becomes a near one that does
                 return Proposal(config.family, params, operator=STARTING)
         return self._propose() or self._random()
 
@@ -89,7 +92,7 @@ class ProposingSampler:
         count = 0
         for count, trial in enumerate(trials, 1):
             self.pool.mark(trial.config_id)
-            if trial.operator == STARTING and self._starting:                  # proposed in order, recorded as it is or mended
+            if trial.operator == STARTING and self._starting:  # proposed in order, recorded as it is or mended
                 self._starting.popleft()
             if self.pool.fits(trial.family, trial.config):
                 self._learn(trial)

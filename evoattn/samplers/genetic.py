@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from optuna.samplers import NSGAIISampler
 from optuna.trial import TrialState, create_trial
 
-from evoattn.config import SearchSpace, config_id
-from evoattn.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Proposal, Trial
+from evoattn.model.space import SearchSpace, config_id
 from evoattn.samplers.base import ProposingSampler, objective
 from evoattn.samplers.optuna_study import new_study
 from evoattn.samplers.pool import Params, WhyInvalid
-from evoattn.trial import Proposal, Trial
 
 POPULATION = 24
 """Right kernels in a generation: the best of 12, 16, 24, 32 and 48 on a made-up problem of two families after 400 and 1500 candidates."""
@@ -43,7 +43,9 @@ class GeneticSampler(ProposingSampler):
     only who scored what in which generation. A failed candidate never becomes a parent.
     """
 
-    def __init__(self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> None:
+    def __init__(
+        self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+    ) -> None:
         super().__init__(spaces, problem, seed, why_invalid)
         self._best: list[tuple[float, int, _Individual]] = []
         """The best `POPULATION` of all times: value, trial number, individual."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from evoattn.config import ConfigError, Parameter, SearchSpace, config_id
+from evoattn.model.space import ConfigError, Parameter, SearchSpace, config_id
 
 Params = dict[str, Any]
 WhyInvalid = Callable[[str, Params], str | None]
@@ -109,7 +109,9 @@ class ConfigPool:
     def mutate(self, family: str, params: Params) -> Params:
         """A copy with one parameter changed on average, mostly to the next value up or down, as values stand in their natural order."""
         parameters = [p for p in self.spaces[family].parameters if len(p.values) > 1]
-        return params | {p.name: self._mutated(p, params[p.name]) for p in parameters if self.rng.random() < 1 / len(parameters)}
+        return params | {
+            p.name: self._mutated(p, params[p.name]) for p in parameters if self.rng.random() < 1 / len(parameters)
+        }
 
     def _mutated(self, parameter: Parameter, value: Any) -> Any:
         values, index = parameter.values, parameter.values.index(value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evoattn.config import SearchSpace
-from evoattn.errors import WrongUse
-from evoattn.problem import AttentionProblem
+from evoattn.model.errors import WrongUse
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import SearchSpace
 from evoattn.samplers.base import Sampler
 from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.pool import WhyInvalid
@@ -21,7 +21,9 @@ class SamplerError(WrongUse):
 SAMPLERS: dict[str, Callable[..., Sampler]] = {"genetic": GeneticSampler, "tpe": TpeSampler, "random": RandomSampler}
 
 
-def make_sampler(name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> Sampler:
+def make_sampler(
+    name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+) -> Sampler:
     """The sampler called `name` over the spaces of some families. Raises `SamplerError` on an unknown one.
 
     `why_invalid(family, params)` says in one sentence why a config cannot be, or None.

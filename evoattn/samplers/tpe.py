@@ -10,13 +10,13 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from evoattn import trial as records
-from evoattn.config import SearchSpace, config_id
-from evoattn.problem import AttentionProblem
+from evoattn.model import records as records
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Proposal, Trial
+from evoattn.model.space import SearchSpace, config_id
 from evoattn.samplers.base import ProposingSampler, objective
 from evoattn.samplers.optuna_study import new_study
 from evoattn.samplers.pool import Params, WhyInvalid
-from evoattn.trial import Proposal, Trial
 
 HISTORY = 256
 """Most finished trials that an estimator is fitted to: the time of a fit grows with them, to 2-4 ms here."""
@@ -42,7 +42,9 @@ class _Estimator:
         self._rng = rng
         self._fixed = {p.name: p.values[0] for p in space.parameters if len(p.values) == 1}
         self._values = {p.name: p.values for p in space.parameters if len(p.values) > 1}
-        self._distributions = {name: CategoricalDistribution(range(len(values))) for name, values in self._values.items()}
+        self._distributions = {
+            name: CategoricalDistribution(range(len(values))) for name, values in self._values.items()
+        }
         self._finished: list[tuple[float | None, Params]] = []
         self._running: dict[str, Params] = {}
         self._numbers: dict[str, int] = {}
@@ -52,9 +54,13 @@ class _Estimator:
     def _study(self) -> optuna.Study:
         """The Optuna study of what is remembered and what is running; made anew where part of the history was forgotten."""
         if self._made is None:
-            self._made = new_study(TPESampler(n_startup_trials=0, multivariate=True, constant_liar=True, seed=self._rng.getrandbits(32)))
+            self._made = new_study(
+                TPESampler(n_startup_trials=0, multivariate=True, constant_liar=True, seed=self._rng.getrandbits(32))
+            )
             for value, params in self._finished:
-                self._made.add_trial(self._frozen(params, TrialState.PRUNED if value is None else TrialState.COMPLETE, value))
+                self._made.add_trial(
+                    self._frozen(params, TrialState.PRUNED if value is None else TrialState.COMPLETE, value)
+                )
             for identity, params in self._running.items():
                 self._numbers[identity] = self._add_running(params)
         return self._made
@@ -80,7 +86,9 @@ class _Estimator:
 
     def finish(self, identity: str, value: float | None) -> None:
         """Its value, or None if it failed."""
-        self._study.tell(self._numbers.pop(identity), value, TrialState.PRUNED if value is None else TrialState.COMPLETE)
+        self._study.tell(
+            self._numbers.pop(identity), value, TrialState.PRUNED if value is None else TrialState.COMPLETE
+        )
         self._remember(self._running.pop(identity), value)
 
     def drop(self, identity: str) -> None:
@@ -110,7 +118,9 @@ class TpeSampler(ProposingSampler):
     every parameter that not all families have.
     """
 
-    def __init__(self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> None:
+    def __init__(
+        self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+    ) -> None:
         super().__init__(spaces, problem, seed, why_invalid)
         self._estimators = {family: _Estimator(space, self.rng) for family, space in spaces.items()}
         self._leaders: list[tuple[float, str]] = []

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, column, create_engine, event, inspect, make_url, select, table
 from sqlalchemy.exc import ArgumentError
 
-from evoattn.paths import MIGRATIONS
+from evoattn.model.paths import MIGRATIONS
 from evoattn.storage.errors import StorageError
 from evoattn.storage.schema import REVISION, VERSION_TABLE
 
@@ -22,7 +22,9 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text if "://" in text else f"sqlite:///{Path(text).absolute()}")
     except ArgumentError:
-        raise StorageError(f"{text!r} is neither a file nor a database URL such as sqlite:///db/evoattn.sqlite.") from None
+        raise StorageError(
+            f"{text!r} is neither a file nor a database URL such as sqlite:///db/evoattn.sqlite."
+        ) from None
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise StorageError("A study must outlive its process; give --db a file.")
     return url
@@ -54,7 +56,9 @@ def connect(url: URL) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     read_only = is_read_only(url)
     try:
-        engine = create_engine(_read_only_url(url) if read_only else url, connect_args={"timeout": BUSY_TIMEOUT_S} if sqlite else {})
+        engine = create_engine(
+            _read_only_url(url) if read_only else url, connect_args={"timeout": BUSY_TIMEOUT_S} if sqlite else {}
+        )
     except (ArgumentError, ImportError) as error:
         raise StorageError(f"No driver for the database {place(url)} is installed ({error}).") from None
     if sqlite:
@@ -64,8 +68,10 @@ def connect(url: URL) -> Engine:
 
 
 def _set_up_reading(connection, _record) -> None:
-    connection.isolation_level = None              # _begin begins; Python's own way leaves DDL outside transactions
-    connection.execute("PRAGMA trusted_schema=OFF")  # a database from elsewhere may define views and triggers: no functions for them
+    connection.isolation_level = None  # _begin begins; Python's own way leaves DDL outside transactions
+    connection.execute(
+        "PRAGMA trusted_schema=OFF"
+    )  # a database from elsewhere may define views and triggers: no functions for them
 
 
 def _set_up(connection, record) -> None:
@@ -88,7 +94,9 @@ def revision(connection: Connection, where: str) -> str | None:
     if not names:
         return None
     if VERSION_TABLE not in names:
-        raise StorageError(f"{where} is some other program's database (it has the table {names[0]!r}); choose another file with --db.")
+        raise StorageError(
+            f"{where} is some other program's database (it has the table {names[0]!r}); choose another file with --db."
+        )
     return connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
 
 

@@ -16,14 +16,29 @@ class UnknownRecord(StorageError, LookupError):
 
 
 _SENTENCES = (
-    ("is locked", "The database {place} is locked by another program; wait until that is done, or choose another one with --db."),
-    ("readonly database", "The database {place} is read-only; make the file and its folder writable, or choose another one with --db."),
+    (
+        "is locked",
+        "The database {place} is locked by another program; wait until that is done, or choose another one with --db.",
+    ),
+    (
+        "readonly database",
+        "The database {place} is read-only; make the file and its folder writable, or choose another one with --db.",
+    ),
     ("disk is full", "The disk that holds the database {place} is full; free some space and go on with --resume."),
-    ("disk i/o error", "The disk that holds the database {place} fails to read or write; see to it, then go on with --resume."),
+    (
+        "disk i/o error",
+        "The disk that holds the database {place} fails to read or write; see to it, then go on with --resume.",
+    ),
     ("malformed", "The database {place} is damaged; use a copy of it, or start a new one with --db."),
     ("not a database", "{place} is not a SQLite database; choose another file with --db."),
-    ("unable to open", "The database {place} cannot be opened; see that its folder is there and that you may read and write in it."),
-    ("no such", "The database {place} does not have the tables of this version of evoattn; choose another one with --db."),
+    (
+        "unable to open",
+        "The database {place} cannot be opened; see that its folder is there and that you may read and write in it.",
+    ),
+    (
+        "no such",
+        "The database {place} does not have the tables of this version of evoattn; choose another one with --db.",
+    ),
 )
 """Texts of SQLite's result codes (sqlite.org/rescode.html), in lower case, and what they mean to a user."""
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
+from evoattn.model.records import Study
 from evoattn.storage.engine import place
 from evoattn.storage.errors import StorageError
-from evoattn.trial import Study
 
 _held: set[Path] = set()
 
@@ -34,13 +34,17 @@ def lock_study(url: URL, study: Study) -> Iterator[None]:
     outlives a killed search would keep the study locked). The lock file stays: to remove it would let a third search lock a new one.
     """
     path = _lock_path(url, study)
-    busy = StorageError(f"Another search is running on study {study.name!r}; wait for it, end it, or start a study of another name.")
-    if path in _held:                 # a record lock does not hold against its own process, and closing the file here would drop it
+    busy = StorageError(
+        f"Another search is running on study {study.name!r}; wait for it, end it, or start a study of another name."
+    )
+    if path in _held:  # a record lock does not hold against its own process, and closing the file here would drop it
         raise busy
     try:
         file = path.open("a")
     except OSError as error:
-        raise StorageError(f"The lock file {path} cannot be made ({error.strerror}); make its folder writable.") from None
+        raise StorageError(
+            f"The lock file {path} cannot be made ({error.strerror}); make its folder writable."
+        ) from None
     with file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

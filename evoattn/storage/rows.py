@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from evoattn.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CheckResult, CompileInfo, Study, Timing, Trial, TrialState, ValidationReport
 from evoattn.storage.errors import StorageError
 from evoattn.storage.schema import STAGES
-from evoattn.trial import CheckResult, CompileInfo, Study, Timing, Trial, TrialState, ValidationReport
 
 MAX_SOURCE_BYTES = 16 << 20
 """No rendered kernel comes near; a row that unpacks to more is not ours."""
@@ -58,17 +58,32 @@ def _checked(what: str, build: Callable[[], Any]) -> Any:
 
 def study_from_row(row: Row) -> Study:
     """Raises `StorageError` if a value is not of its kind."""
+
     def build() -> Study:
-        problem = {name: plain_text(v) if isinstance(v, str) else v for name, v in _each((int, str), row["problem"], dict).items()}
+        problem = {
+            name: plain_text(v) if isinstance(v, str) else v
+            for name, v in _each((int, str), row["problem"], dict).items()
+        }
         AttentionProblem(**problem)
         if not _ARCH.fullmatch(row["arch"]):
             raise ValueError(f"{row['arch']!r} is no architecture")
         if _each(object, row["options"], dict).get("cache", "warm") not in ("warm", "cold"):
             raise ValueError("its cache mode is neither warm nor cold")
         return Study(
-            row["id"], plain_text(row["name"]), problem, plain_text(row["gpu"]), row["arch"], bool(row["offline"]), plain_text(row["sampler"]),
-            int(row["seed"]), tuple(_each(str, row["families"], list)), _facts(row["versions"]), row["options"], plain_text(row["created_at"]),
+            row["id"],
+            plain_text(row["name"]),
+            problem,
+            plain_text(row["gpu"]),
+            row["arch"],
+            bool(row["offline"]),
+            plain_text(row["sampler"]),
+            int(row["seed"]),
+            tuple(_each(str, row["families"], list)),
+            _facts(row["versions"]),
+            row["options"],
+            plain_text(row["created_at"]),
         )
+
     return _checked(f"Study {plain_text(row['name'])!r}", build)
 
 
@@ -82,12 +97,17 @@ def environment_from_row(row: Row) -> dict[str, str]:
 
 
 def timing_to_row(timing: Timing) -> dict[str, Any]:
-    return {"stage": STAGES.index(timing.protocol["stage"]), "median_us": timing.median_us,
-            "protocol": timing.protocol, "samples_us": list(timing.samples_us)}
+    return {
+        "stage": STAGES.index(timing.protocol["stage"]),
+        "median_us": timing.median_us,
+        "protocol": timing.protocol,
+        "samples_us": list(timing.samples_us),
+    }
 
 
 def timing_from_row(row: Row) -> Timing:
     """Raises `StorageError` if a value is not of its kind."""
+
     def build() -> Timing:
         samples = tuple(_number(v) for v in _each((int, float), row["samples_us"], list))
         protocol = _plain(_each(object, row["protocol"], dict))
@@ -97,6 +117,7 @@ def timing_from_row(row: Row) -> Timing:
         if not samples and not protocol.get("out"):
             raise ValueError("no samples")
         return Timing(samples, protocol)
+
     return _checked("A timing", build)
 
 
@@ -110,15 +131,23 @@ def _plain(value: Any) -> Any:
 
 
 def _validation_to_json(report: ValidationReport) -> dict[str, Any]:
-    checks = [asdict(c) | {"max_error": _json_float(c.max_error), "allowed_error": _json_float(c.allowed_error)} for c in report.checks]
+    checks = [
+        asdict(c) | {"max_error": _json_float(c.max_error), "allowed_error": _json_float(c.allowed_error)}
+        for c in report.checks
+    ]
     return {"backend": report.backend, "checks": checks, "seed": report.seed}
 
 
 def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
     checks = tuple(
         CheckResult(
-            plain_text(c["case"]), c["passed"] is True, _number(c["max_error"]), _number(c["allowed_error"]), plain_text(c["reason"]),
-            _number(c.get("seconds", 0.0)))
+            plain_text(c["case"]),
+            c["passed"] is True,
+            _number(c["max_error"]),
+            _number(c["allowed_error"]),
+            plain_text(c["reason"]),
+            _number(c.get("seconds", 0.0)),
+        )
         for c in _each(dict, value["checks"], list)
     )
     seed = value.get("seed")
@@ -126,11 +155,21 @@ def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
 
 
 _COMPILE_COLUMNS = {
-    "registers": "registers", "spill_store_bytes": "spill_store_bytes", "spill_load_bytes": "spill_load_bytes",
-    "stack_bytes": "stack_bytes", "static_smem_bytes": "static_smem_bytes", "seconds": "compile_seconds", "compiler": "compiler",
+    "registers": "registers",
+    "spill_store_bytes": "spill_store_bytes",
+    "spill_load_bytes": "spill_load_bytes",
+    "stack_bytes": "stack_bytes",
+    "static_smem_bytes": "static_smem_bytes",
+    "seconds": "compile_seconds",
+    "compiler": "compiler",
 }
 """Fields of `CompileInfo` that are plain columns; its two tuples are JSON."""
-EVIDENCE_COLUMNS = frozenset(_COMPILE_COLUMNS.values()) | {"compile_options", "compile_warnings", "validation", "environment_id"}
+EVIDENCE_COLUMNS = frozenset(_COMPILE_COLUMNS.values()) | {
+    "compile_options",
+    "compile_warnings",
+    "validation",
+    "environment_id",
+}
 """What only one trial's own page needs."""
 
 
@@ -145,10 +184,13 @@ def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | Non
 
 def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
     """The trial, without its evidence where the query left those columns out. Raises `StorageError` if a value is not of its kind."""
+
     def build() -> Trial:
         info = None
         if "registers" in row and row["registers"] is not None:
-            fields = {field: row[column] for field, column in _COMPILE_COLUMNS.items()} | {"compiler": plain_text(row["compiler"])}
+            fields = {field: row[column] for field, column in _COMPILE_COLUMNS.items()} | {
+                "compiler": plain_text(row["compiler"])
+            }
             info = CompileInfo(
                 **_each((int, float, str), fields, dict),
                 options=tuple(map(plain_text, _each(str, row["compile_options"], list))),
@@ -157,12 +199,24 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
             _each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
         validation = row["validation"] if "validation" in row else None
         return Trial(
-            row["number"], row["study_id"], plain_text(row["family"]), _each((int, float, str), row["config"], dict), plain_text(row["config_id"]),
-            TrialState(row["state"]), plain_text(row["reason"]), row["source_hash"], info,
-            None if validation is None else _validation_from_json(validation), timings,
-            None if row["relative_cost"] is None else _number(row["relative_cost"]), tuple(_each(int, row["parents"], list)),
-            plain_text(row["operator"]), plain_text(row["created_at"]), _number(row["seconds"]),
+            row["number"],
+            row["study_id"],
+            plain_text(row["family"]),
+            _each((int, float, str), row["config"], dict),
+            plain_text(row["config_id"]),
+            TrialState(row["state"]),
+            plain_text(row["reason"]),
+            row["source_hash"],
+            info,
+            None if validation is None else _validation_from_json(validation),
+            timings,
+            None if row["relative_cost"] is None else _number(row["relative_cost"]),
+            tuple(_each(int, row["parents"], list)),
+            plain_text(row["operator"]),
+            plain_text(row["created_at"]),
+            _number(row["seconds"]),
         )
+
     return _checked(f"Trial {row['number']}", build)
 
 
@@ -177,5 +231,7 @@ def unpack_source(source_hash: str, packed: bytes) -> str:
     except (zlib.error, TypeError):
         data = b""
     if hashlib.sha256(data).hexdigest() != source_hash:
-        raise StorageError(f"The source {source_hash[:12]} is not in the database as it was recorded; use another copy of the database.")
+        raise StorageError(
+            f"The source {source_hash[:12]} is not in the database as it was recorded; use another copy of the database."
+        )
     return data.decode()

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 REVISION = "0002"
 """The newest revision under `db/versions`: what this program reads and writes."""
@@ -12,7 +25,8 @@ VERSION_TABLE = "evoattn_version"
 metadata = MetaData()
 
 studies = Table(
-    "studies", metadata,
+    "studies",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("name", String(200), nullable=False, unique=True),
     Column("gpu", String(40), nullable=False),
@@ -29,14 +43,16 @@ studies = Table(
 """One search. `created_at`, here and below, is UTC in ISO 8601."""
 
 sources = Table(
-    "sources", metadata,
+    "sources",
+    metadata,
     Column("hash", String(64), primary_key=True),
     Column("zlib", LargeBinary, nullable=False),
 )
 """Rendered text, once for each sha256 of its UTF-8 bytes. Compressed, because a day's search renders some 500 MB."""
 
 environments = Table(
-    "environments", metadata,
+    "environments",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("hash", String(64), nullable=False, unique=True),
     Column("facts", JSON, nullable=False),
@@ -48,7 +64,8 @@ A study may go on on another machine or with another version, so each trial, tim
 environments were (revision 0001), of which the study's `versions` say what was so when it was made."""
 
 trials = Table(
-    "trials", metadata,
+    "trials",
+    metadata,
     Column("number", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("family", String(40), nullable=False),
@@ -82,7 +99,8 @@ trials = Table(
 because SQLite need not read a row beyond the last column that a query names."""
 
 samples = Table(
-    "samples", metadata,
+    "samples",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("trial_number", Integer, ForeignKey("trials.number"), nullable=False),
     Column("stage", Integer, nullable=False),
@@ -95,7 +113,8 @@ samples = Table(
 """One timing of a trial: all of its raw samples in µs, and their median for queries. `stage` is an index into `STAGES`."""
 
 baselines = Table(
-    "baselines", metadata,
+    "baselines",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
     Column("backend", String(40), nullable=False),

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from evoattn.config import KernelConfig, load_space
 from evoattn.families.base import Family
 from evoattn.families.registry import FAMILIES
-from evoattn.gpu import GPUS, GpuSpec
-from evoattn.problem import MASKS, AttentionProblem
-from evoattn.problems import named_problems
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.named_problems import named_problems
+from evoattn.model.problem import MASKS, AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
 
 DRAWS = 2
@@ -41,11 +41,18 @@ def test_a_kernel_serves_all_lengths(family):
     space = load_space(family.name, gpu)
     for p in (named.with_(mask=mask) for named in supported(family, gpu) for mask in MASKS):
         pool = ConfigPool(
-            {family.name: space}, lambda name, params, p=p: family.why_invalid(p, KernelConfig(name, params), gpu), random.Random(p.seqlen_k))
-        other = p.with_(batch=3, heads=6, kv_heads=2, seqlen_q=77, seqlen_k=35, layout="bshd" if p.layout == "bhsd" else "bhsd")
+            {family.name: space},
+            lambda name, params, p=p: family.why_invalid(p, KernelConfig(name, params), gpu),
+            random.Random(p.seqlen_k),
+        )
+        other = p.with_(
+            batch=3, heads=6, kv_heads=2, seqlen_q=77, seqlen_k=35, layout="bshd" if p.layout == "bhsd" else "bhsd"
+        )
         for _ in range(DRAWS):
             c = KernelConfig(*pool.draw())
-            assert render(family, p, c, gpu).source == render(family, other, c, gpu).source, f"{p.describe()} {c.describe()}"
+            assert render(family, p, c, gpu).source == render(family, other, c, gpu).source, (
+                f"{p.describe()} {c.describe()}"
+            )
 
 
 @every_gpu

@@ -9,39 +9,54 @@ import math
 from functools import cache
 
 import pytest
-
 import test_flash_mma
 import test_flash_scalar
 import test_flash_wgmma
+
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.families import flash_wgmma
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
-from evoattn.trial import CheckResult
-from evoattn.validate import check, make_case
+from evoattn.correctness.validate import check, make_case
+from evoattn.families.flash_wgmma import family as flash_wgmma
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CheckResult
 
 FAMILIES = {
     "flash_scalar": (test_flash_scalar, AttentionProblem(1, 1, 1, 35, 131, 64), "l4"),
     "flash_mma": (test_flash_mma, AttentionProblem(1, 2, 1, 113, 203, 64), "l4"),
     "flash_wgmma": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 700, 64), "h100"),
     "flash_wgmma, shared rows": (test_flash_wgmma, AttentionProblem(1, 2, 1, 100, 250, 64), "h100"),
-    "flash_wgmma, causal": (test_flash_wgmma, AttentionProblem(1, 2, 1, 400, 400, 64, mask="causal_upper_left"), "h100"),
+    "flash_wgmma, causal": (
+        test_flash_wgmma,
+        AttentionProblem(1, 2, 1, 400, 400, 64, mask="causal_upper_left"),
+        "h100",
+    ),
     "flash_wgmma, three chunks of columns": (test_flash_wgmma, AttentionProblem(1, 2, 1, 200, 100, 136), "h100"),
 }
 Row = tuple[str, dict[str, object], list[tuple[str, str]]]
 
 SCALAR_1, SCALAR_2 = {"BLOCK_N": 32, "KV_STAGES": 1}, {"BLOCK_N": 32, "KV_STAGES": 2}
-K_BARRIER, V_BARRIER = "__syncthreads();    // all threads' copies of K", "__syncthreads();  // all threads' copies of V"
+K_BARRIER, V_BARRIER = (
+    "__syncthreads();    // all threads' copies of K",
+    "__syncthreads();  // all threads' copies of V",
+)
 K_WAIT, V_WAIT = f"cp_async_wait<0>();\n    {K_BARRIER}", f"cp_async_wait<0>();\n      {V_BARRIER}"
 SCALAR: list[Row] = [
     ("no barrier after the load of K, one stage", SCALAR_1, [(K_BARRIER, "//")]),
     ("no barrier after the load of K, two stages", SCALAR_2, [(K_BARRIER, "//")]),
     ("no barrier after the load of V", SCALAR_1, [(V_BARRIER, "//")]),
     ("V reused before the barrier", SCALAR_1, [(K_BARRIER, "//"), ("    // ---- S = Q Kᵀ\n", "__syncthreads();\n")]),
-    ("a stage reused before the barrier", SCALAR_2, [(K_BARRIER, "//"), ("    // ---- S = Q Kᵀ\n", "__syncthreads();\n")]),
-    ("K reused before the barrier", SCALAR_1, [(V_BARRIER, "//"), ("copy_k(tile + 1, 0);", "copy_k(tile + 1, 0); __syncthreads();")]),
+    (
+        "a stage reused before the barrier",
+        SCALAR_2,
+        [(K_BARRIER, "//"), ("    // ---- S = Q Kᵀ\n", "__syncthreads();\n")],
+    ),
+    (
+        "K reused before the barrier",
+        SCALAR_1,
+        [(V_BARRIER, "//"), ("copy_k(tile + 1, 0);", "copy_k(tile + 1, 0); __syncthreads();")],
+    ),
     ("no __syncwarp before P is read", SCALAR_2, [("__syncwarp();     // the row's P", "//")]),
     ("weak wait for K, one stage", SCALAR_1, [(K_WAIT, K_WAIT.replace("<0>", "<1>"))]),
     ("weak wait for K, two stages", SCALAR_2, [(K_WAIT, K_WAIT.replace("<0>", "<1>"))]),
@@ -60,25 +75,78 @@ MMA: list[Row] = [
     ("no barrier after the load of V", SPLIT, [(MMA_V_BARRIER, "//")]),
     ("no barrier a tile", TOGETHER, [(MMA_K_BARRIER, "//")]),
     ("no barrier a tile, overlapped", OVERLAPPED, [(NEXT_BARRIER, "//")]),
-    ("no barrier after the load of Q", {**SPLIT, "Q_PLACE": "registers", "O_STORE": "shared"}, [
-        ("__syncthreads();                               // Q is visible", "//")]),
-    ("a stage reused before the barrier", TOGETHER, [
-        (MMA_K_BARRIER, "//"), ("      if (visible(tile)) scores", "      __syncthreads();\n      if (visible(tile)) scores")]),
-    ("K reused before the barrier", SPLIT, [
-        (MMA_V_BARRIER, "//"), ("load_k(tile + K_STAGES);\n      }", "load_k(tile + K_STAGES);\n        __syncthreads();\n      }")]),
-    ("stages reused before the barrier, overlapped", OVERLAPPED, [
-        (NEXT_BARRIER, "//"), ("load_k(tile + K_STAGES);\n      if (!", "load_k(tile + K_STAGES);\n      __syncthreads();\n      if (!")]),
-    ("rings reused for the merge", {"KEY_WARPS": 2}, [("__syncthreads();                                 // all warps are done", "//")]),
-    ("no barrier in the merge", {"KEY_WARPS": 2}, [("__syncthreads();                                 // the partial", "//")]),
-    ("rings reused for O", {"Q_PLACE": "direct", "O_STORE": "shared"}, [("__syncthreads();      // no warp still reads", "; //")]),
+    (
+        "no barrier after the load of Q",
+        {**SPLIT, "Q_PLACE": "registers", "O_STORE": "shared"},
+        [("__syncthreads();                               // Q is visible", "//")],
+    ),
+    (
+        "a stage reused before the barrier",
+        TOGETHER,
+        [
+            (MMA_K_BARRIER, "//"),
+            ("      if (visible(tile)) scores", "      __syncthreads();\n      if (visible(tile)) scores"),
+        ],
+    ),
+    (
+        "K reused before the barrier",
+        SPLIT,
+        [
+            (MMA_V_BARRIER, "//"),
+            ("load_k(tile + K_STAGES);\n      }", "load_k(tile + K_STAGES);\n        __syncthreads();\n      }"),
+        ],
+    ),
+    (
+        "stages reused before the barrier, overlapped",
+        OVERLAPPED,
+        [
+            (NEXT_BARRIER, "//"),
+            ("load_k(tile + K_STAGES);\n      if (!", "load_k(tile + K_STAGES);\n      __syncthreads();\n      if (!"),
+        ],
+    ),
+    (
+        "rings reused for the merge",
+        {"KEY_WARPS": 2},
+        [("__syncthreads();                                 // all warps are done", "//")],
+    ),
+    (
+        "no barrier in the merge",
+        {"KEY_WARPS": 2},
+        [("__syncthreads();                                 // the partial", "//")],
+    ),
+    (
+        "rings reused for O",
+        {"Q_PLACE": "direct", "O_STORE": "shared"},
+        [("__syncthreads();      // no warp still reads", "; //")],
+    ),
     ("no __syncwarp before Q is reused", {"O_STORE": "shared"}, [("else __syncwarp();  ", "//")]),
-    ("no __syncwarp before O is read", {"O_STORE": "shared"}, [("__syncwarp();                                  // the warp's", "//")]),
-    ("weak wait for K", SPLIT, [("else cp_async_wait<NEWER_THAN_K>();\n", "else cp_async_wait<NEWER_THAN_K + 1>();\n")]),
+    (
+        "no __syncwarp before O is read",
+        {"O_STORE": "shared"},
+        [("__syncwarp();                                  // the warp's", "//")],
+    ),
+    (
+        "weak wait for K",
+        SPLIT,
+        [("else cp_async_wait<NEWER_THAN_K>();\n", "else cp_async_wait<NEWER_THAN_K + 1>();\n")],
+    ),
     ("weak wait for V", SPLIT, [("cp_async_wait<2 * (V_STAGES - 1)>", "cp_async_wait<2 * V_STAGES - 1>")]),
     ("weak wait, together", TOGETHER, [("cp_async_wait<NEWER_THAN_K - 1>();", "cp_async_wait<NEWER_THAN_K>();")]),
-    ("weak wait, overlapped", OVERLAPPED, [("cp_async_wait<NEWER_THAN_K - 2>();", "cp_async_wait<NEWER_THAN_K - 1>();")]),
-    ("store out of bounds", SPLIT, [("if (row < valid_rows) *reinterpret_cast<uint32_t*>", "*reinterpret_cast<uint32_t*>")]),
-    ("store through shared memory out of bounds", {"O_STORE": "shared"}, [("      if (row < valid_rows) {", "      {")]),
+    (
+        "weak wait, overlapped",
+        OVERLAPPED,
+        [("cp_async_wait<NEWER_THAN_K - 2>();", "cp_async_wait<NEWER_THAN_K - 1>();")],
+    ),
+    (
+        "store out of bounds",
+        SPLIT,
+        [("if (row < valid_rows) *reinterpret_cast<uint32_t*>", "*reinterpret_cast<uint32_t*>")],
+    ),
+    (
+        "store through shared memory out of bounds",
+        {"O_STORE": "shared"},
+        [("      if (row < valid_rows) {", "      {")],
+    ),
     ("load out of bounds", SPLIT, [("row < valid_rows ? 16 : 0", "16")]),
     ("load of Q out of bounds", {"Q_PLACE": "direct"}, [("&& warp_row + lane / 4 + row < seqlen_q", "")]),
 ]
@@ -104,39 +172,77 @@ WGMMA: list[Row] = [
     ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("ring.parity", "ring.parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
-    ("wait for V of the wrong parity, overlapped", OVERLAP, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
+    (
+        "wait for V of the wrong parity, overlapped",
+        OVERLAP,
+        [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))],
+    ),
     ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
     ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""))]),
     ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
     ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
-    ("V released too early, overlapped", OVERLAP, [
-        (RELEASE_V, ""), (QK_WAIT, "if constexpr (decltype(newer)::value)" + RELEASE_V + QK_WAIT)]),
+    (
+        "V released too early, overlapped",
+        OVERLAP,
+        [(RELEASE_V, ""), (QK_WAIT, "if constexpr (decltype(newer)::value)" + RELEASE_V + QK_WAIT)],
+    ),
     ("K never released", PLAIN, [(RELEASE_K, "")]),
     ("weak wait for Q Kᵀ", PLAIN, [(QK_WAIT, QK_WAIT.replace("<decltype(newer)::value>", "<1>"))]),
     ("weak wait for P V", PLAIN, [(PV_WAIT, PV_WAIT.replace("<0>", "<1>"))]),
-    ("no wgmma.fence after P and O are written", PLAIN, [("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage")]),
-    ("no wgmma.fence after P is written, overlapped", OVERLAP, [
-        ("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage"),
-        ("wgmma_fence();\n    const uint64_t k_stage", "const uint64_t k_stage")]),
-    ("no barrier after the mbarriers are made", PLAIN, [
-        ("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")]),
+    (
+        "no wgmma.fence after P and O are written",
+        PLAIN,
+        [("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage")],
+    ),
+    (
+        "no wgmma.fence after P is written, overlapped",
+        OVERLAP,
+        [
+            ("    wgmma_fence();\n    const uint64_t v_stage", "    const uint64_t v_stage"),
+            ("wgmma_fence();\n    const uint64_t k_stage", "const uint64_t k_stage"),
+        ],
+    ),
+    (
+        "no barrier after the mbarriers are made",
+        PLAIN,
+        [("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")],
+    ),
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
     ("no fence before the tensor store", PLAIN, [("        fence_proxy_async();\n        named", "        named")]),
     ("no barrier before the tensor store", PLAIN, [(O_BARRIER, "//")]),
     ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();         // shared", "; // shared")]),
-    ("no __syncwarp before O is read", ROWS, [("__syncwarp();                                      // all rows", "//")]),
-    ("no __syncwarp before Q is reused", {**ROWS, "Q_IN_REGISTERS": True}, [
-        ("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")]),
+    (
+        "no __syncwarp before O is read",
+        ROWS,
+        [("__syncwarp();                                      // all rows", "//")],
+    ),
+    (
+        "no __syncwarp before Q is reused",
+        {**ROWS, "Q_IN_REGISTERS": True},
+        [("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")],
+    ),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
-    ("load out of bounds of shared memory", PLAIN, [("load<ROWS>(tiles_smem + at.stage", "load<ROWS>(tiles_smem + 9 * at.stage")]),
+    (
+        "load out of bounds of shared memory",
+        PLAIN,
+        [("load<ROWS>(tiles_smem + at.stage", "load<ROWS>(tiles_smem + 9 * at.stage")],
+    ),
     ("load over another tile", PLAIN, [("load<ROWS>(tiles_smem + at.stage", "load<ROWS>(tiles_smem + 2 * at.stage")]),
-    ("a tensor copy that expects too much", PLAIN, [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);")]),
+    (
+        "a tensor copy that expects too much",
+        PLAIN,
+        [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);")],
+    ),
     ("no wait at the barrier of the cluster", CLUSTER, [("    cluster_wait();   ", "//")]),
     ("no arrival at the barrier of the cluster", CLUSTER, [("if constexpr (KEY_SPLIT > 1) cluster_arrive();", "")]),
     ("no fence for the cluster", CLUSTER, [("    mbarrier_init_fence();\n", "    fence_proxy_async();\n")]),
     ("no wait for the results of other blocks", CLUSTER, [(GATHER_WAIT, "")]),
     ("a wait of the block's scope for other blocks", CLUSTER, [(GATHER_WAIT, "mbarrier_wait(barrier_smem, 0);")]),
-    ("results of other blocks of the wrong parity", CLUSTER, [(GATHER_WAIT, "mbarrier_wait_cluster(barrier_smem, 1);")]),
+    (
+        "results of other blocks of the wrong parity",
+        CLUSTER,
+        [(GATHER_WAIT, "mbarrier_wait_cluster(barrier_smem, 1);")],
+    ),
     ("results out of bounds of another block", CLUSTER, [("(split - 1) * slot_bytes", "split * slot_bytes")]),
     ("more results expected than come", CLUSTER, [("(KEY_SPLIT - 1) * SLOT_BYTES);", "KEY_SPLIT * SLOT_BYTES);")]),
 ]
@@ -146,15 +252,31 @@ REUSED_Q: list[Row] = [
     ("no fence before Q is reused", FIXED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("no fence before Q is reused, claimed tiles", CLAIMED, [(Q_FENCE + Q_RELEASE, Q_RELEASE)]),
     ("Q never released", CLAIMED, [("release(barrier(Smem::Q_EMPTY", "(void)(barrier(Smem::Q_EMPTY")]),
-    ("O of the last tile of rows is not waited for", CLAIMED, [("      finish_pv();\n      finish_rows(last", "      finish_rows(last")]),
+    (
+        "O of the last tile of rows is not waited for",
+        CLAIMED,
+        [("      finish_pv();\n      finish_rows(last", "      finish_rows(last")],
+    ),
     ("O of the last tile of rows is stored over", CLAIMED, [("if (end_thread == 0) tma_store_wait_read();", "")]),
 ]
-SKIPS = {**CLAIMED, "BLOCK_M": 128, "BLOCKS_PER_SM": 1, "BLOCK_N": 48, "STAGES": 3, "PRODUCER": "warpgroup", "CAUSAL_SKIP": True}
+SKIPS = {
+    **CLAIMED,
+    "BLOCK_M": 128,
+    "BLOCKS_PER_SM": 1,
+    "BLOCK_N": 48,
+    "STAGES": 3,
+    "PRODUCER": "warpgroup",
+    "CAUSAL_SKIP": True,
+}
 SKIPPED_V = "mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);"
 SKIPPED: list[Row] = [
     ("wait for V that is skipped of the wrong parity", SKIPS, [(SKIPPED_V, SKIPPED_V.replace("parity", "parity ^ 1"))]),
     ("V that is skipped never released", SKIPS, [("release(barrier(Smem::V_EMPTY, skipped.stage));", "")]),
-    ("K that is skipped never released", SKIPS, [("release(barrier(Smem::K_EMPTY, ring.stage));\n        wait", "wait")]),
+    (
+        "K that is skipped never released",
+        SKIPS,
+        [("release(barrier(Smem::K_EMPTY, ring.stage));\n        wait", "wait")],
+    ),
 ]
 CHUNKS = {"SCHEDULE": "fixed", "BLOCKS_PER_SM": 1, "BLOCK_N": 64, "STAGES": 1, "OVERLAP": False, "STORE": "chunks"}
 CHUNK_WAIT = "if (end_thread == 0) tma_store_wait_read<1>();"
@@ -162,26 +284,47 @@ BY_CHUNKS: list[Row] = [
     ("no wait for the chunk before the last", CHUNKS, [(CHUNK_WAIT, "")]),
     ("weak wait for the chunk before the last", CHUNKS, [(CHUNK_WAIT, CHUNK_WAIT.replace("<1>", "<2>"))]),
     ("no wait for the chunks of the last tile", CHUNKS, [("if (end_thread == 0) tma_store_wait_read();", "")]),
-    ("weak wait for the chunks of the last tile", CHUNKS, [("if (end_thread == 0) tma_store_wait_read();", CHUNK_WAIT)]),
-    ("no barrier after the wait for a chunk", CHUNKS, [
-        ("named_barrier_sync<128>(O_TILE + warpgroup);     // the store of the chunk", "//")]),
+    (
+        "weak wait for the chunks of the last tile",
+        CHUNKS,
+        [("if (end_thread == 0) tma_store_wait_read();", CHUNK_WAIT)],
+    ),
+    (
+        "no barrier after the wait for a chunk",
+        CHUNKS,
+        [("named_barrier_sync<128>(O_TILE + warpgroup);     // the store of the chunk", "//")],
+    ),
     ("no fence before a chunk is stored", CHUNKS, [("        fence_proxy_async();\n        named", "        named")]),
     ("no barrier before a chunk is stored", CHUNKS, [(O_BARRIER, "//")]),
 ]
 BALANCED = {"SCHEDULE": "balanced", "BLOCK_N": 64}
-GIVE, TAKE = "if (end_thread == 0) give(counters_zeroed + giver);", "if (end_thread == 0) take(counters_zeroed + giver);"
+GIVE, TAKE = (
+    "if (end_thread == 0) give(counters_zeroed + giver);",
+    "if (end_thread == 0) take(counters_zeroed + giver);",
+)
 GIVE_AGAIN = "  if (thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS + warpgroup);\n  if (STORE"
 HANDED_OVER: list[Row] = [
     ("a result is not waited for", BALANCED, [(TAKE, "")]),
     ("a result is never given", BALANCED, [(GIVE, "")]),
     ("a result is taken from another block", BALANCED, [("(blockIdx.x - 1) * WARPGROUPS", "blockIdx.x * WARPGROUPS")]),
-    ("no barrier before a result is given", BALANCED, [
-        ("named_barrier_sync<128>(O_TILE + warpgroup);       // all threads of the warpgroup have left", "//")]),
-    ("no barrier after a result is taken", BALANCED, [("named_barrier_sync<128>(O_TILE + warpgroup);       // what thread 0", "//")]),
+    (
+        "no barrier before a result is given",
+        BALANCED,
+        [("named_barrier_sync<128>(O_TILE + warpgroup);       // all threads of the warpgroup have left", "//")],
+    ),
+    (
+        "no barrier after a result is taken",
+        BALANCED,
+        [("named_barrier_sync<128>(O_TILE + warpgroup);       // what thread 0", "//")],
+    ),
     ("a result is given without a release", BALANCED, [("red.release.gpu", "red.relaxed.gpu")]),
     ("a result is given to the block only", BALANCED, [("red.release.gpu", "red.release.cta")]),
     ("a result is taken without an acquire", BALANCED, [("atom.acquire.gpu", "atom.relaxed.gpu")]),
-    ("a result is given before it is left", BALANCED, [(GIVE, ""), ("        Partial::leave(", GIVE + "\n        Partial::leave(")]),
+    (
+        "a result is given before it is left",
+        BALANCED,
+        [(GIVE, ""), ("        Partial::leave(", GIVE + "\n        Partial::leave(")],
+    ),
     ("results out of bounds", BALANCED, [("results_gmem + giver * ", "results_gmem + (giver + 2) * ")]),
 ]
 # What leaves every access in order, but a wrong answer or a counter that is not zero.
@@ -191,17 +334,23 @@ WRONG_SHARES = {
     "a result added unscaled": ([("fmaf(other.x, low, o[i])", "other.x + o[i]")], "error"),
     "a result given again later": (
         [("  if (STORE != Store::ROWS && thread == 0) tma", GIVE_AGAIN + " != Store::ROWS && thread == 0) tma")],
-        "did not leave zeros in counters_zeroed"),
+        "did not leave zeros in counters_zeroed",
+    ),
 }
 LAZY_AFTER = {"RESCALE": "lazy_after", "BLOCK_N": 64}
 SCORES_AGAIN: list[Row] = [
-    ("no fence after K was read again", LAZY_AFTER, [
-        ("fence_proxy_async();                                     // before the copies", "//")]),
+    (
+        "no fence after K was read again",
+        LAZY_AFTER,
+        [("fence_proxy_async();                                     // before the copies", "//")],
+    ),
 ]
 
 
 @cache
-def outcome(family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...], kind: str) -> CheckResult:
+def outcome(
+    family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...], kind: str
+) -> CheckResult:
     """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur in it."""
     module, problem, gpu = FAMILIES[family]
     config = module.config(**dict(genes))
@@ -219,7 +368,7 @@ def assert_found(family: str, row: Row, kind: str = "plain") -> None:
     untouched = outcome(family, tuple(genes.items()), (), kind)
     assert untouched.passed, untouched.reason
     result = outcome(family, tuple(genes.items()), tuple(edits), kind)
-    assert not result.passed and math.isnan(result.max_error), result      # stopped by a fault, not by a wrong answer
+    assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
 
 
 @pytest.mark.parametrize("row", SCALAR, ids=[row[0] for row in SCALAR])
@@ -274,7 +423,9 @@ def test_flash_wgmma_with_blocks_that_share_tiles_of_rows(row, monkeypatch):
 def test_flash_wgmma_that_shares_tiles_of_rows_wrongly(fault, monkeypatch):
     monkeypatch.setattr(flash_wgmma, "SM_COUNT", 3)
     edits, word = WRONG_SHARES[fault]
-    untouched, result = (outcome("flash_wgmma, shared rows", tuple(BALANCED.items()), tuple(e), "plain") for e in ((), edits))
+    untouched, result = (
+        outcome("flash_wgmma, shared rows", tuple(BALANCED.items()), tuple(e), "plain") for e in ((), edits)
+    )
     assert untouched.passed and word in result.reason
 
 

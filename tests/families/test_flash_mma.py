@@ -6,19 +6,30 @@ import random
 
 import pytest
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.correctness.validate import check, make_case
 from evoattn.families.flash_mma import FlashMma, registers_needed, smem_bytes
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
-from evoattn.validate import check, make_case
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = {
-    "BLOCK_M": 32, "BLOCK_N": 32, "WARPS": 2, "KEY_WARPS": 1, "STAGES": 2, "SCHEDULE": "together", "SMEM_LAYOUT": "swizzled",
-    "Q_PLACE": "shared", "RESCALE": "always", "ROW_SUM": "add", "O_STORE": "direct", "BLOCK_ORDER": "rows", "BLOCKS_PER_SM": 1,
+    "BLOCK_M": 32,
+    "BLOCK_N": 32,
+    "WARPS": 2,
+    "KEY_WARPS": 1,
+    "STAGES": 2,
+    "SCHEDULE": "together",
+    "SMEM_LAYOUT": "swizzled",
+    "Q_PLACE": "shared",
+    "RESCALE": "always",
+    "ROW_SUM": "add",
+    "O_STORE": "direct",
+    "BLOCK_ORDER": "rows",
+    "BLOCKS_PER_SM": 1,
 }
 
 
@@ -38,16 +49,38 @@ def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4):
 RIGHT = [
     (problem(113, 203, 64), {"O_STORE": "shared"}, "large_logits"),
     (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"KEY_WARPS": 2, "Q_PLACE": "registers"}, "plain"),
-    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"SCHEDULE": "split", "STAGES": 1, "RESCALE": "vote"}, "plain"),
-    (problem(40, 163, 64, mask="causal_upper_left"), {"SCHEDULE": "overlapped", "RESCALE": "lazy", "Q_PLACE": "direct"}, "rising_maximum"),
-    (problem(1, 239, 40), {"BLOCK_M": 16, "WARPS": 1, "KEY_WARPS": 2, "SCHEDULE": "split_short_v", "SMEM_LAYOUT": "padded"}, "plain"),
-    (problem(50, 113, 128), {"RESCALE": "lazy", "ROW_SUM": "mma", "STAGES": 3, "O_STORE": "shared", "Q_PLACE": "direct"}, "late_huge_key"),
-    (problem(3, 3, 16, mask="causal_upper_left"), {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_ORDER": "heads_reversed"}, "plain"),
+    (
+        problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"),
+        {"SCHEDULE": "split", "STAGES": 1, "RESCALE": "vote"},
+        "plain",
+    ),
+    (
+        problem(40, 163, 64, mask="causal_upper_left"),
+        {"SCHEDULE": "overlapped", "RESCALE": "lazy", "Q_PLACE": "direct"},
+        "rising_maximum",
+    ),
+    (
+        problem(1, 239, 40),
+        {"BLOCK_M": 16, "WARPS": 1, "KEY_WARPS": 2, "SCHEDULE": "split_short_v", "SMEM_LAYOUT": "padded"},
+        "plain",
+    ),
+    (
+        problem(50, 113, 128),
+        {"RESCALE": "lazy", "ROW_SUM": "mma", "STAGES": 3, "O_STORE": "shared", "Q_PLACE": "direct"},
+        "late_huge_key",
+    ),
+    (
+        problem(3, 3, 16, mask="causal_upper_left"),
+        {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_ORDER": "heads_reversed"},
+        "plain",
+    ),
     (problem(20, 70, 256, dtype="bf16"), {"BLOCK_ORDER": "heads", "ROW_SUM": "mma"}, "equal_keys"),
 ]
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
+)
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
@@ -55,10 +88,16 @@ def test_right_on_the_interpreter(p, genes, kind):
 
 
 REFUSED = [
-    ({"BLOCK_M": 48}, "BLOCK_M=48"), ({"BLOCK_N": 48, "KEY_WARPS": 2}, "BLOCK_N=48"), ({"STAGES": 1}, "STAGES of at least 2"),
-    ({"BLOCK_M": 128, "WARPS": 8, "BLOCK_N": 128, "KEY_WARPS": 4}, "over 16 warps"), ({"BLOCK_ORDER": "rows_reversed"}, "causal"),
-    ({"BLOCK_M": 256, "WARPS": 2}, "registers"), ({"BLOCK_N": 256, "KEY_WARPS": 4}, "101376"), ({"BLOCK_N": 256}, "128 keys a warp"),
-    ({"BLOCK_N": 128, "BLOCKS_PER_SM": 3}, "102400"), ({"BLOCKS_PER_SM": 2}, "the same code"),
+    ({"BLOCK_M": 48}, "BLOCK_M=48"),
+    ({"BLOCK_N": 48, "KEY_WARPS": 2}, "BLOCK_N=48"),
+    ({"STAGES": 1}, "STAGES of at least 2"),
+    ({"BLOCK_M": 128, "WARPS": 8, "BLOCK_N": 128, "KEY_WARPS": 4}, "over 16 warps"),
+    ({"BLOCK_ORDER": "rows_reversed"}, "causal"),
+    ({"BLOCK_M": 256, "WARPS": 2}, "registers"),
+    ({"BLOCK_N": 256, "KEY_WARPS": 4}, "101376"),
+    ({"BLOCK_N": 256}, "128 keys a warp"),
+    ({"BLOCK_N": 128, "BLOCKS_PER_SM": 3}, "102400"),
+    ({"BLOCKS_PER_SM": 2}, "the same code"),
 ]
 
 
@@ -69,13 +108,22 @@ def test_refusals_say_why(genes, word):
     assert word in reason and reason.endswith(".")
 
 
-@pytest.mark.parametrize(("p", "genes", "word"), [
-    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(head_dim=8), {}, "not 8"),
-    (problem(16, 1024), {}, "16 queries"), (problem(1024, 16), {}, "16 keys"), (problem(1024, 20), {}, "split and always"),
-    (problem(1024, 60), {"STAGES": 3}, "2 tiles"), (problem(1024, 17), {"KEY_WARPS": 2, "STAGES": 1, "SCHEDULE": "split"}, None),
-    (problem(1024, 40), {"BLOCK_N": 64, "KEY_WARPS": 4, "STAGES": 1, "SCHEDULE": "split"}, "never sees"),
-    (problem(30, 1024), {"BLOCK_ORDER": "heads"}, "same order"), (problem(1 << 22, 1024), {"BLOCK_ORDER": "heads"}, "grid z"),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "word"),
+    [
+        (problem(dtype="fp32"), {}, "fp32"),
+        (problem(head_dim=264), {}, "264"),
+        (problem(head_dim=8), {}, "not 8"),
+        (problem(16, 1024), {}, "16 queries"),
+        (problem(1024, 16), {}, "16 keys"),
+        (problem(1024, 20), {}, "split and always"),
+        (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
+        (problem(1024, 17), {"KEY_WARPS": 2, "STAGES": 1, "SCHEDULE": "split"}, None),
+        (problem(1024, 40), {"BLOCK_N": 64, "KEY_WARPS": 4, "STAGES": 1, "SCHEDULE": "split"}, "never sees"),
+        (problem(30, 1024), {"BLOCK_ORDER": "heads"}, "same order"),
+        (problem(1 << 22, 1024), {"BLOCK_ORDER": "heads"}, "grid z"),
+    ],
+)
 def test_refusals_know_the_problem(p, genes, word):
     reason = FAMILY.why_invalid(p, config(**genes), L4)
     assert reason is None if word is None else word in reason
@@ -87,7 +135,7 @@ def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     c = load_space("flash_mma", gpu).starting_configs(p)[which]
     kernel = compiled(p, c, gpu)
     assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
-    assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)      # the kernel's own sum: its static_assert
+    assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)  # the kernel's own sum: its static_assert
 
 
 def test_shared_memory_of_python_is_that_of_cuda():
@@ -96,9 +144,17 @@ def test_shared_memory_of_python_is_that_of_cuda():
     cases = []
     for i in range(24):
         p = problem(head_dim=draw.choice((16, 24, 64, 72, 256)))
-        genes = {name: draw.choice(values) for name, values in (
-            ("KEY_WARPS", (1, 2)), ("STAGES", (2, 3)), ("SCHEDULE", ("split", "split_short_v", "together")),
-            ("SMEM_LAYOUT", ("swizzled", "padded")), ("Q_PLACE", ("shared", "registers", "direct")), ("O_STORE", ("direct", "shared")))}
+        genes = {
+            name: draw.choice(values)
+            for name, values in (
+                ("KEY_WARPS", (1, 2)),
+                ("STAGES", (2, 3)),
+                ("SCHEDULE", ("split", "split_short_v", "together")),
+                ("SMEM_LAYOUT", ("swizzled", "padded")),
+                ("Q_PLACE", ("shared", "registers", "direct")),
+                ("O_STORE", ("direct", "shared")),
+            )
+        }
         c = config(**genes)
         text = render(FAMILY, p, c, L4).source.partition('extern "C" __global__')[0]
         cases.append(f"namespace case{i} {{\n{text}\n}}")

@@ -7,24 +7,36 @@ import math
 
 import pytest
 
-from evoattn import problems
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.backends.compiler import compile_source
 from evoattn.families.base import starts_zeroed
-from evoattn.families.flash_wgmma import FlashWgmma, smem_bytes
-from evoattn.families.wgmma_registers import begins_ahead, moved_registers, threads
-from evoattn.families.wgmma_text import wgmma_function
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
-from evoattn.trial import Buffer, TensorMap
+from evoattn.families.flash_wgmma.family import FlashWgmma, smem_bytes
+from evoattn.families.flash_wgmma.registers import begins_ahead, moved_registers, threads
+from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.render import render
+from evoattn.model import named_problems as problems
+from evoattn.model.gpu import GPUS
+from evoattn.model.launch import Buffer, TensorMap
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 
 FAMILY, H100 = FlashWgmma(), GPUS["h100"]
 SPACE = load_space("flash_wgmma", H100)
 BASE = {
-    "BLOCK_M": 64, "BLOCK_N": 128, "STAGES": 2, "BLOCKS_PER_SM": 2, "PRODUCER": "warp", "OVERLAP": True, "PING_PONG": False,
-    "RESCALE": "always", "KEY_SPLIT": 1, "SCHEDULE": "single", "TILE_ORDER": "by_head", "CAUSAL_SKIP": False, "POLYNOMIAL_EIGHTHS": 0,
-    "Q_IN_REGISTERS": False, "STORE": "tensor_map",
+    "BLOCK_M": 64,
+    "BLOCK_N": 128,
+    "STAGES": 2,
+    "BLOCKS_PER_SM": 2,
+    "PRODUCER": "warp",
+    "OVERLAP": True,
+    "PING_PONG": False,
+    "RESCALE": "always",
+    "KEY_SPLIT": 1,
+    "SCHEDULE": "single",
+    "TILE_ORDER": "by_head",
+    "CAUSAL_SKIP": False,
+    "POLYNOMIAL_EIGHTHS": 0,
+    "Q_IN_REGISTERS": False,
+    "STORE": "tensor_map",
 }
 THREE = {"BLOCK_M": 192, "BLOCKS_PER_SM": 1, "PRODUCER": "warpgroup"}
 TWO = {**THREE, "BLOCK_M": 128, "BLOCK_N": 64, "RESCALE": "lazy_5"}
@@ -43,10 +55,14 @@ def named_problems() -> list[AttentionProblem]:
 
 
 REFUSED = [
-    ({"PING_PONG": True}, "PING_PONG"), ({"CAUSAL_SKIP": True}, "CAUSAL_SKIP"), ({"BLOCK_M": 256, "STAGES": 4}, "over the 233472"),
+    ({"PING_PONG": True}, "PING_PONG"),
+    ({"CAUSAL_SKIP": True}, "CAUSAL_SKIP"),
+    ({"BLOCK_M": 256, "STAGES": 4}, "over the 233472"),
     ({"BLOCKS_PER_SM": 3}, "registers"),
-    ({"BLOCK_M": 256, "BLOCKS_PER_SM": 1}, "registers"), ({"KEY_SPLIT": 2, "SCHEDULE": "claimed"}, "single"),
-    ({"RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 1, "BLOCK_N": 64}, "POLYNOMIAL"), ({"RESCALE": "lazy_after"}, "RESCALE"),
+    ({"BLOCK_M": 256, "BLOCKS_PER_SM": 1}, "registers"),
+    ({"KEY_SPLIT": 2, "SCHEDULE": "claimed"}, "single"),
+    ({"RESCALE": "lazy_after", "POLYNOMIAL_EIGHTHS": 1, "BLOCK_N": 64}, "POLYNOMIAL"),
+    ({"RESCALE": "lazy_after"}, "RESCALE"),
     ({"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 1}, "no registers to give"),
     ({"BLOCK_N": 112, "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}, "Q_IN_REGISTERS"),
 ]
@@ -59,24 +75,34 @@ def test_refusals_say_why(genes, word):
     assert word in reason and reason.endswith(".")
 
 
-@pytest.mark.parametrize(("p", "genes", "word"), [
-    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(1, 4096), {"BLOCK_M": 128}, "1 queries"),
-    (problem(4096, 64), {}, "64 keys"), (problem(4096, 250), {"STAGES": 3}, "STAGES=3"),
-    (problem(1, 4096), {"TILE_ORDER": "heads_8"}, "row blocks"),
-    (problem(64, 250), {"KEY_SPLIT": 4}, "without work"), (problem(64, 512), {"KEY_SPLIT": 4}, "STAGES=2"),
-    (problem(), {"KEY_SPLIT": 2}, "fill"),
-    (problem(64, 512), {"KEY_SPLIT": 2, "STORE": "rows"}, None),
-    (problem(heads=8), {"TILE_ORDER": "heads_8"}, "8 heads"), (problem(heads=9, kv_heads=3), {"TILE_ORDER": "heads_8"}, None),
-    (problem(512), {"SCHEDULE": "fixed"}, "one wave"), (problem(576), {"SCHEDULE": "claimed"}, None),
-    (problem(mask="causal_upper_left"), {**THREE, "CAUSAL_SKIP": True, "PING_PONG": True}, None),
-    (problem(head_dim=200), {**THREE, "BLOCK_N": 48}, "need"),
-    (problem(head_dim=256), {"STAGES": 3}, "232448"),
-    (problem(head_dim=256), {**TWO, "STORE": "chunks"}, "several tiles"), (problem(head_dim=256), {**TWO, "SCHEDULE": "claimed"}, "262"),
-    (problem(head_dim=256), {**TWO, "STORE": "chunks", "SCHEDULE": "claimed"}, None),
-    (problem(head_dim=128), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, "head_dim over 128"),
-    (problem(head_dim=136), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, None),
-    (problem(head_dim=112), {"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 3, "BLOCK_N": 48}, "One wgmma"),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "word"),
+    [
+        (problem(dtype="fp32"), {}, "fp32"),
+        (problem(head_dim=264), {}, "264"),
+        (problem(1, 4096), {"BLOCK_M": 128}, "1 queries"),
+        (problem(4096, 64), {}, "64 keys"),
+        (problem(4096, 250), {"STAGES": 3}, "STAGES=3"),
+        (problem(1, 4096), {"TILE_ORDER": "heads_8"}, "row blocks"),
+        (problem(64, 250), {"KEY_SPLIT": 4}, "without work"),
+        (problem(64, 512), {"KEY_SPLIT": 4}, "STAGES=2"),
+        (problem(), {"KEY_SPLIT": 2}, "fill"),
+        (problem(64, 512), {"KEY_SPLIT": 2, "STORE": "rows"}, None),
+        (problem(heads=8), {"TILE_ORDER": "heads_8"}, "8 heads"),
+        (problem(heads=9, kv_heads=3), {"TILE_ORDER": "heads_8"}, None),
+        (problem(512), {"SCHEDULE": "fixed"}, "one wave"),
+        (problem(576), {"SCHEDULE": "claimed"}, None),
+        (problem(mask="causal_upper_left"), {**THREE, "CAUSAL_SKIP": True, "PING_PONG": True}, None),
+        (problem(head_dim=200), {**THREE, "BLOCK_N": 48}, "need"),
+        (problem(head_dim=256), {"STAGES": 3}, "232448"),
+        (problem(head_dim=256), {**TWO, "STORE": "chunks"}, "several tiles"),
+        (problem(head_dim=256), {**TWO, "SCHEDULE": "claimed"}, "262"),
+        (problem(head_dim=256), {**TWO, "STORE": "chunks", "SCHEDULE": "claimed"}, None),
+        (problem(head_dim=128), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, "head_dim over 128"),
+        (problem(head_dim=136), {**TWO, "STORE": "chunks", "SCHEDULE": "fixed"}, None),
+        (problem(head_dim=112), {"PRODUCER": "warpgroup", "BLOCKS_PER_SM": 3, "BLOCK_N": 48}, "One wgmma"),
+    ],
+)
 def test_refusals_know_the_problem(p, genes, word):
     reason = FAMILY.why_invalid(p, config(**genes), H100)
     assert reason is None if word is None else word in reason
@@ -85,13 +111,24 @@ def test_refusals_know_the_problem(p, genes, word):
 AHEAD = {**TWO, "BLOCK_N": 96, "STAGES": 3, "RESCALE": "lazy_after", "SCHEDULE": "claimed", "Q_IN_REGISTERS": True}
 
 
-@pytest.mark.parametrize(("genes", "head_dim", "ahead"), [
-    ({}, 128, True), ({"SCHEDULE": "single"}, 128, False), ({"OVERLAP": False}, 128, False), ({"Q_IN_REGISTERS": False}, 128, False),
-    ({"SCHEDULE": "balanced"}, 128, True), ({"SCHEDULE": "balanced", "BLOCK_N": 48, "PRODUCER": "warp"}, 128, False),
-    ({"CAUSAL_SKIP": True, "STAGES": 1}, 128, False), ({"CAUSAL_SKIP": True, "STAGES": 2}, 128, True),
-    ({"BLOCK_N": 112}, 128, False), ({"BLOCK_N": 112, "STORE": "rows"}, 128, False), ({"STORE": "rows", "BLOCK_N": 64}, 64, True),
-    ({"BLOCK_M": 64, "BLOCK_N": 48, "BLOCKS_PER_SM": 3}, 64, False), ({"BLOCK_M": 192, "BLOCK_N": 80}, 64, True),
-])
+@pytest.mark.parametrize(
+    ("genes", "head_dim", "ahead"),
+    [
+        ({}, 128, True),
+        ({"SCHEDULE": "single"}, 128, False),
+        ({"OVERLAP": False}, 128, False),
+        ({"Q_IN_REGISTERS": False}, 128, False),
+        ({"SCHEDULE": "balanced"}, 128, True),
+        ({"SCHEDULE": "balanced", "BLOCK_N": 48, "PRODUCER": "warp"}, 128, False),
+        ({"CAUSAL_SKIP": True, "STAGES": 1}, 128, False),
+        ({"CAUSAL_SKIP": True, "STAGES": 2}, 128, True),
+        ({"BLOCK_N": 112}, 128, False),
+        ({"BLOCK_N": 112, "STORE": "rows"}, 128, False),
+        ({"STORE": "rows", "BLOCK_N": 64}, 64, True),
+        ({"BLOCK_M": 64, "BLOCK_N": 48, "BLOCKS_PER_SM": 3}, 64, False),
+        ({"BLOCK_M": 192, "BLOCK_N": 80}, 64, True),
+    ],
+)
 def test_a_tile_of_rows_begins_ahead_where_there_is_room(genes, head_dim, ahead):
     p = problem(head_dim=head_dim, mask="causal_upper_left" if "CAUSAL_SKIP" in genes else "full")
     c = config(**AHEAD | genes)
@@ -110,11 +147,17 @@ def test_shared_memory_and_registers_of_the_prototype():
     own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
     assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 32
     by_chunks = config(**TWO, SCHEDULE="claimed", STORE="chunks")
-    assert smem_bytes(problem(head_dim=256), by_chunks) == 64 * 1024 + 2 * 64 * 1024 + 32 * 1024 + 8 * (2 * 2 + 4 * 2 + 1) + 32
+    assert (
+        smem_bytes(problem(head_dim=256), by_chunks)
+        == 64 * 1024 + 2 * 64 * 1024 + 32 * 1024 + 8 * (2 * 2 + 4 * 2 + 1) + 32
+    )
     assert smem_bytes(problem(head_dim=96), own_output) == smem_bytes(problem(head_dim=128), own_output)
     for genes, registers, count in (
-        (THREE, (32, 160), 512), ({**THREE, "BLOCK_M": 128}, (24, 240), 384), ({**THREE, "BLOCK_M": 256}, (24, 112), 640),
-        ({"PRODUCER": "warpgroup"}, (40, 216), 256), ({}, (0, 0), 160),
+        (THREE, (32, 160), 512),
+        ({**THREE, "BLOCK_M": 128}, (24, 240), 384),
+        ({**THREE, "BLOCK_M": 256}, (24, 112), 640),
+        ({"PRODUCER": "warpgroup"}, (40, 216), 256),
+        ({}, (0, 0), 160),
     ):
         assert (moved_registers(config(**genes)), threads(config(**genes))) == (registers, count)
 
@@ -143,8 +186,11 @@ def test_tensor_maps_keep_to_the_limits():
 
 
 def test_output_by_chunks_has_boxes_of_one_chunk():
-    q, k, v, o = (a for a in FAMILY.launches(problem(head_dim=256), config(**TWO, SCHEDULE="claimed", STORE="chunks"))[0].args
-                  if isinstance(a, TensorMap))
+    q, k, v, o = (
+        a
+        for a in FAMILY.launches(problem(head_dim=256), config(**TWO, SCHEDULE="claimed", STORE="chunks"))[0].args
+        if isinstance(a, TensorMap)
+    )
     assert o.box == (64, 64, 1, 1, 1) and o.shape == q.shape and q.box == k.box == v.box == (64, 64, 4, 1, 1)
 
 
@@ -160,7 +206,12 @@ def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_laun
 def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:
     """(row block, head of all) of a block, as `templates/device/block_tile.cuh` reads its grid."""
     x, y, z = block[0] // split, *block[1:]
-    return {"by_head": (x, z * p.heads + y), "all_heads": (z, y * p.heads + x), "heads_4": (y, z * 4 + x), "heads_8": (y, z * 8 + x)}[order]
+    return {
+        "by_head": (x, z * p.heads + y),
+        "all_heads": (z, y * p.heads + x),
+        "heads_4": (y, z * 4 + x),
+        "heads_8": (y, z * 8 + x),
+    }[order]
 
 
 @pytest.mark.parametrize("order", ["by_head", "all_heads", "heads_4", "heads_8"])
@@ -183,19 +234,29 @@ def test_starting_configs_are_valid_and_differ():
 
 def test_wgmma_text_counts_its_operands():
     text = wgmma_function("multiply", 96, "bf16", a_in_registers=True, b_transposed=True)
-    assert text.count("+f") == 48 and "m64n96k16.f32.bf16.bf16" in text and "{%48, %49, %50, %51}, %52, p, 1, 1, 1;" in text
+    assert (
+        text.count("+f") == 48
+        and "m64n96k16.f32.bf16.bf16" in text
+        and "{%48, %49, %50, %51}, %52, p, 1, 1, 1;" in text
+    )
     assert max(map(len, text.splitlines())) <= 140
 
 
-@pytest.mark.parametrize("name", ["seed_h100", "seed_l4_s512", "fa_d64_2k_causal", "fa_d128_4k", "llama_gqa_prefill", "fa_d256_4k"])
+@pytest.mark.parametrize(
+    "name", ["seed_h100", "seed_l4_s512", "fa_d64_2k_causal", "fa_d128_4k", "llama_gqa_prefill", "fa_d256_4k"]
+)
 def test_a_starting_config_compiles_as_the_estimate_says(name):
     p = problems.lookup(name)
     assert_compiles(p, SPACE.starting_configs(p)[-1])
 
 
-@pytest.mark.parametrize("genes", [
-    {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"}, {"KEY_SPLIT": 4, "BLOCK_N": 64, "BLOCKS_PER_SM": 1},
-])
+@pytest.mark.parametrize(
+    "genes",
+    [
+        {"RESCALE": "lazy_after", "BLOCK_N": 112, "STORE": "rows"},
+        {"KEY_SPLIT": 4, "BLOCK_N": 64, "BLOCKS_PER_SM": 1},
+    ],
+)
 def test_rare_genes_compile_as_the_estimate_says(genes):
     p = problem(64, 512)
     assert FAMILY.why_invalid(p, config(**genes), H100) is None

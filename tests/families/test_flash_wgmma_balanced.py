@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.families import flash_wgmma
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.ptx.machine import Machine
-from evoattn.ptx.memory import GlobalMemory
-from evoattn.ptx.program import parse_program
-from evoattn.render import render
-from evoattn.validate import check, make_case
 from test_flash_wgmma import FAMILY, config
+
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.validate import check, make_case
+from evoattn.families.flash_wgmma import family as flash_wgmma
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.ptx.machine.launch import Machine
+from evoattn.ptx.machine.program import parse_program
+from evoattn.ptx.memory.global_memory import GlobalMemory
 
 H100 = GPUS["h100"]
 Piece = tuple[int, int, int]
@@ -33,14 +33,29 @@ def shares(tiles: int, key_tiles: int, blocks: int) -> list[list[Piece]]:
     for block in range(blocks):
         pieces = [(turn * blocks + block, 0, key_tiles - 1) for turn in range(whole)]
         steps = range(block * left // blocks, (block + 1) * left // blocks)
-        cut = [(tile, [s % key_tiles for s in group]) for tile, group in itertools.groupby(steps, lambda step: step // key_tiles)]
+        cut = [
+            (tile, [s % key_tiles for s in group])
+            for tile, group in itertools.groupby(steps, lambda step: step // key_tiles)
+        ]
         result.append(pieces + [(whole * blocks + tile, group[0], group[-1]) for tile, group in reversed(cut)])
     return result
 
 
 LAUNCHES = [
-    (tiles, key_tiles, blocks) for blocks in range(1, 12) for tiles in range(blocks, 4 * blocks + 3) for key_tiles in (1, 2, 3, 7, 11)]
-LAUNCHES += [(2048, 147, 132), (1366, 26, 132), (133, 1, 132), (264, 5, 132), (263, 5, 132), (265, 5, 132), (7000, 32768, 132)]
+    (tiles, key_tiles, blocks)
+    for blocks in range(1, 12)
+    for tiles in range(blocks, 4 * blocks + 3)
+    for key_tiles in (1, 2, 3, 7, 11)
+]
+LAUNCHES += [
+    (2048, 147, 132),
+    (1366, 26, 132),
+    (133, 1, 132),
+    (264, 5, 132),
+    (263, 5, 132),
+    (265, 5, 132),
+    (7000, 32768, 132),
+]
 
 
 def test_every_key_tile_is_one_blocks_and_all_have_the_same_number():
@@ -62,7 +77,7 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
             takes = [i for i, (_, first, _) in enumerate(pieces) if first > 0]
             assert len(gives) <= 1 and len(takes) <= 1 and not set(gives) & set(takes)
             assert not (gives and takes) or gives[0] < takes[0]
-            for i in takes:                                # the rest of the tile is the block's before
+            for i in takes:  # the rest of the tile is the block's before
                 tile, first, last = pieces[i]
                 assert last == key_tiles - 1 and (tile, 0, first - 1) in taken[block - 1] and block > 0
             for i in gives:
@@ -72,7 +87,9 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
 def test_cuda_takes_the_same_shares():
     """`KeyShare` of every launch above by itself, on the interpreter: [pairs, rounds] of (index, range) a block."""
     header = (Path(flash_wgmma.__file__).parents[2] / "templates/device/key_share.cuh").read_text()
-    source = header + """
+    source = (
+        header
+        + """
 extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds) {        // out [blocks, pairs, rounds]
   const int i = threadIdx.x;
   if (i >= pairs) return;
@@ -80,22 +97,36 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
   out += (blockIdx.x * pairs + i) * rounds;
   for (int round = 0; share.next(round, sizes[i].x, sizes[i].y); ++round) out[round] = make_int2(share.index, share.range.word);
 }"""
+    )
     [kernel] = parse_program(compile_source(source, "sm_90a").ptx).kernels.values()
     for blocks, group in itertools.groupby(LAUNCHES, lambda launch: launch[2]):
         group = list(group)
         taken = [shares(*launch) if launch[1] < 1000 else None for launch in group]
         rounds = 2 + max(tiles // blocks for tiles, _, _ in group)
-        out, sizes = np.full((blocks, len(group), rounds, 2), -1, np.int32), np.array([launch[:2] for launch in group], np.int32)
+        out, sizes = (
+            np.full((blocks, len(group), rounds, 2), -1, np.int32),
+            np.array([launch[:2] for launch in group], np.int32),
+        )
         memory = GlobalMemory()
-        addresses = [np.uint64(memory.map(name, a.reshape(-1).view(np.uint8))) for name, a in (("out", out), ("sizes", sizes))]
-        execution = Machine(kernel, memory, [*addresses, np.int32(len(group)), np.int32(rounds)], (blocks, 1, 1), (256, 1, 1)).run()
+        addresses = [
+            np.uint64(memory.map(name, a.reshape(-1).view(np.uint8))) for name, a in (("out", out), ("sizes", sizes))
+        ]
+        execution = Machine(
+            kernel, memory, [*addresses, np.int32(len(group)), np.int32(rounds)], (blocks, 1, 1), (256, 1, 1)
+        ).run()
         assert not execution.faults
         for i, (launch, expected) in enumerate(zip(group, taken)):
             for block in range(blocks):
-                pieces = [(index, word & 0xffff, word >> 16 & 0x7fff, word < 0) for index, word in out[block, i].tolist() if index >= 0]
+                pieces = [
+                    (index, word & 0xFFFF, word >> 16 & 0x7FFF, word < 0)
+                    for index, word in out[block, i].tolist()
+                    if index >= 0
+                ]
                 key_tiles = launch[1]
-                if expected is None:                       # so many key tiles that a word and 31 bits of steps are nearly full
-                    assert sum(last - first + 1 for _, first, last, _ in pieces) in (launch[0] * key_tiles // blocks + n for n in (0, 1))
+                if expected is None:  # so many key tiles that a word and 31 bits of steps are nearly full
+                    assert sum(last - first + 1 for _, first, last, _ in pieces) in (
+                        launch[0] * key_tiles // blocks + n for n in (0, 1)
+                    )
                 else:
                     assert pieces == [(*piece, piece[2] < key_tiles - 1) for piece in expected[block]], (launch, block)
 
@@ -117,14 +148,36 @@ SMALL = {"SCHEDULE": "balanced", "BLOCKS_PER_SM": 1, "STAGES": 1}
 TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PRODUCER": "warpgroup"}
 
 
-@pytest.mark.parametrize(("sizes", "kind", "sm_count", "genes"), [
-    ((1, 3, 1, 131, 333, 64, "bf16"), "plain", 4, {"BLOCK_N": 64, "OVERLAP": False, "STORE": "rows"}),
-    ((2, 2, 2, 65, 150, 128, "fp16"), "rising_maximum", 5, {"BLOCK_N": 48, "RESCALE": "lazy_5", "Q_IN_REGISTERS": True, "STORE": "rows"}),
-    ((1, 2, 1, 259, 200, 64, "fp16"), "large_logits", 4, {**TWO, "BLOCK_N": 48, "STAGES": 2, "RESCALE": "lazy_8", "PING_PONG": True}),
-    ((1, 3, 3, 200, 130, 128, "bf16"), "large_logits", 5, {
-        **TWO, "BLOCK_N": 48, "RESCALE": "lazy_after", "Q_IN_REGISTERS": True, "TILE_ORDER": "all_heads"}),
-    ((1, 6, 2, 193, 113, 64, "bf16"), "plain", 10, {**SEVERAL, "BLOCK_N": 48, "PING_PONG": True, "RESCALE": "lazy_after", "STORE": "rows"}),
-])
+@pytest.mark.parametrize(
+    ("sizes", "kind", "sm_count", "genes"),
+    [
+        ((1, 3, 1, 131, 333, 64, "bf16"), "plain", 4, {"BLOCK_N": 64, "OVERLAP": False, "STORE": "rows"}),
+        (
+            (2, 2, 2, 65, 150, 128, "fp16"),
+            "rising_maximum",
+            5,
+            {"BLOCK_N": 48, "RESCALE": "lazy_5", "Q_IN_REGISTERS": True, "STORE": "rows"},
+        ),
+        (
+            (1, 2, 1, 259, 200, 64, "fp16"),
+            "large_logits",
+            4,
+            {**TWO, "BLOCK_N": 48, "STAGES": 2, "RESCALE": "lazy_8", "PING_PONG": True},
+        ),
+        (
+            (1, 3, 3, 200, 130, 128, "bf16"),
+            "large_logits",
+            5,
+            {**TWO, "BLOCK_N": 48, "RESCALE": "lazy_after", "Q_IN_REGISTERS": True, "TILE_ORDER": "all_heads"},
+        ),
+        (
+            (1, 6, 2, 193, 113, 64, "bf16"),
+            "plain",
+            10,
+            {**SEVERAL, "BLOCK_N": 48, "PING_PONG": True, "RESCALE": "lazy_after", "STORE": "rows"},
+        ),
+    ],
+)
 def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes, monkeypatch):
     """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch leaves at zero. The
     blocks of the last case are more than run together."""
@@ -140,14 +193,22 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes, monkeypatc
     assert result.passed, result.reason
 
 
-@pytest.mark.parametrize(("genes", "sizes", "word"), [
-    ({}, {"mask": "causal_upper_left"}, "mask=full"), ({}, {"seqlen_q": 64 * 66, "heads": 8}, "whole waves"),
-    ({}, {"heads": 4, "kv_heads": 4}, "one wave"),
-    ({"KEY_SPLIT": 2}, {}, "single"), ({"BLOCK_N": 48}, {"seqlen_k": 48 * 32768 + 1}, "at most 32768 tiles"), ({}, {}, None),
-    ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 192}, None),
-    ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 256}, "registers"),
-])
+@pytest.mark.parametrize(
+    ("genes", "sizes", "word"),
+    [
+        ({}, {"mask": "causal_upper_left"}, "mask=full"),
+        ({}, {"seqlen_q": 64 * 66, "heads": 8}, "whole waves"),
+        ({}, {"heads": 4, "kv_heads": 4}, "one wave"),
+        ({"KEY_SPLIT": 2}, {}, "single"),
+        ({"BLOCK_N": 48}, {"seqlen_k": 48 * 32768 + 1}, "at most 32768 tiles"),
+        ({}, {}, None),
+        ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 192}, None),
+        ({"BLOCK_N": 48, "BLOCKS_PER_SM": 1, "STAGES": 1}, {"head_dim": 256}, "registers"),
+    ],
+)
 def test_refusals_of_a_balanced_schedule(genes, sizes, word):
-    p = AttentionProblem(**{"batch": 1, "heads": 32, "kv_heads": 4, "seqlen_q": 4000, "seqlen_k": 4000, "head_dim": 64} | sizes)
+    p = AttentionProblem(
+        **{"batch": 1, "heads": 32, "kv_heads": 4, "seqlen_q": 4000, "seqlen_k": 4000, "head_dim": 64} | sizes
+    )
     reason = FAMILY.why_invalid(p, config(SCHEDULE="balanced", **genes), H100)
     assert reason is None if word is None else word in reason

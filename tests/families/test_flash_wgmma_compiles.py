@@ -6,13 +6,13 @@ from __future__ import annotations
 import random
 from multiprocessing import get_context
 
-from evoattn import problems
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
-from evoattn.families.flash_wgmma import FlashWgmma
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
+from evoattn.backends.compiler import compile_source
+from evoattn.families.flash_wgmma.family import FlashWgmma
+from evoattn.families.render import render
+from evoattn.model import named_problems as problems
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
 
 FAMILY, H100 = FlashWgmma(), GPUS["h100"]
@@ -20,34 +20,80 @@ CONFIGS, SEED = 200, 20261121
 OTHER_HEAD_DIMS = [
     AttentionProblem(1, 32, 8, 4096, 4096, 96, "fp16", "causal_lower_right"),
     AttentionProblem(2, 8, 8, 600, 700, 192, "bf16", "causal_upper_left"),
-    AttentionProblem(1, 4, 4, 333, 203, 200, "fp16"), AttentionProblem(1, 32, 8, 2048, 2048, 40, "bf16"),
+    AttentionProblem(1, 4, 4, 333, 203, 200, "fp16"),
+    AttentionProblem(1, 32, 8, 2048, 2048, 40, "bf16"),
 ]
 # Forms of the best known configs that leave hardly a register unused (see `wgmma_registers`).
 TIGHT = [
     ("fa_d64_2k", {"BLOCK_M": 192, "BLOCK_N": 128, "PRODUCER": "warpgroup", "SCHEDULE": "fixed", "PING_PONG": True}),
     ("fa_d64_2k", {"BLOCK_M": 256, "BLOCK_N": 64, "PRODUCER": "warpgroup", "SCHEDULE": "fixed", "RESCALE": "lazy_8"}),
-    ("fa_d128_4k", {
-        "BLOCK_M": 128, "BLOCK_N": 112, "PRODUCER": "warpgroup", "SCHEDULE": "fixed", "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}),
-    ("fa_d128_16k", {
-        "BLOCK_M": 128, "BLOCK_N": 112, "PRODUCER": "warpgroup", "SCHEDULE": "balanced", "PING_PONG": True, "RESCALE": "lazy_after",
-        "Q_IN_REGISTERS": True, "STORE": "rows"}),
-    ("fa_d64_2k", {
-        "BLOCK_M": 192, "BLOCK_N": 80, "STAGES": 4, "PRODUCER": "warpgroup", "SCHEDULE": "balanced", "PING_PONG": True,
-        "RESCALE": "lazy_after", "Q_IN_REGISTERS": True}),
+    (
+        "fa_d128_4k",
+        {
+            "BLOCK_M": 128,
+            "BLOCK_N": 112,
+            "PRODUCER": "warpgroup",
+            "SCHEDULE": "fixed",
+            "RESCALE": "lazy_after",
+            "Q_IN_REGISTERS": True,
+        },
+    ),
+    (
+        "fa_d128_16k",
+        {
+            "BLOCK_M": 128,
+            "BLOCK_N": 112,
+            "PRODUCER": "warpgroup",
+            "SCHEDULE": "balanced",
+            "PING_PONG": True,
+            "RESCALE": "lazy_after",
+            "Q_IN_REGISTERS": True,
+            "STORE": "rows",
+        },
+    ),
+    (
+        "fa_d64_2k",
+        {
+            "BLOCK_M": 192,
+            "BLOCK_N": 80,
+            "STAGES": 4,
+            "PRODUCER": "warpgroup",
+            "SCHEDULE": "balanced",
+            "PING_PONG": True,
+            "RESCALE": "lazy_after",
+            "Q_IN_REGISTERS": True,
+        },
+    ),
     ("fa_d256_4k", {"BLOCK_M": 128, "BLOCK_N": 80, "PRODUCER": "warpgroup", "RESCALE": "lazy_5"}),
 ]
 REST = {
-    "STAGES": 2, "BLOCKS_PER_SM": 1, "OVERLAP": True, "PING_PONG": False, "RESCALE": "always", "KEY_SPLIT": 1, "SCHEDULE": "single",
-    "TILE_ORDER": "by_head", "CAUSAL_SKIP": False, "POLYNOMIAL_EIGHTHS": 0, "Q_IN_REGISTERS": False, "STORE": "tensor_map",
+    "STAGES": 2,
+    "BLOCKS_PER_SM": 1,
+    "OVERLAP": True,
+    "PING_PONG": False,
+    "RESCALE": "always",
+    "KEY_SPLIT": 1,
+    "SCHEDULE": "single",
+    "TILE_ORDER": "by_head",
+    "CAUSAL_SKIP": False,
+    "POLYNOMIAL_EIGHTHS": 0,
+    "Q_IN_REGISTERS": False,
+    "STORE": "tensor_map",
 }
 
 
 def draw() -> list[tuple[AttentionProblem, KernelConfig]]:
     """CONFIGS pairs: a problem at random, a valid config of it at random."""
     rng, space = random.Random(SEED), load_space("flash_wgmma", H100)
-    choices = [p for p in problems.named_problems().values() if FAMILY.why_unsupported(p, H100) is None] + OTHER_HEAD_DIMS
+    choices = [
+        p for p in problems.named_problems().values() if FAMILY.why_unsupported(p, H100) is None
+    ] + OTHER_HEAD_DIMS
     pools = [
-        ConfigPool({"flash_wgmma": space}, lambda name, params, p=p: FAMILY.why_invalid(p, KernelConfig(name, params), H100), rng)
+        ConfigPool(
+            {"flash_wgmma": space},
+            lambda name, params, p=p: FAMILY.why_invalid(p, KernelConfig(name, params), H100),
+            rng,
+        )
         for p in choices
     ]
     drawn = rng.choices(range(len(choices)), k=CONFIGS)
@@ -68,6 +114,6 @@ def fault(pair: tuple[AttentionProblem, KernelConfig]) -> str:
 
 
 def test_accepted_configs_compile_without_a_spill():
-    with get_context("spawn").Pool(2) as pool:               # processes: two threads in NVRTC fail
+    with get_context("spawn").Pool(2) as pool:  # processes: two threads in NVRTC fail
         faults = [text for text in pool.map(fault, draw(), chunksize=8) if text]
     assert not faults

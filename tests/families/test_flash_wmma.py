@@ -5,19 +5,28 @@ from __future__ import annotations
 import pytest
 from family_edits import line_edit
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.correctness.validate import check, make_case
 from evoattn.families.flash_wmma import FlashWmma, smem_bytes, smem_parts
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
-from evoattn.validate import check, make_case
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
 BASE = {
-    "BLOCK_M": 32, "BLOCK_N": 32, "ROW_WARPS": 2, "COLUMN_WARPS": 1, "THREADS_PER_ROW": 4, "STAGES": 1, "COPY": "async",
-    "PADDING_BYTES": 16, "Q_PLACE": "shared", "O_PLACE": "fragments", "BLOCKS_PER_SM": 1,
+    "BLOCK_M": 32,
+    "BLOCK_N": 32,
+    "ROW_WARPS": 2,
+    "COLUMN_WARPS": 1,
+    "THREADS_PER_ROW": 4,
+    "STAGES": 1,
+    "COPY": "async",
+    "PADDING_BYTES": 16,
+    "Q_PLACE": "shared",
+    "O_PLACE": "fragments",
+    "BLOCKS_PER_SM": 1,
 }
 SHARED = {"O_PLACE": "shared", "COLUMN_WARPS": 2}
 
@@ -38,16 +47,34 @@ def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: s
 RIGHT = [
     (problem(113, 203), {}, "large_logits"),
     (problem(50, 163), SHARED, "rising_maximum"),
-    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {**SHARED, "COPY": "registers", "PADDING_BYTES": 0}, "plain"),
-    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"STAGES": 2, "Q_PLACE": "fragments"}, "late_huge_key"),
-    (problem(60, 130, 64, mask="causal_upper_left"), {"BLOCK_M": 48, "ROW_WARPS": 3, "COLUMN_WARPS": 2}, "rising_maximum"),
-    (problem(90, 65, 80), {"BLOCK_M": 80, "ROW_WARPS": 5, "COLUMN_WARPS": 3, "THREADS_PER_ROW": 16, "STAGES": 3}, "late_huge_key"),
+    (
+        problem(33, 127, 24, mask="causal_lower_right", layout="bshd"),
+        {**SHARED, "COPY": "registers", "PADDING_BYTES": 0},
+        "plain",
+    ),
+    (
+        problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"),
+        {"STAGES": 2, "Q_PLACE": "fragments"},
+        "late_huge_key",
+    ),
+    (
+        problem(60, 130, 64, mask="causal_upper_left"),
+        {"BLOCK_M": 48, "ROW_WARPS": 3, "COLUMN_WARPS": 2},
+        "rising_maximum",
+    ),
+    (
+        problem(90, 65, 80),
+        {"BLOCK_M": 80, "ROW_WARPS": 5, "COLUMN_WARPS": 3, "THREADS_PER_ROW": 16, "STAGES": 3},
+        "late_huge_key",
+    ),
     (problem(3, 3, 16, mask="causal_upper_left"), {}, "equal_keys"),
     (problem(20, 70, 256, dtype="bf16"), {"COLUMN_WARPS": 4, "BLOCK_N": 48, "THREADS_PER_ROW": 8}, "plain"),
 ]
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
+)
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
@@ -83,9 +110,12 @@ def test_an_injected_fault_is_found(fault):
 
 
 REFUSED = [
-    ({"BLOCK_M": 48}, "3 tiles of 16"), ({"COLUMN_WARPS": 4, "BLOCK_M": 128, "ROW_WARPS": 8, "BLOCKS_PER_SM": 2}, "1536"),
-    ({"BLOCK_N": 16, "THREADS_PER_ROW": 16}, "pairs"), ({"COPY": "registers", "STAGES": 2}, "overlaps nothing"),
-    ({"BLOCK_M": 128, "ROW_WARPS": 1}, "registers"), ({"BLOCKS_PER_SM": 4, "BLOCK_N": 64}, "102400"),
+    ({"BLOCK_M": 48}, "3 tiles of 16"),
+    ({"COLUMN_WARPS": 4, "BLOCK_M": 128, "ROW_WARPS": 8, "BLOCKS_PER_SM": 2}, "1536"),
+    ({"BLOCK_N": 16, "THREADS_PER_ROW": 16}, "pairs"),
+    ({"COPY": "registers", "STAGES": 2}, "overlaps nothing"),
+    ({"BLOCK_M": 128, "ROW_WARPS": 1}, "registers"),
+    ({"BLOCKS_PER_SM": 4, "BLOCK_N": 64}, "102400"),
     ({"BLOCK_M": 128, "BLOCK_N": 128, "ROW_WARPS": 8}, "row factors 512 + Q 18432 + K and V 36864 + S 67584"),
 ]
 
@@ -97,11 +127,19 @@ def test_refusals_say_why(genes, word):
     assert word in reason and reason.endswith(".")
 
 
-@pytest.mark.parametrize(("p", "genes", "word"), [
-    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(head_dim=8), {}, "not 8"),
-    (problem(16, 1024), {}, "16 queries"), (problem(1024, 16), {}, "16 keys"), (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
-    (problem(head_dim=16), {"COLUMN_WARPS": 3}, "leaves warps"), (problem(1024, 17), {}, None),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "word"),
+    [
+        (problem(dtype="fp32"), {}, "fp32"),
+        (problem(head_dim=264), {}, "264"),
+        (problem(head_dim=8), {}, "not 8"),
+        (problem(16, 1024), {}, "16 queries"),
+        (problem(1024, 16), {}, "16 keys"),
+        (problem(1024, 60), {"STAGES": 3}, "2 tiles"),
+        (problem(head_dim=16), {"COLUMN_WARPS": 3}, "leaves warps"),
+        (problem(1024, 17), {}, None),
+    ],
+)
 def test_refusals_know_the_problem(p, genes, word):
     reason = FAMILY.why_invalid(p, config(**genes), L4)
     assert reason is None if word is None else word in reason
@@ -110,8 +148,15 @@ def test_refusals_know_the_problem(p, genes, word):
 def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
     """The L4 notes stopped at 32 rows: 64 with the output tile took 56.75 KB. Dynamic shared memory opens them, and 128 rows too."""
     p = problem()
-    assert 48 * 1024 < smem_bytes(p, config(BLOCK_M=64, ROW_WARPS=4, BLOCK_N=64, **{**SHARED, "COLUMN_WARPS": 1})) < 99 * 1024
-    for genes in ({"BLOCK_M": 64, "ROW_WARPS": 4, "BLOCK_N": 64, "O_PLACE": "shared"}, {"BLOCK_M": 128, "ROW_WARPS": 8, "BLOCK_N": 64}):
+    assert (
+        48 * 1024
+        < smem_bytes(p, config(BLOCK_M=64, ROW_WARPS=4, BLOCK_N=64, **{**SHARED, "COLUMN_WARPS": 1}))
+        < 99 * 1024
+    )
+    for genes in (
+        {"BLOCK_M": 64, "ROW_WARPS": 4, "BLOCK_N": 64, "O_PLACE": "shared"},
+        {"BLOCK_M": 128, "ROW_WARPS": 8, "BLOCK_N": 64},
+    ):
         assert smem_bytes(p, config(**genes)) > 48 * 1024 and FAMILY.why_invalid(p, config(**genes), L4) is None
     assert sum(smem_parts(p, config()).values()) == smem_bytes(p, config())
 

@@ -7,29 +7,50 @@ import random
 import pytest
 from family_edits import line_edit
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.correctness.validate import check, make_case
 from evoattn.families.large_head import LargeHead, smem_bytes
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.problems import lookup
-from evoattn.render import render
-from evoattn.validate import check, make_case
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import lookup
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 
 FAMILY, L4, H100 = LargeHead(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head", H100)
 BASE = {
-    "BLOCK_M": 4, "BLOCK_N": 16, "DIM_SPLIT": 1, "EXCHANGE": "none", "DEPENDENT_LAUNCH": False, "MATH": "fma", "WARPS": 4, "LANES": 32,
-    "SCORE_ROWS": 2, "SCORE_KEYS": 4, "VALUE_THREADS": 64, "Q_PLACE": "shared", "STAGES": 1, "UNROLL": 1,
+    "BLOCK_M": 4,
+    "BLOCK_N": 16,
+    "DIM_SPLIT": 1,
+    "EXCHANGE": "none",
+    "DEPENDENT_LAUNCH": False,
+    "MATH": "fma",
+    "WARPS": 4,
+    "LANES": 32,
+    "SCORE_ROWS": 2,
+    "SCORE_KEYS": 4,
+    "VALUE_THREADS": 64,
+    "Q_PLACE": "shared",
+    "STAGES": 1,
+    "UNROLL": 1,
 }
 TENSOR = {"MATH": "tf32x3", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 8, "VALUE_THREADS": 128}
-SPREAD = {"MATH": "tf32x3_spread", "BLOCK_M": 16, "SCORE_ROWS": 16, "SCORE_KEYS": 16, "VALUE_THREADS": 128, "Q_PLACE": "global"}
+SPREAD = {
+    "MATH": "tf32x3_spread",
+    "BLOCK_M": 16,
+    "SCORE_ROWS": 16,
+    "SCORE_KEYS": 16,
+    "VALUE_THREADS": 128,
+    "Q_PLACE": "global",
+}
 CLUSTER = {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}
 SPLIT = {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 32}
 
 
-def problem(seqlen_q=13, seqlen_k=37, head_dim=512, heads=4, kv_heads=2, dtype="fp32", mask="full", layout="bhsd") -> AttentionProblem:
+def problem(
+    seqlen_q=13, seqlen_k=37, head_dim=512, heads=4, kv_heads=2, dtype="fp32", mask="full", layout="bhsd"
+) -> AttentionProblem:
     return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask, layout)
 
 
@@ -43,24 +64,63 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     return check(InterpreterBackend(), FAMILY, c, kernel, make_case(kind, p, 1, "cpu", kind, double=True))
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), [
-    (problem(), {}, "large_logits"),
-    (problem(mask="causal_upper_left", layout="bshd"), {"STAGES": 2, "BLOCK_N": 8}, "rising_maximum"),
-    (problem(11, 5, mask="causal_lower_right"), {"STAGES": 0, "Q_PLACE": "global", "BLOCK_N": 4}, "plain"),        # rows that see no key
-    (problem(head_dim=2048, mask="causal_lower_right"), SPLIT | {"STAGES": 2}, "late_huge_key"),
-    (problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1), SPLIT | {"STAGES": 0, "Q_PLACE": "global"}, "equal_keys"),
-    (problem(9, 21, 320, dtype="fp16"), {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8}, "plain"),
-    (problem(3, 17, 8192, kv_heads=4), {"DIM_SPLIT": 32, "EXCHANGE": "workspace", "UNROLL": 2}, "large_logits"),
-    (problem(head_dim=256), TENSOR | {"UNROLL": 2}, "large_logits"),
-    (problem(31, 21, 256, mask="causal_lower_right"), TENSOR | {"BLOCK_M": 32, "BLOCK_N": 8, "VALUE_THREADS": 64, "STAGES": 2},
-     "rising_maximum"),
-    (problem(41, 29, mask="causal_upper_left", layout="bshd"), TENSOR | SPLIT | {
-        "BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "LANES": 32, "STAGES": 0, "Q_PLACE": "global"}, "late_huge_key"),
-    (problem(), SPREAD, "large_logits"),
-    (problem(41, 29, 1024, mask="causal_upper_left"), SPREAD | {
-        "BLOCK_M": 32, "SCORE_KEYS": 8, "WARPS": 8, "DIM_SPLIT": 8, "EXCHANGE": "workspace", "STAGES": 2, "UNROLL": 2}, "rising_maximum"),
-    (problem(5, 33, 264), {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4}, "plain"),   # 66 vectors
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"),
+    [
+        (problem(), {}, "large_logits"),
+        (problem(mask="causal_upper_left", layout="bshd"), {"STAGES": 2, "BLOCK_N": 8}, "rising_maximum"),
+        (
+            problem(11, 5, mask="causal_lower_right"),
+            {"STAGES": 0, "Q_PLACE": "global", "BLOCK_N": 4},
+            "plain",
+        ),  # rows that see no key
+        (problem(head_dim=2048, mask="causal_lower_right"), SPLIT | {"STAGES": 2}, "late_huge_key"),
+        (
+            problem(1, 40, 1024, dtype="bf16", heads=6, kv_heads=1),
+            SPLIT | {"STAGES": 0, "Q_PLACE": "global"},
+            "equal_keys",
+        ),
+        (
+            problem(9, 21, 320, dtype="fp16"),
+            {"BLOCK_M": 16, "DIM_SPLIT": 5, "EXCHANGE": "workspace", "LANES": 8, "VALUE_THREADS": 8},
+            "plain",
+        ),
+        (problem(3, 17, 8192, kv_heads=4), {"DIM_SPLIT": 32, "EXCHANGE": "workspace", "UNROLL": 2}, "large_logits"),
+        (problem(head_dim=256), TENSOR | {"UNROLL": 2}, "large_logits"),
+        (
+            problem(31, 21, 256, mask="causal_lower_right"),
+            TENSOR | {"BLOCK_M": 32, "BLOCK_N": 8, "VALUE_THREADS": 64, "STAGES": 2},
+            "rising_maximum",
+        ),
+        (
+            problem(41, 29, mask="causal_upper_left", layout="bshd"),
+            TENSOR
+            | SPLIT
+            | {"BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "LANES": 32, "STAGES": 0, "Q_PLACE": "global"},
+            "late_huge_key",
+        ),
+        (problem(), SPREAD, "large_logits"),
+        (
+            problem(41, 29, 1024, mask="causal_upper_left"),
+            SPREAD
+            | {
+                "BLOCK_M": 32,
+                "SCORE_KEYS": 8,
+                "WARPS": 8,
+                "DIM_SPLIT": 8,
+                "EXCHANGE": "workspace",
+                "STAGES": 2,
+                "UNROLL": 2,
+            },
+            "rising_maximum",
+        ),
+        (
+            problem(5, 33, 264),
+            {"VALUE_THREADS": 32, "LANES": 16, "SCORE_ROWS": 4, "BLOCK_N": 32, "UNROLL": 4},
+            "plain",
+        ),  # 66 vectors
+    ],
+)
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     assert FAMILY.why_invalid(p, c, L4) is None
@@ -68,14 +128,32 @@ def test_right_on_the_interpreter(p, genes, kind):
     assert result.passed, result.reason
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), [
-    (problem(mask="causal_lower_right"), SPLIT | {"DEPENDENT_LAUNCH": True, "STAGES": 2}, "plain"),
-    (problem(23, 40), SPREAD | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "DEPENDENT_LAUNCH": True}, "large_logits"),
-    (problem(head_dim=1024, mask="causal_upper_left"), TENSOR | {"DIM_SPLIT": 8, "EXCHANGE": "cluster"}, "plain"),
-    (problem(head_dim=1024), SPREAD | {"DIM_SPLIT": 8, "EXCHANGE": "cluster", "STAGES": 2, "WARPS": 8, "BLOCK_M": 32}, "late_huge_key"),
-    (problem(5, 19, 640), {"DIM_SPLIT": 5, "EXCHANGE": "cluster", "BLOCK_N": 4, "SCORE_KEYS": 2, "LANES": 8, "VALUE_THREADS": 32,
-                           "SCORE_ROWS": 1}, "plain"),           # one vector of scores each, and one block has none
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"),
+    [
+        (problem(mask="causal_lower_right"), SPLIT | {"DEPENDENT_LAUNCH": True, "STAGES": 2}, "plain"),
+        (problem(23, 40), SPREAD | {"DIM_SPLIT": 4, "EXCHANGE": "workspace", "DEPENDENT_LAUNCH": True}, "large_logits"),
+        (problem(head_dim=1024, mask="causal_upper_left"), TENSOR | {"DIM_SPLIT": 8, "EXCHANGE": "cluster"}, "plain"),
+        (
+            problem(head_dim=1024),
+            SPREAD | {"DIM_SPLIT": 8, "EXCHANGE": "cluster", "STAGES": 2, "WARPS": 8, "BLOCK_M": 32},
+            "late_huge_key",
+        ),
+        (
+            problem(5, 19, 640),
+            {
+                "DIM_SPLIT": 5,
+                "EXCHANGE": "cluster",
+                "BLOCK_N": 4,
+                "SCORE_KEYS": 2,
+                "LANES": 8,
+                "VALUE_THREADS": 32,
+                "SCORE_ROWS": 1,
+            },
+            "plain",
+        ),  # one vector of scores each, and one block has none
+    ],
+)
 def test_clusters_and_dependent_launches_are_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     assert FAMILY.why_invalid(p, c, H100) is None
@@ -93,27 +171,30 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     assert check(InterpreterBackend(), FAMILY, c, kernel, case).max_error <= 1e-6 * case.answer.exact.abs().max().item()
 
 
-@pytest.mark.parametrize(("genes", "line", "old", "new"), [
-    ({}, "none still reads tile - 1", "__syncthreads();", ";"),
-    ({}, "none still reads K[tile]", "__syncthreads();", ""),
-    ({}, "P and V[tile] are visible", "__syncthreads();", ""),
-    ({}, "all but V[tile]", "<1>", "<2>"),
-    ({}, "all but the copies begun", "STAGES : STAGES - 1", "STAGES + 1 : STAGES"),
-    ({}, "no warp still reads V[tile]", "__syncthreads();", ""),
-    (SPLIT, "the scores are visible to all warps\n", "__syncthreads();", ""),
-    (SPLIT, "Q and K are visible", "__syncthreads();", ""),
-    (SPLIT | {"STAGES": 0}, "still reads the probabilities", "__syncthreads();", ""),
-    (TENSOR, "none still reads K[tile]", "__syncthreads();", ""),
-    (TENSOR, "the small ones first", "depth < 2", "depth < 0"),
-    (SPREAD, "the sums of all warps are visible", "__syncthreads();", ""),
-    (SPLIT | {"DEPENDENT_LAUNCH": True}, "the first launch has ended", "grid_dependency_wait();", ";"),
-    (CLUSTER, "have come from all", "mbarrier_wait_cluster(parts_barrier, round % 2);", ""),
-    (CLUSTER, "no block has more to write here", "mbarrier_wait_cluster(sums_barrier, round % 2);", ""),
-    (CLUSTER, "no block still reads its inbox", "cluster_sync();", ";"),
-    (CLUSTER, "may be sent to", "cluster_wait();", ";"),
-    (CLUSTER, "mbarrier_arrive_expect_tx(sums_barrier", "VECTORS * 16", "VECTORS * 16 - 16"),
-    (CLUSTER | SPREAD, "none still reads K[tile]", "__syncthreads();", ""),
-])
+@pytest.mark.parametrize(
+    ("genes", "line", "old", "new"),
+    [
+        ({}, "none still reads tile - 1", "__syncthreads();", ";"),
+        ({}, "none still reads K[tile]", "__syncthreads();", ""),
+        ({}, "P and V[tile] are visible", "__syncthreads();", ""),
+        ({}, "all but V[tile]", "<1>", "<2>"),
+        ({}, "all but the copies begun", "STAGES : STAGES - 1", "STAGES + 1 : STAGES"),
+        ({}, "no warp still reads V[tile]", "__syncthreads();", ""),
+        (SPLIT, "the scores are visible to all warps\n", "__syncthreads();", ""),
+        (SPLIT, "Q and K are visible", "__syncthreads();", ""),
+        (SPLIT | {"STAGES": 0}, "still reads the probabilities", "__syncthreads();", ""),
+        (TENSOR, "none still reads K[tile]", "__syncthreads();", ""),
+        (TENSOR, "the small ones first", "depth < 2", "depth < 0"),
+        (SPREAD, "the sums of all warps are visible", "__syncthreads();", ""),
+        (SPLIT | {"DEPENDENT_LAUNCH": True}, "the first launch has ended", "grid_dependency_wait();", ";"),
+        (CLUSTER, "have come from all", "mbarrier_wait_cluster(parts_barrier, round % 2);", ""),
+        (CLUSTER, "no block has more to write here", "mbarrier_wait_cluster(sums_barrier, round % 2);", ""),
+        (CLUSTER, "no block still reads its inbox", "cluster_sync();", ";"),
+        (CLUSTER, "may be sent to", "cluster_wait();", ";"),
+        (CLUSTER, "mbarrier_arrive_expect_tx(sums_barrier", "VECTORS * 16", "VECTORS * 16 - 16"),
+        (CLUSTER | SPREAD, "none still reads K[tile]", "__syncthreads();", ""),
+    ],
+)
 def test_an_injected_fault_is_found(genes, line, old, new):
     gpu = H100 if "DEPENDENT_LAUNCH" in genes or genes.get("EXCHANGE") == "cluster" else L4
     assert not outcome(problem(), config(**genes), gpu=gpu, edit=line_edit(line, old, new)).passed
@@ -123,38 +204,69 @@ LARGEST = AttentionProblem(1, 4, 4, 64, 64, 8192, "fp32")
 CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STAGES": 0}
 
 
-@pytest.mark.parametrize(("p", "genes", "words"), [
-    (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),                                   # the notes' cache of many queries
-    (LARGEST, {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128}, ("2097440", "STAGES=2")),      # the notes' double buffering
-    (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
-    (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)), (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
-    (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
-    (problem(), SPLIT | {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "sm_89")),
-    (problem(), {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "EXCHANGE=none")),
-    (problem(), SPREAD | {"SCORE_KEYS": 8, "WARPS": 2}, ("WARPS=2", "16 by 8")), (problem(), SPREAD | {"Q_PLACE": "shared"}, ("detour",)),
-    (problem(head_dim=1056), SPREAD | {"VALUE_THREADS": 128}, ("slice of 1056",)),
-    (problem(), {"SCORE_KEYS": 16}, ("SCORE_KEYS=16 are for MATH=tf32x3",)), (problem(dtype="bf16"), TENSOR, ("bf16 needs but one",)),
-    (problem(), TENSOR | {"LANES": 16}, ("LANES=16",)), (problem(), TENSOR | {"VALUE_THREADS": 64}, ("leave it 8",)),
-    (problem(head_dim=320), TENSOR, ("slice of 320",)),
-    (problem(), {"SCORE_ROWS": 8}, ("SCORE_ROWS=8",)), (problem(), {"LANES": 8, "SCORE_KEYS": 8, "BLOCK_N": 8}, ("2 score tiles",)),
-    (problem(), {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}, ("LANES=32", "4 vectors")),
-    (problem(), {"BLOCK_M": 1, "SCORE_ROWS": 1}, ("do not divide over 128 threads",)),
-    (problem(head_dim=256), {"VALUE_THREADS": 128}, ("idle",)),
-    (problem(4000, 4000, 8192), SPLIT | {"DIM_SPLIT": 64, "LANES": 32}, ("over 1073741824",)),
-    (problem(1, 1 << 20, heads=1, kv_heads=1), SPLIT | {"BLOCK_M": 1, "SCORE_ROWS": 1, "BLOCK_N": 4, "WARPS": 2, "VALUE_THREADS": 64,
-                                                        "LANES": 32, "DIM_SPLIT": 1}, ("grid y",)),
-    (problem(64, 64), {"BLOCK_M": 64, "SCORE_ROWS": 8, "SCORE_KEYS": 8, "VALUE_THREADS": 32, "Q_PLACE": "global"}, ("registers",)),
-    (problem(1, heads=2), {}, ("for 1 rows",)), (problem(seqlen_k=7), {}, ("for 7 keys",)),
-    (problem(seqlen_k=16), {"STAGES": 2}, ("STAGES=2",)),
-    (problem(), {"UNROLL": 8}, ("UNROLL=8 changes nothing",)),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "words"),
+    [
+        (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),  # the notes' cache of many queries
+        (
+            LARGEST,
+            {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128},
+            ("2097440", "STAGES=2"),
+        ),  # the notes' double buffering
+        (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
+        (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)),
+        (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
+        (problem(), {"DIM_SPLIT": 4, "EXCHANGE": "cluster"}, ("sm_89",)),
+        (problem(), SPLIT | {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "sm_89")),
+        (problem(), {"DEPENDENT_LAUNCH": True}, ("DEPENDENT_LAUNCH", "EXCHANGE=none")),
+        (problem(), SPREAD | {"SCORE_KEYS": 8, "WARPS": 2}, ("WARPS=2", "16 by 8")),
+        (problem(), SPREAD | {"Q_PLACE": "shared"}, ("detour",)),
+        (problem(head_dim=1056), SPREAD | {"VALUE_THREADS": 128}, ("slice of 1056",)),
+        (problem(), {"SCORE_KEYS": 16}, ("SCORE_KEYS=16 are for MATH=tf32x3",)),
+        (problem(dtype="bf16"), TENSOR, ("bf16 needs but one",)),
+        (problem(), TENSOR | {"LANES": 16}, ("LANES=16",)),
+        (problem(), TENSOR | {"VALUE_THREADS": 64}, ("leave it 8",)),
+        (problem(head_dim=320), TENSOR, ("slice of 320",)),
+        (problem(), {"SCORE_ROWS": 8}, ("SCORE_ROWS=8",)),
+        (problem(), {"LANES": 8, "SCORE_KEYS": 8, "BLOCK_N": 8}, ("2 score tiles",)),
+        (problem(), {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}, ("LANES=32", "4 vectors")),
+        (problem(), {"BLOCK_M": 1, "SCORE_ROWS": 1}, ("do not divide over 128 threads",)),
+        (problem(head_dim=256), {"VALUE_THREADS": 128}, ("idle",)),
+        (problem(4000, 4000, 8192), SPLIT | {"DIM_SPLIT": 64, "LANES": 32}, ("over 1073741824",)),
+        (
+            problem(1, 1 << 20, heads=1, kv_heads=1),
+            SPLIT
+            | {
+                "BLOCK_M": 1,
+                "SCORE_ROWS": 1,
+                "BLOCK_N": 4,
+                "WARPS": 2,
+                "VALUE_THREADS": 64,
+                "LANES": 32,
+                "DIM_SPLIT": 1,
+            },
+            ("grid y",),
+        ),
+        (
+            problem(64, 64),
+            {"BLOCK_M": 64, "SCORE_ROWS": 8, "SCORE_KEYS": 8, "VALUE_THREADS": 32, "Q_PLACE": "global"},
+            ("registers",),
+        ),
+        (problem(1, heads=2), {}, ("for 1 rows",)),
+        (problem(seqlen_k=7), {}, ("for 7 keys",)),
+        (problem(seqlen_k=16), {"STAGES": 2}, ("STAGES=2",)),
+        (problem(), {"UNROLL": 8}, ("UNROLL=8 changes nothing",)),
+    ],
+)
 def test_every_refusal_is_a_sentence_with_numbers(p, genes, words):
     reason = FAMILY.why_invalid(p, config(**genes), L4)
     assert reason is not None and reason.endswith(".") and all(word in reason for word in words), reason
 
 
 def test_small_heads_and_too_many_are_unsupported():
-    assert FAMILY.why_unsupported(problem(head_dim=248), L4) and FAMILY.why_unsupported(problem(head_dim=256), L4) is None
+    assert (
+        FAMILY.why_unsupported(problem(head_dim=248), L4) and FAMILY.why_unsupported(problem(head_dim=256), L4) is None
+    )
     assert "65536 times 2" in FAMILY.why_unsupported(AttentionProblem(65536, 2, 2, 1, 1, 256), L4)
 
 
@@ -170,8 +282,15 @@ def test_named_problems_have_starting_configs(gpu):
                 assert FAMILY.why_invalid(p, SPACE.make_config(row["config"]), gpu) is None
 
 
-@pytest.mark.parametrize(("name", "exchange"), [
-    ("hdim512_fp32", "none"), ("hdim2048_fp32", "cluster"), ("hdim2048_fp32", "workspace"), ("hdim8192_fp32", "workspace")])
+@pytest.mark.parametrize(
+    ("name", "exchange"),
+    [
+        ("hdim512_fp32", "none"),
+        ("hdim2048_fp32", "cluster"),
+        ("hdim2048_fp32", "workspace"),
+        ("hdim8192_fp32", "workspace"),
+    ],
+)
 def test_the_first_of_each_exchange_compiles_without_spills(name, exchange):
     c = next(c for c in SPACE.starting_configs(lookup(name)) if c["EXCHANGE"] == exchange)
     kernel = compile_source(render(FAMILY, lookup(name), c, H100).source, H100.arch)
@@ -179,20 +298,27 @@ def test_the_first_of_each_exchange_compiles_without_spills(name, exchange):
     assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c)) == max(smem_bytes(lookup(name), c))
 
 
-@pytest.mark.parametrize(("p", "gpu", "fixed"), [
-    (problem(10, 19, 512), L4, {}),
-    (problem(7, 23, 320, dtype="bf16", mask="causal_lower_right"), L4, {}),
-    (problem(6, 14, 1024, mask="causal_upper_left", layout="bshd"), H100, {"DEPENDENT_LAUNCH": True}),
-    (problem(9, 21, 512), H100, {"EXCHANGE": "cluster"}),
-    (problem(11, 18, 1024), H100, {"MATH": "tf32x3_spread", "LANES": 32, "SCORE_ROWS": 16, "Q_PLACE": "global"}),
-    (problem(21, 35, 512, mask="causal_lower_right"), H100, {"MATH": "tf32x3_spread", "LANES": 32, "BLOCK_M": 32, "Q_PLACE": "global"}),
-])
+@pytest.mark.parametrize(
+    ("p", "gpu", "fixed"),
+    [
+        (problem(10, 19, 512), L4, {}),
+        (problem(7, 23, 320, dtype="bf16", mask="causal_lower_right"), L4, {}),
+        (problem(6, 14, 1024, mask="causal_upper_left", layout="bshd"), H100, {"DEPENDENT_LAUNCH": True}),
+        (problem(9, 21, 512), H100, {"EXCHANGE": "cluster"}),
+        (problem(11, 18, 1024), H100, {"MATH": "tf32x3_spread", "LANES": 32, "SCORE_ROWS": 16, "Q_PLACE": "global"}),
+        (
+            problem(21, 35, 512, mask="causal_lower_right"),
+            H100,
+            {"MATH": "tf32x3_spread", "LANES": 32, "BLOCK_M": 32, "Q_PLACE": "global"},
+        ),
+    ],
+)
 def test_random_valid_configs_are_right(p, gpu, fixed):
     draw, right = random.Random(p.head_dim), 0
     while right < 2:
         c = SPACE.make_config({parameter.name: draw.choice(parameter.values) for parameter in SPACE.parameters} | fixed)
         reason = FAMILY.why_invalid(p, c, gpu)
-        assert reason is None or reason.endswith(".") and "\n" not in reason
+        assert reason is None or (reason.endswith(".") and "\n" not in reason)
         if reason is None:
             result = outcome(p, c, gpu=gpu)
             assert result.passed, (c.describe(), result.reason)

@@ -7,25 +7,39 @@ import random
 
 import pytest
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.correctness.validate import check, make_case
 from evoattn.families.large_head_mma import LargeHeadMma, smem_bytes
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.problems import lookup
-from evoattn.render import render
-from evoattn.validate import check, make_case
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import lookup
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 
 FAMILY, L4, H100 = LargeHeadMma(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("large_head_mma", H100)
 BASE = {
-    "BLOCK_M": 32, "BLOCK_N": 64, "DV_SPLIT": 1, "SCORES": "recompute", "ROW_WARPS": 2, "COLUMN_WARPS": 2, "DIM_CHUNK": 64, "KEY_CHUNK": 32,
-    "STAGES": 2, "Q_PLACE": "streamed", "SMEM_LAYOUT": "swizzled", "RESCALE": "always", "BLOCK_ORDER": "rows", "BLOCKS_PER_SM": 1,
+    "BLOCK_M": 32,
+    "BLOCK_N": 64,
+    "DV_SPLIT": 1,
+    "SCORES": "recompute",
+    "ROW_WARPS": 2,
+    "COLUMN_WARPS": 2,
+    "DIM_CHUNK": 64,
+    "KEY_CHUNK": 32,
+    "STAGES": 2,
+    "Q_PLACE": "streamed",
+    "SMEM_LAYOUT": "swizzled",
+    "RESCALE": "always",
+    "BLOCK_ORDER": "rows",
+    "BLOCKS_PER_SM": 1,
 }
 
 
-def problem(seqlen_q=43, seqlen_k=131, head_dim=320, heads=2, kv_heads=1, dtype="fp16", mask="full", layout="bhsd") -> AttentionProblem:
+def problem(
+    seqlen_q=43, seqlen_k=131, head_dim=320, heads=2, kv_heads=1, dtype="fp16", mask="full", layout="bhsd"
+) -> AttentionProblem:
     return AttentionProblem(1, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, mask, layout)
 
 
@@ -38,22 +52,49 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     for old, new in edits:
         assert source.count(old) == 1, old
         source = source.replace(old, new)
-    return check(InterpreterBackend(), FAMILY, c, compile_source(source, gpu.arch), make_case(kind, p, 1, "cpu", kind, double=True))
+    return check(
+        InterpreterBackend(),
+        FAMILY,
+        c,
+        compile_source(source, gpu.arch),
+        make_case(kind, p, 1, "cpu", kind, double=True),
+    )
 
 
 SHARED = {"Q_PLACE": "shared", "STAGES": 3, "DIM_CHUNK": 32, "KEY_CHUNK": 16}
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), [
-    (problem(), SHARED, "large_logits"),
-    (problem(50, 203, 264, mask="causal_upper_left", layout="bshd"), {"RESCALE": "lazy", "BLOCK_ORDER": "heads_reversed"},
-     "rising_maximum"),
-    (problem(33, 5, 512, dtype="bf16", mask="causal_lower_right"), {"BLOCK_N": 32, "DV_SPLIT": 4}, "plain"),     # rows that see no key
-    (problem(17, 113, 1024, heads=6, kv_heads=3), SHARED | {"BLOCK_M": 16, "ROW_WARPS": 1, "DV_SPLIT": 2, "RESCALE": "vote"},
-     "late_huge_key"),
-    (problem(1, 70, 376, dtype="bf16"), {"BLOCK_M": 16, "ROW_WARPS": 1, "COLUMN_WARPS": 4, "SMEM_LAYOUT": "padded"}, "equal_keys"),
-    (problem(64, 64, 1536, heads=1, kv_heads=1), {"BLOCK_M": 64, "ROW_WARPS": 4, "COLUMN_WARPS": 1, "BLOCK_N": 32, "DV_SPLIT": 8}, "plain"),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"),
+    [
+        (problem(), SHARED, "large_logits"),
+        (
+            problem(50, 203, 264, mask="causal_upper_left", layout="bshd"),
+            {"RESCALE": "lazy", "BLOCK_ORDER": "heads_reversed"},
+            "rising_maximum",
+        ),
+        (
+            problem(33, 5, 512, dtype="bf16", mask="causal_lower_right"),
+            {"BLOCK_N": 32, "DV_SPLIT": 4},
+            "plain",
+        ),  # rows that see no key
+        (
+            problem(17, 113, 1024, heads=6, kv_heads=3),
+            SHARED | {"BLOCK_M": 16, "ROW_WARPS": 1, "DV_SPLIT": 2, "RESCALE": "vote"},
+            "late_huge_key",
+        ),
+        (
+            problem(1, 70, 376, dtype="bf16"),
+            {"BLOCK_M": 16, "ROW_WARPS": 1, "COLUMN_WARPS": 4, "SMEM_LAYOUT": "padded"},
+            "equal_keys",
+        ),
+        (
+            problem(64, 64, 1536, heads=1, kv_heads=1),
+            {"BLOCK_M": 64, "ROW_WARPS": 4, "COLUMN_WARPS": 1, "BLOCK_N": 32, "DV_SPLIT": 8},
+            "plain",
+        ),
+    ],
+)
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     assert FAMILY.why_invalid(p, c, L4) is None
@@ -64,10 +105,13 @@ def test_right_on_the_interpreter(p, genes, kind):
 CLUSTER = {"DV_SPLIT": 2, "SCORES": "cluster"}
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), [
-    (problem(50, 203, mask="causal_lower_right", layout="bshd"), SHARED | {"RESCALE": "lazy"}, "rising_maximum"),
-    (problem(33, 5, 512, dtype="bf16", mask="causal_lower_right"), {"BLOCK_N": 32, "DV_SPLIT": 4}, "large_logits"),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"),
+    [
+        (problem(50, 203, mask="causal_lower_right", layout="bshd"), SHARED | {"RESCALE": "lazy"}, "rising_maximum"),
+        (problem(33, 5, 512, dtype="bf16", mask="causal_lower_right"), {"BLOCK_N": 32, "DV_SPLIT": 4}, "large_logits"),
+    ],
+)
 def test_right_in_a_cluster(p, genes, kind):
     c = config(**(CLUSTER | genes))
     assert FAMILY.why_invalid(p, c, H100) is None
@@ -75,49 +119,77 @@ def test_right_in_a_cluster(p, genes, kind):
     assert result.passed, result.reason
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("cluster_sync();    ", "//"), ("tile % 2 * PARTIALS_BYTES", "0"), ("if constexpr (IN_CLUSTER) cluster_wait_acquire();", "//"),
-    ("if constexpr (IN_CLUSTER) cluster_arrive_release();", "//"),
-])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cluster_sync();    ", "//"),
+        ("tile % 2 * PARTIALS_BYTES", "0"),
+        ("if constexpr (IN_CLUSTER) cluster_wait_acquire();", "//"),
+        ("if constexpr (IN_CLUSTER) cluster_arrive_release();", "//"),
+    ],
+)
 def test_a_fault_injected_into_a_cluster_is_found(old, new):
     result = outcome(problem(head_dim=512), config(**CLUSTER), gpu=H100, edits=((old, new),))
     assert not result.passed and math.isnan(result.max_error), result
 
 
-@pytest.mark.parametrize(("genes", "old", "new"), [
-    ({}, "__syncthreads();                               // this chunk is visible", "//"),
-    (SHARED, "__syncthreads();                               // this chunk is visible", "//"),
-    ({}, "copy_chunk();                                  // in place", "//"),
-    ({}, "    __syncthreads();                               // this chunk is visible to all warps; none still reads the one before\n"
-         "    copy_chunk();", "    copy_chunk(); __syncthreads();"),
-    (SHARED, "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();"),
-    ({}, "named_barrier_sync<32 * COLUMN_WARPS>(1 + row_warp);", "//"),
-    ({}, "if (block_row + row >= seqlen_q) continue;", ""),
-    ({}, "if (V_CHUNKS * 8 != DV_SLICE && column >= DV_SLICE) continue;", ""),
-    ({}, "row < valid_rows ? 16 : 0", "16"),
-    ({}, "if (chunk >= valid_chunks) valid_rows = 0;", ""),
-    (SHARED, "if (Q_STREAMED || copy_tile == 0)", "if (Q_STREAMED)"),
-])
+@pytest.mark.parametrize(
+    ("genes", "old", "new"),
+    [
+        ({}, "__syncthreads();                               // this chunk is visible", "//"),
+        (SHARED, "__syncthreads();                               // this chunk is visible", "//"),
+        ({}, "copy_chunk();                                  // in place", "//"),
+        (
+            {},
+            "    __syncthreads();                               // this chunk is visible to all warps; none still reads the one before\n"
+            "    copy_chunk();",
+            "    copy_chunk(); __syncthreads();",
+        ),
+        (SHARED, "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();"),
+        ({}, "named_barrier_sync<32 * COLUMN_WARPS>(1 + row_warp);", "//"),
+        ({}, "if (block_row + row >= seqlen_q) continue;", ""),
+        ({}, "if (V_CHUNKS * 8 != DV_SLICE && column >= DV_SLICE) continue;", ""),
+        ({}, "row < valid_rows ? 16 : 0", "16"),
+        ({}, "if (chunk >= valid_chunks) valid_rows = 0;", ""),
+        (SHARED, "if (Q_STREAMED || copy_tile == 0)", "if (Q_STREAMED)"),
+    ],
+)
 def test_an_injected_fault_is_found(genes, old, new):
     result = outcome(problem(head_dim=264), config(**genes), edits=((old, new),))
-    assert not result.passed and math.isnan(result.max_error), result          # stopped by a fault, not by a wrong answer
+    assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
 
 
-@pytest.mark.parametrize(("p", "genes", "words"), [
-    (problem(), {"BLOCK_M": 48}, ("BLOCK_M=48",)), (problem(), {"BLOCK_N": 16}, ("BLOCK_N=16",)),
-    (problem(), {"BLOCK_N": 96, "KEY_CHUNK": 64}, ("KEY_CHUNK=64",)), (problem(head_dim=264), {"DV_SPLIT": 2}, ("DV_SPLIT=2", "264")),
-    (problem(), CLUSTER, ("sm_89",)), (problem(), {"SCORES": "cluster"}, ("DV_SPLIT=1",)),
-    (problem(200, 200), {"BLOCK_M": 128, "ROW_WARPS": 8, "COLUMN_WARPS": 4}, ("over 16 warps",)),
-    (problem(head_dim=1024), {"BLOCK_M": 16, "ROW_WARPS": 1}, ("128 vectors", "64 threads")),
-    (problem(head_dim=264), {"COLUMN_WARPS": 8, "BLOCK_N": 128}, ("COLUMN_WARPS=8", "384")),
-    (problem(16), {}, ("16 queries",)), (problem(seqlen_k=32), {}, ("32 keys",)), (problem(seqlen_k=64), {"STAGES": 8}, ("7 chunks",)),
-    (problem(seqlen_k=64), {"RESCALE": "vote"}, ("RESCALE",)),
-    (problem(), {"BLOCK_ORDER": "heads_reversed"}, ("causal",)), (problem(20), {"BLOCK_ORDER": "heads"}, ("same order",)),
-    (problem(200, 200, 1024), {"BLOCK_M": 64, "DV_SPLIT": 4, "Q_PLACE": "shared"}, ("131072 of them for Q", "101376")),
-    (problem(200, 200), {"BLOCK_N": 192, "BLOCKS_PER_SM": 2}, ("BLOCKS_PER_SM=2", "102400")),
-    (problem(), {"BLOCKS_PER_SM": 2}, ("the same code",)), (problem(200, 200, 512), {"BLOCK_M": 64}, ("registers",)),
-    (problem(dtype="fp32"), {}, ("fp32",)), (problem(head_dim=256), {}, ("not 256",)), (problem(head_dim=2056), {}, ("not 2056",)),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "words"),
+    [
+        (problem(), {"BLOCK_M": 48}, ("BLOCK_M=48",)),
+        (problem(), {"BLOCK_N": 16}, ("BLOCK_N=16",)),
+        (problem(), {"BLOCK_N": 96, "KEY_CHUNK": 64}, ("KEY_CHUNK=64",)),
+        (problem(head_dim=264), {"DV_SPLIT": 2}, ("DV_SPLIT=2", "264")),
+        (problem(), CLUSTER, ("sm_89",)),
+        (problem(), {"SCORES": "cluster"}, ("DV_SPLIT=1",)),
+        (problem(200, 200), {"BLOCK_M": 128, "ROW_WARPS": 8, "COLUMN_WARPS": 4}, ("over 16 warps",)),
+        (problem(head_dim=1024), {"BLOCK_M": 16, "ROW_WARPS": 1}, ("128 vectors", "64 threads")),
+        (problem(head_dim=264), {"COLUMN_WARPS": 8, "BLOCK_N": 128}, ("COLUMN_WARPS=8", "384")),
+        (problem(16), {}, ("16 queries",)),
+        (problem(seqlen_k=32), {}, ("32 keys",)),
+        (problem(seqlen_k=64), {"STAGES": 8}, ("7 chunks",)),
+        (problem(seqlen_k=64), {"RESCALE": "vote"}, ("RESCALE",)),
+        (problem(), {"BLOCK_ORDER": "heads_reversed"}, ("causal",)),
+        (problem(20), {"BLOCK_ORDER": "heads"}, ("same order",)),
+        (
+            problem(200, 200, 1024),
+            {"BLOCK_M": 64, "DV_SPLIT": 4, "Q_PLACE": "shared"},
+            ("131072 of them for Q", "101376"),
+        ),
+        (problem(200, 200), {"BLOCK_N": 192, "BLOCKS_PER_SM": 2}, ("BLOCKS_PER_SM=2", "102400")),
+        (problem(), {"BLOCKS_PER_SM": 2}, ("the same code",)),
+        (problem(200, 200, 512), {"BLOCK_M": 64}, ("registers",)),
+        (problem(dtype="fp32"), {}, ("fp32",)),
+        (problem(head_dim=256), {}, ("not 256",)),
+        (problem(head_dim=2056), {}, ("not 2056",)),
+    ],
+)
 def test_every_refusal_is_a_sentence_with_numbers(p, genes, words):
     reason = FAMILY.why_invalid(p, config(**genes), L4)
     assert reason is not None and reason.endswith(".") and all(word in reason for word in words), reason
@@ -137,7 +209,9 @@ def test_starting_configs(gpu):
         assert sum(FAMILY.why_invalid(lookup(name), c, gpu) is None for c in SPACE.starting_configs(lookup(name))) >= 1
 
 
-@pytest.mark.parametrize(("name", "which"), [("hdim320_fp16", 0), ("hdim512_fp16", 0), ("hdim1024_fp16", 2), ("hdim1024_fp16", 7)])
+@pytest.mark.parametrize(
+    ("name", "which"), [("hdim320_fp16", 0), ("hdim512_fp16", 0), ("hdim1024_fp16", 2), ("hdim1024_fp16", 7)]
+)
 def test_starting_configs_compile_without_spills(name, which):
     p = lookup(name)
     c = SPACE.starting_configs(p)[which]
@@ -150,11 +224,16 @@ def test_random_valid_configs_are_right():
     draw, right = random.Random(5), 0
     while right < 3:
         p = problem(
-            draw.choice((1, 40, 77)), draw.choice((33, 127, 203)), draw.choice((264, 320, 512, 640)), dtype=draw.choice(("fp16", "bf16")),
-            mask=draw.choice(("full", "causal_upper_left", "causal_lower_right")), layout=draw.choice(("bhsd", "bshd")))
+            draw.choice((1, 40, 77)),
+            draw.choice((33, 127, 203)),
+            draw.choice((264, 320, 512, 640)),
+            dtype=draw.choice(("fp16", "bf16")),
+            mask=draw.choice(("full", "causal_upper_left", "causal_lower_right")),
+            layout=draw.choice(("bhsd", "bshd")),
+        )
         c = SPACE.make_config({parameter.name: draw.choice(parameter.values) for parameter in SPACE.parameters})
         reason = FAMILY.why_invalid(p, c, L4)
-        assert reason is None or reason.endswith(".") and "\n" not in reason
+        assert reason is None or (reason.endswith(".") and "\n" not in reason)
         if reason is None:
             result = outcome(p, c)
             assert result.passed, (p.describe(), c.describe(), result.reason)

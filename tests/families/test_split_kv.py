@@ -8,21 +8,31 @@ from dataclasses import replace
 import pytest
 from family_edits import line_edit
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, SearchSpace, load_space
+from evoattn.correctness.validate import check, make_case
+from evoattn.families.render import render
 from evoattn.families.split_kv import SplitKv, smem_bytes, split_of
-from evoattn.gpu import GPUS, GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.problems import named_problems
-from evoattn.render import render
+from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.named_problems import named_problems
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
-from evoattn.validate import check, make_case
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 BASE = {
-    "COMPUTE": "mma", "LOAD": "registers", "BLOCK_M": 8, "BLOCK_N": 64, "WARPS": 2, "STAGES": 1, "VECTOR_BYTES": 16, "DOT_LANES": 4,
-    "SPLITS": 3, "MERGE": "last_block", "DEPENDENT_LAUNCH": "none", "BLOCKS_PER_SM": 1,
+    "COMPUTE": "mma",
+    "LOAD": "registers",
+    "BLOCK_M": 8,
+    "BLOCK_N": 64,
+    "WARPS": 2,
+    "STAGES": 1,
+    "VECTOR_BYTES": 16,
+    "DOT_LANES": 4,
+    "SPLITS": 3,
+    "MERGE": "last_block",
+    "DEPENDENT_LAUNCH": "none",
+    "BLOCKS_PER_SM": 1,
 }
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "BLOCK_N": 32, "DOT_LANES": 8}
 RING = {"LOAD": "cp_async", "STAGES": 2}
@@ -43,35 +53,61 @@ def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: s
 
 def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:
     """Draws of valid configs."""
-    return ConfigPool({"split_kv": space}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), gpu), random.Random(seed))
+    return ConfigPool(
+        {"split_kv": space},
+        lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), gpu),
+        random.Random(seed),
+    )
 
 
 RIGHT = [
     (problem(1, 239), {}, "large_logits"),
     (problem(1, 239, mask="causal_lower_right", layout="bshd"), RING | {"MERGE": "kernel"}, "plain"),
-    (problem(40, 203, 64, 4, 2, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"BLOCK_M": 16}, "late_huge_key"),
-    (problem(19, 113, 24, 2, 2, mask="causal_upper_left"), {"BLOCK_M": 16, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"}, "plain"),
+    (
+        problem(40, 203, 64, 4, 2, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
+        {"BLOCK_M": 16},
+        "late_huge_key",
+    ),
+    (
+        problem(19, 113, 24, 2, 2, mask="causal_upper_left"),
+        {"BLOCK_M": 16, "BLOCK_N": 32, "SPLITS": 1, "MERGE": "kernel"},
+        "plain",
+    ),
     (problem(33, 20, 40, 2, 1, mask="causal_lower_right"), {"VECTOR_BYTES": 4, "BLOCK_N": 32, "SPLITS": 2}, "plain"),
     (problem(1, 239, 128, dtype="bf16"), RING | {"VECTOR_BYTES": 8, "BLOCK_N": 32}, "rising_maximum"),
     (problem(1, 239), FMA, "large_logits"),
     (problem(1, 203, 80, dtype="bf16"), FMA | RING | {"DOT_LANES": 16, "MERGE": "kernel", "VECTOR_BYTES": 4}, "plain"),
-    (problem(19, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"), FMA | RING | {"BLOCK_M": 8, "BLOCK_N": 16}, "rising_maximum"),
-    (problem(4, 4, 4, 1, 1), FMA | {"DOT_LANES": 1, "VECTOR_BYTES": 8, "WARPS": 1, "SPLITS": 1, "MERGE": "kernel"}, "plain"),
+    (
+        problem(19, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"),
+        FMA | RING | {"BLOCK_M": 8, "BLOCK_N": 16},
+        "rising_maximum",
+    ),
+    (
+        problem(4, 4, 4, 1, 1),
+        FMA | {"DOT_LANES": 1, "VECTOR_BYTES": 8, "WARPS": 1, "SPLITS": 1, "MERGE": "kernel"},
+        "plain",
+    ),
     (problem(7, 50, 4, 3, 1), {"VECTOR_BYTES": 8, "BLOCK_N": 32}, "equal_keys"),
 ]
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
+)
 def test_right_on_the_interpreter(p, genes, kind):
     """Twice on the same scratch buffers, so that the counters must have gone back to zero."""
     c = config(**genes)
-    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True), repeat=True)
+    result = check(
+        InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True), repeat=True
+    )
     assert result.passed, result.reason
 
 
 RAGGED = [
-    problem(1, 799, 128, dtype="bf16"), problem(1, 1023, 64, 2, 2, mask="causal_lower_right", layout="bshd"),
-    problem(20, 65, 72, 4, 2, mask="causal_upper_left"), problem(5, 239, 40, dtype="fp32"),
+    problem(1, 799, 128, dtype="bf16"),
+    problem(1, 1023, 64, 2, 2, mask="causal_lower_right", layout="bshd"),
+    problem(20, 65, 72, 4, 2, mask="causal_upper_left"),
+    problem(5, 239, 40, dtype="fp32"),
     problem(13, 113, 64, 2, 1, dtype="bf16", mask="causal_lower_right"),
 ]
 
@@ -104,15 +140,25 @@ def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]
     p, c = problem(3, 239), config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case, repeat=True).passed
+    assert not check(
+        InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case, repeat=True
+    ).passed
 
 
 REFUSED = [
-    ({"BLOCK_M": 4}, "BLOCK_M=4"), ({"BLOCK_N": 16}, "BLOCK_N=16"), ({"DOT_LANES": 8}, "DOT_LANES=8"), ({"STAGES": 2}, "STAGES=2"),
-    ({"SPLITS": 1}, "MERGE must be kernel"), ({"SPLITS": 64}, "last warp"), ({"BLOCK_M": 64}, "half of the block"),
-    (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"), (FMA | {"DOT_LANES": 32}, "twice what a row"),
+    ({"BLOCK_M": 4}, "BLOCK_M=4"),
+    ({"BLOCK_N": 16}, "BLOCK_N=16"),
+    ({"DOT_LANES": 8}, "DOT_LANES=8"),
+    ({"STAGES": 2}, "STAGES=2"),
+    ({"SPLITS": 1}, "MERGE must be kernel"),
+    ({"SPLITS": 64}, "last warp"),
+    ({"BLOCK_M": 64}, "half of the block"),
+    (FMA | {"DOT_LANES": 2, "BLOCK_N": 16}, "BLOCK_N=16"),
+    (FMA | {"DOT_LANES": 32}, "twice what a row"),
     ({"WARPS": 16, "BLOCK_N": 512}, "last warp"),
-    ({"BLOCK_N": 256}, "registers"), (RING | {"STAGES": 8}, "8 is more than"), ({"BLOCKS_PER_SM": 2}, "the same code"),
+    ({"BLOCK_N": 256}, "registers"),
+    (RING | {"STAGES": 8}, "8 is more than"),
+    ({"BLOCKS_PER_SM": 2}, "the same code"),
     ({"MERGE": "cluster"}, "sm_90"),
 ]
 
@@ -124,24 +170,34 @@ def test_refusals_say_why(genes, word):
     assert word in reason and reason.endswith(".")
 
 
-@pytest.mark.parametrize(("p", "genes", "word"), [
-    (problem(dtype="fp32"), {}, "tensor cores"), (problem(head_dim=264), {}, "264"), (problem(head_dim=4), {}, "VECTOR_BYTES=16"),
-    (problem(1, 40), {"SPLITS": 8}, "only 3"), (problem(64, 1 << 20, batch=64), {"SPLITS": 64}, "waves"),
-    (problem(1, 1 << 20), RING | {"BLOCK_N": 512, "STAGES": 3}, "101376"),
-    (problem(batch=1 << 17, seqlen_k=64), {}, "65535"),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "word"),
+    [
+        (problem(dtype="fp32"), {}, "tensor cores"),
+        (problem(head_dim=264), {}, "264"),
+        (problem(head_dim=4), {}, "VECTOR_BYTES=16"),
+        (problem(1, 40), {"SPLITS": 8}, "only 3"),
+        (problem(64, 1 << 20, batch=64), {"SPLITS": 64}, "waves"),
+        (problem(1, 1 << 20), RING | {"BLOCK_N": 512, "STAGES": 3}, "101376"),
+        (problem(batch=1 << 17, seqlen_k=64), {}, "65535"),
+    ],
+)
 def test_refusals_know_the_problem(p, genes, word):
     assert word in FAMILY.why_invalid(p, config(**genes), L4)
 
 
-@pytest.mark.parametrize(("name", "which"), [("decode_b1_8k", 0), ("decode_b1_8k", 3), ("decode_mha_b1_16k", 0), ("seed_s512", 2)])
+@pytest.mark.parametrize(
+    ("name", "which"), [("decode_b1_8k", 0), ("decode_b1_8k", 3), ("decode_mha_b1_16k", 0), ("seed_s512", 2)]
+)
 def test_starting_configs_compile_without_spills(name, which):
     p = named_problems()[name]
     kernel = compiled(p, load_space("split_kv", H100).starting_configs(p)[which], H100)
     assert kernel.info.spill_bytes == 0 and ".v4.b32" in kernel.ptx
 
 
-@pytest.mark.parametrize(("seqlen_k", "splits", "expected"), [(8192, 16, (16, 512)), (799, 32, (25, 32)), (1, 64, (1, 16)), (17, 2, (2, 16))])
+@pytest.mark.parametrize(
+    ("seqlen_k", "splits", "expected"), [(8192, 16, (16, 512)), (799, 32, (25, 32)), (1, 64, (1, 16)), (17, 2, (2, 16))]
+)
 def test_no_split_is_empty(seqlen_k, splits, expected):
     p, c = problem(1, seqlen_k), config(SPLITS=splits)
     assert split_of(p, c) == expected
@@ -150,8 +206,10 @@ def test_no_split_is_empty(seqlen_k, splits, expected):
 
 def test_a_cluster_has_a_block_for_each_split():
     p, c = problem(3, 100, kv_heads=1), config(MERGE="cluster", SPLITS=6, BLOCK_N=32, WARPS=1)
-    launch, = FAMILY.launches(p, c)
-    assert (launch.grid, launch.cluster) == ((18, 1, 1), (6, 1, 1)) and "__cluster_dims__(6, 1, 1)" in render(FAMILY, p, c, H100).source
+    (launch,) = FAMILY.launches(p, c)
+    assert (launch.grid, launch.cluster) == ((18, 1, 1), (6, 1, 1)) and "__cluster_dims__(6, 1, 1)" in render(
+        FAMILY, p, c, H100
+    ).source
     assert "at most 8" in FAMILY.why_invalid(problem(), config(MERGE="cluster", SPLITS=12), H100)
 
 

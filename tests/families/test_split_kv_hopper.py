@@ -8,22 +8,33 @@ import random
 
 import pytest
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
+from evoattn.correctness.validate import check, make_case
+from evoattn.families.render import render
 from evoattn.families.split_kv import SplitKv
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.launch import TensorMap
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CheckResult
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
-from evoattn.trial import CheckResult, TensorMap
-from evoattn.validate import check, make_case
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 SPACE = load_space("split_kv", H100)
 BASE = {
-    "COMPUTE": "mma", "LOAD": "tma", "BLOCK_M": 8, "BLOCK_N": 32, "WARPS": 2, "STAGES": 2, "VECTOR_BYTES": 16, "DOT_LANES": 4,
-    "SPLITS": 3, "MERGE": "last_block", "DEPENDENT_LAUNCH": "none", "BLOCKS_PER_SM": 1,
+    "COMPUTE": "mma",
+    "LOAD": "tma",
+    "BLOCK_M": 8,
+    "BLOCK_N": 32,
+    "WARPS": 2,
+    "STAGES": 2,
+    "VECTOR_BYTES": 16,
+    "DOT_LANES": 4,
+    "SPLITS": 3,
+    "MERGE": "last_block",
+    "DEPENDENT_LAUNCH": "none",
+    "BLOCKS_PER_SM": 1,
 }
 EARLY = {"MERGE": "kernel", "DEPENDENT_LAUNCH": "early"}
 FMA = {"COMPUTE": "fma", "BLOCK_M": 4, "DOT_LANES": 8}
@@ -37,26 +48,40 @@ def config(**genes) -> KernelConfig:
     return SPACE.make_config(BASE | genes)
 
 
-def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", edit=lambda source: source, repeat=False) -> CheckResult:
+def outcome(
+    p: AttentionProblem, c: KernelConfig, kind: str = "plain", edit=lambda source: source, repeat=False
+) -> CheckResult:
     candidate = render(FAMILY, p, c, H100)
     compiled = compile_source(edit(candidate.source), candidate.arch)
-    return check(InterpreterBackend(), FAMILY, c, compiled, make_case(kind, p, 1, "cpu", kind, double=True), repeat=repeat)
+    return check(
+        InterpreterBackend(), FAMILY, c, compiled, make_case(kind, p, 1, "cpu", kind, double=True), repeat=repeat
+    )
 
 
 RIGHT = [
     (problem(1, 333, 128, 4, 1, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"STAGES": 3}, "large_logits"),
-    (problem(20, 133, 64, 2, 1, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"), {"BLOCK_M": 16}, "late_huge_key"),
+    (
+        problem(20, 133, 64, 2, 1, 2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
+        {"BLOCK_M": 16},
+        "late_huge_key",
+    ),
     (problem(17, 120, 40, 2, 1, mask="causal_upper_left"), EARLY | {"SPLITS": 2, "STAGES": 1}, "plain"),
     (problem(1, 239, 72), {"MERGE": "cluster", "SPLITS": 4, "STAGES": 1}, "rising_maximum"),
     (problem(1, 150), FMA, "large_logits"),
     (problem(7, 113, 64, 2, 1, dtype="fp32", mask="causal_upper_left"), FMA | {"BLOCK_N": 16, "SPLITS": 2}, "plain"),
-    (problem(1, 75, 96, 2, 2, dtype="fp32"), FMA | {"DOT_LANES": 32, "BLOCK_M": 1, "BLOCK_N": 16, "SPLITS": 2}, "rising_maximum"),
+    (
+        problem(1, 75, 96, 2, 2, dtype="fp32"),
+        FMA | {"DOT_LANES": 32, "BLOCK_M": 1, "BLOCK_N": 16, "SPLITS": 2},
+        "rising_maximum",
+    ),
     (problem(1, 100, 16, 2, 1), FMA | {"DOT_LANES": 2, "BLOCK_M": 1, "STAGES": 1}, "plain"),
     (problem(3, 239, 24), EARLY | {"LOAD": "cp_async", "DEPENDENT_LAUNCH": "late"}, "plain"),
 ]
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
+)
 def test_right_on_the_interpreter(p, genes, kind):
     assert FAMILY.why_invalid(p, config(**genes), H100) is None
     result = outcome(p, config(**genes), kind, repeat=True)
@@ -69,7 +94,11 @@ RAGGED = [problem(9, 165, 72, 2, 1, mask="causal_upper_left"), problem(5, 239, 4
 @pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
 def test_a_random_valid_config_is_right(p):
     space = SPACE.restricted({"LOAD": ("tma",)})
-    pool = ConfigPool({"split_kv": space}, lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), H100), random.Random(1))
+    pool = ConfigPool(
+        {"split_kv": space},
+        lambda name, params: FAMILY.why_invalid(p, KernelConfig(name, params), H100),
+        random.Random(1),
+    )
     c = KernelConfig(*pool.draw("split_kv"))
     result = outcome(p, c, "large_logits")
     assert result.passed, f"{c.describe()}: {result.reason}"
@@ -77,21 +106,38 @@ def test_a_random_valid_config_is_right(p):
 
 FAULTS = {
     "no bytes expected": ("mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));", "mbarrier_arrive(barrier_smem);"),
-    "more bytes expected than come": ("mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));",
-                                      "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS) + 16);"),
+    "more bytes expected than come": (
+        "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));",
+        "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS) + 16);",
+    ),
     "no wait for K": ("mbarrier_wait(k_full_smem + 8 * at.stage, at.parity);", ""),
     "no wait for V": ("mbarrier_wait(v_full_smem + 8 * at.stage, at.parity);", ""),
-    "a wait for the wrong phase": ("mbarrier_wait(v_full_smem + 8 * at.stage, at.parity);",
-                                   "mbarrier_wait(v_full_smem + 8 * at.stage, at.parity ^ 1);"),
-    "K reused before it is read": ("      scores(k, tile);\n      copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n",
-                                   "      scores(k, tile);\n"),
-    "a stage reused by a lane that is ahead": ("__syncwarp();                                // all lanes' reads do", "//"),
-    "a stage reused with no fence": ("fence_proxy_async();                         // this lane's reads", "// this lane's reads"),
+    "a wait for the wrong phase": (
+        "mbarrier_wait(v_full_smem + 8 * at.stage, at.parity);",
+        "mbarrier_wait(v_full_smem + 8 * at.stage, at.parity ^ 1);",
+    ),
+    "K reused before it is read": (
+        "      scores(k, tile);\n      copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n",
+        "      scores(k, tile);\n",
+    ),
+    "a stage reused by a lane that is ahead": (
+        "__syncwarp();                                // all lanes' reads do",
+        "//",
+    ),
+    "a stage reused with no fence": (
+        "fence_proxy_async();                         // this lane's reads",
+        "// this lane's reads",
+    ),
     "no fence after the barriers are made": ("      mbarrier_init_fence();\n", ""),
     "rings overwritten": ("__syncthreads();                               // no warp still reads the rings", "//"),
-    "a merge that waits for nothing": ("if constexpr (DEPENDENT_LAUNCH != DependentLaunch::NONE) grid_dependency_wait();", ""),
-    "a merge that one thread waits for": ("DependentLaunch::NONE) grid_dependency_wait();",
-                                          "DependentLaunch::NONE) { if (threadIdx.x == 0) grid_dependency_wait(); }"),
+    "a merge that waits for nothing": (
+        "if constexpr (DEPENDENT_LAUNCH != DependentLaunch::NONE) grid_dependency_wait();",
+        "",
+    ),
+    "a merge that one thread waits for": (
+        "DependentLaunch::NONE) grid_dependency_wait();",
+        "DependentLaunch::NONE) { if (threadIdx.x == 0) grid_dependency_wait(); }",
+    ),
     "a tile in the place of another": ("shared_address(ring + stage * TILE_BYTES)", "shared_address(ring)"),
 }
 
@@ -110,16 +156,17 @@ def test_an_injected_fault_is_found(fault):
 
     genes = EARLY if "merge" in fault else {}
     result = outcome(problem(3, 150, 16, 2, 1), config(SPLITS=2, **genes), edit=edit)
-    assert not result.passed and math.isnan(result.max_error), result     # stopped by a fault, not by a wrong answer
+    assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
 
 
 def test_lanes_that_read_together_meet_different_banks():
     """Every group of eight lanes, of every piece of K and of V: 16-byte chunks of eight bank groups. As `swizzled_row` says."""
+
     def row(place: int) -> int:
         return place ^ place % 2 * 4
 
     def conflict_free(lanes: list[tuple[int, int]]) -> bool:
-        return all(len({chunk ^ row(place) % 8 for place, chunk in lanes[i:i + 8]}) == 8 for i in range(0, 32, 8))
+        return all(len({chunk ^ row(place) % 8 for place, chunk in lanes[i : i + 8]}) == 8 for i in range(0, 32, 8))
 
     k_mma = [(lane // 4, lane % 4) for lane in range(32)]
     v_mma = [[(lane % 4 * 2 + odd, lane // 4) for lane in range(32)] for odd in range(2)]
@@ -128,12 +175,18 @@ def test_lanes_that_read_together_meet_different_banks():
     assert sorted(map(row, range(8))) == list(range(8))
 
 
-@pytest.mark.parametrize(("genes", "gpu", "word"), [
-    ({}, L4, "sm_90"), ({"VECTOR_BYTES": 8}, H100, "VECTOR_BYTES=8"),
-    (FMA | {"BLOCK_N": 16, "WARPS": 4}, H100, "boxes of 4 keys"), ({"BLOCK_N": 512, "WARPS": 1}, H100, "boxes of 512 keys"),
-    (EARLY | {"LOAD": "cp_async"}, L4, "griddepcontrol"), ({"DEPENDENT_LAUNCH": "late"}, H100, "second launch"),
-    (EARLY | {"SPLITS": 1}, H100, "second launch"),
-])
+@pytest.mark.parametrize(
+    ("genes", "gpu", "word"),
+    [
+        ({}, L4, "sm_90"),
+        ({"VECTOR_BYTES": 8}, H100, "VECTOR_BYTES=8"),
+        (FMA | {"BLOCK_N": 16, "WARPS": 4}, H100, "boxes of 4 keys"),
+        ({"BLOCK_N": 512, "WARPS": 1}, H100, "boxes of 512 keys"),
+        (EARLY | {"LOAD": "cp_async"}, L4, "griddepcontrol"),
+        ({"DEPENDENT_LAUNCH": "late"}, H100, "second launch"),
+        (EARLY | {"SPLITS": 1}, H100, "second launch"),
+    ],
+)
 def test_refusals_say_why(genes, gpu, word):
     p = problem(1, 4096)
     assert FAMILY.why_invalid(p, config(), H100) is None
@@ -143,13 +196,15 @@ def test_refusals_say_why(genes, gpu, word):
 
 def test_only_the_merge_overlaps():
     assert [launch.overlaps for launch in FAMILY.launches(problem(), config(**EARLY))] == [False, True]
-    assert [launch.overlaps for launch in FAMILY.launches(problem(1, 16), config(**EARLY))] == [False]          # nothing to merge
+    assert [launch.overlaps for launch in FAMILY.launches(problem(1, 16), config(**EARLY))] == [
+        False
+    ]  # nothing to merge
     assert not any(launch.overlaps for launch in FAMILY.launches(problem(), config(MERGE="kernel")))
 
 
 def test_maps_are_of_16_bit_columns():
     values = {p.name: p.values for p in load_space("split_kv", L4).parameters}
-    assert "tma" not in values["LOAD"] and values["DEPENDENT_LAUNCH"] == ("none",)       # not offered where it cannot be
+    assert "tma" not in values["LOAD"] and values["DEPENDENT_LAUNCH"] == ("none",)  # not offered where it cannot be
     k_map, v_map = FAMILY.launches(problem(dtype="fp32", head_dim=96), config(**FMA))[0].args[1:3]
     assert isinstance(k_map, TensorMap) and (k_map.buffer, v_map.buffer) == ("k", "v")
     assert k_map.shape == (64, 239, 3, 2, 1) and k_map.box == (64, 16, 3, 1, 1)

@@ -7,21 +7,37 @@ import random
 import pytest
 from family_edits import line_edit
 
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.compiler import compile_source
-from evoattn.config import KernelConfig, load_space
-from evoattn.families.three_kernel import ThreeKernel, score_stride
-from evoattn.gpu import GPUS
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
-from evoattn.validate import check, make_case
+from evoattn.correctness.validate import check, make_case
+from evoattn.families.render import render
+from evoattn.families.three_kernel.family import ThreeKernel, score_stride
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 
 FAMILY, L4, H100 = ThreeKernel(), GPUS["l4"], GPUS["h100"]
 BASE = {
-    "PRODUCT": "mma", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "WARPS_M": 2, "WARPS_N": 1, "S_TYPE": "fp16", "SOFTMAX": "rewrite",
-    "P_PLACE": "in_place", "THREADS_PER_ROW": 16, "ROWS_PER_BLOCK": 4, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 2, "PV_BLOCK_M": 32,
-    "PV_BLOCK_K": 32, "PV_WARPS": 2, "PV_STAGES": 2, "HEAD_ORDER": "forward",
-    "TILES_A_BLOCK": 1, "DEPENDENT_LAUNCH": "none",
+    "PRODUCT": "mma",
+    "BLOCK_M": 32,
+    "BLOCK_N": 64,
+    "BLOCK_K": 32,
+    "WARPS_M": 2,
+    "WARPS_N": 1,
+    "S_TYPE": "fp16",
+    "SOFTMAX": "rewrite",
+    "P_PLACE": "in_place",
+    "THREADS_PER_ROW": 16,
+    "ROWS_PER_BLOCK": 4,
+    "VECTOR_WIDTH": 4,
+    "KEPT_VECTORS": 2,
+    "PV_BLOCK_M": 32,
+    "PV_BLOCK_K": 32,
+    "PV_WARPS": 2,
+    "PV_STAGES": 2,
+    "HEAD_ORDER": "forward",
+    "TILES_A_BLOCK": 1,
+    "DEPENDENT_LAUNCH": "none",
 }
 TILES = {"SOFTMAX": "tiles", "THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32, "KEPT_VECTORS": 1, "HEAD_ORDER": "zigzag"}
 TILES_ONLY = {"THREADS_PER_ROW": 1, "S_TYPE": "fp16", "P_PLACE": "in_place", "KEPT_VECTORS": 1, "VECTOR_WIDTH": 4}
@@ -46,21 +62,45 @@ def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: s
 
 RIGHT = [
     (problem(113, 203), {"SOFTMAX": "statistics"}, "large_logits"),
-    (problem(50, 163, mask="causal_upper_left"), {"SOFTMAX": "statistics", "PV_BLOCK_M": 64, "THREADS_PER_ROW": 64}, "rising_maximum"),
-    (problem(33, 127, 24, mask="causal_lower_right", layout="bshd"), {"PV_BLOCK_M": 16, "PV_WARPS": 1, "HEAD_ORDER": "zigzag"}, "plain"),
-    (problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"), {"S_TYPE": "bf16", "P_PLACE": "own"}, "late_huge_key"),
-    (problem(64, 517, 32), {"S_TYPE": "fp32", "P_PLACE": "own", "THREADS_PER_ROW": 128, "KEPT_VECTORS": 1}, "large_logits"),
+    (
+        problem(50, 163, mask="causal_upper_left"),
+        {"SOFTMAX": "statistics", "PV_BLOCK_M": 64, "THREADS_PER_ROW": 64},
+        "rising_maximum",
+    ),
+    (
+        problem(33, 127, 24, mask="causal_lower_right", layout="bshd"),
+        {"PV_BLOCK_M": 16, "PV_WARPS": 1, "HEAD_ORDER": "zigzag"},
+        "plain",
+    ),
+    (
+        problem(127, 33, 72, dtype="bf16", mask="causal_lower_right"),
+        {"S_TYPE": "bf16", "P_PLACE": "own"},
+        "late_huge_key",
+    ),
+    (
+        problem(64, 517, 32),
+        {"S_TYPE": "fp32", "P_PLACE": "own", "THREADS_PER_ROW": 128, "KEPT_VECTORS": 1},
+        "large_logits",
+    ),
     (problem(3, 3, 16, mask="causal_upper_left"), {}, "equal_keys"),
     (problem(20, 70, 256, dtype="bf16"), {"PV_STAGES": 3, "WARPS_M": 1, "WARPS_N": 2, "BLOCK_K": 128}, "plain"),
     (problem(67, 203), TILES | {"WARPS_N": 2}, "large_logits"),
-    (problem(50, 163, 24, dtype="bf16", mask="causal_upper_left"), LATE | {"BLOCK_N": 128, "PV_BLOCK_M": 64}, "rising_maximum"),
+    (
+        problem(50, 163, 24, dtype="bf16", mask="causal_upper_left"),
+        LATE | {"BLOCK_N": 128, "PV_BLOCK_M": 64},
+        "rising_maximum",
+    ),
     (problem(127, 33, 72, mask="causal_lower_right", layout="bshd"), TILES, "late_huge_key"),
     (problem(70, 209), WGMMA, "large_logits"),
     (problem(113, 203, 72, dtype="bf16", mask="causal_lower_right"), WGMMA | LATE | {"BLOCK_N": 128}, "rising_maximum"),
     (problem(203, 113, 24, mask="causal_lower_right", layout="bshd"), WGMMA | LATE, "late_huge_key"),
     (problem(130, 70, 40, mask="causal_upper_left"), WGMMA | WIDE | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "equal_keys"),
     (problem(113, 517), WGMMA | LATE | {"TILES_A_BLOCK": 4}, "rising_maximum"),
-    (problem(203, 333, 72, dtype="bf16", mask="causal_lower_right"), WGMMA | WIDE | {"TILES_A_BLOCK": 8}, "large_logits"),
+    (
+        problem(203, 333, 72, dtype="bf16", mask="causal_lower_right"),
+        WGMMA | WIDE | {"TILES_A_BLOCK": 8},
+        "large_logits",
+    ),
     (problem(70, 130), WGMMA | {"SOFTMAX": "rewrite", "THREADS_PER_ROW": 16, "HEAD_ORDER": "forward"}, "plain"),
     (problem(113, 203), {"SOFTMAX": "statistics", "DEPENDENT_LAUNCH": "late"}, "large_logits"),
     (problem(50, 163, 24, dtype="bf16", mask="causal_upper_left"), LATE | EARLY, "rising_maximum"),
@@ -69,7 +109,9 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None)
+@pytest.mark.parametrize(
+    ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
+)
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
     result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
@@ -88,20 +130,55 @@ FAULTS = {
     "a tile merged twice": (WGMMA | LATE, "merge.load(reference + 1, half);", " + 1", ""),
     "wgmma: an uninitialised barrier": (WGMMA, "the barriers of Q and K are initialised\n", "__syncthreads();", ""),
     "wgmma: P over Q and K still read": (
-        WGMMA | WIDE | {"BLOCK_N": 128}, "no warpgroup still reads this K, or Q", "__syncthreads();", ""),
+        WGMMA | WIDE | {"BLOCK_N": 128},
+        "no warpgroup still reads this K, or Q",
+        "__syncthreads();",
+        "",
+    ),
     "wgmma: S over rows not yet copied": (
-        WGMMA | {"TILES_A_BLOCK": 4}, "if (TILES_A_BLOCK > 1 && threadIdx.x % 128 == 0) tma", "tma_store_wait_read();", ""),
-    "wgmma: K of the wrong stage": (WGMMA | {"TILES_A_BLOCK": 4}, "mbarrier_wait(k_barriers", "tile / K_STAGES % 2", "0"),
+        WGMMA | {"TILES_A_BLOCK": 4},
+        "if (TILES_A_BLOCK > 1 && threadIdx.x % 128 == 0) tma",
+        "tma_store_wait_read();",
+        "",
+    ),
+    "wgmma: K of the wrong stage": (
+        WGMMA | {"TILES_A_BLOCK": 4},
+        "mbarrier_wait(k_barriers",
+        "tile / K_STAGES % 2",
+        "0",
+    ),
     "wgmma: P stored before it is written": (WGMMA, "all rows of the tile are written\n", "__syncthreads();", ""),
     "wgmma: a stage refilled too early": (
-        WGMMA | {"PV_BLOCK_M": 128, "PV_WARPS": 8}, "no warpgroup still reads this tile\n", "__syncthreads();", ""),
-    "P read before it is there": (EARLY, "wait_for_kernels_before();                       //", "wait_for_kernels_before();", ""),
+        WGMMA | {"PV_BLOCK_M": 128, "PV_WARPS": 8},
+        "no warpgroup still reads this tile\n",
+        "__syncthreads();",
+        "",
+    ),
+    "P read before it is there": (
+        EARLY,
+        "wait_for_kernels_before();                       //",
+        "wait_for_kernels_before();",
+        "",
+    ),
     "scores read before they are there": (EARLY, "  wait_for_kernels_before();\n", "wait_for_kernels_before();", ""),
     "wgmma: P copied before it is there": (
-        WGMMA | LATE | EARLY, "wait_for_kernels_before();                       //", "wait_for_kernels_before();", ""),
-    "wgmma: maxima merged before they are there": (WGMMA | EARLY, "  wait_for_kernels_before();\n", "wait_for_kernels_before();", ""),
+        WGMMA | LATE | EARLY,
+        "wait_for_kernels_before();                       //",
+        "wait_for_kernels_before();",
+        "",
+    ),
+    "wgmma: maxima merged before they are there": (
+        WGMMA | EARLY,
+        "  wait_for_kernels_before();\n",
+        "wait_for_kernels_before();",
+        "",
+    ),
     "wgmma: one thread waits for all": (
-        WGMMA | LATE | EARLY, "wait_for_kernels_before();                       //", "wait_for", "if (threadIdx.x == 0) wait_for"),
+        WGMMA | LATE | EARLY,
+        "wait_for_kernels_before();                       //",
+        "wait_for",
+        "if (threadIdx.x == 0) wait_for",
+    ),
     "wgmma: the wrong parity": (WGMMA, "tile / PV_STAGES % 2);", "% 2", "% 1"),
 }
 
@@ -115,17 +192,27 @@ def test_an_injected_fault_is_found(fault):
 
 
 REFUSED = [
-    ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"), ({"PV_WARPS": 4}, "PV_BLOCK_M=32"), ({"WARPS_N": 4}, "groups of 32"),
-    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"), ({"S_TYPE": "bf16"}, "8 bits"),
+    ({"BLOCK_M": 64, "WARPS_M": 8}, "BLOCK_M=64"),
+    ({"PV_WARPS": 4}, "PV_BLOCK_M=32"),
+    ({"WARPS_N": 4}, "groups of 32"),
+    ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 8}, "2048 threads"),
+    ({"S_TYPE": "bf16"}, "8 bits"),
     ({"SOFTMAX": "statistics", "S_TYPE": "fp32"}, "16 bits"),
-    ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"), ({"S_TYPE": "fp32"}, "in_place"),
-    ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"), ({"BLOCK_K": 128}, "64 columns"),
-    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"), (TILES | {"S_TYPE": "fp32"}, "S_TYPE"),
+    ({"SOFTMAX": "statistics", "P_PLACE": "own"}, "to do nothing"),
+    ({"S_TYPE": "fp32"}, "in_place"),
+    ({"S_TYPE": "fp32", "P_PLACE": "own", "VECTOR_WIDTH": 8}, "16 bytes"),
+    ({"BLOCK_K": 128}, "64 columns"),
+    ({"THREADS_PER_ROW": 1, "ROWS_PER_BLOCK": 32}, "whole rows"),
+    (TILES | {"S_TYPE": "fp32"}, "S_TYPE"),
     (TILES | {"P_PLACE": "own"}, "P_PLACE"),
-    (TILES | {"PV_BLOCK_K": 128}, "64 keys"), (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"), (WGMMA, "sm_90a"),
-    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"), (EARLY, "DEPENDENT_LAUNCH=early needs griddepcontrol"),
+    (TILES | {"PV_BLOCK_K": 128}, "64 keys"),
+    (LATE | {"ROWS_PER_BLOCK": 128}, "ROWS_PER_BLOCK"),
+    (WGMMA, "sm_90a"),
+    ({"TILES_A_BLOCK": 2}, "PRODUCT=mma"),
+    (EARLY, "DEPENDENT_LAUNCH=early needs griddepcontrol"),
     ({"THREADS_PER_ROW": 256, "ROWS_PER_BLOCK": 1, "KEPT_VECTORS": 4}, "KEPT_VECTORS=4"),
-    ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"), ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
+    ({"PV_BLOCK_M": 128, "PV_BLOCK_K": 128, "PV_STAGES": 4}, "196608"),
+    ({"BLOCK_M": 256, "WARPS_M": 2, "BLOCK_N": 128}, "registers"),
 ]
 
 
@@ -136,18 +223,28 @@ def test_refusals_say_why(genes, word):
     assert word in reason and reason.endswith(".")
 
 
-@pytest.mark.parametrize(("p", "genes", "word"), [
-    (problem(dtype="fp32"), {}, "fp32"), (problem(head_dim=264), {}, "264"), (problem(8), {"PV_BLOCK_M": 32}, "8 queries"),
-    (problem(1024, 32), {}, "32 keys"), (problem(1024, 60), {"PV_STAGES": 3}, "2 steps"), (problem(heads=65536), {}, "65535"),
-    (problem(1024, 100), {"THREADS_PER_ROW": 64}, "half of the threads"), (problem(dtype="bf16"), {"S_TYPE": "bf16"}, None),
-])
+@pytest.mark.parametrize(
+    ("p", "genes", "word"),
+    [
+        (problem(dtype="fp32"), {}, "fp32"),
+        (problem(head_dim=264), {}, "264"),
+        (problem(8), {"PV_BLOCK_M": 32}, "8 queries"),
+        (problem(1024, 32), {}, "32 keys"),
+        (problem(1024, 60), {"PV_STAGES": 3}, "2 steps"),
+        (problem(heads=65536), {}, "65535"),
+        (problem(1024, 100), {"THREADS_PER_ROW": 64}, "half of the threads"),
+        (problem(dtype="bf16"), {"S_TYPE": "bf16"}, None),
+    ],
+)
 def test_refusals_know_the_problem(p, genes, word):
     reason = FAMILY.why_invalid(p, config(**genes), L4)
     assert reason is None if word is None else word in reason
 
 
 def test_starting_configs_are_of_the_architecture():
-    products = [{c["PRODUCT"] for c in load_space("three_kernel", gpu).starting_configs(problem())} for gpu in (L4, H100)]
+    products = [
+        {c["PRODUCT"] for c in load_space("three_kernel", gpu).starting_configs(problem())} for gpu in (L4, H100)
+    ]
     assert products == [{"mma"}, {"mma", "wgmma"}]
     first = load_space("three_kernel", H100).starting_configs(problem())[0]
     info = compiled(problem(), first).info
@@ -165,9 +262,17 @@ def test_scratch_holds_whole_chunks():
     p = problem(3, 13)
     assert score_stride(p) == 16
     assert FAMILY.workspace(p, config()) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
-    assert FAMILY.workspace(problem(3, 130), config(**TILES)) == {"s": 4 * 3 * 136 * 2, "tiles": 4 * 3 * 3 * 8, "rows": 4 * 3 * 8}
+    assert FAMILY.workspace(problem(3, 130), config(**TILES)) == {
+        "s": 4 * 3 * 136 * 2,
+        "tiles": 4 * 3 * 3 * 8,
+        "rows": 4 * 3 * 8,
+    }
     assert set(FAMILY.workspace(problem(3, 130), config(**LATE))) == {"s", "tiles"}
-    assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {"s": 4 * 3 * 16 * 4, "p": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+    assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {
+        "s": 4 * 3 * 16 * 4,
+        "p": 4 * 3 * 16 * 2,
+        "rows": 4 * 3 * 8,
+    }
 
 
 @pytest.mark.parametrize("softmax", ("tiles", "tiles_late"))
@@ -176,12 +281,20 @@ def test_all_launches_but_the_first_may_begin_early(softmax):
     overlaps = lambda when: [n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when))]
     others = len(overlaps("none")) - 1
     assert others == {"tiles": 2, "tiles_late": 1}[softmax]
-    assert overlaps("none") == [False] * (others + 1) and overlaps("early") == overlaps("late") == [False] + [True] * others
+    assert (
+        overlaps("none") == [False] * (others + 1)
+        and overlaps("early") == overlaps("late") == [False] + [True] * others
+    )
 
 
-@pytest.mark.parametrize("p", [
-    problem(113, 203, heads=2), problem(203, 113, 72, heads=2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
-], ids=AttentionProblem.describe)
+@pytest.mark.parametrize(
+    "p",
+    [
+        problem(113, 203, heads=2),
+        problem(203, 113, 72, heads=2, dtype="bf16", mask="causal_lower_right", layout="bshd"),
+    ],
+    ids=AttentionProblem.describe,
+)
 def test_random_launches_that_overlap_are_right(p):
     space = load_space("three_kernel", H100).restricted({"DEPENDENT_LAUNCH": ("early", "late")})
     # S in 16 bits by itself is as coarse as the rule allows (test_random_configs).
@@ -192,5 +305,9 @@ def test_random_launches_that_overlap_are_right(p):
         if FAMILY.why_invalid(p, c, H100) is None:
             found.append(c)
     case = make_case("plain", p, 1, "cpu", double=True)
-    wrong = [(c.describe(), r.reason) for c in found if not (r := check(InterpreterBackend(), FAMILY, c, compiled(p, c), case)).passed]
+    wrong = [
+        (c.describe(), r.reason)
+        for c in found
+        if not (r := check(InterpreterBackend(), FAMILY, c, compiled(p, c), case)).passed
+    ]
     assert not wrong

@@ -10,15 +10,16 @@ from unittest import mock
 
 from zoo import CONTROL_AFTER, GENES, HONEST, LIARS, PROBLEM, Liar, lie
 
-from evoattn import finals, search
-from evoattn.budget import Budget
-from evoattn.config import KernelConfig, load_space
 from evoattn.families import registry
-from evoattn.gpu import GpuSpec
-from evoattn.problem import AttentionProblem
-from evoattn.render import render
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.search import finals
+from evoattn.search import loop as search
+from evoattn.search.budget import Budget
 from evoattn.storage import Storage
-from evoattn.trial import Candidate, Proposal, Study, Trial, TrialState
 
 LOOP_SECONDS = 10.0
 """Given to a kernel on the device: an evaluation takes a twentieth of it, and one that loops for ever all of it."""
@@ -30,7 +31,10 @@ class Script:
     rejected: Counter[str] = Counter()
 
     def __init__(self, liars: tuple[Liar, ...]) -> None:
-        self._left = [Proposal("flash_scalar", GENES | (CONTROL_AFTER if n == len(liars) - 1 else {}), operator=str(n)) for n in range(len(liars))]
+        self._left = [
+            Proposal("flash_scalar", GENES | (CONTROL_AFTER if n == len(liars) - 1 else {}), operator=str(n))
+            for n in range(len(liars))
+        ]
 
     def ask(self, n: int) -> list[Proposal]:
         taken, self._left = self._left[:n], self._left[n:]
@@ -72,23 +76,39 @@ def _liars_for_candidates(liars: tuple[Liar, ...]) -> Iterator[None]:
     def render_again(trial: Trial, config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> Candidate:
         return lie(render(registry.lookup(trial.family), problem, config, gpu), liars[int(trial.operator)])
 
-    with mock.patch.object(search, "render", lambda *words: lie(render(*words), next(order))), \
-            mock.patch.object(finals, "render_again", render_again), mock.patch.object(search, "DEVICE_SECONDS", LOOP_SECONDS):
+    with (
+        mock.patch.object(search, "render", lambda *words: lie(render(*words), next(order))),
+        mock.patch.object(finals, "render_again", render_again),
+        mock.patch.object(search, "DEVICE_SECONDS", LOOP_SECONDS),
+    ):
         yield
 
 
-def run_zoo(storage: Storage, gpu: GpuSpec, offline: bool, jobs: int, sanitize: bool = False) -> tuple[Study, list[Caught]]:
+def run_zoo(
+    storage: Storage, gpu: GpuSpec, offline: bool, jobs: int, sanitize: bool = False
+) -> tuple[Study, list[Caught]]:
     """Every liar between two honest controls, searched on the device or offline. Raises what `Search.run` raises."""
     liars = (HONEST, *LIARS, HONEST)
     study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, ("flash_scalar",), {}, {})
-    running = search.Search(storage, study, PROBLEM, gpu, {"flash_scalar": load_space("flash_scalar", gpu)}, Script(liars), jobs, sanitize=sanitize)
+    running = search.Search(
+        storage,
+        study,
+        PROBLEM,
+        gpu,
+        {"flash_scalar": load_space("flash_scalar", gpu)},
+        Script(liars),
+        jobs,
+        sanitize=sanitize,
+    )
     with _liars_for_candidates(liars):
         running.run(Budget(trials=len(liars)))
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
     caught = []
     for trial in sorted(storage.iter_trials(study, evidence=True), key=lambda t: int(t.operator)):
         liar = liars[int(trial.operator)]
-        caught.append(Caught(liar, trial, trial.number in leaders, _as_expected(liar, trial, offline, trial.number in leaders)))
+        caught.append(
+            Caught(liar, trial, trial.number in leaders, _as_expected(liar, trial, offline, trial.number in leaders))
+        )
     return study, caught
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from evoattn import gpu
-from evoattn.benchmark import Timer
-from evoattn.config import load_space
-from evoattn.evaluate import DeviceEvaluator
-from evoattn.problem import AttentionProblem
-from evoattn.reference import exact_attention, exact_lse
-from evoattn.trial import CompileInfo, Evaluation
+from evoattn.correctness.reference import exact_attention, exact_lse
+from evoattn.evaluation.evaluate import DeviceEvaluator
+from evoattn.model import gpu
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompileInfo, Evaluation
+from evoattn.model.space import load_space
+from evoattn.timing.benchmark import Timer
 
 PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)
 H100 = gpu.GPUS["h100"]
@@ -62,7 +62,9 @@ class PuppetBackend:
         dim, lse = PROBLEM.head_dim, "lse" in buffers
         batch = buffers["q"].numel() // (heads * seqlen_q * dim)
         layout = "bshd" if strides[2] == heads * dim else "bhsd"
-        problem = AttentionProblem(batch, heads, kv_heads, seqlen_q, seqlen_k, dim, PROBLEM.dtype, PROBLEM.mask, layout, lse=lse)
+        problem = AttentionProblem(
+            batch, heads, kv_heads, seqlen_q, seqlen_k, dim, PROBLEM.dtype, PROBLEM.mask, layout, lse=lse
+        )
         views = {
             t: buffers[t].as_strided(problem.shape(t), problem.strides(t), buffers[t].storage_offset()) for t in "qkvo"
         }

@@ -2,12 +2,17 @@
 
 import torch
 
-from evoattn.arena import BANDS, GUARD_BYTES, UNWRITTEN, Arena, Layout, Vault, bits
+from evoattn.correctness.arena import BANDS, GUARD_BYTES, UNWRITTEN, Arena, Layout, Vault, bits
 
 
 def make_arena():
     inputs = {"q": torch.arange(24, dtype=torch.float16).view(2, 3, 4), "k": torch.ones(2, 5).T}
-    return inputs, Arena(inputs, {"o": Layout((2, 3), (3, 1), torch.float16)}, {"partials": 10, "counters_zeroed": 8}, torch.device("cpu"))
+    return inputs, Arena(
+        inputs,
+        {"o": Layout((2, 3), (3, 1), torch.float16)},
+        {"partials": 10, "counters_zeroed": 8},
+        torch.device("cpu"),
+    )
 
 
 def test_inputs_are_copied_with_their_strides_and_the_rest_is_poisoned():

@@ -5,11 +5,11 @@ import torch
 from puppets import CONFIG, Launch, Puppet, make_evaluator
 
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.baselines import PEERS, Peer
-from evoattn.benchmark import Protocol
-from evoattn.contest import FinalResult
-from evoattn.finals import Final, FinalFailed
-from evoattn.worker import Ending, Outcome
+from evoattn.evaluation.workers import Ending, Outcome
+from evoattn.search.finals import Final, FinalFailed
+from evoattn.timing.benchmark import Protocol
+from evoattn.timing.contest import FinalResult
+from evoattn.timing.peers.table import PEERS, Peer
 
 SHORT = Protocol("final", 3, 200.0)
 FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 12, 21
@@ -38,6 +38,7 @@ def fails(error: Exception, at: int):
         if launch.count == at:
             raise error
         launch.write()
+
     return play
 
 
@@ -54,7 +55,9 @@ def right(tensors) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("at", [FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF])
-@pytest.mark.parametrize("error, harmless", [(LaunchError("Too many registers."), True), (ContextLost("An illegal address."), False)])
+@pytest.mark.parametrize(
+    "error, harmless", [(LaunchError("Too many registers."), True), (ContextLost("An illegal address."), False)]
+)
 def test_a_finalist_that_fails_is_out_and_the_others_go_on(evaluator, peers, at, error, harmless):
     peers["rival"] = make_peer(right)
     final = Final(entered(a=honest, b=fails(error, at), c=honest))
@@ -69,12 +72,23 @@ def test_a_finalist_that_fails_is_out_and_the_others_go_on(evaluator, peers, at,
     timings, refusals, _ = final.result
     assert set(timings) == {"a", "b", "c", "rival"} and not refusals
     assert not timings["b"].samples_us and timings["b"].disqualified == f"In the final: {error}"
-    assert timings["a"].interleaved_with(timings["c"]) and timings["a"].interleaved_with(timings["rival"]) and not timings["a"].disqualified
+    assert (
+        timings["a"].interleaved_with(timings["c"])
+        and timings["a"].interleaved_with(timings["rival"])
+        and not timings["a"].disqualified
+    )
 
 
 def test_a_finalist_without_room_is_out_but_not_disqualified(evaluator):
-    timings, _, complete = evaluator.final(entered(a=honest, b=fails(torch.cuda.OutOfMemoryError("2 GiB"), FIRST_CALL)), SHORT)
-    assert complete and not timings["b"].disqualified and "more device memory" in timings["b"].protocol["out"] and timings["a"].samples_us
+    timings, _, complete = evaluator.final(
+        entered(a=honest, b=fails(torch.cuda.OutOfMemoryError("2 GiB"), FIRST_CALL)), SHORT
+    )
+    assert (
+        complete
+        and not timings["b"].disqualified
+        and "more device memory" in timings["b"].protocol["out"]
+        and timings["a"].samples_us
+    )
 
 
 def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(evaluator):
@@ -84,15 +98,23 @@ def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(eval
             launch.views["o"].add_(1)
 
     timings, _, complete = evaluator.final(entered(a=honest, b=wrong_when_proved), SHORT)
-    assert complete and timings["b"].samples_us and "back to back" in timings["b"].disqualified and not timings["a"].disqualified
+    assert (
+        complete
+        and timings["b"].samples_us
+        and "back to back" in timings["b"].disqualified
+        and not timings["a"].disqualified
+    )
 
 
-@pytest.mark.parametrize("calls, error, sentence", [
-    (0, RuntimeError("No such tile."), "No such tile."),
-    (1, TypeError("It cannot be captured."), "It fails when it is timed: It cannot be captured."),
-    (4, RuntimeError("An illegal address."), "It fails when it is timed: An illegal address."),
-    (20, RuntimeError("Lost."), "It fails when it is timed: Lost."),
-])
+@pytest.mark.parametrize(
+    "calls, error, sentence",
+    [
+        (0, RuntimeError("No such tile."), "No such tile."),
+        (1, TypeError("It cannot be captured."), "It fails when it is timed: It cannot be captured."),
+        (4, RuntimeError("An illegal address."), "It fails when it is timed: An illegal address."),
+        (20, RuntimeError("Lost."), "It fails when it is timed: Lost."),
+    ],
+)
 def test_a_peer_that_fails_is_refused_and_the_others_go_on(evaluator, peers, calls, error, sentence):
     count = [0]
 
@@ -112,11 +134,14 @@ def test_a_peer_that_fails_is_refused_and_the_others_go_on(evaluator, peers, cal
 
 def test_a_peer_that_refuses_but_lost_the_device_costs_the_process(evaluator, peers, monkeypatch):
     def call(tensors):
-        evaluator.ladder[0].answer.exact[0, 0, 0, 0] += 1       # what an illegal write may hit
+        evaluator.ladder[0].answer.exact[0, 0, 0, 0] += 1  # what an illegal write may hit
         raise RuntimeError("An illegal address.")
 
     peers["bad"] = make_peer(call)
-    assert evaluator.final(entered(a=honest), SHORT) == FinalResult({}, {"bad": "An illegal address."}, complete=False) and evaluator.broken
+    assert (
+        evaluator.final(entered(a=honest), SHORT) == FinalResult({}, {"bad": "An illegal address."}, complete=False)
+        and evaluator.broken
+    )
     evaluator.ladder[0].answer.exact[0, 0, 0, 0] -= 1
 
 
@@ -134,9 +159,12 @@ def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
     peers |= {"fa3": make_peer(right), "fa4": make_peer(right)}
     final = Final({"7": None, "8": None, "9": None})
     for how, doing, left in (
-        (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.DIED, "fa3", ["7", "8", "9"]), (Ending.TIMEOUT, "8", ["7", "9"]),
+        (Ending.DIED, "fa3", ["7", "8", "9"]),
+        (Ending.DIED, "fa3", ["7", "8", "9"]),
+        (Ending.TIMEOUT, "8", ["7", "9"]),
         (Ending.TIMEOUT, "fa4", ["7", "9"]),
-        (Ending.DIED, "9", ["7", "9"]), (Ending.DIED, "9", ["7"]),
+        (Ending.DIED, "9", ["7", "9"]),
+        (Ending.DIED, "9", ["7"]),
     ):
         final.take(ended(how, doing))
         assert list(final.task[0]) == left and not final.result
@@ -144,7 +172,11 @@ def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
     final.take(Outcome("final", Ending.RESULT, FinalResult({}, {"math": "No memory."}), 1.0))
     assert set(final.result.refusals) == {"fa3", "fa4", "math"}
     assert "exit code 1. So it did 2 times" in final.result.refusals["fa3"]
-    assert final.result.timings["9"].disqualified and not final.result.timings["8"].disqualified and "ended at its turn" in final.result.timings["8"].protocol["out"]
+    assert (
+        final.result.timings["9"].disqualified
+        and not final.result.timings["8"].disqualified
+        and "ended at its turn" in final.result.timings["8"].protocol["out"]
+    )
 
 
 @pytest.mark.parametrize("ends", [[ended(Ending.DIED)] * 3, [ended(Ending.TIMEOUT)], [ended(Ending.RAISED, "7")]])

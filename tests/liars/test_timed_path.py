@@ -4,10 +4,10 @@ import pytest
 import torch
 from puppets import CONFIG, PROBLEM, Launch, Puppet, evaluate, make_evaluator
 
-from evoattn import reference
-from evoattn.benchmark import FINAL
+from evoattn.correctness import reference
 from evoattn.families.registry import FAMILIES
-from evoattn.trial import TrialState
+from evoattn.model.records import TrialState
+from evoattn.timing.benchmark import FINAL
 
 CHECKED = 18
 """Launches before the timing: eight cases and the problem's own shape, twice each."""
@@ -73,7 +73,9 @@ def writes_outside_when_timed(launch: Launch) -> None:
 
 def writes_past_its_output(launch: Launch) -> None:
     launch.write()
-    launch.buffers["o"].untyped_storage()[launch.buffers["o"].storage_offset() * 2 + launch.buffers["o"].numel() * 2] = 7
+    launch.buffers["o"].untyped_storage()[
+        launch.buffers["o"].storage_offset() * 2 + launch.buffers["o"].numel() * 2
+    ] = 7
 
 
 def reads_before_its_input(launch: Launch) -> None:
@@ -101,26 +103,32 @@ class Cached:
         launch.views["o"].copy_(self.answers[key])
 
 
-@pytest.mark.parametrize("liar, words", [
-    (writes_nothing, "were never written"),
-    (right_on_the_first_call, "remembers its launches"),
-    (works_on_every_second_call, "remembers its launches"),
-    (right_for_the_timed_shape, "the largest error is"),
-    (right_for_the_seed_of_the_past, "the largest error is"),
-    (rests_when_timed, "timed replays left outputs unwritten: the kernel does less work when it is timed"),
-    (works_on_every_third_launch_when_timed, "launches back to back, an output each, did not leave the validated one"),
-    (changes_its_inputs_when_timed, "timed replays changed the inputs"),
-    (writes_outside_when_timed, "wrote outside its buffers when it was timed"),
-    (writes_past_its_output, "wrote outside its buffers, beside o"),
-    (reads_before_its_input, "reads out of bounds"),
-    (depends_on_its_output, "were never written"),
-    (Cached(), "on fresh inputs in the timed buffers, the largest error is"),
-])
+@pytest.mark.parametrize(
+    "liar, words",
+    [
+        (writes_nothing, "were never written"),
+        (right_on_the_first_call, "remembers its launches"),
+        (works_on_every_second_call, "remembers its launches"),
+        (right_for_the_timed_shape, "the largest error is"),
+        (right_for_the_seed_of_the_past, "the largest error is"),
+        (rests_when_timed, "timed replays left outputs unwritten: the kernel does less work when it is timed"),
+        (
+            works_on_every_third_launch_when_timed,
+            "launches back to back, an output each, did not leave the validated one",
+        ),
+        (changes_its_inputs_when_timed, "timed replays changed the inputs"),
+        (writes_outside_when_timed, "wrote outside its buffers when it was timed"),
+        (writes_past_its_output, "wrote outside its buffers, beside o"),
+        (reads_before_its_input, "reads out of bounds"),
+        (depends_on_its_output, "were never written"),
+        (Cached(), "on fresh inputs in the timed buffers, the largest error is"),
+    ],
+)
 def test_a_liar_is_caught_and_named(evaluator, liar, words):
     evaluator.broken = False
     found = evaluate(evaluator, liar)
     assert found.state is TrialState.WRONG_RESULT and words in found.reason, (found.state, found.reason)
-    assert evaluator.broken == ("outside" in words)             # memory may be harmed: the worker is replaced
+    assert evaluator.broken == ("outside" in words)  # memory may be harmed: the worker is replaced
     assert evaluate(evaluator, honest).state is TrialState.COMPLETE
 
 
@@ -147,7 +155,7 @@ def test_who_corrupts_memory_that_is_not_its_own_is_blamed_and_the_worker_replac
 
     def harms_the_next(launch: Launch) -> None:
         launch.write()
-        evaluator.ladder[0].answer.exact[0, 0, 0, 0] += 1       # a wild write that lands in an answer
+        evaluator.ladder[0].answer.exact[0, 0, 0, 0] += 1  # a wild write that lands in an answer
 
     found = evaluate(evaluator, harms_the_next)
     assert found.state is TrialState.WRONG_RESULT and evaluator.broken
@@ -163,7 +171,7 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
         if harmed:
             launch.views["o"].add_(1)
 
-    assert evaluate(evaluator, answers_unless_harmed).state is TrialState.COMPLETE        # the canary
+    assert evaluate(evaluator, answers_unless_harmed).state is TrialState.COMPLETE  # the canary
     harmed.append(True)
     found = evaluate(evaluator, answers_unless_harmed)
     assert found.state is TrialState.WRONG_RESULT and found.doubtful and evaluator.broken
@@ -171,7 +179,7 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
 
 def test_a_finalist_that_lies_in_the_final_is_disqualified(monkeypatch):
     evaluator = make_evaluator()
-    monkeypatch.setattr("evoattn.evaluate.PEERS", {})
+    monkeypatch.setattr("evoattn.evaluation.evaluate.PEERS", {})
     kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
     timings, _, complete = evaluator.final({n: ("flash_scalar", CONFIG, k) for n, k in kernels.items()}, FINAL)
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
@@ -203,11 +211,14 @@ def lse_evaluator():
     return make_evaluator(PROBLEM.with_(lse=True))
 
 
-@pytest.mark.parametrize("liar, words", [
-    (rests_on_the_second_output_when_timed, "timed replays left outputs unwritten"),
-    (is_off_in_the_second_output, "the largest error of a log-sum-exp is"),
-    (changes_the_second_output_when_timed, "timed replays left another output than the validated one"),
-])
+@pytest.mark.parametrize(
+    "liar, words",
+    [
+        (rests_on_the_second_output_when_timed, "timed replays left outputs unwritten"),
+        (is_off_in_the_second_output, "the largest error of a log-sum-exp is"),
+        (changes_the_second_output_when_timed, "timed replays left another output than the validated one"),
+    ],
+)
 def test_the_log_sum_exp_is_watched_as_the_output_is(lse_evaluator, liar, words):
     lse_evaluator.broken = False
     found = evaluate(lse_evaluator, liar)
@@ -216,7 +227,9 @@ def test_the_log_sum_exp_is_watched_as_the_output_is(lse_evaluator, liar, words)
 
 
 def counts_tickets_and_clears_them(launch: Launch) -> None:
-    assert not launch.buffers["tickets_zeroed"].any() and (launch.count >= CHECKED or (launch.buffers["partials"] == 0xFF).all())
+    assert not launch.buffers["tickets_zeroed"].any() and (
+        launch.count >= CHECKED or (launch.buffers["partials"] == 0xFF).all()
+    )
     launch.buffers["partials"].fill_(1)
     launch.write()
 
@@ -232,14 +245,23 @@ def leaves_its_tickets_when_timed(launch: Launch) -> None:
         launch.buffers["tickets_zeroed"][1] = 1
 
 
-@pytest.mark.parametrize("play, words", [
-    (counts_tickets_and_clears_them, ""), (leaves_its_tickets, "did not leave zeros in tickets_zeroed"),
-    (leaves_its_tickets_when_timed, "Case 'fresh inputs after timing': the kernel did not leave zeros in tickets_zeroed"),
-])
+@pytest.mark.parametrize(
+    "play, words",
+    [
+        (counts_tickets_and_clears_them, ""),
+        (leaves_its_tickets, "did not leave zeros in tickets_zeroed"),
+        (
+            leaves_its_tickets_when_timed,
+            "Case 'fresh inputs after timing': the kernel did not leave zeros in tickets_zeroed",
+        ),
+    ],
+)
 def test_scratch_that_must_stay_zero_is_so_before_and_after_the_timing(evaluator, monkeypatch, play, words):
     scratch = {"partials": 16, "tickets_zeroed": 8}
     monkeypatch.setattr(type(FAMILIES["flash_scalar"]), "workspace", lambda self, problem, config: scratch)
     evaluator.broken, evaluator._canary = False, None
     found = evaluate(evaluator, play)
-    assert found.state is (TrialState.WRONG_RESULT if words else TrialState.COMPLETE) and words in found.reason, found.reason
+    assert found.state is (TrialState.WRONG_RESULT if words else TrialState.COMPLETE) and words in found.reason, (
+        found.reason
+    )
     evaluator._canary = None

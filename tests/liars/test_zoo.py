@@ -4,9 +4,9 @@ import pytest
 from pipeline import run_zoo
 from zoo import HONEST, LIARS
 
-from evoattn import gpu
+from evoattn.model import gpu
+from evoattn.model.records import TrialState
 from evoattn.storage import Storage
-from evoattn.trial import TrialState
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The zoo: kernels that lie in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
 
-A liar enters the real pipeline where a rendered candidate does: `lie` stands in for `evoattn.render.render`, and everything behind it (compile pool,
+A liar enters the real pipeline where a rendered candidate does: `lie` stands in for `evoattn.families.render.render`, and everything behind it (compile pool,
 interpreter or device worker, storage, leaderboard) is the product's own.
 """
 
@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from evoattn.problem import AttentionProblem
-from evoattn.trial import Candidate, TrialState
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, TrialState
 
 PROBLEM = AttentionProblem(1, 4, 4, 512, 512, 64, "fp16", "causal_upper_left")
 GENES = dict(
-    BLOCK_M=32, BLOCK_N=32, THREADS_PER_ROW=4, ROWS_PER_THREAD=1, VECTOR_WIDTH=8, PADDING=8, KV_STAGES=1, Q_IN_REGISTERS=False, P_IN_SHARED=True,
-    BLOCK_ORDER="tiles", BLOCKS_PER_SM=1, UNROLL=1,
+    BLOCK_M=32,
+    BLOCK_N=32,
+    THREADS_PER_ROW=4,
+    ROWS_PER_THREAD=1,
+    VECTOR_WIDTH=8,
+    PADDING=8,
+    KV_STAGES=1,
+    Q_IN_REGISTERS=False,
+    P_IN_SHARED=True,
+    BLOCK_ORDER="tiles",
+    BLOCKS_PER_SM=1,
+    UNROLL=1,
 )
 CONTROL_AFTER = dict(UNROLL=2)
 """The genes in which a second honest control differs: it runs after all that the liars did."""
@@ -33,9 +43,12 @@ BARRIER = "__syncthreads();  // all threads' copies of V have arrived"
 MASKED = "score[i][j] = NEGATIVE_INFINITY;"
 END = "      store_floats(o_gmem + row * o_row_stride + column[c], chunk);\n    }\n  }\n}"
 COUNTER = "__device__ unsigned int launches_done, blocks_done;\n"
-COUNTED_END = END[:-1] + """  __syncthreads();
+COUNTED_END = (
+    END[:-1]
+    + """  __syncthreads();
   if (threadIdx.x == 0 && atomicAdd(&blocks_done, 1u) + 1 == gridDim.x) { blocks_done = 0; launches_done++; }
 }"""
+)
 """The last block of a launch counts it, so that every block of one launch reads the same count at its start."""
 
 
@@ -69,46 +82,137 @@ def _counted(name: str, when_to_work: str, words: tuple[str, ...]) -> Liar:
 CHECKED = 18
 """Launches of the ladder before the timing."""
 
-HONEST = Liar("an honest control", (), (TrialState.COMPLETE,), ("",), (TrialState.ESTIMATED,), ("Right on the interpreter",))
+HONEST = Liar(
+    "an honest control", (), (TrialState.COMPLETE,), ("",), (TrialState.ESTIMATED,), ("Right on the interpreter",)
+)
 LIARS = (
     _wrong("writes nothing", (STORE, ""), words=("never written",)),
-    Liar("fails to launch", ((KERNEL, KERNEL.replace("flash_scalar(", "flash_scalar_renamed(")),), (REFUSED,), ("refused the kernel",),
-         (REFUSED,), ("has no kernel flash_scalar",)),
-    _wrong("skips the last tile of keys", (TILES, TILES.replace("(keys_end + BLOCK_N - 1) / BLOCK_N : 0", "max(1, keys_end / BLOCK_N) : 0")),
-           words=("error is",)),
-    Liar("reads past K", ((K_COPY, K_COPY.replace("seqlen_k - tile * BLOCK_N", "BLOCK_N")),), (WRONG, REFUSED), ("",),
-         (WRONG,), ('of buffer "k"',), sanitizer=True),
-    _wrong("reads past V", (V_COPY, V_COPY.replace("seqlen_k - tile * BLOCK_N", "BLOCK_N")), words=("reads out of bounds", "NaN"),
-           offline=('of buffer "v"',)),
-    _wrong("writes past O", ("if (row >= q_rows) continue;", ""), words=("wrote outside its buffers", "remembers its launches", "error is", "two runs"),
-           offline=('of buffer "o"', "race")),
-    _wrong("is right for the timed shape alone", (BODY, BODY + f"  if (seqlen_q != {PROBLEM.seqlen_q} || seqlen_k != {PROBLEM.seqlen_k}) return;\n"),
-           words=("never written",)),
-    _wrong("is right for the inputs of the past alone (a known seed)",
-           (BODY, BODY + "  const bool known = *reinterpret_cast<const uint16_t*>(q_gmem) == 0x3929;\n"), (STORE, "      if (known) " + STORE.strip()),
-           words=("never written",)),
+    Liar(
+        "fails to launch",
+        ((KERNEL, KERNEL.replace("flash_scalar(", "flash_scalar_renamed(")),),
+        (REFUSED,),
+        ("refused the kernel",),
+        (REFUSED,),
+        ("has no kernel flash_scalar",),
+    ),
+    _wrong(
+        "skips the last tile of keys",
+        (TILES, TILES.replace("(keys_end + BLOCK_N - 1) / BLOCK_N : 0", "max(1, keys_end / BLOCK_N) : 0")),
+        words=("error is",),
+    ),
+    Liar(
+        "reads past K",
+        ((K_COPY, K_COPY.replace("seqlen_k - tile * BLOCK_N", "BLOCK_N")),),
+        (WRONG, REFUSED),
+        ("",),
+        (WRONG,),
+        ('of buffer "k"',),
+        sanitizer=True,
+    ),
+    _wrong(
+        "reads past V",
+        (V_COPY, V_COPY.replace("seqlen_k - tile * BLOCK_N", "BLOCK_N")),
+        words=("reads out of bounds", "NaN"),
+        offline=('of buffer "v"',),
+    ),
+    _wrong(
+        "writes past O",
+        ("if (row >= q_rows) continue;", ""),
+        words=("wrote outside its buffers", "remembers its launches", "error is", "two runs"),
+        offline=('of buffer "o"', "race"),
+    ),
+    _wrong(
+        "is right for the timed shape alone",
+        (BODY, BODY + f"  if (seqlen_q != {PROBLEM.seqlen_q} || seqlen_k != {PROBLEM.seqlen_k}) return;\n"),
+        words=("never written",),
+    ),
+    _wrong(
+        "is right for the inputs of the past alone (a known seed)",
+        (BODY, BODY + "  const bool known = *reinterpret_cast<const uint16_t*>(q_gmem) == 0x3929;\n"),
+        (STORE, "      if (known) " + STORE.strip()),
+        words=("never written",),
+    ),
     _counted("is right on the first call alone", "earlier == 0", ("remembers its launches",)),
-    _wrong("races: a barrier is missing", (BARRIER, "//" + BARRIER), words=("two runs", "error is", "NaN", "remembers"), offline=("race", "read", "barrier")),
+    _wrong(
+        "races: a barrier is missing",
+        (BARRIER, "//" + BARRIER),
+        words=("two runs", "error is", "NaN", "remembers"),
+        offline=("race", "read", "barrier"),
+    ),
     _wrong("ignores the mask", (MASKED, ";"), words=("error is", "reads out of bounds"), offline=("error is",)),
-    _wrong("is NaN on large logits", (FINITE, "const float finite_max = 0.f;"), (FACTOR, "const float rescale = 1.f;"), words=("NaN",)),
-    _wrong("forgets to rescale at a late outlier", (RESCALE, RESCALE.replace("*= rescale", "*= rescale < 1e-6f ? 1.f : rescale")), words=("error is",)),
-    _wrong("keeps what an earlier candidate left in its output",
-           (STORE, "      if (to_float(o_gmem[row * o_row_stride + column[c]]) == 0.f) " + STORE.strip()), words=("never written",)),
-    _wrong("changes its inputs", (STORE, STORE + "\n      if (c == 0) const_cast<Element*>(q_gmem)[row * q_row_stride] = Element{0};"),
-           words=("changed",), offline=("changed", "race", "error is")),
-    _counted("does the work of a launch on the next one", "earlier % 2 == 1", ("remembers its launches", "never written")),
-    _counted("rests while it is timed", f"earlier < {CHECKED + 4} || earlier > 2000", ("timed replays left outputs unwritten",)),
-    _counted("works on every third launch once it is checked", f"earlier < {CHECKED} || earlier % 3 == 0",
-             ("timed replays left", "launches back to back", "fresh inputs")),
-    Liar("loops for ever", ((BODY, BODY + "  while (*reinterpret_cast<const uint16_t*>(q_gmem) != 0x7fff) __syncwarp();\n"),),
-         (TrialState.TIMEOUT,), ("ran past its limit",), (WRONG, TrialState.TIMEOUT), ("may never end", "ran past its limit")),
-    Liar("waits for ever for a clock", ((BODY, BODY + "  while (clock64() != 0) {}\n"),), (TrialState.TIMEOUT,), ("ran past its limit",),
-         (TrialState.COMPILE_ERROR,), ("Not interpreted",)),
-    Liar("reads an address that is not there", ((BODY, BODY + "  q_gmem += int64_t(1) << 44;\n"),), (REFUSED,), ("CUDA context", "failed"),
-         (WRONG,), ("far from every buffer", "global memory")),
-    Liar("corrupts memory of others", ((END, END[:-1] + "  for (int64_t at = 0; at < (4 << 20); at += 4096)\n"
-          "    if (threadIdx.x == 0) reinterpret_cast<volatile unsigned char*>(o_gmem)[(1 << 20) + at] = 0x11;\n}"),), (WRONG, REFUSED),
-         ("never given", "CUDA context", "wrote outside", "changed"), (WRONG,), ("global memory",)),
+    _wrong(
+        "is NaN on large logits",
+        (FINITE, "const float finite_max = 0.f;"),
+        (FACTOR, "const float rescale = 1.f;"),
+        words=("NaN",),
+    ),
+    _wrong(
+        "forgets to rescale at a late outlier",
+        (RESCALE, RESCALE.replace("*= rescale", "*= rescale < 1e-6f ? 1.f : rescale")),
+        words=("error is",),
+    ),
+    _wrong(
+        "keeps what an earlier candidate left in its output",
+        (STORE, "      if (to_float(o_gmem[row * o_row_stride + column[c]]) == 0.f) " + STORE.strip()),
+        words=("never written",),
+    ),
+    _wrong(
+        "changes its inputs",
+        (STORE, STORE + "\n      if (c == 0) const_cast<Element*>(q_gmem)[row * q_row_stride] = Element{0};"),
+        words=("changed",),
+        offline=("changed", "race", "error is"),
+    ),
+    _counted(
+        "does the work of a launch on the next one", "earlier % 2 == 1", ("remembers its launches", "never written")
+    ),
+    _counted(
+        "rests while it is timed",
+        f"earlier < {CHECKED + 4} || earlier > 2000",
+        ("timed replays left outputs unwritten",),
+    ),
+    _counted(
+        "works on every third launch once it is checked",
+        f"earlier < {CHECKED} || earlier % 3 == 0",
+        ("timed replays left", "launches back to back", "fresh inputs"),
+    ),
+    Liar(
+        "loops for ever",
+        ((BODY, BODY + "  while (*reinterpret_cast<const uint16_t*>(q_gmem) != 0x7fff) __syncwarp();\n"),),
+        (TrialState.TIMEOUT,),
+        ("ran past its limit",),
+        (WRONG, TrialState.TIMEOUT),
+        ("may never end", "ran past its limit"),
+    ),
+    Liar(
+        "waits for ever for a clock",
+        ((BODY, BODY + "  while (clock64() != 0) {}\n"),),
+        (TrialState.TIMEOUT,),
+        ("ran past its limit",),
+        (TrialState.COMPILE_ERROR,),
+        ("Not interpreted",),
+    ),
+    Liar(
+        "reads an address that is not there",
+        ((BODY, BODY + "  q_gmem += int64_t(1) << 44;\n"),),
+        (REFUSED,),
+        ("CUDA context", "failed"),
+        (WRONG,),
+        ("far from every buffer", "global memory"),
+    ),
+    Liar(
+        "corrupts memory of others",
+        (
+            (
+                END,
+                END[:-1] + "  for (int64_t at = 0; at < (4 << 20); at += 4096)\n"
+                "    if (threadIdx.x == 0) reinterpret_cast<volatile unsigned char*>(o_gmem)[(1 << 20) + at] = 0x11;\n}",
+            ),
+        ),
+        (WRONG, REFUSED),
+        ("never given", "CUDA context", "wrote outside", "changed"),
+        (WRONG,),
+        ("global memory",),
+    ),
 )
 """`words` of a device verdict that depends on chance (a race, what lies beyond a band) name each way in which it may show."""
 

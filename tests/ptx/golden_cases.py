@@ -8,12 +8,43 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-
 from ptx_harness import evaluate
 
 COUNT = 96
-F32_EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.5, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 2.0 ** -126, -(2.0 ** -127), 3.4e38, -3.4e38,
-             2.0 ** 31, -(2.0 ** 31), 2.0 ** 32, 4294967040.0, 1e10, -1e20, 127.5, -149.5, 128.0, 65504.0, 65520.0, 1e-7, 255.5, 1 + 2.0 ** -23]
+F32_EDGES = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.5,
+    np.inf,
+    -np.inf,
+    np.nan,
+    1e-45,
+    -1e-40,
+    2.0**-126,
+    -(2.0**-127),
+    3.4e38,
+    -3.4e38,
+    2.0**31,
+    -(2.0**31),
+    2.0**32,
+    4294967040.0,
+    1e10,
+    -1e20,
+    127.5,
+    -149.5,
+    128.0,
+    65504.0,
+    65520.0,
+    1e-7,
+    255.5,
+    1 + 2.0**-23,
+]
 TAME = [0.0, 1.0, -1.0, 0.5, 3.0, -2.25, 10.0, 0.001]
 """For functions whose bound holds on a range only."""
 
@@ -21,7 +52,9 @@ TAME = [0.0, 1.0, -1.0, 0.5, 3.0, -2.25, 10.0, 0.001]
 def floats(dtype: type, seed: int, edges: list[float] = F32_EDGES, spread: float = 4.0) -> np.ndarray:
     """`[COUNT]` edges, then random values, in an order of the seed's own, so that two operands meet in many pairs."""
     rng = np.random.default_rng(seed)
-    values = np.concatenate([edges, rng.standard_normal(COUNT - len(edges)) * np.exp(rng.uniform(-spread, spread, COUNT - len(edges)))])
+    values = np.concatenate(
+        [edges, rng.standard_normal(COUNT - len(edges)) * np.exp(rng.uniform(-spread, spread, COUNT - len(edges)))]
+    )
     with np.errstate(over="ignore"):
         return rng.permutation(values).astype(dtype)
 
@@ -34,7 +67,9 @@ def integers(dtype: type, seed: int, nonzero: bool = False) -> np.ndarray:
     limits, rng = np.iinfo(dtype), np.random.default_rng(seed)
     edges = [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 255, limits.min, limits.max, limits.max - 1, limits.max // 2 + 1]
     values = np.array([e & limits.max if e > limits.max else e for e in edges], dtype)
-    words = rng.integers(limits.min, limits.max, COUNT - len(edges), dtype, endpoint=True) >> dtype(rng.integers(0, limits.bits // 2))
+    words = rng.integers(limits.min, limits.max, COUNT - len(edges), dtype, endpoint=True) >> dtype(
+        rng.integers(0, limits.bits // 2)
+    )
     values = rng.permutation(np.concatenate([values, words]))
     return np.where((values == 0) | (values == -1 if limits.min else False), dtype(3), values) if nonzero else values
 
@@ -70,8 +105,12 @@ def predicate(opcode: str, *kinds: str, after: str = "", **how) -> None:
     """An instruction that writes %p0, and perhaps `after` it more; 1 or 0 a thread, plus 2 for %p1."""
     inputs = [operand(kind, 7 * i + 1, **how) for i, kind in enumerate(kinds)]
     names = ", ".join(f"%x{i}" for i in range(len(kinds)))
-    evaluate(f"setp.ne.u32 %p1, %i, %i; setp.gt.u32 %p2, %i, 40; {opcode.replace('OPERANDS', names)}; {after} selp.b32 %d, 1, 0, %p0; "
-             "selp.b32 %r0, 2, 0, %p1; or.b32 %d, %d, %r0;", np.uint32, *inputs)
+    evaluate(
+        f"setp.ne.u32 %p1, %i, %i; setp.gt.u32 %p2, %i, 40; {opcode.replace('OPERANDS', names)}; {after} selp.b32 %d, 1, 0, %p0; "
+        "selp.b32 %r0, 2, 0, %p1; or.b32 %d, %d, %r0;",
+        np.uint32,
+        *inputs,
+    )
 
 
 def integer_cases() -> None:
@@ -97,13 +136,23 @@ def bit_cases() -> None:
     for t in ("b16", "b32", "b64"):
         for op in ("and", "or", "xor"):
             plain(f"{op}.{t}", t, t, t)
-        plain(f"not.{t}", t, t), plain(f"cnot.{t}", t, t), plain(f"shl.{t}", t, t, "u32"), plain(f"shr.{t}", t, t, "u32")
+        (
+            plain(f"not.{t}", t, t),
+            plain(f"cnot.{t}", t, t),
+            plain(f"shl.{t}", t, t, "u32"),
+            plain(f"shr.{t}", t, t, "u32"),
+        )
     for direction, mode in itertools.product("lr", ("wrap", "clamp")):
         plain(f"shf.{direction}.{mode}.b32", "b32", "b32", "b32", "u32")
     for t in ("u32", "s32", "u64", "s64"):
         plain(f"bfe.{t}", t, t, "u32", "u32")
     for t in ("b32", "b64"):
-        plain(f"bfi.{t}", t, t, t, "u32", "u32"), plain(f"brev.{t}", t, t), plain(f"popc.{t}", "u32", t), plain(f"clz.{t}", "u32", t)
+        (
+            plain(f"bfi.{t}", t, t, t, "u32", "u32"),
+            plain(f"brev.{t}", t, t),
+            plain(f"popc.{t}", "u32", t),
+            plain(f"clz.{t}", "u32", t),
+        )
         plain(f"bfind.{t.replace('b', 'u')}", "u32", t)
     for mode in ("clamp", "wrap"):
         plain(f"bmsk.{mode}.b32", "b32", "u32", "u32")
@@ -120,7 +169,11 @@ def bit_cases() -> None:
 
 def comparison_cases() -> None:
     for t in ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64"):
-        words = ("eq", "ne") if t[0] == "b" else ("eq", "ne", "lt", "le", "gt", "ge", *(("lo", "ls", "hi", "hs") if t[0] == "u" else ()))
+        words = (
+            ("eq", "ne")
+            if t[0] == "b"
+            else ("eq", "ne", "lt", "le", "gt", "ge", *(("lo", "ls", "hi", "hs") if t[0] == "u" else ()))
+        )
         for word in words:
             predicate(f"setp.{word}.{t} %p0|%p1, OPERANDS", t, t)
     for t in ("f32", "f64", "f16", "bf16"):
@@ -156,12 +209,22 @@ def float_cases() -> None:
     for words in (".rn", ".approx", ".full", ".rn.ftz", ".approx.ftz", ".full.ftz"):
         plain(f"div{words}.f32", "f32", "f32", "f32", edges=F32_EDGES if ".rn" in words else TAME)
     for op in ("rcp", "sqrt"):
-        plain(f"{op}.rn.f32", "f32", "f32"), plain(f"{op}.rn.ftz.f32", "f32", "f32"), plain(f"{op}.rn.f64", "f64", "f64")
+        (
+            plain(f"{op}.rn.f32", "f32", "f32"),
+            plain(f"{op}.rn.ftz.f32", "f32", "f32"),
+            plain(f"{op}.rn.f64", "f64", "f64"),
+        )
         plain(f"{op}.approx.f32", "f32", "f32", edges=TAME), plain(f"{op}.approx.ftz.f32", "f32", "f32", edges=TAME)
     for op in ("ex2", "lg2", "rsqrt", "sin", "cos"):
         spread = 1.0 if op in ("sin", "cos") else 4.0
         for words in ("", ".ftz"):
-            plain(f"{op}.approx{words}.f32", "f32", "f32", edges=TAME if op in ("sin", "cos") else [*TAME, np.inf, -np.inf, np.nan], spread=spread)
+            plain(
+                f"{op}.approx{words}.f32",
+                "f32",
+                "f32",
+                edges=TAME if op in ("sin", "cos") else [*TAME, np.inf, -np.inf, np.nan],
+                spread=spread,
+            )
     plain("tanh.approx.f32", "f32", "f32", edges=[*TAME, np.inf, -np.inf])
 
 
@@ -189,10 +252,16 @@ def conversion_cases() -> None:
         if to != source:
             plain(f"cvt.{to}.{source}", to, source)
         low, high = np.iinfo(result_type(source)).min, np.iinfo(result_type(source)).max
-        if int(source[1:]) < 64 and not np.iinfo(result_type(to)).min <= low <= high <= np.iinfo(result_type(to)).max:   # else ptxas takes no .sat
+        if (
+            int(source[1:]) < 64 and not np.iinfo(result_type(to)).min <= low <= high <= np.iinfo(result_type(to)).max
+        ):  # else ptxas takes no .sat
             plain(f"cvt.sat.{to}.{source}", to, source)
-    for t in ("u8", "s8"):                                    # in a wider register: the result extended, the source cut
-        plain(f"cvt.{t}.u32", f"{t[0]}32", "u32"), plain(f"cvt.s32.{t}", "s32", "u32"), plain(f"cvt.sat.{t}.s32", f"{t[0]}32", "s32")
+    for t in ("u8", "s8"):  # in a wider register: the result extended, the source cut
+        (
+            plain(f"cvt.{t}.u32", f"{t[0]}32", "u32"),
+            plain(f"cvt.s32.{t}", "s32", "u32"),
+            plain(f"cvt.sat.{t}.s32", f"{t[0]}32", "s32"),
+        )
         plain(f"cvt.rni.{t}.f32", f"{t[0]}32", "f32"), plain(f"cvt.rn.f32.{t}", "f32", "u32")
     for mode, to in itertools.product(("rni", "rzi", "rmi", "rpi"), whole):
         plain(f"cvt.{mode}.{to}.f32", to, "f32")
@@ -204,8 +273,17 @@ def conversion_cases() -> None:
     for source in ("u16", "s16", "u32", "s32"):
         plain(f"cvt.rn.f16.{source}", "f16", source)
         plain(f"cvt.rn.bf16.{source}", "bf16", source)
-    for words, to, source in (("", "f32", "f16"), ("", "f32", "bf16"), ("", "f64", "f32"), (".ftz", "f32", "f16"), (".sat", "f32", "f32"),
-                              (".ftz.sat", "f32", "f32"), (".rn", "f32", "f64"), (".rn.ftz", "f32", "f64"), (".sat", "f32", "f16")):
+    for words, to, source in (
+        ("", "f32", "f16"),
+        ("", "f32", "bf16"),
+        ("", "f64", "f32"),
+        (".ftz", "f32", "f16"),
+        (".sat", "f32", "f32"),
+        (".ftz.sat", "f32", "f32"),
+        (".rn", "f32", "f64"),
+        (".rn.ftz", "f32", "f64"),
+        (".sat", "f32", "f16"),
+    ):
         plain(f"cvt{words}.{to}.{source}", to, source)
     for mode, words in itertools.product(("rni", "rzi", "rmi", "rpi"), ("", ".ftz", ".sat")):
         plain(f"cvt.{mode}{words}.f32.f32", "f32", "f32")

@@ -1,18 +1,37 @@
 """Runs small CUDA C kernels for sm_90a, made of the project's own device leaves, on the interpreter."""
 
 import numpy as np
-
-from evoattn.paths import TEMPLATES
-from evoattn.ptx.machine import Execution
-from evoattn.ptx.memory import GlobalMemory
 from ptx_harness import cuda_kernel, observed
 
-LEAVES = ("element", "shared_address", "mbarrier", "tma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg", "named_barrier", "cluster")
+from evoattn.model.paths import TEMPLATES
+from evoattn.ptx.machine.launch import Execution
+from evoattn.ptx.memory.global_memory import GlobalMemory
+
+LEAVES = (
+    "element",
+    "shared_address",
+    "mbarrier",
+    "tma",
+    "wgmma",
+    "ldmatrix",
+    "stmatrix",
+    "setmaxnreg",
+    "named_barrier",
+    "cluster",
+)
 HEAD = "\n".join((TEMPLATES / "device" / f"{name}.cuh").read_text() for name in LEAVES)
 
 
-def run_hopper(source: str, arrays: list[np.ndarray], maps: list[dict] = (), scalars: list = (), threads: int = 128, smem: int = 0,
-               blocks: int = 1, **options) -> Execution:
+def run_hopper(
+    source: str,
+    arrays: list[np.ndarray],
+    maps: list[dict] = (),
+    scalars: list = (),
+    threads: int = 128,
+    smem: int = 0,
+    blocks: int = 1,
+    **options,
+) -> Execution:
     """Run the one kernel of `source`, which takes the tensor maps, then a pointer to each array (changed in place), then the scalars.
 
     A map is the keywords of `TiledMap`, with the number of an array as its address.
@@ -23,7 +42,13 @@ def run_hopper(source: str, arrays: list[np.ndarray], maps: list[dict] = (), sca
 
 def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) -> dict:
     """The map of a C-contiguous tensor of 16-bit elements; `box` counts from the innermost dimension."""
-    return {"address": array, "shape": tensor.shape[::-1], "strides_bytes": tensor.strides[::-1][1:], "box": box, "swizzle_bytes": swizzle}
+    return {
+        "address": array,
+        "shape": tensor.shape[::-1],
+        "strides_bytes": tensor.strides[::-1][1:],
+        "box": box,
+        "swizzle_bytes": swizzle,
+    }
 
 
 def swizzle_address(address: np.ndarray, swizzle: int) -> np.ndarray:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.compiler import compile_source
-from evoattn.ptx.machine import Execution, Machine
-from evoattn.ptx.memory import GlobalMemory
-from evoattn.ptx.program import Kernel, parse_program
-from evoattn.ptx.tensor_map import TiledMap
-
+from evoattn.backends.compiler import compile_source
+from evoattn.ptx.machine.launch import Execution, Machine
+from evoattn.ptx.machine.program import Kernel, parse_program
+from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.tensor_map import TiledMap
 
 observers: list[Callable[..., Any]] = []
 """Called after each launch without a fault: `scripts/golden.py` collects what the tests run, to run it on a GPU too."""
@@ -27,13 +26,30 @@ def parsed(text: str) -> Kernel:
     return kernel
 
 
-def observed(kernel: Kernel, memory: GlobalMemory, maps: list[dict], arrays: list[np.ndarray], scalars: list, blocks: int, threads: int,
-             smem: int, **options) -> Execution:
+def observed(
+    kernel: Kernel,
+    memory: GlobalMemory,
+    maps: list[dict],
+    arrays: list[np.ndarray],
+    scalars: list,
+    blocks: int,
+    threads: int,
+    smem: int,
+    **options,
+) -> Execution:
     """Launch `kernel` with the tensor maps (keywords of `TiledMap`, the number of an array as address), a pointer to each array, the scalars."""
     addresses = [memory.map(f"a{i}", array.reshape(-1).view(np.uint8)) for i, array in enumerate(arrays)]
     encoded = [TiledMap(**{**m, "address": addresses[m["address"]]}).encode() for m in maps]
     before = [array.copy() for array in arrays] if observers else []
-    machine = Machine(kernel, memory, [*encoded, *map(np.uint64, addresses), *scalars], (blocks, 1, 1), (threads, 1, 1), smem, **options)
+    machine = Machine(
+        kernel,
+        memory,
+        [*encoded, *map(np.uint64, addresses), *scalars],
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        smem,
+        **options,
+    )
     execution = machine.run()
     if not execution.faults:
         for observer in observers:
@@ -65,11 +81,18 @@ mad.lo.s32 %i, %bid, %n, %tid;
 ret;
 }}
 """
-    return parsed(re.sub(r"%tid\b(?!\.)", "%thread", text))          # ptxas wants no register of a special register's name
+    return parsed(re.sub(r"%tid\b(?!\.)", "%thread", text))  # ptxas wants no register of a special register's name
 
 
-def launch(kernel: Kernel, *arrays: np.ndarray, blocks: int = 1, threads: int = 32, smem: int = 0, scalars: tuple = (),
-           **options) -> Execution:
+def launch(
+    kernel: Kernel,
+    *arrays: np.ndarray,
+    blocks: int = 1,
+    threads: int = 32,
+    smem: int = 0,
+    scalars: tuple = (),
+    **options,
+) -> Execution:
     """Run with `arrays` (named a0, a1, …, changed in place) as the first arguments."""
     return observed(kernel, GlobalMemory(), [], list(arrays), list(scalars), blocks, threads, smem, **options)
 
@@ -86,7 +109,9 @@ def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
     body = [f".reg .b{8 * out.itemsize} %d; setp.ge.u32 %p7, %i, {count}; @%p7 exit;"]
     for number, array in enumerate(arrays):
         bits = 8 * array.itemsize
-        body.append(f".reg .b64 %o{number}; mul.wide.u32 %o{number}, %i, {array.itemsize}; add.s64 %o{number}, %o{number}, %a{number};")
+        body.append(
+            f".reg .b64 %o{number}; mul.wide.u32 %o{number}, %i, {array.itemsize}; add.s64 %o{number}, %o{number}, %a{number};"
+        )
         if number < len(inputs):
             body.append(f".reg .b{bits} %x{number}; ld.global.b{bits} %x{number}, [%o{number}];")
     body += [statements, f"st.global.b{8 * out.itemsize} [%o{len(inputs)}], %d;"]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-
 from golden_cases import result_type
 
 WHOLE = ("u16", "s16", "u32", "s32", "u64", "s64")
@@ -94,6 +93,7 @@ def nearest(value: Fraction, kind: str, truncate: bool = False) -> float:
 
 def once(formula: Callable, kind: str, truncate: bool = False) -> Callable[..., np.ndarray]:
     """`formula` of exact fractions, rounded once to a format; of infinities and NaN, and for the sign of a zero, Python's floats."""
+
     def of_numbers(*values: float) -> float:
         if all(map(math.isfinite, values)) and (exact := formula(*map(Fraction, values))):
             return nearest(exact, bits_of(kind), truncate)
@@ -109,10 +109,12 @@ def flushed(values: np.ndarray, kind: str) -> np.ndarray:
 
 def dressed(formula: Callable, kind: str, words: str) -> Callable[..., np.ndarray]:
     """`formula` on float64 arrays with what `.ftz`, `.sat` (NaN to 0) and `.relu` among the words of an opcode ask for around it."""
+
     def run(*operands: np.ndarray) -> np.ndarray:
         ftz = (lambda v: flushed(v, kind)) if ".ftz" in words else (lambda v: v)
         result = ftz(formula(*map(ftz, operands)))
         if ".sat" in words:
             return np.where(result > 0, np.minimum(result, 1), 0.0)
         return np.where(result <= 0, 0.0, result) if ".relu" in words else result
+
     return run

@@ -7,7 +7,6 @@ import math
 from fractions import Fraction
 
 import numpy as np
-
 from golden_cases import F32_EDGES, TAME, result_type
 from statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
 
@@ -53,7 +52,8 @@ def arithmetic(kind: str) -> Table:
     few = sums.get(kind, ("", ".rn") if kind[0] == "b" else ("", ".rn", ".ftz", ".sat"))
     table = {}
     for (op, formula), words in itertools.product(
-            {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}.items(), few):
+        {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}.items(), few
+    ):
         table[f"{op}{words}.{kind}"] = real(2, kind, once(formula, kind), words)
     of_halves = ("", ".relu") if kind[0] == "b" else ("", ".ftz", ".sat", ".relu")
     fused = {"f32": ("", ".ftz", ".sat", ".ftz.sat"), "f64": ("",)}.get(kind, of_halves)
@@ -61,7 +61,10 @@ def arithmetic(kind: str) -> Table:
         table[f"{op}{words}.{kind}"] = real(3, kind, once(lambda a, b, c: a * b + c, kind), words)
     flushes = ("", ".ftz") if kind in ("f32", "f16", "f16x2") else ("",)
     for words in flushes:
-        table[f"neg{words}.{kind}"], table[f"abs{words}.{kind}"] = real(1, kind, np.negative, words), real(1, kind, np.abs, words)
+        table[f"neg{words}.{kind}"], table[f"abs{words}.{kind}"] = (
+            real(1, kind, np.negative, words),
+            real(1, kind, np.abs, words),
+        )
         for op, choose in (("min", smaller), ("max", larger)):
             table[f"{op}{words}.{kind}"] = real(2, kind, choose, words, how=ZEROS)
             table[f"{op}{words}.NaN.{kind}"] = real(2, kind, strict(choose), words, how=ZEROS)
@@ -75,27 +78,46 @@ def of_one_or_two_words(kind: str) -> Table:
         for op, count, formula in (("div", 2, np.divide), ("rcp", 1, np.reciprocal), ("sqrt", 1, np.sqrt)):
             cast = lambda *v, formula=formula: formula(*v).astype(as_kind).astype(np.float64)  # noqa: E731
             table[f"{op}.rn{words}.{kind}"] = real(count, kind, cast, words)
-    for test, holds in (("finite", np.isfinite), ("infinite", np.isinf), ("notanumber", np.isnan), ("number", lambda a: ~np.isnan(a))):
-        table[f"testp.{test}.{kind}"] = Statement((kind,), "u32", lambda a, holds=holds: holds(a).astype(np.uint32), reals=True,
-                                                  program=f"testp.{test}.{kind} %p0, %x0; selp.u32 %d, 1, 0, %p0;")
+    for test, holds in (
+        ("finite", np.isfinite),
+        ("infinite", np.isinf),
+        ("notanumber", np.isnan),
+        ("number", lambda a: ~np.isnan(a)),
+    ):
+        table[f"testp.{test}.{kind}"] = Statement(
+            (kind,),
+            "u32",
+            lambda a, holds=holds: holds(a).astype(np.uint32),
+            reals=True,
+            program=f"testp.{test}.{kind} %p0, %x0; selp.u32 %d, 1, 0, %p0;",
+        )
     return table
 
 
 def approximations() -> Table:
     """Within what the PTX ISA allows or less; sines of angles that its bound is for."""
+
     def single(formula):
         return lambda *v: formula(*v).astype(np.float32).astype(np.float64)
 
-    table, close = {}, {"relative": 2.0 ** -21, "absolute": 2.0 ** -126}
-    functions = {"ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda a: 1 / np.sqrt(a), "rcp": np.reciprocal, "sqrt": np.sqrt}
+    table, close = {}, {"relative": 2.0**-21, "absolute": 2.0**-126}
+    functions = {
+        "ex2": np.exp2,
+        "lg2": np.log2,
+        "rsqrt": lambda a: 1 / np.sqrt(a),
+        "rcp": np.reciprocal,
+        "sqrt": np.sqrt,
+    }
     for (op, formula), words in itertools.product(functions.items(), ("", ".ftz")):
-        bound = {"relative": 2.0 ** -21, "absolute": 2.0 ** -21} if op == "lg2" else close
+        bound = {"relative": 2.0**-21, "absolute": 2.0**-21} if op == "lg2" else close
         table[f"{op}.approx{words}.f32"] = real(1, "f32", single(formula), words, **bound)
     for (op, formula), words in itertools.product((("sin", np.sin), ("cos", np.cos)), ("", ".ftz")):
-        table[f"{op}.approx{words}.f32"] = real(1, "f32", single(formula), words, how={"edges": TAME, "spread": 1.0}, absolute=2.0 ** -20)
+        table[f"{op}.approx{words}.f32"] = real(
+            1, "f32", single(formula), words, how={"edges": TAME, "spread": 1.0}, absolute=2.0**-20
+        )
     for op, words in itertools.product(("approx", "full"), ("", ".ftz")):
         table[f"div.{op}{words}.f32"] = real(2, "f32", single(np.divide), words, how=EDGELESS, **close)
-    table["tanh.approx.f32"] = real(1, "f32", np.tanh, relative=2.0 ** -11, absolute=2.0 ** -126)
+    table["tanh.approx.f32"] = real(1, "f32", np.tanh, relative=2.0**-11, absolute=2.0**-126)
     for kind in HALVES:
         digits, lowest = FORMATS[bits_of(kind)]
         near = {"relative": 2.0 ** (1 - digits), "absolute": 2.0 ** (lowest - digits + 1)}
@@ -112,31 +134,47 @@ def to_whole(values: np.ndarray, kind: str, source: str) -> np.ndarray:
     least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     nan = low_bits(1 << bits - 1, kind) if 64 in (bits, int(source.removeprefix("b")[1:])) else 0
     register = result_type(kind if bits > 8 else f"{kind[0]}32")
-    return np.array([nan if math.isnan(v) else most if v >= most else least if v <= least else int(v) for v in values.tolist()], register)
+    return np.array(
+        [nan if math.isnan(v) else most if v >= most else least if v <= least else int(v) for v in values.tolist()],
+        register,
+    )
 
 
 def conversions() -> Table:
     table, narrow = {}, {"u8": "u32", "s8": "s32"}
     for (mode, rounding), to in itertools.product(ROUNDINGS.items(), (*WHOLE, *narrow)):
         for source, words in (("f32", ""), ("f32", ".ftz"), ("f32", ".sat"), ("f16", ""), ("bf16", ""), ("f64", "")):
-            if source != "f32" and mode != "rzi" or words and to != "s32":
+            if (source != "f32" and mode != "rzi") or (words and to != "s32"):
                 continue
             of = lambda a, to=to, rounding=rounding, source=source, words=words: to_whole(  # noqa: E731
-                rounding(flushed(a, "f32") if words == ".ftz" else a), to, source)
+                rounding(flushed(a, "f32") if words == ".ftz" else a), to, source
+            )
             table[f"cvt.{mode}{words}.{to}.{source}"] = Statement((source,), narrow.get(to, to), of, reals=True)
         for words in ("", ".ftz", ".sat"):
             table[f"cvt.{mode}{words}.f32.f32"] = real(1, "f32", rounding, words)
     for to, source in itertools.product(("f16", "bf16", "f32", "f64"), (*WHOLE, *narrow)):
         if to in ("f16", "bf16") and source[1:] == "64":
-            continue                                       # neither ptxas nor the interpreter takes it
+            continue  # neither ptxas nor the interpreter takes it
         exact = lambda a, to=to, source=source: once(lambda v: v, to)(  # noqa: E731
-            np.array([low_bits(v, source) for v in a.tolist()], object))
+            np.array([low_bits(v, source) for v in a.tolist()], object)
+        )
         table[f"cvt.rn.{to}.{source}"] = Statement((narrow.get(source, source),), to, exact, reals=True)
-    for words, to, source in (("", "f32", "f16"), ("", "f32", "bf16"), ("", "f64", "f32"), (".ftz", "f32", "f16"), (".sat", "f32", "f16"),
-                              (".sat", "f32", "f32"), (".ftz.sat", "f32", "f32"), (".rn", "f32", "f64"), (".rn.ftz", "f32", "f64"),
-                              (".rn", "f16", "f64")):
+    for words, to, source in (
+        ("", "f32", "f16"),
+        ("", "f32", "bf16"),
+        ("", "f64", "f32"),
+        (".ftz", "f32", "f16"),
+        (".sat", "f32", "f16"),
+        (".sat", "f32", "f32"),
+        (".ftz.sat", "f32", "f32"),
+        (".rn", "f32", "f64"),
+        (".rn.ftz", "f32", "f64"),
+        (".rn", "f16", "f64"),
+    ):
         finish = dressed(lambda a: a, "f32", words)
-        table[f"cvt{words}.{to}.{source}"] = Statement((source,), to, lambda a, f=finish, to=to: f(once(lambda v: v, to)(a)), reals=True)
+        table[f"cvt{words}.{to}.{source}"] = Statement(
+            (source,), to, lambda a, f=finish, to=to: f(once(lambda v: v, to)(a)), reals=True
+        )
     for mode, relu, to in itertools.product(("rn", "rz"), ("", ".relu"), ("f16", "bf16")):
         cut = dressed(once(lambda v: v, to, truncate=mode == "rz"), to, relu)
         table[f"cvt.{mode}{relu}.{to}.f32"] = Statement(("f32",), to, cut, reals=True)

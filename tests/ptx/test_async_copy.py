@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from ptx_harness import run_ptx
 
 TILE = ".shared .align 16 .b8 tile[4096];"
@@ -30,7 +29,7 @@ def test_data_lands_at_the_wait_and_is_poison_before():
     assert (out == POISON).all() and faults
     out, faults = copied("cp.async.ca.shared.global [%r1], [%q1], 16; cp.async.wait_all;")
     assert np.array_equal(out, SOURCE) and not faults
-    out, faults = copied("cp.async.ca.shared.global [%r1], [%q1], 16; cp.async.wait_group 0;")       # never committed
+    out, faults = copied("cp.async.ca.shared.global [%r1], [%q1], 16; cp.async.wait_group 0;")  # never committed
     assert (out == POISON).all() and faults
 
 
@@ -38,7 +37,9 @@ def test_zero_filling():
     some = "and.b32 %r6, %tid, 1; shl.b32 %r6, %r6, 4; "
     out, faults = copied(some + "cp.async.cg.shared.global [%r1], [%q1], 16, %r6; cp.async.wait_all;")
     assert not faults and np.array_equal(out, SOURCE * (np.arange(32) % 2)[:, None].astype(np.uint32))
-    out, faults = copied("setp.lt.u32 %p0, %tid, 9; cp.async.cg.shared.global [%r1], [%q1], 16, %p0; cp.async.wait_all;")
+    out, faults = copied(
+        "setp.lt.u32 %p0, %tid, 9; cp.async.cg.shared.global [%r1], [%q1], 16, %p0; cp.async.wait_all;"
+    )
     assert not faults and not out[:9].any() and np.array_equal(out[9:], SOURCE[9:])
     small = """
 cp.async.ca.shared.global [%r1], [%q1], 8, 4;
@@ -59,14 +60,16 @@ def test_what_is_not_read_may_lie_out_of_bounds():
     assert "thread (16, 0, 0)" in fault and '"a0"' in fault
     part = body.replace("16, 0, %p0", "16, 4, %p0").replace("LIMIT", "15")
     assert not run_ptx(part, SOURCE.reshape(-1)[:64].copy(), wide, declarations=TILE, threads=16).faults
-    last = np.arange(61, dtype=np.uint32)                          # the last thread may read 4 of its 16 bytes
+    last = np.arange(61, dtype=np.uint32)  # the last thread may read 4 of its 16 bytes
     assert not run_ptx(part, last, wide, declarations=TILE, threads=16).faults
 
 
 @pytest.mark.parametrize("pending, landed", [(0, 3), (1, 2), (2, 1), (3, 0)])
 def test_groups_land_in_order(pending, landed):
     """Three groups; a wait that leaves `pending` of them lets the oldest ones land."""
-    issue = "".join(f"cp.async.ca.shared.global [%r1+{4 * i}], [%q1+{4 * i}], 4; cp.async.commit_group;" for i in range(3))
+    issue = "".join(
+        f"cp.async.ca.shared.global [%r1+{4 * i}], [%q1+{4 * i}], 4; cp.async.commit_group;" for i in range(3)
+    )
     out, faults = copied(issue + f"cp.async.wait_group {pending};")
     assert [bool((out[:, i] == SOURCE[:, i]).all()) for i in range(3)] == [i < landed for i in range(3)]
     assert bool(faults) == (landed < 3)
@@ -85,6 +88,8 @@ cp.async.wait_group 1;
     out, _ = copied(body, source, threads=64, detect_races=False)
     assert np.array_equal(out[:32, 0], source[:32, 0]) and (out[:32, 1:] == POISON).all()
     assert np.array_equal(out[32:, :3], source[32:, :3]) and (out[32:, 3] == POISON).all()
-    empty = "@%p0 cp.async.commit_group;"                           # an empty group of one warp does not age the other's
-    out, _ = copied(body.replace("cp.async.wait_group 1;", empty + "cp.async.wait_group 1;"), source, threads=64, detect_races=False)
+    empty = "@%p0 cp.async.commit_group;"  # an empty group of one warp does not age the other's
+    out, _ = copied(
+        body.replace("cp.async.wait_group 1;", empty + "cp.async.wait_group 1;"), source, threads=64, detect_races=False
+    )
     assert np.array_equal(out[:32, 3], source[:32, 3]) and (out[32:, 3] == POISON).all()

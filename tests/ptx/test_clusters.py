@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from hopper_harness import run_hopper
 
 KERNEL = """
@@ -44,8 +43,9 @@ def run(body, cluster=4, blocks=8):
     return out, run_hopper(KERNEL.replace("BODY", body), [out], threads=64, blocks=blocks, cluster=(cluster, 1, 1))
 
 
-@pytest.mark.parametrize(("body", "step"), [(PUSH, -1), (PULL, 1), (SEND, -1), (SIGNAL, -1)],
-                         ids=["store", "load", "async store", "arrival"])
+@pytest.mark.parametrize(
+    ("body", "step"), [(PUSH, -1), (PULL, 1), (SEND, -1), (SIGNAL, -1)], ids=["store", "load", "async store", "arrival"]
+)
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 def test_blocks_read_and_write_each_other(body, step, cluster):
     out, execution = run(body, cluster)
@@ -55,8 +55,13 @@ def test_blocks_read_and_write_each_other(body, step, cluster):
 
 
 def test_generic_addresses_reach_other_blocks():
-    body = PULL.replace("load_remote(next)", "*(int*)other").replace("sync_cluster();", (
-        'sync_cluster(); uint64_t other; asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(data + t), "r"((rank + 1) % blocks));'), 1)
+    body = PULL.replace("load_remote(next)", "*(int*)other").replace(
+        "sync_cluster();",
+        (
+            'sync_cluster(); uint64_t other; asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(data + t), "r"((rank + 1) % blocks));'
+        ),
+        1,
+    )
     out, execution = run(body)
     assert not execution.faults and np.array_equal(out[:64], 100 + np.arange(64))
 
@@ -67,8 +72,18 @@ FAULTS = {
     "push with a relaxed barrier": (PUSH, " sync_cluster(); out", RELAXED + "out", "reads what thread"),
     "pull without the first barrier": (PULL, "sync_cluster(); out", "out", "reads what thread"),
     "pull without the last barrier": (PULL, " sync_cluster();", "", "may end before"),
-    "overwritten before it is pulled": (PULL, "load_remote(next);", "load_remote(next); data[t] = 0;", "reads what thread"),
-    "another block may be gone": (PULL, "load_remote(next); sync_cluster();", "0; if (rank == 1) load_remote(next); ", "may end before"),
+    "overwritten before it is pulled": (
+        PULL,
+        "load_remote(next);",
+        "load_remote(next); data[t] = 0;",
+        "reads what thread",
+    ),
+    "another block may be gone": (
+        PULL,
+        "load_remote(next); sync_cluster();",
+        "0; if (rank == 1) load_remote(next); ",
+        "may end before",
+    ),
     "send before the barrier is known": (SEND, "cluster_wait();", "", "initialised, with no barrier between"),
     "send with an unfenced barrier": (SEND, "mbarrier_init_fence();", "", "initialised, with no barrier between"),
     "receive with a wait for the block": (SEND, "wait_cluster(", "wait(", "asynchronous stores"),
@@ -77,11 +92,25 @@ FAULTS = {
     "wait for too much": (SEND, "16); }", "17); }", "lacks 0 arrivals and 64 bytes"),
     "signal waited for by the block alone": (SIGNAL, "wait_cluster(", "wait(", "reads what thread"),
     "out of bounds": (PUSH, "store_remote(next", "store_remote(next + 900", "outside its 1024 bytes"),
-    "out of the cluster": (PUSH, "store_remote(next", "store_remote(cluster_address(mine, 4)", "mapped to rank 4 in a cluster of 4"),
+    "out of the cluster": (
+        PUSH,
+        "store_remote(next",
+        "store_remote(cluster_address(mine, 4)",
+        "mapped to rank 4 in a cluster of 4",
+    ),
     "a wait without arrival": (PUSH, "sync_cluster(); store", "cluster_wait(); store", "without having arrived"),
-    "an arrival too many": (PUSH, "sync_cluster(); store", "cluster_arrive(); cluster_arrive(); cluster_wait(); store", "arrives twice"),
+    "an arrival too many": (
+        PUSH,
+        "sync_cluster(); store",
+        "cluster_arrive(); cluster_arrive(); cluster_wait(); store",
+        "arrives twice",
+    ),
     "a thread that never arrives": (
-        PUSH, "sync_cluster(); out", "if (t < 32 || rank) sync_cluster(); else named_barrier_sync<64>(3); out", "deadlock"),
+        PUSH,
+        "sync_cluster(); out",
+        "if (t < 32 || rank) sync_cluster(); else named_barrier_sync<64>(3); out",
+        "deadlock",
+    ),
 }
 
 

@@ -1,7 +1,6 @@
 """Divergence, barriers, deadlocks and limits."""
 
 import numpy as np
-
 from ptx_harness import run_cuda, run_ptx
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
@@ -43,11 +42,14 @@ extern "C" __global__ void k(int* out) {
 
 
 def test_predicated_instructions_change_their_threads_only():
-    body = AT_4 + """
+    body = (
+        AT_4
+        + """
 mov.u32 %r0, 1; and.b32 %r1, %tid, 1; setp.eq.u32 %p0, %r1, 1;
 @%p0 add.u32 %r0, %tid, 100; @!%p0 st.global.u32 [%q0], %r0; @%p0 bra END;
 mov.u32 %r0, 7; @!%p0 exit;
 END: st.global.u32 [%q0], %r0;"""
+    )
     out = np.zeros(32, np.uint32)
     assert not run_ptx(body, out).faults
     assert out.tolist() == [100 + i if i % 2 else 1 for i in range(32)]
@@ -55,10 +57,13 @@ END: st.global.u32 [%q0], %r0;"""
 
 def test_a_register_wanted_by_waiting_threads_is_kept():
     """The even threads jump ahead with %r0; the odd ones then write it before both meet."""
-    body = AT_4 + """
+    body = (
+        AT_4
+        + """
 mov.u32 %r0, 5; and.b32 %r1, %tid, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra MEET;
 mov.u32 %r0, 6; add.u32 %r0, %r0, 1;
 MEET: st.global.u32 [%q0], %r0;"""
+    )
     out = np.zeros(32, np.uint32)
     assert not run_ptx(body, out).faults
     assert out.tolist() == [5, 7] * 16
@@ -82,7 +87,9 @@ def test_deadlock_is_told():
 def test_a_kernel_without_end_is_stopped():
     [fault] = run_ptx("AGAIN: bra AGAIN;", step_limit=1000).faults
     assert "may never end" in fault
-    [fault] = run_ptx("mov.u32 %r0, 0; AGAIN: add.u32 %r0, %r0, %tid; setp.ne.u32 %p0, %r0, 1; @%p0 bra AGAIN;", step_limit=1000).faults
+    [fault] = run_ptx(
+        "mov.u32 %r0, 0; AGAIN: add.u32 %r0, %r0, %tid; setp.ne.u32 %p0, %r0, 1; @%p0 bra AGAIN;", step_limit=1000
+    ).faults
     assert "may never end" in fault
 
 

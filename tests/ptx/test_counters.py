@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-
-from evoattn.ptx.counters import Counters
 from ptx_harness import run_ptx
+
+from evoattn.ptx.machine.counters import Counters
 
 TILE = ".shared .align 16 .b8 tile[16384];"
 
@@ -58,14 +58,20 @@ ex2.approx.f32 %f0, %f1; ex2.approx.f32 %f0, %f0; cvt.rn.f16.f32 %h0, %f0; fma.r
 shfl.sync.bfly.b32 %r0, %r0, 1, 31, -1;
 END: bar.sync 0;"""
     counters = run_ptx(body, threads=96, blocks=2).counters
-    assert (counters.special, counters.conversions, counters.fp32, counters.shuffles, counters.barriers) == (8, 4, 4, 4, 6)
-    assert counters.branches == 2 * (3 + 3)                        # the branch and ret, by three warps of two blocks
+    assert (counters.special, counters.conversions, counters.fp32, counters.shuffles, counters.barriers) == (
+        8,
+        4,
+        4,
+        4,
+        6,
+    )
+    assert counters.branches == 2 * (3 + 3)  # the branch and ret, by three warps of two blocks
     assert counters.issue_slots == counters.branches + 8 + 4 + 4 + 4 + 6 + counters.int_ops and counters.memory_ops == 0
 
 
 def test_loops_count_each_round():
     body = "mov.u32 %r0, 0; AGAIN: add.u32 %r0, %r0, 1; setp.lt.u32 %p0, %r0, 10; @%p0 bra AGAIN;"
-    assert run_ptx(body).counters.int_ops == 1 + 2 * 10            # and the mad of the prologue
+    assert run_ptx(body).counters.int_ops == 1 + 2 * 10  # and the mad of the prologue
 
 
 def test_copies_count_bytes_and_wavefronts():

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from ptx_harness import evaluate
 
-FLOATS = np.float32([0.0, -0.0, 1, -1.5, 3.25, 1e-3, 65504, 65520, 7e4, -7e4, 1e30, -3e38, 1e-40, -1e-45, np.inf, -np.inf, np.nan])
+FLOATS = np.float32(
+    [0.0, -0.0, 1, -1.5, 3.25, 1e-3, 65504, 65520, 7e4, -7e4, 1e30, -3e38, 1e-40, -1e-45, np.inf, -np.inf, np.nan]
+)
 PAIRS = [x.reshape(-1).copy() for x in np.meshgrid(FLOATS, FLOATS)]
 
 
@@ -34,7 +35,9 @@ def random_floats(count, seed, scale=1.0):
 
 def test_fma_rounds_once():
     a, b = random_floats(256, 0), random_floats(256, 1)
-    c = (-(a.astype(np.float64) * b) * (1 + np.random.default_rng(2).choice([0, 2.0**-24, 2.0**-30], 256))).astype(np.float32)   # cancels
+    c = (-(a.astype(np.float64) * b) * (1 + np.random.default_rng(2).choice([0, 2.0**-24, 2.0**-30], 256))).astype(
+        np.float32
+    )  # cancels
     got = evaluate("fma.rn.f32 %d, %x0, %x1, %x2;", "f4", a, b, c)
     for x, y, z, result in zip(*(v.tolist() for v in (a, b, c, got))):
         assert result == round_fraction(Fraction(x) * Fraction(y) + Fraction(z), 23, -126)
@@ -50,13 +53,18 @@ def test_half_arithmetic_rounds_once(kind, mantissa, lowest, packed):
     inputs = [b.view(np.uint32) for b in bits] if packed else bits
     result, suffix = ("u4", kind + "x2") if packed else ("u2", kind)
     exact = {
-        "add": lambda a, b, c: a + b, "mul": lambda a, b, c: a * b, "fma.rn": lambda a, b, c: a * b + c, "min": lambda a, b, c: min(a, b),
+        "add": lambda a, b, c: a + b,
+        "mul": lambda a, b, c: a * b,
+        "fma.rn": lambda a, b, c: a * b + c,
+        "min": lambda a, b, c: min(a, b),
     }
     for op, compute in exact.items():
         operands = "%x0, %x1, %x2" if op == "fma.rn" else "%x0, %x1"
         got = evaluate(f"{op}.{suffix} %d, {operands};", result, *inputs).view(np.uint16)
         expected = [round_fraction(compute(*map(Fraction, v)), mantissa, lowest) for v in zip(*values)]
-        decoded = (got.view(np.float16).astype(np.float64) if kind == "f16" else (got.astype(np.uint32) << 16).view(np.float32)).tolist()
+        decoded = (
+            got.view(np.float16).astype(np.float64) if kind == "f16" else (got.astype(np.uint32) << 16).view(np.float32)
+        ).tolist()
         assert decoded == expected, op
 
 
@@ -77,12 +85,16 @@ def test_bf16_from_any_float(bits):
 def test_half_conversions():
     with np.errstate(over="ignore"):
         assert same(evaluate("cvt.rn.f16.f32 %d, %x0;", "f2", FLOATS), FLOATS.astype(np.float16))
-    truncated = evaluate("cvt.rz.f16.f32 %d, %x0;", "f2", np.array([1 + 2**-10 - 2**-20, -1 - 2**-11 - 2**-12, 0.1], np.float32))
+    truncated = evaluate(
+        "cvt.rz.f16.f32 %d, %x0;", "f2", np.array([1 + 2**-10 - 2**-20, -1 - 2**-11 - 2**-12, 0.1], np.float32)
+    )
     assert truncated.tolist() == [1.0, -1.0, 0.0999755859375]
     every = np.arange(65536, dtype=np.uint16)
-    assert same(evaluate("cvt.f32.f16 %d, %x0;", "f4", every[:4096].copy()), every[:4096].view(np.float16).astype(np.float32))
+    assert same(
+        evaluate("cvt.f32.f16 %d, %x0;", "f4", every[:4096].copy()), every[:4096].view(np.float16).astype(np.float32)
+    )
     packed = evaluate("cvt.rn.f16x2.f32 %d, %x0, %x1;", "u4", np.float32([1, 2]), np.float32([3, 4])).view(np.float16)
-    assert packed.tolist() == [3, 1, 4, 2]                       # the first source is the upper half
+    assert packed.tolist() == [3, 1, 4, 2]  # the first source is the upper half
     assert evaluate("cvt.rn.relu.f16.f32 %d, %x0;", "f2", np.float32([-2, 2])).tolist() == [0, 2]
     tf32 = evaluate("cvt.rna.tf32.f32 %d, %x0;", "f4", np.float32([1 + 2**-11, 1 + 2**-12, -1 - 2**-11]))
     assert tf32.tolist() == [1 + 2**-10, 1.0, -1 - 2**-10]
@@ -92,16 +104,29 @@ def test_minimum_and_maximum_of_nan():
     a, b = PAIRS
     assert same(evaluate("max.f32 %d, %x0, %x1;", "f4", a, b), np.fmax(a, b))
     assert same(evaluate("min.f32 %d, %x0, %x1;", "f4", a, b), np.fmin(a, b))
-    assert same(evaluate("max.NaN.f32 %d, %x0, %x1;", "f4", a, b), np.where(np.isnan(a) | np.isnan(b), np.nan, np.fmax(a, b)).astype("f4"))
+    assert same(
+        evaluate("max.NaN.f32 %d, %x0, %x1;", "f4", a, b),
+        np.where(np.isnan(a) | np.isnan(b), np.nan, np.fmax(a, b)).astype("f4"),
+    )
 
 
-@pytest.mark.parametrize("compare, ordered", [
-    ("eq", np.equal), ("ne", np.not_equal), ("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal),
-])
+@pytest.mark.parametrize(
+    "compare, ordered",
+    [
+        ("eq", np.equal),
+        ("ne", np.not_equal),
+        ("lt", np.less),
+        ("le", np.less_equal),
+        ("gt", np.greater),
+        ("ge", np.greater_equal),
+    ],
+)
 def test_ordered_and_unordered_comparisons(compare, ordered):
     a, b = PAIRS
     nan = np.isnan(a) | np.isnan(b)
-    plain, unordered = (evaluate(f"setp.{c}.f32 %p0, %x0, %x1; selp.u32 %d, 1, 0, %p0;", "u4", a, b) for c in (compare, compare + "u"))
+    plain, unordered = (
+        evaluate(f"setp.{c}.f32 %p0, %x0, %x1; selp.u32 %d, 1, 0, %p0;", "u4", a, b) for c in (compare, compare + "u")
+    )
     assert np.array_equal(plain, ordered(a, b) & ~nan)
     assert np.array_equal(unordered, ordered(a, b) | nan)
 
@@ -119,8 +144,13 @@ def test_flush_and_saturate():
 
 def test_float_to_integer_saturates():
     got = evaluate("cvt.rni.s32.f32 %d, %x0;", "i4", np.float32([2.5, 3.5, -2.5, 3e9, -3e9, np.nan, np.inf, -np.inf]))
-    assert got.tolist() == [2, 4, -2, 2**31 - 1, -2**31, 0, 2**31 - 1, -2**31]
-    assert evaluate("cvt.rzi.u32.f32 %d, %x0;", "u4", np.float32([2.9, -1, 5e9, 4e9])).tolist() == [2, 0, 2**32 - 1, 4 * 10**9]
+    assert got.tolist() == [2, 4, -2, 2**31 - 1, -(2**31), 0, 2**31 - 1, -(2**31)]
+    assert evaluate("cvt.rzi.u32.f32 %d, %x0;", "u4", np.float32([2.9, -1, 5e9, 4e9])).tolist() == [
+        2,
+        0,
+        2**32 - 1,
+        4 * 10**9,
+    ]
     assert evaluate("cvt.rmi.s32.f32 %d, %x0;", "i4", np.float32([-1.5, 1.5])).tolist() == [-2, 1]
     assert evaluate("cvt.rpi.f32.f32 %d, %x0;", "f4", np.float32([-1.5, 1.2])).tolist() == [-1, 2]
 
@@ -131,10 +161,17 @@ def test_integer_to_float():
     assert evaluate("cvt.rn.f32.s32 %d, %x0;", "f4", x).tolist() == x.view(np.int32).astype(np.float32).tolist()
 
 
-@pytest.mark.parametrize("op, exact", [
-    ("rcp.approx.f32", lambda x: 1 / x), ("rsqrt.approx.f32", lambda x: 1 / np.sqrt(x)), ("sqrt.rn.f32", np.sqrt),
-    ("lg2.approx.f32", np.log2), ("ex2.approx.f32", np.exp2), ("tanh.approx.f32", np.tanh),
-])
+@pytest.mark.parametrize(
+    "op, exact",
+    [
+        ("rcp.approx.f32", lambda x: 1 / x),
+        ("rsqrt.approx.f32", lambda x: 1 / np.sqrt(x)),
+        ("sqrt.rn.f32", np.sqrt),
+        ("lg2.approx.f32", np.log2),
+        ("ex2.approx.f32", np.exp2),
+        ("tanh.approx.f32", np.tanh),
+    ],
+)
 def test_special_functions(op, exact):
     x = np.abs(random_floats(128, 5)) + np.float32(0.01)
     x = np.minimum(x, 100).astype(np.float32)

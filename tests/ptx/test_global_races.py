@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-
 from ptx_harness import run_cuda
 
-BLOCKS, THREADS = 70, 64                    # more than run at once
+BLOCKS, THREADS = 70, 64  # more than run at once
 
 LAST_BLOCK_ADDS = """
 extern "C" __global__ void k(int* out, int* partial, unsigned* arrived) {
@@ -43,23 +42,38 @@ def run(source, blocks=BLOCKS):
 RIGHT = {
     "fences around an atomic": [],
     "an atomic that wraps round": [(ADD, "atomicInc(arrived, n - 1)"), ("if (t == 0) *arrived = 0;", "")],
-    "an atomic that releases and acquires": [(RELEASE, "//"), (ACQUIRE, "//"), (ADD, inline("atom.acq_rel.gpu.global.add.u32"))],
+    "an atomic that releases and acquires": [
+        (RELEASE, "//"),
+        (ACQUIRE, "//"),
+        (ADD, inline("atom.acq_rel.gpu.global.add.u32")),
+    ],
     "fences by all threads": [
         ("  __syncthreads();                                  // the", "  __threadfence(); __syncthreads();  // the"),
-        (RELEASE, "//"), (ACQUIRE, "//"),
-        ("if (!is_last) return;", "if (!is_last) return; __threadfence();")],
+        (RELEASE, "//"),
+        (ACQUIRE, "//"),
+        ("if (!is_last) return;", "if (!is_last) return; __threadfence();"),
+    ],
     "the counter reset by an atomic": [("*arrived = 0;", "atomicExch(arrived, 0u);")],
 }
 FAULTS = {
     "no release": ([(RELEASE, "//")], "wrote"),
     "no acquire": ([(ACQUIRE, "//")], "wrote"),
     "fences of the block": ([("__threadfence()", "__threadfence_block()")], "wrote"),
-    "an atomic that only releases": ([(RELEASE, "//"), (ACQUIRE, "//"), (ADD, inline("atom.release.gpu.global.add.u32"))], "wrote"),
-    "an atomic that only acquires": ([(RELEASE, "//"), (ACQUIRE, "//"), (ADD, inline("atom.acquire.gpu.global.add.u32"))], "wrote"),
+    "an atomic that only releases": (
+        [(RELEASE, "//"), (ACQUIRE, "//"), (ADD, inline("atom.release.gpu.global.add.u32"))],
+        "wrote",
+    ),
+    "an atomic that only acquires": (
+        [(RELEASE, "//"), (ACQUIRE, "//"), (ADD, inline("atom.acquire.gpu.global.add.u32"))],
+        "wrote",
+    ),
     "not all of the block has written": ([("__syncthreads();                                  // the", "//")], "wrote"),
     "the block is not told": ([("__syncthreads();                                  // is_last", "//")], ""),
     "the last block does not wait for the others": ([("== n - 1", "== n - 2")], "wrote"),
-    "reset before the last arrival": ([("if (!is_last) return;", "if (b == 3 && t == 0) *arrived = 0; if (!is_last) return;")], "atomic"),
+    "reset before the last arrival": (
+        [("if (!is_last) return;", "if (b == 3 && t == 0) *arrived = 0; if (!is_last) return;")],
+        "atomic",
+    ),
 }
 
 
@@ -88,22 +102,25 @@ def test_a_missing_order_is_found(case):
 SIMPLE = 'extern "C" __global__ void k(int* out, int* in) {{ const int t = threadIdx.x, b = blockIdx.x; {} }}'
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ("out[b * 64 + t] = in[t];", ""),
-    ("out[b * 63 + t] = in[t];", "writes"),                                      # neighbours overlap by one
-    ("out[t] = b;", "writes"),
-    ("if (t == 0) out[0] = 7;", "writes"),
-    ("if (b == 69) out[t] = in[64 + t]; else if (b == 0) in[64 + t] = 1;", "wrote"),      # far apart
-    ("if (b == 0) out[t] = in[64 + t]; else if (b == 69) in[64 + t] = 1;", "read"),
-    ("if (b == 1) out[t] = in[64 + t]; else if (b == 0) in[64 + t] = 1;", "wrote"),       # side by side
-    ("atomicAdd(out, 1);", ""),
-    ("atomicAdd(out, 1); if (b == 2 && t == 0) in[0] = out[0];", "read"),
-    ("out[b * 64 + t] = t; in[b * 64 + t] = out[b * 64 + (t ^ 1)];", "wrote"),            # inside a warp
-    ("out[b * 64 + t] = t; __syncthreads(); in[b * 64 + t] = out[b * 64 + (t ^ 33)];", ""),
-    ("out[b * 64 + t] = t; __syncwarp(); in[b * 64 + t] = out[b * 64 + (t ^ 1)];", ""),
-    ("out[b * 64 + t] = t; __syncwarp(); in[b * 64 + t] = out[b * 64 + (t ^ 33)];", "wrote"),
-    ("volatile int* flag = in; if (b == 5) *flag = 1; else if (t == 0) out[b] = *flag;", ""),
-])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("out[b * 64 + t] = in[t];", ""),
+        ("out[b * 63 + t] = in[t];", "writes"),  # neighbours overlap by one
+        ("out[t] = b;", "writes"),
+        ("if (t == 0) out[0] = 7;", "writes"),
+        ("if (b == 69) out[t] = in[64 + t]; else if (b == 0) in[64 + t] = 1;", "wrote"),  # far apart
+        ("if (b == 0) out[t] = in[64 + t]; else if (b == 69) in[64 + t] = 1;", "read"),
+        ("if (b == 1) out[t] = in[64 + t]; else if (b == 0) in[64 + t] = 1;", "wrote"),  # side by side
+        ("atomicAdd(out, 1);", ""),
+        ("atomicAdd(out, 1); if (b == 2 && t == 0) in[0] = out[0];", "read"),
+        ("out[b * 64 + t] = t; in[b * 64 + t] = out[b * 64 + (t ^ 1)];", "wrote"),  # inside a warp
+        ("out[b * 64 + t] = t; __syncthreads(); in[b * 64 + t] = out[b * 64 + (t ^ 33)];", ""),
+        ("out[b * 64 + t] = t; __syncwarp(); in[b * 64 + t] = out[b * 64 + (t ^ 1)];", ""),
+        ("out[b * 64 + t] = t; __syncwarp(); in[b * 64 + t] = out[b * 64 + (t ^ 33)];", "wrote"),
+        ("volatile int* flag = in; if (b == 5) *flag = 1; else if (t == 0) out[b] = *flag;", ""),
+    ],
+)
 def test_blocks_side_by_side(body, words):
     arrays = np.zeros(64 * BLOCKS, np.int32), np.zeros(64 * BLOCKS, np.int32)
     faults = run_cuda(SIMPLE.format(body), *arrays, blocks=BLOCKS, threads=THREADS).faults

@@ -2,20 +2,25 @@
 
 import re
 
+import golden_file
 import numpy as np
 import pytest
-
-import golden_file
 from golden_file import Golden
 from whitelist_choices import uncovered
 
 EXCUSED = {
     # ptxas refuses them for this opcode, so that no kernel that compiles has them
-    "bfind": {"b32", "b64"}, "clz": {"u32", "u64"}, "popc": {"u32", "u64"}, "shl": {"s", "u"}, "red": {"acq_rel", "acquire"},
+    "bfind": {"b32", "b64"},
+    "clz": {"u32", "u64"},
+    "popc": {"u32", "u64"},
+    "shl": {"s", "u"},
+    "red": {"acq_rel", "acquire"},
     "ld": {"release", "wb", "wt"},
     "st": {"acquire", "ca", "lu", "cv", ".nc", ".L2::((64B)|(128B)|(256B))", "64B", "128B", "256B"},
     # the pattern takes them and the instruction then refuses: such a kernel is "not interpreted"
-    "min": {"(.xorsign.abs)"}, "max": {"(.xorsign.abs)"}, "cvta": {"const"},
+    "min": {"(.xorsign.abs)"},
+    "max": {"(.xorsign.abs)"},
+    "cvta": {"const"},
     # a hint leaves nothing to compare
     "cp": {".L2::cache_hint"},
 }
@@ -37,7 +42,9 @@ def recorded() -> tuple[list[Golden], dict[str, str]]:
 
 def test_a_gpu_ran_them(recorded):
     goldens, device = recorded
-    assert "H100" in device.get("product", ""), "Run `python scripts/golden.py run` on an H100: these launches have no outputs yet."
+    assert "H100" in device.get("product", ""), (
+        "Run `python scripts/golden.py run` on an H100: these launches have no outputs yet."
+    )
     assert len(goldens) > 900 and all(g.after is not None for g in goldens)
     assert golden_file.FILE.stat().st_size < 1 << 20
 

@@ -2,17 +2,22 @@
 
 import numpy as np
 import pytest
-
 from ptx_harness import evaluate
 
-EDGES = [0, 1, 2, 3, 5, 31, 32, 33, 127, 128, 255, 256] + [2**bits - below for bits in (15, 16, 31, 32, 63, 64) for below in (0, 1)]
+EDGES = [0, 1, 2, 3, 5, 31, 32, 33, 127, 128, 255, 256] + [
+    2**bits - below for bits in (15, 16, 31, 32, 63, 64) for below in (0, 1)
+]
 
 
 def numbers(dtype: str, count: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     bits = np.dtype(dtype).itemsize * 8
-    values = [e & (2**bits - 1) for e in EDGES] + [int(x) >> (64 - bits) >> int(s) for x, s in zip(
-        rng.integers(0, 2**64, count - len(EDGES), np.uint64), rng.integers(0, bits, count - len(EDGES)))]
+    values = [e & (2**bits - 1) for e in EDGES] + [
+        int(x) >> (64 - bits) >> int(s)
+        for x, s in zip(
+            rng.integers(0, 2**64, count - len(EDGES), np.uint64), rng.integers(0, bits, count - len(EDGES))
+        )
+    ]
     rng.shuffle(values)
     return np.array(values, f"u{bits // 8}").view(dtype)
 
@@ -30,7 +35,9 @@ def truncated(a, b):
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-@pytest.mark.parametrize("name, dtype", [("u16", "u2"), ("s16", "i2"), ("u32", "u4"), ("s32", "i4"), ("u64", "u8"), ("s64", "i8")])
+@pytest.mark.parametrize(
+    "name, dtype", [("u16", "u2"), ("s16", "i2"), ("u32", "u4"), ("s32", "i4"), ("u64", "u8"), ("s64", "i8")]
+)
 def test_arithmetic(name, dtype):
     bits = 8 * np.dtype(dtype).itemsize
     check(f"add.{name} %d, %x0, %x1;", dtype, [dtype] * 2, lambda a, b: a + b)
@@ -41,10 +48,17 @@ def test_arithmetic(name, dtype):
     check(f"mul.hi.{name} %d, %x0, %x1;", dtype, [dtype] * 2, lambda a, b: a * b >> bits)
     check(f"mad.lo.{name} %d, %x0, %x1, %x2;", dtype, [dtype] * 3, lambda a, b, c: a * b + c)
     check(f"or.b{bits} %x1, %x1, 1; div.{name} %d, %x0, %x1;", dtype, [dtype] * 2, lambda a, b: truncated(a, b | 1))
-    check(f"or.b{bits} %x1, %x1, 1; rem.{name} %d, %x0, %x1;", dtype, [dtype] * 2, lambda a, b: a - (b | 1) * truncated(a, b | 1))
+    check(
+        f"or.b{bits} %x1, %x1, 1; rem.{name} %d, %x0, %x1;",
+        dtype,
+        [dtype] * 2,
+        lambda a, b: a - (b | 1) * truncated(a, b | 1),
+    )
 
 
-@pytest.mark.parametrize("name, dtype, wide", [("u16", "u2", "u4"), ("s16", "i2", "i4"), ("u32", "u4", "u8"), ("s32", "i4", "i8")])
+@pytest.mark.parametrize(
+    "name, dtype, wide", [("u16", "u2", "u4"), ("s16", "i2", "i4"), ("u32", "u4", "u8"), ("s32", "i4", "i8")]
+)
 def test_wide_products(name, dtype, wide):
     check(f"mul.wide.{name} %d, %x0, %x1;", wide, [dtype] * 2, lambda a, b: a * b)
     check(f"mad.wide.{name} %d, %x0, %x1, %x2;", wide, [dtype, dtype, wide], lambda a, b, c: a * b + c)
@@ -53,7 +67,7 @@ def test_wide_products(name, dtype, wide):
 def test_other_products():
     check("mad.hi.s32 %d, %x0, %x1, %x2;", "i4", ["i4"] * 3, lambda a, b, c: (a * b >> 32) + c)
     check("mul24.lo.u32 %d, %x0, %x1;", "u4", ["u4"] * 2, lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF))
-    check("add.sat.s32 %d, %x0, %x1;", "i4", ["i4"] * 2, lambda a, b: max(-2**31, min(2**31 - 1, a + b)))
+    check("add.sat.s32 %d, %x0, %x1;", "i4", ["i4"] * 2, lambda a, b: max(-(2**31), min(2**31 - 1, a + b)))
     check("sad.u32 %d, %x0, %x1, %x2;", "u4", ["u4"] * 3, lambda a, b, c: abs(a - b) + c)
     check("neg.s32 %d, %x0;", "i4", ["i4"], lambda a: -a)
     check("abs.s64 %d, %x0;", "i8", ["i8"], abs)
@@ -89,8 +103,13 @@ def test_bit_fields(name, dtype):
     signed = name[0] == "s"
     extract = f"{small} bfe.{name} %d, %x0, %x1, %x2;"
     check(extract, dtype, [dtype, "u4", "u4"], lambda a, s, n: field(a, s & 67, n & 71, bits, signed))
-    reach = 255 if bits == 32 else 2**32 - 1               # an H100 takes positions and lengths in 64-bit words whole
-    check(f"bfe.{name} %d, %x0, %x1, %x2;", dtype, [dtype, "u4", "u4"], lambda a, s, n: field(a, s & reach, n & reach, bits, signed))
+    reach = 255 if bits == 32 else 2**32 - 1  # an H100 takes positions and lengths in 64-bit words whole
+    check(
+        f"bfe.{name} %d, %x0, %x1, %x2;",
+        dtype,
+        [dtype, "u4", "u4"],
+        lambda a, s, n: field(a, s & reach, n & reach, bits, signed),
+    )
     if not signed:
         insertion = f"bfi.b{bits} %d, %x0, %x1, %x2, %x3;"
         check(insertion, dtype, [dtype, dtype, "u4", "u4"], lambda a, b, s, n: insert(a, b, s & reach, n & reach, bits))
@@ -112,8 +131,14 @@ def test_bits():
     check("bfind.u32 %d, %x0;", "u4", ["u4"], lambda a: a.bit_length() - 1)
     check("brev.b32 %d, %x0;", "u4", ["u4"], lambda a: int(f"{a:032b}"[::-1], 2))
     for table in (0x96, 0xE8, 0x3C, 0x01):
-        check(f"lop3.b32 %d, %x0, %x1, %x2, {table};", "u4", ["u4"] * 3, lambda a, b, c: sum(
-            (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32)))
+        check(
+            f"lop3.b32 %d, %x0, %x1, %x2, {table};",
+            "u4",
+            ["u4"] * 3,
+            lambda a, b, c: sum(
+                (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32)
+            ),
+        )
 
 
 def permuted(a, b, selector):
@@ -138,10 +163,19 @@ def test_packing():
     check("mov.b64 {%r0, %r1}, %x0; mov.b64 %d, {%r1, %r0};", "u8", ["u8"], lambda a: a << 32 | a >> 32)
 
 
-@pytest.mark.parametrize("to, source, result, dtype", [
-    ("s32", "s16", "i4", "i2"), ("u32", "u8", "u4", "u4"), ("s32", "s8", "i4", "u4"), ("u16", "u32", "u2", "u4"),
-    ("s64", "s32", "i8", "i4"), ("u64", "u32", "u8", "u4"), ("u32", "u64", "u4", "u8"), ("s8", "s32", "i4", "i4"),
-])
+@pytest.mark.parametrize(
+    "to, source, result, dtype",
+    [
+        ("s32", "s16", "i4", "i2"),
+        ("u32", "u8", "u4", "u4"),
+        ("s32", "s8", "i4", "u4"),
+        ("u16", "u32", "u2", "u4"),
+        ("s64", "s32", "i8", "i4"),
+        ("u64", "u32", "u8", "u4"),
+        ("u32", "u64", "u4", "u8"),
+        ("s8", "s32", "i4", "i4"),
+    ],
+)
 def test_conversions_between_widths(to, source, result, dtype):
     bits, kept = int(source[1:]), int(to[1:])
 
@@ -157,12 +191,23 @@ def test_saturating_conversion():
     check("cvt.sat.s16.s32 %d, %x0;", "i4", ["i4"], lambda a: max(-32768, min(32767, a)))
 
 
-@pytest.mark.parametrize("compare, holds", [
-    ("lt.s32", lambda a, b: a < b), ("ge.s32", lambda a, b: a >= b), ("hi.u32", lambda a, b: a % 2**32 > b % 2**32),
-    ("lo.u32", lambda a, b: a % 2**32 < b % 2**32), ("ne.b32", lambda a, b: a != b),
-])
+@pytest.mark.parametrize(
+    "compare, holds",
+    [
+        ("lt.s32", lambda a, b: a < b),
+        ("ge.s32", lambda a, b: a >= b),
+        ("hi.u32", lambda a, b: a % 2**32 > b % 2**32),
+        ("lo.u32", lambda a, b: a % 2**32 < b % 2**32),
+        ("ne.b32", lambda a, b: a != b),
+    ],
+)
 def test_comparisons(compare, holds):
-    check(f"setp.{compare} %p0, %x0, %x1; selp.b32 %d, 7, %x0, %p0;", "i4", ["i4"] * 2, lambda a, b: 7 if holds(a, b) else a)
+    check(
+        f"setp.{compare} %p0, %x0, %x1; selp.b32 %d, 7, %x0, %p0;",
+        "i4",
+        ["i4"] * 2,
+        lambda a, b: 7 if holds(a, b) else a,
+    )
     both = f"""
 setp.gt.s32 %p1, %x0, 5; setp.{compare[:2]}.and.{compare[3:]} %p0|%p2, %x0, %x1, !%p1;
 selp.u32 %d, 1, 0, %p0; @%p2 add.u32 %d, %d, 2;"""

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.compiler import compile_source
-from evoattn.trial import Buffer, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelLaunch, Scalar
 
 SOURCE = """
 extern "C" __global__ void scale(float* o, const float* q, int n, long stride, float factor) {
@@ -37,11 +37,17 @@ def launch(kernel, *args, block=64, smem=0, cluster=(1, 1, 1), grid=(2, 1, 1)):
 
 
 def scale(n=100, stride=1):
-    return launch("scale", Buffer("o"), Buffer("q"), Scalar("int32", n), Scalar("int64", stride), Scalar("float32", 0.1))
+    return launch(
+        "scale", Buffer("o"), Buffer("q"), Scalar("int32", n), Scalar("int64", stride), Scalar("float32", 0.1)
+    )
 
 
 def test_launches_run_in_order_over_the_tensors_themselves(compiled):
-    buffers = {"q": torch.randn(100), "o": torch.full((100,), float("nan")), "partial": torch.zeros(400, dtype=torch.uint8)}
+    buffers = {
+        "q": torch.randn(100),
+        "o": torch.full((100,), float("nan")),
+        "partial": torch.zeros(400, dtype=torch.uint8),
+    }
     accumulate = launch("accumulate", Buffer("o"), Buffer("partial"), Scalar("int32", 100))
     q = buffers["q"].clone()
     assert InterpreterBackend().run(compiled, (scale(), accumulate), buffers) == ()
@@ -60,7 +66,9 @@ def test_faults_are_sentences(compiled):
     buffers = {"q": torch.zeros(100), "o": torch.zeros(100)}
     [fault] = InterpreterBackend().run(compiled, (scale(stride=2), scale()), buffers)
     assert 'buffer "o"' in fault and fault.endswith(".") and "\n" not in fault
-    [fault] = InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), smem=256, grid=(1, 1, 1)),), {"o": torch.zeros(64)})
+    [fault] = InterpreterBackend().run(
+        compiled, (launch("exchange", Buffer("o"), smem=256, grid=(1, 1, 1)),), {"o": torch.zeros(64)}
+    )
     assert fault.startswith("Race in shared memory")
 
 
@@ -68,15 +76,23 @@ def test_what_is_not_whitelisted_is_not_interpreted(compiled):
     with pytest.raises(NotInterpreted, match="clock"):
         InterpreterBackend().run(compiled, (launch("clock_of", Buffer("o")),), {"o": torch.zeros(1)})
     with pytest.raises(NotInterpreted, match="along x alone"):
-        InterpreterBackend().run(compiled, (launch("exchange", Buffer("o"), cluster=(1, 2, 1), grid=(2, 2, 1)),), {"o": torch.zeros(64)})
+        InterpreterBackend().run(
+            compiled, (launch("exchange", Buffer("o"), cluster=(1, 2, 1), grid=(2, 2, 1)),), {"o": torch.zeros(64)}
+        )
 
 
-@pytest.mark.parametrize("wrong, message", [
-    (launch("scale", Buffer("o")), "takes 5 arguments"), (launch("nothing"), "no kernel nothing"),
-    (launch("exchange", Buffer("o"), block=1025), "cannot be launched"), (launch("exchange", Buffer("o"), smem=1 << 20), "shared memory"),
-    (launch("exchange", Buffer("elsewhere")), "elsewhere"), (launch("exchange", Buffer("o"), cluster=(4, 1, 1)), "in clusters of"),
-    (launch("bounded", Buffer("o"), block=96), "96, 1, 1. threads is over the 64 of the launch bounds"),
-])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (launch("scale", Buffer("o")), "takes 5 arguments"),
+        (launch("nothing"), "no kernel nothing"),
+        (launch("exchange", Buffer("o"), block=1025), "cannot be launched"),
+        (launch("exchange", Buffer("o"), smem=1 << 20), "shared memory"),
+        (launch("exchange", Buffer("elsewhere")), "elsewhere"),
+        (launch("exchange", Buffer("o"), cluster=(4, 1, 1)), "in clusters of"),
+        (launch("bounded", Buffer("o"), block=96), "96, 1, 1. threads is over the 64 of the launch bounds"),
+    ],
+)
 def test_impossible_launches(compiled, wrong, message):
     with pytest.raises(LaunchError, match=message):
         InterpreterBackend().run(compiled, (wrong,), {"o": torch.zeros(64)})

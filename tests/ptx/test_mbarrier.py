@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from hopper_harness import run_hopper
 
 KERNEL = """
@@ -21,12 +20,15 @@ def run(body, threads=64, out_size=128, **options):
 
 def test_phases_alternate_and_hand_over_memory():
     """Two warps take turns for five rounds, each reading what the other wrote."""
-    body = INIT.format(64) + """
+    body = (
+        INIT.format(64)
+        + """
 for (int round = 0; round < 5; round++) {
   data[t] = round * 100 + t; mbarrier_arrive(barrier); mbarrier_wait(barrier, 0);
   out[t] = data[t ^ 32];
   mbarrier_arrive(barrier); mbarrier_wait(barrier, 1);
 }"""
+    )
     out, execution = run(body)
     assert not execution.faults and np.array_equal(out[:64], 400 + (np.arange(64) ^ 32))
     faults = run(body.replace("mbarrier_wait(barrier, 0);", ""))[1].faults
@@ -36,12 +38,15 @@ for (int round = 0; round < 5; round++) {
 
 
 def test_counts_states_and_generic_addresses():
-    body = INIT.format(66) + """
+    body = (
+        INIT.format(66)
+        + """
 asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1], %2;" : "=l"(state) : "r"(barrier), "r"(t == 5 ? 3 : 1));
 uint32_t done = 0;
 while (!done)
   asm volatile("{ .reg .pred p; mbarrier.try_wait.b64 p, [%1], %2, 100; selp.b32 %0, 1, 0, p; }" : "=r"(done) : "l"(storage), "l"(state));
 out[t] = mbarrier_try_wait(barrier, 0) + 10 * int(done);"""
+    )
     out, execution = run(body)
     assert not execution.faults and (out[:64] == 11).all()
 
@@ -57,41 +62,66 @@ def test_a_test_does_not_wait_for_ever():
 
 def test_waiting_costs_no_steps():
     """A warp waits while another runs a long loop: far fewer instructions than a waiting loop would spin."""
-    body = INIT.format(1) + """
+    body = (
+        INIT.format(1)
+        + """
 if (t < 32) { mbarrier_wait(barrier, 0); out[t] = 1; }
 else {
   int x = t; for (int i = 0; i < 2000; i++) x = x * 5 + out[64 + (x & 1)];
   out[t] = x; __syncwarp(); if (t == 32) mbarrier_arrive(barrier);
 }"""
+    )
     out, execution = run(body)
     assert not execution.faults and (out[:32] == 1).all()
     alone = run(body.replace("mbarrier_wait(barrier, 0);", ""))[1]
     assert execution.steps - alone.steps < 50
 
 
-@pytest.mark.parametrize("body, words", [
-    (INIT.format(65) + "mbarrier_arrive(barrier); mbarrier_wait(barrier, 0);", "which lacks 1 arrivals and 0 bytes"),
-    (INIT.format(64) + "mbarrier_arrive_expect_tx(barrier, t == 0 ? 16 : 0); mbarrier_wait(barrier, 0);", "lacks 0 arrivals and 16 bytes"),
-    (INIT.format(63) + "mbarrier_arrive_expect_tx(barrier, 16);", "an arrival over the 63"),
-    ("mbarrier_arrive(barrier);", "no initialised mbarrier"),
-    (INIT.format(64) + "mbarrier_wait(barrier + 8, 0);", "no initialised mbarrier"),
-    (INIT.format(64) + 'if (t == 0) asm volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(barrier)); __syncthreads();'
-     "mbarrier_arrive(barrier);", "no initialised"),
-    (INIT.format("out[t] + 1"), "of 0 arrivals"),
-    (INIT.format(64) + "if (t == 0) storage[0] = 0; __syncthreads(); mbarrier_arrive(barrier);", "has been overwritten"),
-    ("if (t == 0) mbarrier_init(barrier, 64); mbarrier_arrive(barrier);", "initialised, with no barrier between"),
-    (INIT.format(1) + "mbarrier_arrive_expect_tx(barrier, 1 << 20);", "over 1048575"),
-])
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (
+            INIT.format(65) + "mbarrier_arrive(barrier); mbarrier_wait(barrier, 0);",
+            "which lacks 1 arrivals and 0 bytes",
+        ),
+        (
+            INIT.format(64) + "mbarrier_arrive_expect_tx(barrier, t == 0 ? 16 : 0); mbarrier_wait(barrier, 0);",
+            "lacks 0 arrivals and 16 bytes",
+        ),
+        (INIT.format(63) + "mbarrier_arrive_expect_tx(barrier, 16);", "an arrival over the 63"),
+        ("mbarrier_arrive(barrier);", "no initialised mbarrier"),
+        (INIT.format(64) + "mbarrier_wait(barrier + 8, 0);", "no initialised mbarrier"),
+        (
+            INIT.format(64)
+            + 'if (t == 0) asm volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(barrier)); __syncthreads();'
+            "mbarrier_arrive(barrier);",
+            "no initialised",
+        ),
+        (INIT.format("out[t] + 1"), "of 0 arrivals"),
+        (
+            INIT.format(64) + "if (t == 0) storage[0] = 0; __syncthreads(); mbarrier_arrive(barrier);",
+            "has been overwritten",
+        ),
+        ("if (t == 0) mbarrier_init(barrier, 64); mbarrier_arrive(barrier);", "initialised, with no barrier between"),
+        (INIT.format(1) + "mbarrier_arrive_expect_tx(barrier, 1 << 20);", "over 1048575"),
+    ],
+)
 def test_wrong_use(body, words):
     faults = run(body)[1].faults
     assert any(words in fault for fault in faults), faults
 
 
-@pytest.mark.parametrize("body, words", [
-    ("decrease_registers<24>(); increase_registers<256>();", ""),
-    ("if (threadIdx.x < 96) decrease_registers<24>();", "setmaxnreg"),
-    ('asm volatile("griddepcontrol.wait;"); asm volatile("nanosleep.u32 20;"); asm volatile("griddepcontrol.launch_dependents;");', ""),
-])
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("decrease_registers<24>(); increase_registers<256>();", ""),
+        ("if (threadIdx.x < 96) decrease_registers<24>();", "setmaxnreg"),
+        (
+            'asm volatile("griddepcontrol.wait;"); asm volatile("nanosleep.u32 20;"); asm volatile("griddepcontrol.launch_dependents;");',
+            "",
+        ),
+    ],
+)
 def test_register_counts_are_a_matter_of_warpgroups(body, words):
     faults = run(body, threads=128)[1].faults
     assert not faults if not words else words in faults[0]

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from ptx_harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
 
 from evoattn.ptx.errors import PtxError
-from evoattn.ptx.machine import Machine
-from evoattn.ptx.memory import GlobalMemory
-from ptx_harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
+from evoattn.ptx.machine.launch import Machine
+from evoattn.ptx.memory.global_memory import GlobalMemory
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 
@@ -14,7 +14,9 @@ AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 def test_a_store_past_the_end_names_buffer_thread_and_line():
     out = np.zeros(60, np.uint32)
     [fault] = run_ptx(AT_4 + "\nst.global.u32 [%q0], %i;", out, blocks=2).faults
-    assert fault.startswith("thread (28, 0, 0) of block (1, 0, 0) accesses 4 bytes of global memory at byte 240 of buffer \"a0\"")
+    assert fault.startswith(
+        'thread (28, 0, 0) of block (1, 0, 0) accesses 4 bytes of global memory at byte 240 of buffer "a0"'
+    )
     assert "st.global.u32" in fault and "PTX line" in fault and fault.endswith(".")
     [fault] = run_ptx("ld.global.u32 %r0, [%a1+-4];", out, out.copy()).faults
     assert 'at byte -4 of buffer "a1"' in fault
@@ -23,7 +25,7 @@ def test_a_store_past_the_end_names_buffer_thread_and_line():
 def test_a_load_across_two_buffers_is_a_fault_in_the_gap():
     body = "setp.eq.u32 %p0, %tid, 5; selp.b64 %q1, %a1, %a0, %p0; ld.global.u32 %r0, [%q1+32];"
     [fault] = run_ptx(body, np.zeros(9, np.uint32), np.zeros(8, np.uint32)).faults
-    assert 'thread (5, 0, 0)' in fault and '"a1"' in fault
+    assert "thread (5, 0, 0)" in fault and '"a1"' in fault
     assert not run_ptx(body, np.zeros(9, np.uint32), np.zeros(9, np.uint32)).faults
     [fault] = run_ptx("mov.u64 %q0, 0; ld.global.u32 %r0, [%q0];", np.zeros(9, np.uint32)).faults
     assert "outside" in fault or "buffer" in fault
@@ -47,10 +49,13 @@ def test_shared_bounds_are_static_plus_dynamic():
 
 
 def test_shared_memory_starts_as_nan_and_belongs_to_its_block():
-    body = AT_4 + """
+    body = (
+        AT_4
+        + """
 setp.eq.u32 %p0, %bid, 0; shl.b32 %r1, %tid, 2; mov.u32 %r0, tile; add.u32 %r0, %r0, %r1;
 @%p0 st.shared.f32 [%r0], 0f3F800000;
 ld.shared.f32 %f0, [%r0]; st.global.f32 [%q0], %f0;"""
+    )
     out = np.zeros(64, np.float32)
     assert not run_ptx(body, out, blocks=2, declarations=".shared .align 4 .b8 tile[128];").faults
     assert (out[:32] == 1).all() and np.isnan(out[32:]).all()
@@ -106,7 +111,11 @@ extern "C" __global__ void k(float* sum, unsigned* numbers, int* owner) {
   atomicOr(numbers + 2, 1u << (threadIdx.x % 32)); atomicInc(numbers + 3, 9); atomicExch(numbers + 4, (unsigned)count);
   if (atomicCAS(owner, -1, (int)threadIdx.x) == -1) owner[1] = threadIdx.x;
 }"""
-    total, numbers, owner = np.zeros(1, np.float32), np.array([0, 5000, 0, 0, 0], np.uint32), np.array([-1, -1], np.int32)
+    total, numbers, owner = (
+        np.zeros(1, np.float32),
+        np.array([0, 5000, 0, 0, 0], np.uint32),
+        np.array([-1, -1], np.int32),
+    )
     assert not run_cuda(source, total, numbers, owner, threads=64).faults
     assert total[0] == 32 and numbers.tolist() == [63, 937, 0xFFFFFFFF, 4, 128] and owner[0] == owner[1] >= 0
 
@@ -114,7 +123,9 @@ extern "C" __global__ void k(float* sum, unsigned* numbers, int* owner) {
 def test_blocks_beyond_one_batch_and_odd_block_sizes():
     """More blocks than run together, of 40 threads: two warps, the second a quarter full."""
     out = np.zeros(40 * 150, np.uint32)
-    body = "activemask.b32 %r1; popc.b32 %r1, %r1; mad.lo.u32 %r1, %r1, 65536, %i; bar.sync 0; st.global.u32 [%q0], %r1;"
+    body = (
+        "activemask.b32 %r1; popc.b32 %r1, %r1; mad.lo.u32 %r1, %r1, 65536, %i; bar.sync 0; st.global.u32 [%q0], %r1;"
+    )
     execution = run_ptx(AT_4 + body, out, blocks=150, threads=40)
     assert not execution.faults
     i = np.arange(6000)

@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import pytest
-
 from ptx_harness import run_cuda
 
 BLOCKS, THREADS = 5, 64
@@ -61,7 +60,9 @@ def test_those_polled_for_go_first(poll):
     assert not execution.faults and (out == np.arange(BLOCKS)[:, None]).all()
 
 
-@pytest.mark.parametrize(("other", "expected"), [("b - 1", np.cumsum(range(BLOCKS))), ("b + 1", np.cumsum(range(BLOCKS)[::-1])[::-1])])
+@pytest.mark.parametrize(
+    ("other", "expected"), [("b - 1", np.cumsum(range(BLOCKS))), ("b + 1", np.cumsum(range(BLOCKS)[::-1])[::-1])]
+)
 @pytest.mark.parametrize("poll", POLLS)
 def test_blocks_that_run_together_poll_for_each_other(poll, other, expected):
     """Also a block for one after it, which has not begun when the polling does."""
@@ -71,7 +72,7 @@ def test_blocks_that_run_together_poll_for_each_other(poll, other, expected):
 
 @pytest.mark.parametrize(("source", "poll"), [*((CHAIN, poll) for poll in POLLS), (INSIDE, "ld.acquire")])
 def test_polls_in_vain_are_a_deadlock(source, poll):
-    run(source, poll)                                        # compiled and run once: the time below is of the polls alone
+    run(source, poll)  # compiled and run once: the time below is of the polls alone
     started = time.perf_counter()
     [fault] = run(source, poll, give=";")[1].faults
     assert "is deadlocked: threads poll from" in fault and "all others wait or have ended" in fault
@@ -85,6 +86,13 @@ def test_blocks_that_poll_for_each_other_are_a_deadlock():
 
 def test_a_hand_over_without_order_is_a_race():
     for change in ((".acquire", ".relaxed"), (".release", ".relaxed")):
-        text = CHAIN.replace("POLL", POLLS["atom.acquire"]).replace("GIVE", GIVE).replace("OTHER", "b - 1").replace(*change)
-        faults = run_cuda(text, np.zeros(BLOCKS * 64, np.int32), np.zeros(BLOCKS, np.uint32), blocks=BLOCKS, threads=THREADS).faults
+        text = (
+            CHAIN.replace("POLL", POLLS["atom.acquire"])
+            .replace("GIVE", GIVE)
+            .replace("OTHER", "b - 1")
+            .replace(*change)
+        )
+        faults = run_cuda(
+            text, np.zeros(BLOCKS * 64, np.int32), np.zeros(BLOCKS, np.uint32), blocks=BLOCKS, threads=THREADS
+        ).faults
         assert "Race in global memory" in faults[0]

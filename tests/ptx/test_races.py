@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from ptx_harness import run_cuda
 
 PIPELINE = """
@@ -29,7 +28,9 @@ extern "C" __global__ void k(float* out, const float4* in) {{
 
 
 def pipeline(stages, before="__syncthreads();", after="__syncthreads();", pending=None, tiles=6):
-    source = PIPELINE.format(stages=stages, tiles=tiles, before=before, after=after, pending=stages - 1 if pending is None else pending)
+    source = PIPELINE.format(
+        stages=stages, tiles=tiles, before=before, after=after, pending=stages - 1 if pending is None else pending
+    )
     data = np.random.default_rng(0).standard_normal((tiles, 128, 4)).astype(np.float32)
     out = np.zeros(128, np.float32)
     faults = run_cuda(source, out, data, threads=128).faults
@@ -45,11 +46,11 @@ def test_right_pipelines(stages):
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_broken_pipelines(stages):
-    faults, _ = pipeline(stages, before="")                        # a stage is overwritten while others still read it
-    assert any("warp" in f and "has read" in f or "wrote" in f for f in faults)
-    faults, _ = pipeline(stages, after="")                         # only the copying thread knows that its data is there
+    faults, _ = pipeline(stages, before="")  # a stage is overwritten while others still read it
+    assert any(("warp" in f and "has read" in f) or "wrote" in f for f in faults)
+    faults, _ = pipeline(stages, after="")  # only the copying thread knows that its data is there
     assert any("reads" in f and "wrote last" in f for f in faults)
-    faults, right = pipeline(stages, pending=stages)               # waits for one group too few
+    faults, right = pipeline(stages, pending=stages)  # waits for one group too few
     assert any("not yet waited for" in f for f in faults) and not right
 
 
@@ -71,7 +72,9 @@ extern "C" __global__ void k(float* out, const float* in) {{
 
 def exchange(partner, after_write, after_read):
     values, out = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
-    faults = run_cuda(EXCHANGE.format(partner=partner, after_write=after_write, after_read=after_read), out, values, threads=128).faults
+    faults = run_cuda(
+        EXCHANGE.format(partner=partner, after_write=after_write, after_read=after_read), out, values, threads=128
+    ).faults
     return faults
 
 
@@ -112,7 +115,7 @@ extern "C" __global__ void k(float* out, const float* in) {{
 def test_named_barriers():
     assert named("ARRIVE", "SYNC", "ARRIVE", "SYNC") == ((), True)
     assert named("SYNC", "SYNC", "SYNC", "SYNC") == ((), True)
-    assert named("ARRIVE", "SYNC", "NOTHING", "NOTHING")[0]        # the producer runs ahead of the consumer
+    assert named("ARRIVE", "SYNC", "NOTHING", "NOTHING")[0]  # the producer runs ahead of the consumer
 
 
 def test_equal_values_written_by_one_instruction_are_no_race():

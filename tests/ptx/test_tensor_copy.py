@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from hopper_harness import run_hopper, swizzle_address, tiled
 
 from evoattn.ptx.errors import ImpossibleLaunch
-from hopper_harness import run_hopper, swizzle_address, tiled
 
 LOAD = """
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, const uint16_t* source, uint16_t* out, ARGUMENTS) {
@@ -26,12 +26,16 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, const uint16
 def load(tensor, box, where, swizzle, shift=0, space="cluster"):
     """(the box as it lies in shared memory, faults); `box` and `where` count from the innermost dimension."""
     rank, size = tensor.ndim, int(np.prod(box)) * 2
-    source = LOAD.replace("RANK", str(rank)).replace("SPACE", space).replace("BYTES", str(size)).replace("SHIFT", str(shift))
+    source = (
+        LOAD.replace("RANK", str(rank)).replace("SPACE", space).replace("BYTES", str(size)).replace("SHIFT", str(shift))
+    )
     source = source.replace("COORDINATES", ", ".join(f"%{3 + i}" for i in range(rank)))
     source = source.replace("ARGUMENTS", ", ".join(f"int x{i}" for i in range(rank)))
     source = source.replace("OPERANDS", ", ".join(f'"r"(x{i})' for i in range(rank)))
     out = np.zeros(size // 2, np.uint16)
-    execution = run_hopper(source, [tensor, out], [tiled(0, tensor, box, swizzle)], [np.int32(x) for x in where], 32, size + shift + 8)
+    execution = run_hopper(
+        source, [tensor, out], [tiled(0, tensor, box, swizzle)], [np.int32(x) for x in where], 32, size + shift + 8
+    )
     return out, execution
 
 
@@ -53,10 +57,15 @@ def test_a_box_with_each_swizzle_and_odd_bounds(swizzle, inner, where):
     assert not execution.faults and np.array_equal(out, expected_box(tensor, (inner, 19), where, swizzle))
 
 
-@pytest.mark.parametrize("shape, box, where", [
-    ((40,), (16,), (32,)), ((3, 9, 16), (16, 4, 2), (0, 7, 1)), ((2, 3, 9, 64), (64, 5, 1, 2), (0, 6, 2, 1)),
-    ((2, 2, 3, 5, 64), (64, 4, 2, 1, 1), (0, 2, 1, 1, 1)),
-])
+@pytest.mark.parametrize(
+    "shape, box, where",
+    [
+        ((40,), (16,), (32,)),
+        ((3, 9, 16), (16, 4, 2), (0, 7, 1)),
+        ((2, 3, 9, 64), (64, 5, 1, 2), (0, 6, 2, 1)),
+        ((2, 2, 3, 5, 64), (64, 4, 2, 1, 1), (0, 2, 1, 1, 1)),
+    ],
+)
 def test_a_box_of_each_rank(shape, box, where):
     tensor = np.arange(1, np.prod(shape) + 1, dtype=np.uint16).reshape(shape)
     swizzle = 128 if box[0] == 64 else 0
@@ -68,7 +77,10 @@ def test_copied_bytes_are_counted():
     tensor = np.zeros((10, 64), np.uint16)
     _, execution = load(tensor, (64, 16), (0, 4), 128)
     counters = execution.counters
-    assert (counters.async_copy_bytes, counters.global_sectors) == (2048, 6 * 128 / 32 + 2048 / 32)       # rows 4 to 9; stores to `out`
+    assert (counters.async_copy_bytes, counters.global_sectors) == (
+        2048,
+        6 * 128 / 32 + 2048 / 32,
+    )  # rows 4 to 9; stores to `out`
 
 
 STORE = """
@@ -82,13 +94,21 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, uint16_t* ou
 }"""
 
 
-def store(where=(0, 0, 0, 0), fence="fence_proxy_async();", sync="__syncthreads();", commit="tma_store_commit();",
-          wait="tma_store_wait_read();", after=""):
+def store(
+    where=(0, 0, 0, 0),
+    fence="fence_proxy_async();",
+    sync="__syncthreads();",
+    commit="tma_store_commit();",
+    wait="tma_store_wait_read();",
+    after="",
+):
     out = np.full((2, 3, 21, 64), 7, np.uint16)
     source = STORE
     for name, text in (("FENCE", fence), ("SYNC", sync), ("COMMIT", commit), ("WAIT", wait), ("AFTER", after)):
         source = source.replace(name, text)
-    execution = run_hopper(source, [out], [tiled(0, out, (64, 24, 1, 1), 128)], [np.int32(x) for x in where], 32, 64 * 24 * 2)
+    execution = run_hopper(
+        source, [out], [tiled(0, out, (64, 24, 1, 1), 128)], [np.int32(x) for x in where], 32, 64 * 24 * 2
+    )
     return out, execution.faults
 
 
@@ -100,15 +120,26 @@ def test_a_store_is_clipped_to_the_tensor():
     assert (np.delete(out.reshape(6, 21, 64), 5, 0) == 7).all() and (out[1, 2, :5] == 7).all()
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"fence": ""}, "no fence.proxy.async between"),
-    ({"fence": "", "sync": "__syncthreads(); fence_proxy_async();"}, "no barrier between"),       # the fence must come before the barrier
-    ({"sync": ""}, "no barrier between"),
-    ({"wait": ""}, "exits before its tensor store has read"),
-    ({"commit": "", "wait": "tma_store_wait_read();"}, "exits before its tensor store has read"),
-    ({"wait": "", "after": "__syncthreads(); smem[threadIdx.x] = 0; if (threadIdx.x == 0) tma_store_wait_read();"},
-     "what a tensor store of warp 0 has read"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"fence": ""}, "no fence.proxy.async between"),
+        (
+            {"fence": "", "sync": "__syncthreads(); fence_proxy_async();"},
+            "no barrier between",
+        ),  # the fence must come before the barrier
+        ({"sync": ""}, "no barrier between"),
+        ({"wait": ""}, "exits before its tensor store has read"),
+        ({"commit": "", "wait": "tma_store_wait_read();"}, "exits before its tensor store has read"),
+        (
+            {
+                "wait": "",
+                "after": "__syncthreads(); smem[threadIdx.x] = 0; if (threadIdx.x == 0) tma_store_wait_read();",
+            },
+            "what a tensor store of warp 0 has read",
+        ),
+    ],
+)
 def test_stores_that_race(change, words):
     assert not store()[1]
     faults = store(**change)[1]
@@ -125,8 +156,15 @@ def test_misplaced_boxes_are_faults():
     assert not load(tensor, (32, 16), (0, 0), 64, shift=512)[1].faults
     wide = {**tiled(0, tensor, (64, 16), 128), "shape": (64, 41)}
     source = LOAD
-    for name, text in (("ARGUMENTS", "int x"), ("SHIFT", "0"), ("BYTES", "2048"), ("RANK", "2"), ("SPACE", "cluster"),
-                       ("COORDINATES", "%3, %3"), ("OPERANDS", '"r"(x)')):
+    for name, text in (
+        ("ARGUMENTS", "int x"),
+        ("SHIFT", "0"),
+        ("BYTES", "2048"),
+        ("RANK", "2"),
+        ("SPACE", "cluster"),
+        ("COORDINATES", "%3, %3"),
+        ("OPERANDS", '"r"(x)'),
+    ):
         source = source.replace(name, text)
     out = np.zeros(1024, np.uint16)
     [fault] = run_hopper(source, [tensor, out], [wide], [np.int32(0)], 32, 2056).faults
@@ -135,12 +173,22 @@ def test_misplaced_boxes_are_faults():
     assert "4096 bytes at byte 0 of shared memory" in fault
 
 
-@pytest.mark.parametrize("change", [
-    {"box": (64, 257)}, {"box": (128, 16)}, {"strides_bytes": (120,)}, {"swizzle_bytes": 48}, {"box": (60, 16)}, {"shape": (64, 0)},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"box": (64, 257)},
+        {"box": (128, 16)},
+        {"strides_bytes": (120,)},
+        {"swizzle_bytes": 48},
+        {"box": (60, 16)},
+        {"shape": (64, 0)},
+    ],
+)
 def test_maps_that_the_driver_refuses(change):
     tensor = np.zeros((40, 64), np.uint16)
-    source = 'extern "C" __global__ void k(const __grid_constant__ TensorMap map, int* out) { prefetch_tensor_map(map); }'
+    source = (
+        'extern "C" __global__ void k(const __grid_constant__ TensorMap map, int* out) { prefetch_tensor_map(map); }'
+    )
     assert not run_hopper(source, [tensor], [tiled(0, tensor, (64, 16), 128)]).faults
     with pytest.raises(ImpossibleLaunch):
         run_hopper(source, [tensor], [{**tiled(0, tensor, (64, 16), 128), **change}])

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from ptx_harness import run_ptx
 
 RNG = np.random.default_rng(0)
@@ -18,16 +17,21 @@ TILE = ".shared .align 16 .b8 tile[1024];"
 @pytest.mark.parametrize("trans", [False, True])
 def test_ldmatrix(count, trans):
     """Two warps; row addresses in a scrambled order, lanes that give none hold an address far outside."""
-    halves = RNG.integers(0, 65536, (64, 8)).astype(np.uint16)           # 64 rows of 16 bytes
+    halves = RNG.integers(0, 65536, (64, 8)).astype(np.uint16)  # 64 rows of 16 bytes
     rows = RNG.permutation(64).astype(np.uint32)
     addresses = rows * 16
     addresses[np.arange(64) % 32 >= 8 * count] = 1 << 20
     out = np.zeros((64, 4), np.uint32)
     regs = [f"%r{10 + i}" for i in range(4)]
-    body = FILL_SHARED + "".join(f"mov.b32 {r}, 0;" for r in regs) + f"""
+    body = (
+        FILL_SHARED
+        + "".join(f"mov.b32 {r}, 0;" for r in regs)
+        + f"""
 mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a1; ld.global.u32 %r6, [%q0]; add.u32 %r6, %r6, %r5;
-ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 {{{','.join(regs[:count])}}}, [%r6];
-""" + STORE_4.format(out=2, regs=",".join(regs))
+ldmatrix.sync.aligned.m8n8.x{count}{".trans" if trans else ""}.shared.b16 {{{",".join(regs[:count])}}}, [%r6];
+"""
+        + STORE_4.format(out=2, regs=",".join(regs))
+    )
     assert not run_ptx(body, halves, addresses, out, threads=64, declarations=TILE).faults
     got = out.view(np.uint16).reshape(64, 4, 2)
     for thread in range(64):
@@ -44,11 +48,15 @@ def test_stmatrix_is_the_inverse_of_ldmatrix():
     halves = RNG.integers(0, 65536, (64, 8)).astype(np.uint16)
     out = np.zeros((64, 8), np.uint16)
     for trans in ("", ".trans"):
-        body = FILL_SHARED + f"""
+        body = (
+            FILL_SHARED
+            + f"""
 ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10,%r11,%r12,%r13}}, [%r4]; bar.sync 0;
 xor.b32 %r4, %r4, 16; stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r4], {{%r10,%r11,%r12,%r13}}; bar.sync 0;
 xor.b32 %r4, %r4, 16; ld.shared.v4.b32 {{%r10,%r11,%r12,%r13}}, [%r4];
-""" + STORE_4.format(out=1, regs="%r10,%r11,%r12,%r13")
+"""
+            + STORE_4.format(out=1, regs="%r10,%r11,%r12,%r13")
+        )
         assert not run_ptx(body, halves, out, threads=64, declarations=TILE).faults
         assert np.array_equal(out, halves[np.arange(64) ^ 1])
 
@@ -57,9 +65,11 @@ def fragments(kind):
     """(bits of a register from two floats, or one for tf32; the floats those bits hold)."""
     if kind == "f16":
         return lambda x: x.astype(np.float16).view(np.uint16), lambda x: x.astype(np.float16).astype(np.float64)
-    cut = lambda x, keep: (x.view(np.uint32) & np.uint32(keep))  # noqa: E731
+    cut = lambda x, keep: x.view(np.uint32) & np.uint32(keep)  # noqa: E731
     if kind == "bf16":
-        return lambda x: (cut(x, 0xFFFF0000) >> 16).astype(np.uint16), lambda x: cut(x, 0xFFFF0000).view(np.float32).astype(np.float64)
+        return lambda x: (cut(x, 0xFFFF0000) >> 16).astype(
+            np.uint16
+        ), lambda x: cut(x, 0xFFFF0000).view(np.float32).astype(np.float64)
     return lambda x: cut(x, 0xFFFFE000), lambda x: cut(x, 0xFFFFE000).view(np.float32).astype(np.float64)
 
 
@@ -76,14 +86,18 @@ def test_mma(kind, depth):
         g, t = divmod(lane, 4)
         for i in range(a_count):
             column = t * per_register + chunk * (i // 2)
-            inputs[lane, i] = encode(np.ascontiguousarray(a[g + 8 * (i % 2), column:column + per_register])).view(np.uint32)[0]
+            inputs[lane, i] = encode(np.ascontiguousarray(a[g + 8 * (i % 2), column : column + per_register])).view(
+                np.uint32
+            )[0]
         for i in range(b_count):
             row = t * per_register + chunk * i
-            inputs[lane, 4 + i] = encode(np.ascontiguousarray(b[row:row + per_register, g])).view(np.uint32)[0]
+            inputs[lane, 4 + i] = encode(np.ascontiguousarray(b[row : row + per_register, g])).view(np.uint32)[0]
         for i in range(4):
             inputs[lane, 8 + i] = c[g + 8 * (i // 2), 2 * t + i % 2].view(np.uint32)
     out = np.zeros((32, 4), np.float32)
-    loads = "".join(f"ld.global.v4.b32 {{%r{4 * i},%r{4 * i + 1},%r{4 * i + 2},%r{4 * i + 3}}}, [%q0+{16 * i}];" for i in range(3))
+    loads = "".join(
+        f"ld.global.v4.b32 {{%r{4 * i},%r{4 * i + 1},%r{4 * i + 2},%r{4 * i + 3}}}, [%q0+{16 * i}];" for i in range(3)
+    )
     names = lambda first, count: "{" + ",".join(f"%r{first + i}" for i in range(count)) + "}"  # noqa: E731
     body = f"""mul.wide.u32 %q0, %tid, 48; add.s64 %q0, %q0, %a0; {loads}
 mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {names(8, 4)}, {names(0, a_count)}, {names(4, b_count)}, {names(8, 4)};
@@ -98,7 +112,9 @@ mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {names(8, 4)}, {nam
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-@pytest.mark.parametrize("a_layout, b_layout, d_layout", [("row", "col", "row"), ("col", "row", "col"), ("row", "row", "row")])
+@pytest.mark.parametrize(
+    "a_layout, b_layout, d_layout", [("row", "col", "row"), ("col", "row", "col"), ("row", "row", "row")]
+)
 def test_wmma(kind, a_layout, b_layout, d_layout):
     """D = A·B + C through shared memory (A, B) and global memory (C, D), with lines 24 elements apart."""
     a, b, c = (RNG.standard_normal((16, 16)).astype(np.float32) for _ in range(3))
@@ -109,14 +125,16 @@ def test_wmma(kind, a_layout, b_layout, d_layout):
         padded[:, :16] = matrix if layout == "row" else matrix.T
         return padded
 
-    operands = np.concatenate([lines(encode(a), a_layout, np.uint16).ravel(), lines(encode(b), b_layout, np.uint16).ravel()])
+    operands = np.concatenate(
+        [lines(encode(a), a_layout, np.uint16).ravel(), lines(encode(b), b_layout, np.uint16).ravel()]
+    )
     addend, out = lines(c, d_layout, np.float32), np.zeros((16, 24), np.float32)
     count, four = 8 if kind == "f16" else 4, "{%r2,%r3,%r4,%r5}"
     regs = lambda first, n: "{" + ",".join(f"%r{first + i}" for i in range(n)) + "}"  # noqa: E731
     types = "f32.f32" if kind == "f16" else "f32.bf16.bf16.f32"
     body = f"""
 shl.b32 %r0, %tid, 4; mov.u32 %r1, tile; cvt.u64.u32 %q0, %r0; add.s64 %q0, %q0, %a0; add.u32 %r0, %r0, %r1;
-{''.join(f'ld.global.v4.b32 {four}, [%q0+{512 * i}]; st.shared.v4.b32 [%r0+{512 * i}], {four};' for i in range(3))}
+{"".join(f"ld.global.v4.b32 {four}, [%q0+{512 * i}]; st.shared.v4.b32 [%r0+{512 * i}], {four};" for i in range(3))}
 bar.sync 0;
 wmma.load.a.sync.aligned.{a_layout}.m16n16k16.shared.{kind} {regs(8, count)}, [%r1], 24;
 wmma.load.b.sync.aligned.{b_layout}.m16n16k16.shared.{kind} {regs(16, count)}, [%r1+768], 24;

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from ptx_harness import evaluate, run_ptx
+
 from evoattn.ptx.errors import PtxError
 
 VALUES = np.random.default_rng(0).integers(0, 2**32, 96, np.uint32)
@@ -32,17 +32,24 @@ def test_shuffle(mode, b, c):
     out, valid = shuffled(mode, VALUES, b, c)
     assert evaluate(statement, "u4", VALUES).tolist() == out
     assert evaluate(statement + "selp.u32 %d, 1, 0, %p0;", "u4", VALUES).tolist() == valid
-    assert evaluate(f"mov.u32 %r0, {b}; shfl.sync.{mode}.b32 %d, %x0, %r0, {c}, 0xffffffff;", "u4", VALUES).tolist() == out
+    assert (
+        evaluate(f"mov.u32 %r0, {b}; shfl.sync.{mode}.b32 %d, %x0, %r0, {c}, 0xffffffff;", "u4", VALUES).tolist() == out
+    )
 
 
 def test_votes():
     low = VALUES % 5
     by_warp = low.reshape(-1, 32)
     ballot = evaluate("setp.lt.u32 %p0, %x0, 2; vote.sync.ballot.b32 %d, %p0, -1;", "u4", low).reshape(-1, 32)
-    assert ballot[:, 0].tolist() == [sum(1 << i for i, v in enumerate(w) if v < 2) for w in by_warp] and (ballot == ballot[:, :1]).all()
+    assert (
+        ballot[:, 0].tolist() == [sum(1 << i for i, v in enumerate(w) if v < 2) for w in by_warp]
+        and (ballot == ballot[:, :1]).all()
+    )
     for mode, holds in (("all", np.all), ("any", np.any)):
         for limit in (0, 3, 5):
-            got = evaluate(f"setp.lt.u32 %p0, %x0, {limit}; vote.sync.{mode}.pred %p1, %p0, -1; selp.u32 %d, 1, 0, %p1;", "u4", low)
+            got = evaluate(
+                f"setp.lt.u32 %p0, %x0, {limit}; vote.sync.{mode}.pred %p1, %p0, -1; selp.u32 %d, 1, 0, %p1;", "u4", low
+            )
             assert got.reshape(-1, 32)[:, 0].tolist() == [int(holds(w < limit)) for w in by_warp]
     assert evaluate("setp.lt.u32 %p0, %x0, 2; vote.sync.ballot.b32 %d, !%p0, -1;", "u4", low)[0] == ~ballot[0, 0]
 
@@ -52,13 +59,22 @@ def test_match_and_reduce():
     match = evaluate("match.any.sync.b32 %d, %x0, -1;", "u4", low)
     assert match.tolist() == [sum(1 << j for j in range(32) if low[i // 32 * 32 + j] == low[i]) for i in range(96)]
     signed = VALUES.view(np.int32)
-    for action, reduce in (("add", lambda w: int(w.sum()) & 0xFFFFFFFF), ("min", lambda w: int(w.min())), ("max", lambda w: int(w.max()))):
+    for action, reduce in (
+        ("add", lambda w: int(w.sum()) & 0xFFFFFFFF),
+        ("min", lambda w: int(w.min())),
+        ("max", lambda w: int(w.max())),
+    ):
         got = evaluate(f"redux.sync.{action}.s32 %d, %x0, -1;", "i4", signed)
         expected = [reduce(w.astype(np.int64)) for w in signed.reshape(-1, 32)]
-        assert (got[::32].astype(np.int64) - expected).tolist() in ([0] * 3, [-2**32 * (e > 2**31 - 1) for e in expected])
+        assert (got[::32].astype(np.int64) - expected).tolist() in (
+            [0] * 3,
+            [-(2**32) * (e > 2**31 - 1) for e in expected],
+        )
     by_warp = np.bitwise_xor.reduce(VALUES.reshape(-1, 32), axis=1)
     assert evaluate("redux.sync.xor.b32 %d, %x0, -1;", "u4", VALUES)[::32].tolist() == by_warp.tolist()
-    assert evaluate("elect.sync %d|%p0, -1; selp.u32 %d, 1, 0, %p0;", "u4", VALUES).tolist() == [int(i % 32 == 0) for i in range(96)]
+    assert evaluate("elect.sync %d|%p0, -1; selp.u32 %d, 1, 0, %p0;", "u4", VALUES).tolist() == [
+        int(i % 32 == 0) for i in range(96)
+    ]
 
 
 def test_special_registers():
@@ -104,15 +120,24 @@ setp.eq.u32 %p0, %tid, 32; @%p0 bra LATE;
 shfl.sync.idx.b32 %r0, %tid, 1, 31, %r9;
 LATE: mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a0; st.global.u32 [%q0], %r0;"""
     out = np.zeros(64, np.uint32)
-    execution = run_ptx("mov.u32 %r9, -1; setp.eq.u32 %p1, %warpid, 1; @%p1 mov.u32 %r9, 0xfffffffe;" + body, out, threads=64)
+    execution = run_ptx(
+        "mov.u32 %r9, -1; setp.eq.u32 %p1, %warpid, 1; @%p1 mov.u32 %r9, 0xfffffffe;" + body, out, threads=64
+    )
     assert not execution.faults
     assert out.tolist() == [1] * 32 + [0] + [33] * 31
 
 
 def test_unknown_instructions_are_refused_before_running():
     out = np.zeros(32, np.uint32)
-    for text in ("shfl.sync.bfly.b64 %q0, %q1, 1, 31, -1;", "add.rz.f32 %f0, %f1, %f2;", "mov.u32 %r0, %clock;", "mov.u64 %q0, somewhere;",
-                 "tex.1d.v4.f32.s32 {%f0,%f1,%f2,%f3}, [%q0, {%r0}];", "mov.u32 %r0, %nothing;", "add.u64 %r0, %q0, %q1;"):
+    for text in (
+        "shfl.sync.bfly.b64 %q0, %q1, 1, 31, -1;",
+        "add.rz.f32 %f0, %f1, %f2;",
+        "mov.u32 %r0, %clock;",
+        "mov.u64 %q0, somewhere;",
+        "tex.1d.v4.f32.s32 {%f0,%f1,%f2,%f3}, [%q0, {%r0}];",
+        "mov.u32 %r0, %nothing;",
+        "add.u64 %r0, %q0, %q1;",
+    ):
         with pytest.raises(PtxError, match="whitelist|understood|hold"):
             run_ptx("st.global.u32 [%a0], 1;" + text, out)
         assert not out.any()
@@ -123,7 +148,12 @@ def test_groups_of_a_warp_vote_and_reduce_apart_by_one_instruction():
     low = VALUES % 9
     octets = low.reshape(-1, 8)
     ballot = evaluate(groups + "setp.lt.u32 %p0, %x0, 4; vote.sync.ballot.b32 %d, %p0, %r2;", "u4", low)
-    assert ballot.tolist() == [sum(1 << i % 32 // 8 * 8 + j for j, v in enumerate(octets[i // 8]) if v < 4) for i in range(96)]
-    assert evaluate(groups + "redux.sync.max.u32 %d, %x0, %r2;", "u4", low).tolist() == np.repeat(octets.max(1), 8).tolist()
+    assert ballot.tolist() == [
+        sum(1 << i % 32 // 8 * 8 + j for j, v in enumerate(octets[i // 8]) if v < 4) for i in range(96)
+    ]
+    assert (
+        evaluate(groups + "redux.sync.max.u32 %d, %x0, %r2;", "u4", low).tolist()
+        == np.repeat(octets.max(1), 8).tolist()
+    )
     alone = evaluate(groups + "elect.sync %d|%p0, %r2;", "u4", low)
     assert alone.tolist() == [i % 32 // 8 * 8 for i in range(96)]

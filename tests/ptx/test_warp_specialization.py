@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-
-from evoattn.families.wgmma_text import wgmma_function
 from hopper_harness import run_hopper, tiled
+
+from evoattn.families.flash_wgmma.text import wgmma_function
 
 TILES, STAGES, BYTES = 5, 2, 64 * 64 * 2
 # D[64, 64] = Σ A[64, 64] B_i[64 keys, 64]ᵀ over the tiles, for each of two consumer warpgroups with an A of its own; D leaves as fp16.
-KERNEL = wgmma_function("multiply", 64, "fp16", False, False) + """
+KERNEL = (
+    wgmma_function("multiply", 64, "fp16", False, False)
+    + """
 constexpr int TILES = 5, STAGES = 2, BYTES = 64 * 64 * 2, A = 0, B = 2 * BYTES, BARRIERS = B + STAGES * BYTES;
 extern "C" __global__ void __launch_bounds__(288) k(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                                                     const __grid_constant__ TensorMap d_map, void*, void*, void*) {
@@ -63,12 +65,21 @@ extern "C" __global__ void __launch_bounds__(288) k(const __grid_constant__ Tens
   STORE_BARRIER
   if (threadIdx.x % 128 == 0) { tma_store_4d(d_map, a, 0, 64 * warpgroup, 0, 0); tma_store_commit(); STORE_WAIT }
 }"""
+)
 RIGHT = {
-    "INIT_FENCE": "mbarrier_init_fence();", "READY": "__syncthreads();", "RELEASES": "8", "EXPECTED": "BYTES",
-    "EMPTY_WAIT": "mbarrier_wait(empty(stage), i / STAGES % 2 ^ 1);", "A_WAIT": "mbarrier_wait(a_full, 0);",
-    "FULL_WAIT": "mbarrier_wait(full(stage), i / STAGES % 2);", "EARLY_RELEASE": "", "MULTIPLY_WAIT": "wgmma_wait<0>(); pin_registers(d);",
-    "RELEASE": "if (lane == 0) mbarrier_arrive(empty(stage));", "STORE_FENCE": "fence_proxy_async();",
-    "STORE_BARRIER": "named_barrier_sync<128>(1 + warpgroup);", "STORE_WAIT": "tma_store_wait_read();",
+    "INIT_FENCE": "mbarrier_init_fence();",
+    "READY": "__syncthreads();",
+    "RELEASES": "8",
+    "EXPECTED": "BYTES",
+    "EMPTY_WAIT": "mbarrier_wait(empty(stage), i / STAGES % 2 ^ 1);",
+    "A_WAIT": "mbarrier_wait(a_full, 0);",
+    "FULL_WAIT": "mbarrier_wait(full(stage), i / STAGES % 2);",
+    "EARLY_RELEASE": "",
+    "MULTIPLY_WAIT": "wgmma_wait<0>(); pin_registers(d);",
+    "RELEASE": "if (lane == 0) mbarrier_arrive(empty(stage));",
+    "STORE_FENCE": "fence_proxy_async();",
+    "STORE_BARRIER": "named_barrier_sync<128>(1 + warpgroup);",
+    "STORE_WAIT": "tma_store_wait_read();",
 }
 
 
@@ -76,7 +87,11 @@ def run(**changes):
     """(faults, whether the answer is right, executed steps)"""
     source = KERNEL
     for name, text in (RIGHT | changes).items():
-        source = source.replace(f" {name}\n", f" {text}\n").replace(f" {name} }}", f" {text} }}").replace(f", {name})", f", {text})")
+        source = (
+            source.replace(f" {name}\n", f" {text}\n")
+            .replace(f" {name} }}", f" {text} }}")
+            .replace(f", {name})", f", {text})")
+        )
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((1, 1, rows, 64)).astype(np.float16) for rows in (128, TILES * 64 - 7))
     d = np.zeros((1, 1, 121, 64), np.float16)
@@ -91,12 +106,17 @@ def run(**changes):
 def test_the_right_kernel():
     faults, right, steps = run()
     assert faults == () and right and steps < 5000
-    assert run(STORE_WAIT='asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");', INIT_FENCE="fence_proxy_async();")[:2] == ((), True)
+    assert run(
+        STORE_WAIT='asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");', INIT_FENCE="fence_proxy_async();"
+    )[:2] == ((), True)
 
 
 def test_a_product_in_flight_across_two_stages():
     """The release of a stage follows the wait that leaves only the next product under way."""
-    late = {"MULTIPLY_WAIT": "wgmma_wait<1>();", "RELEASE": "if (i > 0 && lane == 0) mbarrier_arrive(empty((i - 1) % STAGES));"}
+    late = {
+        "MULTIPLY_WAIT": "wgmma_wait<1>();",
+        "RELEASE": "if (i > 0 && lane == 0) mbarrier_arrive(empty((i - 1) % STAGES));",
+    }
     assert run(**late)[:2] == ((), True)
 
 
@@ -110,12 +130,21 @@ def test_threads_that_read_a_stage_too():
 
 FAULTS = [
     ({"MULTIPLY_WAIT": LOOK + "__syncwarp();"}, "has read, with no fence.proxy.async between"),
-    ({"MULTIPLY_WAIT": LOOK + "if (lane < 31) fence_proxy_async(); __syncwarp();"}, "has read, with no fence.proxy.async between"),
+    (
+        {"MULTIPLY_WAIT": LOOK + "if (lane < 31) fence_proxy_async(); __syncwarp();"},
+        "has read, with no fence.proxy.async between",
+    ),
     ({"FULL_WAIT": ""}, "reads what a tensor copy to the mbarrier at byte 32776 wrote last"),
     ({"A_WAIT": ""}, "reads what a tensor copy to the mbarrier at byte 32768 wrote last"),
-    ({"A_WAIT": "", "FULL_WAIT": RIGHT["FULL_WAIT"] + "if (i == 4) mbarrier_wait(a_full, 0);"}, "byte 32768 wrote last"),
+    (
+        {"A_WAIT": "", "FULL_WAIT": RIGHT["FULL_WAIT"] + "if (i == 4) mbarrier_wait(a_full, 0);"},
+        "byte 32768 wrote last",
+    ),
     ({"FULL_WAIT": "mbarrier_wait(full(stage), i / STAGES % 2 ^ 1);"}, "deadlocked"),
-    ({"FULL_WAIT": "if (warp % 4 != 2) mbarrier_wait(full(stage), i / STAGES % 2); __syncwarp();"}, "reads what a tensor copy"),
+    (
+        {"FULL_WAIT": "if (warp % 4 != 2) mbarrier_wait(full(stage), i / STAGES % 2); __syncwarp();"},
+        "reads what a tensor copy",
+    ),
     ({"EMPTY_WAIT": ""}, "overwrites what a tensor copy to the mbarrier at byte 32776 wrote last"),
     ({"EMPTY_WAIT": "mbarrier_wait(empty(stage), i / STAGES % 2);"}, "deadlocked"),
     ({"EARLY_RELEASE": RIGHT["RELEASE"], "RELEASE": ""}, "overwrites what a wgmma of warpgroup 0 has read"),
@@ -130,20 +159,28 @@ FAULTS = [
     ({"READY": "__syncwarp();"}, "mbarrier"),
     ({"STORE_FENCE": ""}, "no fence.proxy.async between"),
     ({"STORE_BARRIER": ""}, "no barrier between"),
-    ({"STORE_BARRIER": "named_barrier_sync<128>(1 + warpgroup); fence_proxy_async();", "STORE_FENCE": ""}, "no barrier between"),
+    (
+        {"STORE_BARRIER": "named_barrier_sync<128>(1 + warpgroup); fence_proxy_async();", "STORE_FENCE": ""},
+        "no barrier between",
+    ),
     ({"STORE_WAIT": ""}, "exits before its tensor store"),
     ({"MULTIPLY_WAIT": "wgmma_wait<1>(); d[0] *= 2.f;"}, "touches registers of a wgmma"),
 ]
 
 
-@pytest.mark.parametrize("changes, words", FAULTS, ids=[" ".join(f"{n}={t}" for n, t in c.items())[:60] for c, _ in FAULTS])
+@pytest.mark.parametrize(
+    "changes, words", FAULTS, ids=[" ".join(f"{n}={t}" for n, t in c.items())[:60] for c, _ in FAULTS]
+)
 def test_each_fault_is_found(changes, words):
     faults, _, _ = run(**changes)
     assert any(words in fault for fault in faults), faults
 
 
 def test_a_copy_that_nobody_waits_for():
-    changes = {"EMPTY_WAIT": "if (i == TILES - 1) tma_load_4d(base + B + stage * BYTES, b_map, a_full, 0, 0, 0, 0);" + RIGHT["EMPTY_WAIT"]}
+    changes = {
+        "EMPTY_WAIT": "if (i == TILES - 1) tma_load_4d(base + B + stage * BYTES, b_map, a_full, 0, 0, 0, 0);"
+        + RIGHT["EMPTY_WAIT"]
+    }
     faults, _, _ = run(**changes)
     assert any("overwrites" in fault for fault in faults), faults
     source = """
@@ -177,5 +214,9 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*, int* 
   }
 }"""
     tensor, out = np.zeros((1, 1, 64, 64), np.uint16), np.ones(128, np.int32)
-    execution = run_hopper(source.replace("FENCE", fence), [tensor, out], [tiled(0, tensor, (64, 64, 1, 1), 128)], smem=8200)
-    assert len(execution.faults) == faults and all("no fence.proxy.async between" in fault for fault in execution.faults)
+    execution = run_hopper(
+        source.replace("FENCE", fence), [tensor, out], [tiled(0, tensor, (64, 64, 1, 1), 128)], smem=8200
+    )
+    assert len(execution.faults) == faults and all(
+        "no fence.proxy.async between" in fault for fault in execution.faults
+    )

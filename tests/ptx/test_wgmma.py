@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-
-from evoattn.families.wgmma_text import wgmma_function
 from hopper_harness import accumulators_to_matrix, run_hopper, swizzle_address
+
+from evoattn.families.flash_wgmma.text import wgmma_function
 
 KERNEL = """
 MULTIPLY
@@ -43,20 +43,25 @@ def k_major(matrix, swizzle):
     rows, depth = matrix.shape
     image = np.zeros(matrix.size, np.uint16)
     row, column = np.indices(matrix.shape)
-    if swizzle == 0:                   # 8 rows of 16 bytes together; leading: the next 8 columns, stride: the next 8 rows
+    if swizzle == 0:  # 8 rows of 16 bytes together; leading: the next 8 columns, stride: the next 8 rows
         image[column // 8 * rows * 8 + row * 8 + column % 8] = matrix
         return image, rows * 16, 128, rows * 32
     wide = swizzle // 2
     chunk, inner = np.divmod(column, wide)
     image[(chunk * rows * wide + swizzle_address(row * swizzle + 2 * inner, swizzle) // 2)] = matrix
-    return image, 16, 8 * swizzle, [step * 32 % swizzle + step * 32 // swizzle * rows * swizzle for step in range(depth // 16)]
+    return (
+        image,
+        16,
+        8 * swizzle,
+        [step * 32 % swizzle + step * 32 // swizzle * rows * swizzle for step in range(depth // 16)],
+    )
 
 
 def mn_major(matrix, swizzle):
     """The same of `[rows, 64]` with the rows (M or N) contiguous: tiles of as many rows as a swizzle holds, a line for each k."""
     rows, depth = matrix.shape
     row, column = np.indices(matrix.shape)
-    if swizzle == 0:                   # 8 k of 16 bytes together; stride: the next 8 rows, leading: the next 8 k
+    if swizzle == 0:  # 8 k of 16 bytes together; stride: the next 8 rows, leading: the next 8 k
         image = np.zeros(matrix.size, np.uint16)
         image[row // 8 * depth * 8 + column * 8 + row % 8] = matrix
         return image, 128, depth * 16, 256
@@ -78,7 +83,9 @@ def as_bits(values, dtype):
 
 
 def as_values(bits, dtype):
-    return (bits.view(np.float16) if dtype == "fp16" else (bits.astype(np.uint32) << 16).view(np.float32)).astype(np.float64)
+    return (bits.view(np.float16) if dtype == "fp16" else (bits.astype(np.uint32) << 16).view(np.float32)).astype(
+        np.float64
+    )
 
 
 def fragments_a(bits):
@@ -91,8 +98,19 @@ def fragments_a(bits):
     return out
 
 
-def product(columns, dtype="fp16", swizzle=128, a_in="registers", b_major="k", accumulate="1", fence="fence_proxy_async();", between="",
-            arranged="wgmma_fence();", pending=0, change=lambda text: text):
+def product(
+    columns,
+    dtype="fp16",
+    swizzle=128,
+    a_in="registers",
+    b_major="k",
+    accumulate="1",
+    fence="fence_proxy_async();",
+    between="",
+    arranged="wgmma_fence();",
+    pending=0,
+    change=lambda text: text,
+):
     """(D, what it should be, faults) of D = A[64, 64] B + C in four steps."""
     rng = np.random.default_rng(columns)
     a_bits, b_bits = (as_bits(rng.standard_normal(shape), dtype) for shape in ((64, 64), (columns, 64)))
@@ -103,35 +121,63 @@ def product(columns, dtype="fp16", swizzle=128, a_in="registers", b_major="k", a
     text = change(wgmma_function("multiply", columns, dtype, a_in == "registers", b_major == "mn"))
     if a_in == "mn":
         text = text.replace("p, 1, 1, 0,", "p, 1, 1, 1,")
-    source = KERNEL.replace("MULTIPLY", text).replace("ACCUMULATE", accumulate).replace("BETWEEN", between).replace("ARRANGED", arranged)
+    source = (
+        KERNEL.replace("MULTIPLY", text)
+        .replace("ACCUMULATE", accumulate)
+        .replace("BETWEEN", between)
+        .replace("ARRANGED", arranged)
+    )
     stepped = []
     for name, steps in (("a", a_steps), ("b", b_steps)):
-        if isinstance(steps, list):                               # a step to the next tile is longer than one inside a tile
-            source = source.replace(f"step * {name}_step", "(" + " + ".join(f"(step == {i}) * {s >> 4}" for i, s in enumerate(steps)) + ")")
+        if isinstance(steps, list):  # a step to the next tile is longer than one inside a tile
+            source = source.replace(
+                f"step * {name}_step", "(" + " + ".join(f"(step == {i}) * {s >> 4}" for i, s in enumerate(steps)) + ")"
+            )
             steps = 0
         stepped.append(np.int32(steps >> 4))
     operand = "a[step]" if a_in == "registers" else "a_descriptor + base + step * a_step"
     if a_in != "registers" and isinstance(a_steps, list):
-        operand = "a_descriptor + base + (" + " + ".join(f"(step == {i}) * {s >> 4}" for i, s in enumerate(a_steps)) + ")"
+        operand = (
+            "a_descriptor + base + (" + " + ".join(f"(step == {i}) * {s >> 4}" for i, s in enumerate(a_steps)) + ")"
+        )
     a_bytes = -(-a_image.nbytes // 1024) * 1024
     a_space, b_space = np.zeros(a_bytes // 2, np.uint16), np.zeros(-(-b_image.nbytes // 1024) * 512, np.uint16)
-    a_space[:a_image.size], b_space[:b_image.size] = a_image, b_image
-    for name, value in (("A_OPERAND", operand), ("FENCE", fence), ("A_BYTES", a_bytes), ("B_BYTES", b_space.nbytes), ("COLUMNS", columns),
-                        ("STEPS", STEPS), ("PENDING", pending)):
+    a_space[: a_image.size], b_space[: b_image.size] = a_image, b_image
+    for name, value in (
+        ("A_OPERAND", operand),
+        ("FENCE", fence),
+        ("A_BYTES", a_bytes),
+        ("B_BYTES", b_space.nbytes),
+        ("COLUMNS", columns),
+        ("STEPS", STEPS),
+        ("PENDING", pending),
+    ):
         source = source.replace(name, str(value))
     out = np.zeros_like(c)
     scalars = [descriptor(0, *a_offsets, swizzle), descriptor(a_bytes, *b_offsets, swizzle), *stepped]
     execution = run_hopper(source, [a_space, b_space, c, out], (), scalars, 128, a_bytes + b_space.nbytes)
-    expected = as_values(a_bits, dtype) @ as_values(b_bits, dtype).T + (accumulators_to_matrix(c) if accumulate == "1" else 0)
+    expected = as_values(a_bits, dtype) @ as_values(b_bits, dtype).T + (
+        accumulators_to_matrix(c) if accumulate == "1" else 0
+    )
     return accumulators_to_matrix(out), expected, execution
 
 
-@pytest.mark.parametrize("columns, dtype, swizzle, a_in, b_major", [
-    (8, "fp16", 128, "registers", "k"), (256, "bf16", 128, "registers", "mn"), (72, "fp16", 128, "k", "k"), (48, "bf16", 128, "k", "mn"),
-    (128, "fp16", 128, "mn", "mn"), (64, "fp16", 64, "k", "k"), (96, "bf16", 64, "mn", "mn"), (40, "fp16", 32, "k", "k"),
-    (48, "fp16", 32, "mn", "mn"),
-    (24, "bf16", 0, "k", "k"), (80, "fp16", 0, "mn", "mn"),
-])
+@pytest.mark.parametrize(
+    "columns, dtype, swizzle, a_in, b_major",
+    [
+        (8, "fp16", 128, "registers", "k"),
+        (256, "bf16", 128, "registers", "mn"),
+        (72, "fp16", 128, "k", "k"),
+        (48, "bf16", 128, "k", "mn"),
+        (128, "fp16", 128, "mn", "mn"),
+        (64, "fp16", 64, "k", "k"),
+        (96, "bf16", 64, "mn", "mn"),
+        (40, "fp16", 32, "k", "k"),
+        (48, "fp16", 32, "mn", "mn"),
+        (24, "bf16", 0, "k", "k"),
+        (80, "fp16", 0, "mn", "mn"),
+    ],
+)
 def test_layouts(columns, dtype, swizzle, a_in, b_major):
     d, expected, execution = product(columns, dtype, swizzle, a_in, b_major)
     assert not execution.faults
@@ -148,25 +194,37 @@ def test_scales():
     np.testing.assert_allclose(d, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"fence": ""}, "no fence.proxy.async between"),
-    ({"between": "d[3] += 1.f;"}, "touches registers of a wgmma"),
-    ({"between": 'asm volatile("" : "+f"(d[0])); if (d[1] > 1e30f) out[0] = 1;'}, "touches registers of a wgmma"),
-    ({"arranged": ""}, "with no wgmma.fence before"), ({"arranged": "", "a_in": "k"}, "with no wgmma.fence before"),
-    ({"arranged": "wgmma_fence(); d[1] *= 3.f;"}, "with no wgmma.fence before"),
-    ({"arranged": "wgmma_fence(); a[2][1] ^= t;"}, "with no wgmma.fence before"),
-    ({"pending": 1}, "touches registers of a wgmma"),
-    ({"between": 'asm volatile("mov.b32 %0, 0;" : "+r"(a[0][0])); asm volatile("" :: "r"(a[0][0]));'}, "touches registers of a wgmma"),
-    ({"between": "smem[t] = make_uint4(0, 0, 0, 0);", "a_in": "k"}, "what a wgmma of warpgroup 0 has read"),
-    ({"between": "__syncthreads(); smem[t] = make_uint4(0, 0, 0, 0);", "a_in": "k"}, "what a wgmma of warpgroup 0 has read"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"fence": ""}, "no fence.proxy.async between"),
+        ({"between": "d[3] += 1.f;"}, "touches registers of a wgmma"),
+        ({"between": 'asm volatile("" : "+f"(d[0])); if (d[1] > 1e30f) out[0] = 1;'}, "touches registers of a wgmma"),
+        ({"arranged": ""}, "with no wgmma.fence before"),
+        ({"arranged": "", "a_in": "k"}, "with no wgmma.fence before"),
+        ({"arranged": "wgmma_fence(); d[1] *= 3.f;"}, "with no wgmma.fence before"),
+        ({"arranged": "wgmma_fence(); a[2][1] ^= t;"}, "with no wgmma.fence before"),
+        ({"pending": 1}, "touches registers of a wgmma"),
+        (
+            {"between": 'asm volatile("mov.b32 %0, 0;" : "+r"(a[0][0])); asm volatile("" :: "r"(a[0][0]));'},
+            "touches registers of a wgmma",
+        ),
+        ({"between": "smem[t] = make_uint4(0, 0, 0, 0);", "a_in": "k"}, "what a wgmma of warpgroup 0 has read"),
+        (
+            {"between": "__syncthreads(); smem[t] = make_uint4(0, 0, 0, 0);", "a_in": "k"},
+            "what a wgmma of warpgroup 0 has read",
+        ),
+    ],
+)
 def test_faults(options, words):
     _, _, execution = product(8, **options)
     assert any(words in fault for fault in execution.faults), execution.faults
 
 
 def test_operands_may_be_overwritten_after_the_wait():
-    _, _, execution = product(8, a_in="k", between="wgmma_wait<0>(); __syncthreads(); smem[t] = make_uint4(0, 0, 0, 0);")
+    _, _, execution = product(
+        8, a_in="k", between="wgmma_wait<0>(); __syncthreads(); smem[t] = make_uint4(0, 0, 0, 0);"
+    )
     assert not execution.faults
 
 

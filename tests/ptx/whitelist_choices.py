@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from re import _constants as codes
 from re import _parser as parser
 
-from evoattn.ptx import dispatch, instruction_set  # noqa: F401: the import fills the table
+from evoattn.ptx.isa import dispatch  # noqa: F401: the import fills the table
 
 
 class _Choices:
@@ -32,10 +32,19 @@ class _Choices:
             return re.escape(chr(value))
         if code is codes.IN and all(inner is codes.LITERAL for inner, _ in value):
             return "(?:" + "|".join(self._choice(re.escape(chr(letter))) for _, letter in value) + ")"
-        if code is codes.IN:                                  # [a-z], \\d: a word out of a table of the instruction's own
-            return "[" + "".join(
-                r"\d" if inner is codes.CATEGORY else f"{chr(v[0])}-{chr(v[1])}" if inner is codes.RANGE else re.escape(chr(v))
-                for inner, v in value) + "]"
+        if code is codes.IN:  # [a-z], \\d: a word out of a table of the instruction's own
+            return (
+                "["
+                + "".join(
+                    r"\d"
+                    if inner is codes.CATEGORY
+                    else f"{chr(v[0])}-{chr(v[1])}"
+                    if inner is codes.RANGE
+                    else re.escape(chr(v))
+                    for inner, v in value
+                )
+                + "]"
+            )
         if code is codes.BRANCH:
             return "(?:" + "|".join(self._choice(self._text(branch)) for branch in value[1]) + ")"
         if code is codes.SUBPATTERN:
@@ -48,7 +57,9 @@ class _Choices:
             if (low, high) == (0, 1):
                 return self._choice(self._text(inner)) + "?"
             return f"(?:{self._text(inner)}){{{low},{'' if high is codes.MAXREPEAT else int(high)}}}"
-        raise ValueError(f"A pattern of the whitelist has {code}: only letters, sets, alternatives, groups, their repeats and references count.")
+        raise ValueError(
+            f"A pattern of the whitelist has {code}: only letters, sets, alternatives, groups, their repeats and references count."
+        )
 
 
 def uncovered(opcodes: Iterable[str]) -> set[str]:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evoattn.config import Parameter, SearchSpace, config_id
-from evoattn.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Proposal, Timing, Trial, TrialState
+from evoattn.model.space import Parameter, SearchSpace, config_id
 from evoattn.samplers import genetic, tpe
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.registry import SAMPLERS, SamplerError, make_sampler
-from evoattn.trial import Proposal, Timing, Trial, TrialState
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
@@ -25,7 +25,9 @@ every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 def space(family: str, *values: tuple, starting: tuple[dict, ...] = ()) -> SearchSpace:
     """Parameters `TILE`, `<family>_1`, `<family>_2`, … : the families share only the first."""
     names = ["TILE", *(f"{family}_{i}" for i in range(1, len(values)))]
-    return SearchSpace(family, tuple(Parameter(n, v, "") for n, v in zip(names, values)), tuple({"config": s} for s in starting))
+    return SearchSpace(
+        family, tuple(Parameter(n, v, "") for n, v in zip(names, values)), tuple({"config": s} for s in starting)
+    )
 
 
 SPACES = {
@@ -36,7 +38,9 @@ SPACES = {
 
 def place(family: str, params: dict) -> list[float]:
     """The config as a point of the unit cube."""
-    return [p.values.index(params[p.name]) / (len(p.values) - 1) for p in SPACES[family].parameters if len(p.values) > 1]
+    return [
+        p.values.index(params[p.name]) / (len(p.values) - 1) for p in SPACES[family].parameters if len(p.values) > 1
+    ]
 
 
 def why_invalid(family: str, params: dict) -> str | None:
@@ -54,17 +58,39 @@ def cost(family: str, params: dict) -> float:
 
 
 def trial(number: int, proposal: Proposal, state: TrialState = TrialState.COMPLETE) -> Trial:
-    timings = (Timing((cost(proposal.family, proposal.params),), {"stage": "screen"}),) if state is TrialState.COMPLETE else ()
+    timings = (
+        (Timing((cost(proposal.family, proposal.params),), {"stage": "screen"}),)
+        if state is TrialState.COMPLETE
+        else ()
+    )
     identity = config_id(proposal.family, proposal.params)
     return Trial(
-        number, 1, proposal.family, proposal.params, identity, state, "", None, None, None, timings, None,
-        proposal.parents, proposal.operator, "", 0.0,
+        number,
+        1,
+        proposal.family,
+        proposal.params,
+        identity,
+        state,
+        "",
+        None,
+        None,
+        None,
+        timings,
+        None,
+        proposal.parents,
+        proposal.operator,
+        "",
+        0.0,
     )
 
 
 def fate(number: int) -> TrialState:
     """Every fifth candidate fails."""
-    return TrialState.COMPLETE if number % 5 else (TrialState.WRONG_RESULT, TrialState.DUPLICATE, TrialState.TIMEOUT)[number % 3]
+    return (
+        TrialState.COMPLETE
+        if number % 5
+        else (TrialState.WRONG_RESULT, TrialState.DUPLICATE, TrialState.TIMEOUT)[number % 3]
+    )
 
 
 def search(name: str, seed: int, count: int, in_flight: int = 6, recorded: tuple[Trial, ...] = ()) -> list[Trial]:
@@ -134,11 +160,13 @@ def test_resume_repeats_nothing_and_goes_on_from_the_best(name):
 @every_sampler
 def test_recorded_trials_of_other_spaces_do_no_harm(name):
     old = trial(1, Proposal("round", {"TILE": 7, **{f"round_{i}": 7 for i in range(1, 6)}}, operator="starting"))
-    gone = [old.__class__(**{**old.__dict__, "number": n, "family": family, "config": config, "config_id": str(n)})
-            for n, family, config in ((2, "unknown", {"A": 1}), (3, "round", {"TILE": 99}))]
+    gone = [
+        old.__class__(**{**old.__dict__, "number": n, "family": family, "config": config, "config_id": str(n)})
+        for n, family, config in ((2, "unknown", {"A": 1}), (3, "round", {"TILE": 99}))
+    ]
     sampler = make_sampler(name, SPACES, PROBLEM, 0, why_invalid)
     sampler.restore([old, *gone])
-    assert all(p.operator == "random" for p in sampler.ask(5))             # the starting config is recorded
+    assert all(p.operator == "random" for p in sampler.ask(5))  # the starting config is recorded
 
 
 @every_sampler
@@ -151,10 +179,27 @@ def test_a_small_space_is_used_up_to_the_last_config(name):
         for proposal in proposals:
             seen.append((proposal.family, *proposal.params.values()))
             identity = config_id(proposal.family, proposal.params)
-            sampler.tell(proposal, Trial(
-                len(seen), 1, proposal.family, proposal.params, identity, TrialState.ESTIMATED, "", None, None, None, (), float(len(seen)),
-                (), "", "", 0.0,
-            ))
+            sampler.tell(
+                proposal,
+                Trial(
+                    len(seen),
+                    1,
+                    proposal.family,
+                    proposal.params,
+                    identity,
+                    TrialState.ESTIMATED,
+                    "",
+                    None,
+                    None,
+                    None,
+                    (),
+                    float(len(seen)),
+                    (),
+                    "",
+                    "",
+                    0.0,
+                ),
+            )
     assert len(seen) == len(set(seen)) == 1 + sum((a + b) % 3 == 0 for a in (1, 2, 3, 4) for b in (1, 2, 3)) * 2
     assert sampler.ask(1) == []
 
@@ -166,7 +211,7 @@ def test_asking_is_quick_when_there_is_much_history(name):
     sampler.ask(1)
     started = time.process_time()
     assert len(sampler.ask(40)) == 40
-    assert (time.process_time() - started) / 40 < 0.02                     # 0.1 to 3 ms; the rest is for a busy machine
+    assert (time.process_time() - started) / 40 < 0.02  # 0.1 to 3 ms; the rest is for a busy machine
 
 
 @pytest.mark.parametrize("name", ["genetic", "tpe"])

@@ -8,11 +8,18 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 from storage_records import make_study, record, timing
 
-from evoattn.paths import MIGRATIONS
+from evoattn.model.paths import MIGRATIONS
 from evoattn.storage import Storage, StorageError
-from evoattn.versions import collect, differences
+from evoattn.storage.versions import collect, differences
 
-HERE = {"evoattn": "0.1", "commit": "abc+", "host": "a", "device": "NVIDIA H100", "uuid": "GPU-1", "driver": "CUDA 13.0"}
+HERE = {
+    "evoattn": "0.1",
+    "commit": "abc+",
+    "host": "a",
+    "device": "NVIDIA H100",
+    "uuid": "GPU-1",
+    "driver": "CUDA 13.0",
+}
 THERE = HERE | {"host": "b", "uuid": "GPU-2"}
 
 
@@ -21,14 +28,16 @@ def test_each_trial_and_timing_names_where_it_ran(storage, path):
     unknown = record(storage, study, 0)
     storage.use_environment(HERE)
     first, second = (record(storage, study, i, timings=(timing("screen", 1.0),)) for i in (1, 2))
-    storage.use_environment(dict(reversed(HERE.items())))                        # the same facts: the same row
+    storage.use_environment(dict(reversed(HERE.items())))  # the same facts: the same row
     third = record(storage, study, 3, timings=(timing("screen", 1.0),))
     storage.use_environment(THERE)
     fourth = record(storage, study, 4, timings=(timing("screen", 1.0),))
     storage.add_timing(first.number, timing("final", 1.0))
     assert storage.environments(unknown) == []
     assert storage.environments(first) == [HERE, THERE]
-    assert storage.environments(second) == storage.environments(third) == [HERE] and storage.environments(fourth) == [THERE]
+    assert storage.environments(second) == storage.environments(third) == [HERE] and storage.environments(fourth) == [
+        THERE
+    ]
     with sqlite3.connect(path) as plain:
         assert plain.execute("SELECT count(*) FROM environments").fetchone() == (2,)
         plain.execute("UPDATE environments SET facts = '[1]'")
@@ -44,10 +53,12 @@ def test_a_database_without_environments_is_migrated_and_its_trials_keep_none(pa
         command.upgrade(config, "0001")
         connection.exec_driver_sql(
             "INSERT INTO studies VALUES (1, 'old', 'l4', 'sm_89', 1, 'genetic', 0, '{\"batch\": 1, \"heads\": 1, \"kv_heads\": 1, "
-            "\"seqlen_q\": 8, \"seqlen_k\": 8, \"head_dim\": 64}', '[]', '{\"evoattn\": \"0.0\"}', '{}', '')")
+            '"seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}\', \'[]\', \'{"evoattn": "0.0"}\', \'{}\', \'\')'
+        )
         connection.exec_driver_sql(
             "INSERT INTO trials (number, study_id, family, config_id, state, reason, operator, created_at, seconds, config, parents) "
-            "VALUES (7, 1, 'flash_mma', 'x', 'TIMEOUT', '', '', '', 0, '{}', '[]')")
+            "VALUES (7, 1, 'flash_mma', 'x', 'TIMEOUT', '', '', '', 0, '{}', '[]')"
+        )
     storage = Storage.open(str(path))
     assert storage.trial(7).state == "TIMEOUT" and storage.environments(storage.trial(7)) == []
     storage.use_environment(HERE)
@@ -60,4 +71,8 @@ def test_what_is_collected_here_and_what_differs_there():
     assert {"evoattn", "commit", "python", "compiler", "torch", "numpy", "cupy", "host", "system"} <= set(here)
     assert all(isinstance(value, str) and value for value in here.values())
     assert differences(HERE, HERE) == []
-    assert differences(HERE, THERE | {"cupy": "14"}) == ["host a, here b", "uuid GPU-1, here GPU-2", "cupy absent, here 14"]
+    assert differences(HERE, THERE | {"cupy": "14"}) == [
+        "host a, here b",
+        "uuid GPU-1, here GPU-2",
+        "cupy absent, here 14",
+    ]

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import event
 from storage_records import make_study, record, timing
 
-from evoattn.paths import ROOT
+from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage import engine as database
 
@@ -36,7 +36,9 @@ with storage.lock_study(study):
 
 def start_recorder(path: Path) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
-    return subprocess.Popen([sys.executable, "-c", RECORDER, str(path)], env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", RECORDER, str(path)], env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_kill_9_loses_no_recorded_trial_and_leaves_none_half_written(path):
@@ -54,10 +56,10 @@ def test_kill_9_loses_no_recorded_trial_and_leaves_none_half_written(path):
         assert plain.execute("PRAGMA foreign_key_check").fetchall() == []
     storage = Storage.open(str(path))
     kept = list(storage.iter_trials(study))
-    assert len(acknowledged) > 10 and [t.number for t in kept][:len(acknowledged)] == acknowledged
+    assert len(acknowledged) > 10 and [t.number for t in kept][: len(acknowledged)] == acknowledged
     assert len(kept) <= len(acknowledged) + 1 and all(len(t.timings) == 2 for t in kept)
     assert all(storage.source(t.source_hash) for t in kept[-3:])
-    with storage.lock_study(study):                                         # the dead process holds it no more
+    with storage.lock_study(study):  # the dead process holds it no more
         assert record(storage, study, 0).number > acknowledged[-1]
     storage.close()
 
@@ -67,10 +69,16 @@ def test_one_search_a_study(storage, path):
     process = start_recorder(path)
     try:
         process.stdout.readline()
-        with pytest.raises(StorageError, match="Another search is running on study 'first'; .*"), storage.lock_study(study):
+        with (
+            pytest.raises(StorageError, match="Another search is running on study 'first'; .*"),
+            storage.lock_study(study),
+        ):
             pass
-        with storage.lock_study(other):                                     # two searches on one database are welcome
-            with pytest.raises(StorageError, match="Another search is running on study 'other'"), storage.lock_study(other):
+        with storage.lock_study(other):  # two searches on one database are welcome
+            with (
+                pytest.raises(StorageError, match="Another search is running on study 'other'"),
+                storage.lock_study(other),
+            ):
                 pass
             record(storage, other, 1)
     finally:
@@ -124,7 +132,7 @@ def as_nobody(work) -> str:
             if os.geteuid() == 0:
                 os.setuid(65534)
             said = work()
-        except BaseException as error:                                      # the parent is to see whatever it was
+        except BaseException as error:  # the parent is to see whatever it was
             said = f"{type(error).__name__}: {error}"
         os.write(writing, said.encode())
         os._exit(0)
@@ -136,7 +144,7 @@ def as_nobody(work) -> str:
 
 @pytest.mark.parametrize("busy", [False, True], ids=["closed", "being written by its owner"])
 def test_a_read_only_database_serves_reading_and_refuses_writing(busy):
-    folder = Path(tempfile.mkdtemp())                                       # pytest's own are closed to other users
+    folder = Path(tempfile.mkdtemp())  # pytest's own are closed to other users
     try:
         storage = Storage.open(str(folder / "evoattn.sqlite"))
         study = make_study(storage)
@@ -154,8 +162,13 @@ def test_a_read_only_database_serves_reading_and_refuses_writing(busy):
             return str(found)
 
         said = as_nobody(read_then_write)
-        assert said.startswith("StorageError: The database") and "is read-only; make the file and its folder writable" in said, said
-        said = as_nobody(lambda: str(len(Storage.open(str(folder / "evoattn.sqlite"), create=False).leaderboard(study, 5))))
+        assert (
+            said.startswith("StorageError: The database")
+            and "is read-only; make the file and its folder writable" in said
+        ), said
+        said = as_nobody(
+            lambda: str(len(Storage.open(str(folder / "evoattn.sqlite"), create=False).leaderboard(study, 5)))
+        )
         assert said == "1"
         storage.close()
     finally:

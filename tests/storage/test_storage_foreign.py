@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from storage_records import PROBLEM, make_study, record, refusal, timing
 
-from evoattn.paths import MIGRATIONS
+from evoattn.model.paths import MIGRATIONS
 from evoattn.storage import Storage, StorageError
 from evoattn.storage import engine as database
 from evoattn.storage import storage as storage_module
@@ -77,19 +77,34 @@ def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):
     assert text.read_text() == "no database " * 200 and not (tmp_path / "none.sqlite").exists()
 
 
-@pytest.mark.parametrize("url, part", [
-    ("nodialect://x", "No driver"), ("sqlite://", "give --db a file"), ("sqlite:///:memory:", "give --db a file"),
-    ("://", "neither a file nor"),
-])
+@pytest.mark.parametrize(
+    "url, part",
+    [
+        ("nodialect://x", "No driver"),
+        ("sqlite://", "give --db a file"),
+        ("sqlite:///:memory:", "give --db a file"),
+        ("://", "neither a file nor"),
+    ],
+)
 def test_urls_that_cannot_be_are_sentences(url, part):
     assert part in refusal(url)
 
 
-@pytest.mark.parametrize("column, value", [
-    ("state", "BEST"), ("config", "[1]"), ("config", '{"BLOCK_M": {"a": 1}}'), ("config", "{"), ("config", "[" * 100_000),
-    ("parents", '["1"]'), ("validation", '{"backend": "cuda", "checks": [{"case": "x"}]}'), ("registers", "many"),
-    ("relative_cost", "cheap"), ("compile_options", "3"),
-])
+@pytest.mark.parametrize(
+    "column, value",
+    [
+        ("state", "BEST"),
+        ("config", "[1]"),
+        ("config", '{"BLOCK_M": {"a": 1}}'),
+        ("config", "{"),
+        ("config", "[" * 100_000),
+        ("parents", '["1"]'),
+        ("validation", '{"backend": "cuda", "checks": [{"case": "x"}]}'),
+        ("registers", "many"),
+        ("relative_cost", "cheap"),
+        ("compile_options", "3"),
+    ],
+)
 def test_a_tampered_trial_is_a_sentence(storage, path, column, value):
     trial = record(storage, make_study(storage), 1, timings=(timing("screen", 1.0),))
     with sqlite3.connect(path) as plain:
@@ -98,9 +113,16 @@ def test_a_tampered_trial_is_a_sentence(storage, path, column, value):
         storage.trial(trial.number)
 
 
-@pytest.mark.parametrize("column, value", [
-    ("samples_us", "[]"), ("samples_us", '["fast"]'), ("samples_us", "{}"), ("protocol", '{"stage": "quick"}'), ("protocol", "[]"),
-])
+@pytest.mark.parametrize(
+    "column, value",
+    [
+        ("samples_us", "[]"),
+        ("samples_us", '["fast"]'),
+        ("samples_us", "{}"),
+        ("protocol", '{"stage": "quick"}'),
+        ("protocol", "[]"),
+    ],
+)
 def test_tampered_samples_are_a_sentence(storage, path, column, value):
     trial = record(storage, make_study(storage), 1, timings=(timing("screen", 1.0),))
     with sqlite3.connect(path) as plain:

@@ -10,19 +10,26 @@ from dataclasses import replace
 import pytest
 from storage_records import INFO, PROBLEM, make_study, record, timing
 
-from evoattn.config import KernelConfig
-from evoattn.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
+from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError, UnknownRecord
-from evoattn.trial import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 
 
 def test_records_come_back_as_they_went_in(storage, path):
     study = make_study(storage)
-    trial = record(storage, study, 64, timings=(timing("screen", 21.5, 22.5), timing("repeat", 21.0)), relative_cost=3.5)
-    bare = storage.record(study, KernelConfig("flash_mma", {"BLOCK_M": 1}), None, Evaluation(TrialState.INVALID_CONFIG, "Too small."))
+    trial = record(
+        storage, study, 64, timings=(timing("screen", 21.5, 22.5), timing("repeat", 21.0)), relative_cost=3.5
+    )
+    bare = storage.record(
+        study, KernelConfig("flash_mma", {"BLOCK_M": 1}), None, Evaluation(TrialState.INVALID_CONFIG, "Too small.")
+    )
     storage.close()
     again = Storage.open(f"sqlite:///{path}", create=False)
-    assert again.studies() == [study] == [again.find_study("first")] == [again.study(study.id)] and again.latest_study() == study
+    assert (
+        again.studies() == [study] == [again.find_study("first")] == [again.study(study.id)]
+        and again.latest_study() == study
+    )
     assert again.find_study("second") is None and again.chosen_study("first") == again.chosen_study(None) == study
     assert again.trial(trial.number) == trial and again.trial(bare.number) == bare
     assert again.source(trial.source_hash) == "constexpr int BLOCK_M = 64; // µs"
@@ -39,7 +46,9 @@ def test_a_nan_error_is_kept_as_json_that_others_can_read(storage, path):
     trial = storage.record(study, KernelConfig("flash_mma", {"BLOCK_M": 1}), None, evaluation)
     assert math.isnan(storage.trial(trial.number).validation.checks[0].max_error)
     with sqlite3.connect(path) as plain:
-        assert plain.execute("SELECT json_extract(validation, '$.checks[0].max_error') FROM trials").fetchone() == ("nan",)
+        assert plain.execute("SELECT json_extract(validation, '$.checks[0].max_error') FROM trials").fetchone() == (
+            "nan",
+        )
 
 
 def test_trial_numbers_are_unique_in_the_database_and_sources_kept_once(storage, path):
@@ -60,7 +69,7 @@ def test_measured_trials_rank_by_their_most_trusted_stage(storage):
     assert [t.number for t in storage.leaderboard(study, 9)] == [steady.number, screened.number, lucky.number]
     storage.add_timing(lucky.number, timing("final", 19.0, 20.0, 18.0))
     storage.add_timing(steady.number, timing("final", 22.0))
-    storage.add_timing(steady.number, timing("final", 18.5))                # a later final of the same trial counts
+    storage.add_timing(steady.number, timing("final", 18.5))  # a later final of the same trial counts
     leaders = storage.leaderboard(study, 2)
     assert [(t.number, t.timing.median_us) for t in leaders] == [(steady.number, 18.5), (lucky.number, 19.0)]
     assert [t.protocol["stage"] for t in leaders[1].timings] == ["screen", "repeat", "final"]
@@ -68,25 +77,36 @@ def test_measured_trials_rank_by_their_most_trusted_stage(storage):
 
 def test_finalists_stand_before_a_lucky_sample_taken_alone(storage):
     study = make_study(storage)
-    lucky, slow, fast = (record(storage, study, i, timings=(timing("screen", us),)) for i, us in enumerate((9.0, 10.0, 11.0)))
+    lucky, slow, fast = (
+        record(storage, study, i, timings=(timing("screen", us),)) for i, us in enumerate((9.0, 10.0, 11.0))
+    )
     earlier, latest = (Timing((12.0,), {"stage": "final", "run": run}) for run in ("first", "second"))
     storage.add_timing(slow.number, earlier)
     assert [t.number for t in storage.leaderboard(study, 9)] == [slow.number, lucky.number, fast.number]
     storage.add_timing(fast.number, latest)
     assert [t.number for t in storage.leaderboard(study, 9)] == [fast.number, lucky.number, slow.number]
-    assert [t.number for t in storage.leaderboard(study, 9, finalists_first=False)] == [lucky.number, slow.number, fast.number]
+    assert [t.number for t in storage.leaderboard(study, 9, finalists_first=False)] == [
+        lucky.number,
+        slow.number,
+        fast.number,
+    ]
 
 
 def test_offline_trials_rank_by_relative_cost(storage):
     study = make_study(storage, offline=True)
-    numbers = [record(storage, study, i, TrialState.ESTIMATED, relative_cost=cost).number for i, cost in enumerate((3.0, 1.0, 2.0))]
+    numbers = [
+        record(storage, study, i, TrialState.ESTIMATED, relative_cost=cost).number
+        for i, cost in enumerate((3.0, 1.0, 2.0))
+    ]
     record(storage, study, 9, TrialState.WRONG_RESULT, relative_cost=0.5)
     assert [t.number for t in storage.leaderboard(study, 2)] == [numbers[1], numbers[2]]
 
 
 def test_failures_are_counted_by_state_and_reason(storage):
     study = make_study(storage)
-    for i, (state, reason) in enumerate([(TrialState.WRONG_RESULT, "a"), (TrialState.WRONG_RESULT, "a"), (TrialState.TIMEOUT, "b")]):
+    for i, (state, reason) in enumerate(
+        [(TrialState.WRONG_RESULT, "a"), (TrialState.WRONG_RESULT, "a"), (TrialState.TIMEOUT, "b")]
+    ):
         record(storage, study, i, state, reason=reason)
     record(storage, study, 9, timings=(timing("screen", 1.0),))
     assert storage.failures(study) == [(TrialState.WRONG_RESULT, "a", 2), (TrialState.TIMEOUT, "b", 1)]

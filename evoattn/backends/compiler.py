@@ -1,0 +1,147 @@
+"""Source → cubin and PTX by NVRTC through CuPy, with what the compiler's log says; needs no GPU and no CUDA toolkit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+from evoattn.model.paths import CACHE
+from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
+
+OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
+"""NVRTC's own cache would answer a repeated compile without the log that says registers and spills."""
+
+
+class CompileError(RuntimeError):
+    """The compiler refused the source: the message is its first error line; `log` is the whole log."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+    def __reduce__(self):
+        return CompileError, (str(self), self.log)
+
+
+@cache
+def include_options() -> tuple[str, ...]:
+    """`-I` options for the CUDA headers of the PyPI packages (`mma.h` and its like; most kernels include nothing)."""
+    folders: list[str] = []
+    for package in ("nvidia-cuda-runtime", "nvidia-cuda-crt"):
+        try:
+            for file in files(package) or ():
+                if file.name in ("cuda_fp16.h", "mma.h") and file.parent.name in ("include", "crt"):
+                    folder = Path(str(file.locate())).parent
+                    folders.append(str(folder.parent if folder.name == "crt" else folder))
+        except PackageNotFoundError:
+            continue
+    return tuple(f"-I{folder}" for folder in dict.fromkeys(folders))
+
+
+@cache
+def version() -> str:
+    """E.g. `NVRTC 13.0`."""
+    from cupy.cuda import nvrtc
+
+    return "NVRTC {}.{}".format(*nvrtc.getVersion())
+
+
+def parse_log(log: str) -> dict[str, object]:
+    """Registers, spills, stack, static shared memory and warnings out of a ptxas `-v` log; the most over its kernels."""
+
+    def most(pattern: str) -> int:
+        return max((int(n) for n in re.findall(pattern, log)), default=0)
+
+    return {
+        "registers": most(r"Used (\d+) registers"),
+        "spill_store_bytes": most(r"(\d+) bytes spill stores"),
+        "spill_load_bytes": most(r"(\d+) bytes spill loads"),
+        "stack_bytes": most(r"(\d+) bytes stack frame"),
+        "static_smem_bytes": most(r"(\d+) bytes smem"),
+        "warnings": tuple(sorted(set(re.findall(r"\bC75\d\d\b", log)))),
+    }
+
+
+def first_error(log: str) -> str:
+    """The first line of a compiler log that names an error."""
+    lines = [line.strip() for line in log.splitlines() if "error" in line.lower()]
+    return lines[0] if lines else (log.strip().splitlines() or ["the compiler failed without a message"])[0]
+
+
+def compile_source(source: str, arch: str, name: str = "kernel.cu") -> CompiledKernel:
+    """Compile `source` for `arch` (`sm_89`, `sm_90a`, …). Raises `CompileError`.
+
+    One NVRTC call gives the cubin that a GPU would load and the PTX of that same compile.
+    """
+    from cupy.cuda import nvrtc
+
+    options = (f"-arch={arch}", *OPTIONS, *include_options())
+    started = time.perf_counter()
+    program = nvrtc.createProgram(source, name, (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError:
+        log = nvrtc.getProgramLog(program)
+        raise CompileError(first_error(log), log) from None
+    else:
+        # CuPy 14.2 drops the last byte of a cubin; loaders accept that, cuobjdump and nvdisasm do not.
+        cubin = nvrtc.getCUBIN(program) + b"\0"
+        ptx = nvrtc.getPTX(program)
+        log = nvrtc.getProgramLog(program)
+    finally:
+        nvrtc.destroyProgram(program)
+    ptx_text = ptx.decode() if isinstance(ptx, bytes) else ptx
+    info = CompileInfo(
+        **parse_log(log),
+        seconds=time.perf_counter() - started,
+        compiler=version(),
+        options=tuple(o for o in options if not o.startswith("-I")),
+    )
+    return CompiledKernel(cubin, ptx_text.rstrip("\0"), info)
+
+
+def _cache_stem(candidate: Candidate, folder: Path) -> Path:
+    key = hashlib.sha256("\n".join((candidate.source_hash, candidate.arch, version(), *OPTIONS)).encode()).hexdigest()
+    return folder / key[:2] / key
+
+
+def compile_candidate(candidate: Candidate, folder: Path | None = CACHE) -> CompiledKernel:
+    """Compile a candidate, or take its files from the cache `folder` (None: no cache). Raises `CompileError`.
+
+    The key covers source, architecture, compiler version and options. Files are moved into place whole, so that a killed
+    process leaves none half written.
+    """
+    if folder is None:
+        return compile_source(candidate.source, candidate.arch)
+    stem = _cache_stem(candidate, folder)
+    try:
+        fields = json.loads(stem.with_suffix(".json").read_text())
+        fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
+        return CompiledKernel(
+            stem.with_suffix(".cubin").read_bytes(), stem.with_suffix(".ptx").read_text(), CompileInfo(**fields)
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    compiled = compile_source(candidate.source, candidate.arch)
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, data in (
+            (".cubin", compiled.cubin),
+            (".ptx", compiled.ptx.encode()),
+            (".json", json.dumps(asdict(compiled.info)).encode()),
+        ):
+            handle, temporary = tempfile.mkstemp(dir=stem.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, stem.with_suffix(suffix))
+    except OSError:
+        pass  # a full or read-only disk costs the cache, not the search
+    return compiled

@@ -1,0 +1,163 @@
+"""Inputs of a problem and the answer that an output is judged by; made once a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evoattn.model.problem import AttentionProblem
+
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+SCORES_PER_CHUNK = 1 << 27
+"""Scores that the reference materialises at once: 1 GiB in float64."""
+
+KINDS = ("plain", "large_logits", "late_huge_key", "large_logits_late_key", "rising_maximum", "equal_keys")
+
+
+def make_inputs(
+    problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
+) -> dict[str, torch.Tensor]:
+    """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads, seqlen, head_dim]`.
+
+    Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales q by 30,
+    `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both, `rising_maximum` lets the
+    largest score grow with every key, `equal_keys` makes all keys the same. Raises `ValueError` on another kind: it would be plain unseen.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dtype = TORCH_DTYPES[problem.dtype]
+    tensors = {}
+    for name in "qkv":
+        values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
+        if kind.startswith("large_logits") and name == "q":
+            values *= 30
+        elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
+            values[:, :, max(0, problem.seqlen_k - 3)] *= 12
+        elif kind == "rising_maximum" and name == "q":
+            values.abs_()
+        elif kind == "rising_maximum" and name == "k":
+            values *= 0.1
+            values += torch.linspace(0, 6, problem.seqlen_k, device=device)[None, None, :, None]
+        elif kind == "equal_keys" and name == "k":
+            values = values[:, :, :1].expand_as(values)
+        tensors[name] = _laid_out(problem, name, values.to(dtype))
+    return tensors
+
+
+def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:
+    """A copy of `values` (its logical shape) with the strides that the problem's layout gives."""
+    out = torch.empty(values.numel(), dtype=values.dtype, device=values.device)
+    view = out.as_strided(problem.shape(name), problem.strides(name))
+    view.copy_(values)
+    return view
+
+
+def _visible(problem: AttentionProblem, first: int, rows: int, device: torch.device) -> torch.Tensor | None:
+    """Bool `[rows, seqlen_k]`: may query first+i see key j; None without a mask."""
+    if not problem.causal:
+        return None
+    queries = torch.arange(first, first + rows, device=device)[:, None]
+    return torch.arange(problem.seqlen_k, device=device)[None, :] <= queries + problem.causal_offset
+
+
+def exact_attention(
+    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """The answer in `dtype` (float32 or float64), contiguous `[batch, heads, seqlen_q, head_dim]`.
+
+    torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that the scores fit;
+    a row that sees no key is 0.
+    """
+    out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
+    rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
+    heads = max(1, min(problem.group_size, SCORES_PER_CHUNK // (problem.seqlen_k * rows)))
+    for b in range(problem.batch):
+        for kv_head in range(problem.kv_heads):
+            key, value = k[b, kv_head].to(dtype), v[b, kv_head].to(dtype)
+            for head in range(kv_head * problem.group_size, (kv_head + 1) * problem.group_size, heads):
+                last = min(head + heads, (kv_head + 1) * problem.group_size)
+                for first in range(0, problem.seqlen_q, rows):
+                    query = q[b, head:last, first : first + rows].to(dtype)
+                    out[b, head:last, first : first + rows] = _rows(problem, query, key, value, first)
+    return out
+
+
+def _rows(
+    problem: AttentionProblem, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int
+) -> torch.Tensor:
+    """Softmax attention of `query [heads, rows, D]` over `key`, `value` `[seqlen_k, D]`, in their dtype."""
+    scores = (query * problem.softmax_scale) @ key.T
+    visible = _visible(problem, first, query.shape[-2], query.device)
+    if visible is None:
+        return torch.softmax(scores, -1) @ value
+    scores = scores.masked_fill(~visible, float("-inf"))
+    weights = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0)
+    return weights @ value
+
+
+def exact_lse(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Σ exp of the masked, scaled scores of each query as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf for no key."""
+    out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
+    rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
+    for b in range(problem.batch):
+        for head in range(problem.heads):
+            key = k[b, head // problem.group_size].double()
+            for first in range(0, problem.seqlen_q, rows):
+                scores = (q[b, head, first : first + rows].double() * problem.softmax_scale) @ key.T
+                visible = _visible(problem, first, scores.shape[0], q.device)
+                if visible is not None:
+                    scores = scores.masked_fill(~visible, float("-inf"))
+                out[b, head, first : first + rows] = torch.logsumexp(scores, -1)
+    return out
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The exact output of one set of inputs, and how far from it an honest kernel may be.
+
+    flash-attention's rule: max|out − exact| ≤ 2·max|low − exact| + 2·max|(exact + 0.3 − 0.3) − exact|, where `low` is the same formula
+    in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of the flash-attention project).
+    The same factor bounds the root-mean-square error: the largest error alone would let a kernel skip one K/V tile in many.
+    fp32 problems are judged against float64 and may always be 1e-5 of the largest output off.
+
+    The log-sum-exp, where the problem asks for it, is fp32 from fp32 scores: 2e-4 (the polynomial exponential is 9e-5 off) and 2e-5 of the
+    largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
+    """
+
+    exact: torch.Tensor
+    allowed_error: float
+    allowed_rms: float
+    lse: torch.Tensor | None = None
+    allowed_lse: float = 0.0
+
+
+LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5
+FP32_RELATIVE = 1e-5
+
+
+def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
+    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the interpreter's check
+    does."""
+    dtype = TORCH_DTYPES[problem.dtype]
+    exact_dtype = torch.float64 if double or problem.dtype == "fp32" else torch.float32
+    exact = exact_attention(problem, *(tensors[t] for t in "qkv"), exact_dtype)
+    low = exact_attention(problem, *(tensors[t] for t in "qkv"), dtype)
+    rounded = exact.to(dtype)
+    nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
+    difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
+    allowed = 2 * difference.abs().max().item() + 2 * nudged.abs().max().item()
+    allowed_rms = 2 * _rms(difference) + 2 * _rms(rounding)
+    if problem.dtype == "fp32":
+        allowed = max(allowed, FP32_RELATIVE * exact.abs().max().item())
+        allowed_rms = max(allowed_rms, FP32_RELATIVE * _rms(exact))
+    if not problem.lse:
+        return Answer(exact, allowed, allowed_rms)
+    lse = exact_lse(problem, tensors["q"], tensors["k"])
+    largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
+    return Answer(exact, allowed, allowed_rms, lse, LSE_ABSOLUTE + LSE_RELATIVE * largest)
+
+
+def _rms(x: torch.Tensor) -> float:
+    return x.double().square().mean().sqrt().item()

@@ -1,0 +1,112 @@
+"""compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), and races in shared memory (racecheck)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from evoattn.correctness import reference
+from evoattn.correctness.validate import device_cases, output_layouts
+from evoattn.families import registry
+from evoattn.model.paths import ROOT
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, CompileInfo
+from evoattn.model.space import KernelConfig
+
+TOOLS = ("memcheck", "racecheck")
+CASES = 2
+"""Of the ladder: ragged lengths, then strided views."""
+SECONDS = 120.0
+FOUND = 9
+"""Exit code by which the tool says that it found something."""
+NOT_INSTALLED = "compute-sanitizer is not installed: it comes with the CUDA toolkit, and must be on the PATH."
+CLEAN = "no errors"
+
+
+def find() -> str | None:
+    """Path of compute-sanitizer: on the PATH, or where the toolkit puts it."""
+    usual = Path("/usr/local/cuda/bin/compute-sanitizer")
+    return shutil.which("compute-sanitizer") or (str(usual) if usual.exists() else None)
+
+
+def sanitize(
+    problem: AttentionProblem, config: KernelConfig, kernel: CompiledKernel, tools: tuple[str, ...] = TOOLS
+) -> dict[str, str]:
+    """What each tool says of a candidate at the ladder's first shapes: `CLEAN`, or a sentence. A process of its own for each tool."""
+    path = find()
+    if path is None:
+        return dict.fromkeys(tools, NOT_INSTALLED)
+    verdicts = {}
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "kernel.cubin").write_bytes(kernel.cubin)
+        job = {"problem": problem.to_dict(), "family": config.family, "params": config.params}
+        (Path(folder) / "job.json").write_text(json.dumps(job))
+        for tool in tools:
+            command = [
+                path,
+                "--tool",
+                tool,
+                "--error-exitcode",
+                str(FOUND),
+                sys.executable,
+                "-m",
+                "evoattn.correctness.sanitizer",
+                folder,
+            ]
+            try:
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+                verdicts[tool] = verdict(done.returncode, done.stdout + done.stderr)
+            except subprocess.TimeoutExpired:
+                verdicts[tool] = f"no verdict within {SECONDS:.0f} s."
+    return verdicts
+
+
+def verdict(code: int, output: str) -> str:
+    """A sentence out of what the tool printed (its lines begin with `=========`)."""
+    said = [line.strip("= \t") for line in output.splitlines() if line.startswith("=====")]
+    if code == 0:
+        return CLEAN
+    if code != FOUND:
+        last = (output.strip().splitlines() or ["no output"])[-1]
+        return f"no verdict, exit code {code}: {last[:200]}"
+    first = next(
+        (line for line in said if re.search(r"Invalid|Error:|hazard|Race|out of bounds|Misaligned", line)), "an error"
+    )
+    return f"found: {first[:200]}"
+
+
+def is_damning(verdicts: dict[str, str], kernel: CompiledKernel) -> bool:
+    """Whether a tool found something. A race that racecheck reports in a kernel with mbarriers is recorded and no more: it does not follow
+    every one of their forms."""
+    found = {tool for tool, sentence in verdicts.items() if sentence.startswith("found")}
+    return "memcheck" in found or ("racecheck" in found and "mbarrier" not in kernel.ptx)
+
+
+def main(folder: Path) -> None:
+    """Inside the tool: the candidate of `folder`, once on each case."""
+    from evoattn.backends.bare import run_bare
+
+    job = json.loads((folder / "job.json").read_text())
+    config = KernelConfig(job["family"], job["params"])
+    kernel = CompiledKernel((folder / "kernel.cubin").read_bytes(), "", CompileInfo())
+    family = registry.lookup(config.family)
+    for _, problem, kind in device_cases(AttentionProblem(**job["problem"]))[:CASES]:
+        tensors = reference.make_inputs(problem, 1, "cpu", kind)
+        contents = {name: t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() for name, t in tensors.items()}
+        sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | family.workspace(
+            problem, config
+        )
+        contents |= {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
+        run_bare(kernel, family.launches(problem, config), contents)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,131 @@
+"""Registers of a flash_wgmma kernel: what a thread has at launch and after setmaxnreg, and about how many it needs."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.families.residency import register_cap
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
+"""A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4, hopper-findings §2)."""
+MAX_CONSUMER_REGISTERS = 240
+FIXED_REGISTERS = 28
+"""Addresses, counters, row sums and shifts beside the operands of wgmma.
+
+With the terms of `registers_needed` fitted to 1,050 random configs near the limit, compiled by ptxas 13.0; 94 of them spilled, and none of
+those that these terms accept.
+"""
+PERSISTENT_REGISTERS = 4
+UNEVEN_ROWS_REGISTERS = 13
+"""In its place with STORE=rows and a head_dim that is not whole chunks: half of 38 such configs spilled with 4, and five still with 9."""
+WIDE_HEAD_DIM = 128
+"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
+WIDE_PERSISTENT_REGISTERS = 12
+"""With 4, two of 330 kernels of head_dim 136 to 256 spilled, both with SCHEDULE=claimed and without OVERLAP."""
+WIDE_ROWS_REGISTERS = 32
+"""In its place with STORE=rows, where with 26 one of 107 kernels still spilled."""
+MERGE_REGISTERS = 32
+"""Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight configs of head_dim 112
+(30) and 184 to 256 (60) spilled, of some 800 that were compiled."""
+WIDE_MERGE_REGISTERS = 60
+LAZY_AFTER_REGISTERS = 16
+"""For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
+AHEAD_ROWS_REGISTERS = 16
+"""That must be left to begin a tile of rows ahead with STORE=rows: of 109 configs with less 61 spilled, of 16 with as many none."""
+AHEAD_MERGE_REGISTERS = 16
+"""The same of a balanced schedule, whose merge then has S beside it: all eleven that had fewer spilled, of ten others one, by rows."""
+REGISTERS_UNDER_WGMMA = 26
+"""Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
+
+
+def warpgroups(config: KernelConfig) -> int:
+    """Consumer warpgroups."""
+    return config["BLOCK_M"] // WARPGROUP_ROWS
+
+
+def producer_warps(config: KernelConfig) -> int:
+    return 4 if config["PRODUCER"] == "warpgroup" else 1
+
+
+def threads(config: KernelConfig) -> int:
+    """Threads a block."""
+    return WARPGROUP * warpgroups(config) + 32 * producer_warps(config)
+
+
+def registers_at_launch(config: KernelConfig) -> int:
+    """Registers a thread under the launch bounds."""
+    return register_cap(threads(config) // 32, config["BLOCKS_PER_SM"])
+
+
+def moved_registers(config: KernelConfig) -> tuple[int, int]:
+    """(producer's, consumers') registers a thread after setmaxnreg, (0, 0) without.
+
+    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (kernel-facts §4).
+    """
+    if config["PRODUCER"] != "warpgroup":
+        return 0, 0
+    consumers, launch = warpgroups(config), min(registers_at_launch(config) + 1, 256) // 8 * 8
+    producer = PRODUCER_REGISTERS[consumers]
+    consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
+    return producer, min(consumer, MAX_CONSUMER_REGISTERS)
+
+
+def _persistent_registers(head_dim: int, by_rows: bool) -> int:
+    """What a loop over tiles of rows keeps, with `by_rows` its addresses of the rows of O."""
+    if head_dim > WIDE_HEAD_DIM:
+        return WIDE_ROWS_REGISTERS if by_rows else WIDE_PERSISTENT_REGISTERS
+    return UNEVEN_ROWS_REGISTERS if by_rows and head_dim % 64 else PERSISTENT_REGISTERS
+
+
+def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma.
+
+    S, P, O, Q if it stays, and what the other genes keep beside them.
+    """
+    block_n, wide = config["BLOCK_N"], max(0, problem.head_dim - WIDE_HEAD_DIM)
+    operands = block_n // 2 + block_n // 4 + problem.head_dim // 2
+    if config["Q_IN_REGISTERS"]:
+        operands += 4 * math.ceil(problem.head_dim / 16)
+    others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
+    if config["SCHEDULE"] != "single":
+        others += _persistent_registers(problem.head_dim, config["STORE"] == "rows")
+    if config["RESCALE"] == "lazy_after":
+        others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
+    return max(operands + others, _merge_registers(problem.head_dim) if config["SCHEDULE"] == "balanced" else 0)
+
+
+def _merge_registers(head_dim: int) -> int:
+    return head_dim + (WIDE_MERGE_REGISTERS if head_dim > WIDE_HEAD_DIM else MERGE_REGISTERS)
+
+
+def begins_ahead(problem: AttentionProblem, config: KernelConfig) -> bool:
+    """Whether a tile of rows begins beside the last product of the one before (`AHEAD` in the template).
+
+    Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that product and of the
+    keys that are skipped; and there must be registers for two tiles of rows at once, which three blocks an SM leave too few of (64×48
+    tiles of head_dim 64 spilled 16 bytes).
+    """
+    skipped = math.ceil((config["BLOCK_M"] - WARPGROUP_ROWS) / config["BLOCK_N"]) if config["CAUSAL_SKIP"] else 0
+    if config["SCHEDULE"] == "single" or not (config["OVERLAP"] and config["Q_IN_REGISTERS"]):
+        return False
+    if skipped >= config["STAGES"] or config["BLOCKS_PER_SM"] > 2:
+        return False
+    registers = moved_registers(config)[1] or registers_at_launch(config)
+    if (
+        config["SCHEDULE"] == "balanced"
+        and _merge_registers(problem.head_dim) + config["BLOCK_N"] // 2 + AHEAD_MERGE_REGISTERS > registers
+    ):
+        return False
+    wanted = AHEAD_ROWS_REGISTERS if config["STORE"] == "rows" else 0
+    if config["RESCALE"] == "lazy_after":  # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
+        wanted += max(0, problem.head_dim - 64) // 8
+    return registers_needed(problem, config) + wanted <= registers
+
+
+def widest_wgmma(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Registers a thread that the widest wgmma needs at launch."""
+    return max(config["BLOCK_N"] // 2 + 4 * config["Q_IN_REGISTERS"], problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA

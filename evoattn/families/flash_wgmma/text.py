@@ -1,0 +1,46 @@
+"""The one generated piece of CUDA: a `wgmma` with an operand for each accumulator, which C++ has no way to repeat."""
+
+from __future__ import annotations
+
+PTX_TYPES = {"fp16": "f16", "bf16": "bf16"}
+OPERANDS_A_LINE = 8
+
+
+def _lines(items: list[str], indent: str) -> str:
+    """`items` with commas, OPERANDS_A_LINE a line."""
+    rows = (", ".join(items[i : i + OPERANDS_A_LINE]) for i in range(0, len(items), OPERANDS_A_LINE))
+    return f",\n{indent}".join(rows)
+
+
+def _string_lines(items: list[str], indent: str) -> str:
+    """`items` with commas as adjacent C++ string literals, OPERANDS_A_LINE a line."""
+    rows = [", ".join(items[i : i + OPERANDS_A_LINE]) for i in range(0, len(items), OPERANDS_A_LINE)]
+    return f'"\n{indent}"'.join(f"{row}, " if row is not rows[-1] else row for row in rows)
+
+
+def wgmma_function(name: str, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool) -> str:
+    """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], added to D if `accumulate`; fp32 accumulators.
+
+    `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `b_transposed` says that B lies with
+    its columns contiguous (PTX ISA, wgmma.mma_async). `columns` is a multiple of 8 up to 256, `dtype` `fp16` or `bf16`.
+    """
+    count = columns // 2
+    ptx = PTX_TYPES[dtype]
+    a_operands = [f"%{count + i}" for i in range(4)] if a_in_registers else [f"%{count}"]
+    b, accumulate = (f"%{count + len(a_operands) + i}" for i in range(2))
+    a_text = "{" + ", ".join(a_operands) + "}" if a_in_registers else a_operands[0]
+    flags = f"p, 1, 1, {int(b_transposed)}" if a_in_registers else f"p, 1, 1, 0, {int(b_transposed)}"
+    a_type = "const uint32_t (&a)[4]" if a_in_registers else "uint64_t a"
+    a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) if a_in_registers else '"l"(a)'
+    accumulators = [f"%{i}" for i in range(count)]
+    outputs = [f'"+f"(d[{i}])' for i in range(count)]
+    indent = " " * 15
+    return f"""\
+__device__ __forceinline__ void {name}(float (&d)[{count}], {a_type}, uint64_t b, int accumulate) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {accumulate}, 0;\\n"
+               "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx}.{ptx} "
+               "{{{_string_lines(accumulators, indent)}}}, "
+               "{a_text}, {b}, {flags};\\n}}"
+               : {_lines(outputs, indent + "  ")}
+               : {a_inputs}, "l"(b), "r"(accumulate));
+}}"""

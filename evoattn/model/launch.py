@@ -1,0 +1,59 @@
+"""One launch of one kernel: its grid, its shared memory and its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A kernel argument passed by value."""
+
+    ctype: Literal["int32", "int64", "float32"]
+    value: int | float
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A kernel argument that is the device address of a buffer: `q`, `k`, `v`, `o`, or a name of the family's `workspace`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A kernel argument that is a CUtensorMap by value (sm_90): boxes of a 16-bit buffer as the tensor copy engine moves them.
+
+    `shape`, `box` in elements and `strides_bytes` (of every dimension but the innermost, whose stride is one element) count from the
+    innermost dimension; at most five of them. What lies outside `shape` reads zero and is not written. `swizzle_bytes` is 0, 32, 64 or 128.
+    """
+
+    buffer: str
+    dtype: Literal["fp16", "bf16"]
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 128
+
+
+KernelArg = Scalar | Buffer | TensorMap
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch of one kernel. `grid`, `block` and `cluster` are in blocks, threads and blocks; `smem_bytes` is dynamic shared memory."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    smem_bytes: int
+    args: tuple[KernelArg, ...]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    overlaps: bool = False
+    """May begin before the launch before it has ended, and waits for it itself by `griddepcontrol.wait` (sm_90): see
+    `templates/device/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]

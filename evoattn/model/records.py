@@ -1,0 +1,234 @@
+"""The records that pass along the line: candidate, compile info, validation, timing, evaluation, trial, study."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+
+class TrialState(StrEnum):
+    """What became of a trial. Users and their scripts rely on these names (design §5)."""
+
+    COMPLETE = "COMPLETE"
+    """Right before and after timing, and timed on the device."""
+    ESTIMATED = "ESTIMATED"
+    """Compiled, right on the interpreter, ranked by the cost model; never timed."""
+    INVALID_CONFIG = "INVALID_CONFIG"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    LAUNCH_ERROR = "LAUNCH_ERROR"
+    WRONG_RESULT = "WRONG_RESULT"
+    TIMEOUT = "TIMEOUT"
+    WORKER_DIED = "WORKER_DIED"
+    IMPLAUSIBLE = "IMPLAUSIBLE"
+    """Faster than the hardware allows: a broken measurement."""
+    DUPLICATE = "DUPLICATE"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A config made source. `source` is whole: it compiles alone."""
+
+    family: str
+    config: dict[str, Any]
+    config_id: str
+    source: str
+    arch: str
+
+    @property
+    def source_hash(self) -> str:
+        """sha256 of the source text, hex."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CompileInfo:
+    """What the compiler said of one kernel; all of it read from its log."""
+
+    registers: int = 0
+    """A thread; the most of all kernels in the source."""
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+    stack_bytes: int = 0
+    static_smem_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+    compiler: str = ""
+    """E.g. `NVRTC 13.0`."""
+    options: tuple[str, ...] = ()
+
+    @property
+    def spill_bytes(self) -> int:
+        return self.spill_store_bytes + self.spill_load_bytes
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A candidate's machine code and the PTX of the same compile."""
+
+    cubin: bytes
+    ptx: str
+    info: CompileInfo
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One validation case: largest error and what the rule allows, both absolute, in output units."""
+
+    case: str
+    passed: bool
+    max_error: float
+    allowed_error: float
+    reason: str = ""
+    seconds: float = 0.0
+    """Wall time of the check."""
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """All checks run on one candidate, on which backend."""
+
+    backend: Literal["cuda", "interpreter"]
+    checks: tuple[CheckResult, ...]
+    seed: int | None = None
+    """Of the inputs; drawn anew by each worker process, so that no kernel can have been made for them."""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.checks) and all(c.passed for c in self.checks)
+
+    @property
+    def first_failure(self) -> str:
+        """One sentence that names the first failed check, or an empty string."""
+        return next((c.reason for c in self.checks if not c.passed), "")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one candidate in µs a call, each sample the mean over one graph replay."""
+
+    samples_us: tuple[float, ...]
+    protocol: dict[str, Any]
+    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken in turns), the
+    device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no
+    samples then): the sentence by which it left the final."""
+
+    @staticmethod
+    def out(sentence: str, disqualified: bool) -> Timing:
+        """Of a finalist that failed in a final, so that it has no time of it."""
+        return Timing(
+            (),
+            {"stage": "final", "out": sentence}
+            | ({"disqualified": f"In the final: {sentence}"} if disqualified else {}),
+        )
+
+    @property
+    def median_us(self) -> float:
+        """Infinite where there are no samples."""
+        if not self.samples_us:
+            return math.inf
+        ordered = sorted(self.samples_us)
+        middle = len(ordered) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+    def interleaved_with(self, other: Timing) -> bool:
+        """Whether both come out of the same rounds, so that their ratio is fair."""
+        run = self.protocol.get("run")
+        return run is not None and run == other.protocol.get("run")
+
+    @property
+    def disqualified(self) -> str:
+        """Of a final: how the finalist proved wrong, in one sentence; empty if it did not."""
+        return str(self.protocol.get("disqualified", ""))
+
+    def quantile_us(self, share: float) -> float:
+        """Sample at `share` (0 to 1) of the sorted samples, by nearest rank."""
+        ordered = sorted(self.samples_us)
+        return ordered[round(share * (len(ordered) - 1))]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What evaluating one candidate came to: a state, the sentence behind it, and all evidence gathered on the way."""
+
+    state: TrialState
+    reason: str = ""
+    compile_info: CompileInfo | None = None
+    validation: ValidationReport | None = None
+    timings: tuple[Timing, ...] = ()
+    """In the order taken: screen, then repeat."""
+    relative_cost: float | None = None
+    """The cost model's estimate in its own unit: only for ranking, never a time."""
+    seconds: float = 0.0
+    """Wall time that the evaluation took."""
+    doubtful: bool = False
+    """A kernel known to be right failed in the same process: the candidate is evaluated again in a fresh one. Never recorded."""
+
+    @property
+    def timing(self) -> Timing | None:
+        """The most trusted timing: the last stage taken."""
+        return self.timings[-1] if self.timings else None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a sampler asks to be evaluated."""
+
+    family: str
+    params: dict[str, Any]
+    parents: tuple[int, ...] = ()
+    """Trial numbers that it was bred from."""
+    operator: str = ""
+    """How it was made: `starting`, `random`, `crossover`, `mutation`, `tpe` …"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One recorded evaluation. `number` is unique in the database."""
+
+    number: int
+    study_id: int
+    family: str
+    config: dict[str, Any]
+    config_id: str
+    state: TrialState
+    reason: str
+    source_hash: str | None
+    compile_info: CompileInfo | None
+    validation: ValidationReport | None
+    timings: tuple[Timing, ...]
+    relative_cost: float | None
+    parents: tuple[int, ...]
+    operator: str
+    created_at: str
+    seconds: float
+
+    @property
+    def timing(self) -> Timing | None:
+        """The most trusted timing: the last stage recorded (screen, then repeat, then final) in which it has a time."""
+        return next((t for t in reversed(self.timings) if t.samples_us), None)
+
+    @property
+    def disqualified(self) -> str:
+        """Why it is on no leaderboard although it was right when it was recorded; empty if it is on one."""
+        return next((t.disqualified for t in self.timings if t.disqualified), "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One search: its problem, device, versions and sampler."""
+
+    id: int
+    name: str
+    problem: dict[str, Any]
+    gpu: str
+    arch: str
+    offline: bool
+    sampler: str
+    seed: int
+    families: tuple[str, ...]
+    versions: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+    created_at: str = ""

@@ -1,0 +1,164 @@
+"""cp.async: copies from global to shared memory that land when their thread waits for them.
+
+Groups are counted for each thread, so that warps may run apart. From issue to landing the destination holds poison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dtypes import parse_type
+from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.machine.context import POISON, Context
+from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.machine.registers import unsupported
+from evoattn.ptx.machine.threads import ActiveThreads
+from evoattn.ptx.memory.address_space import as_elements
+from evoattn.ptx.races.detector import COPY, READ
+
+_PREFETCH = r"(?:\.L2::(?:64B|128B|256B))?"
+
+
+@dataclass
+class _Copy:
+    """Copies issued by one instruction; `group` is the number of groups that each thread had committed then."""
+
+    threads: np.ndarray
+    group: np.ndarray
+    index: np.ndarray
+    size: int
+    values: np.ndarray
+
+
+class AsyncCopies:
+    """Copies in flight of one machine."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.committed = np.zeros(
+            context.count, np.int64
+        )  # replaced, never changed: copies keep the one of their issue
+        self.in_flight: list[_Copy] = []
+        self.everyone = np.arange(context.count)
+
+    def issue(self, index: np.ndarray, size: int, values: np.ndarray, active: ActiveThreads) -> None:
+        threads = self.everyone if active.mask is None else active.index
+        group = self.committed if active.mask is None else self.committed[threads]
+        self.in_flight.append(_Copy(threads, group, index, size, values))
+        self.context.shared.elements(size)[index // size] = as_elements(np.full(size, POISON, np.uint8), size)[0]
+
+    def commit(self, active: ActiveThreads) -> None:
+        self.committed = self.committed + (1 if active.mask is None else active.mask)
+
+    def wait(self, active: ActiveThreads, pending: int | None) -> None:
+        """Land what these threads issued, but for their newest `pending` groups; None lands also what is not committed."""
+        limit = self.committed - pending if pending is not None else np.full(self.context.count, np.iinfo(np.int64).max)
+        if active.mask is not None:
+            limit = np.where(active.mask, limit, -1)
+        left: list[_Copy] = []
+        landing: list[_Copy] = []
+        known: dict[tuple[int, int], np.ndarray | bool] = {}
+        for copy in self.in_flight:
+            key = (id(copy.threads), id(copy.group))
+            if key not in known:
+                done = copy.group < limit[copy.threads]
+                known[key] = True if done.all() else done if done.any() else False
+            done = known[key]
+            if done is True:
+                landing.append(copy)
+            elif done is False:
+                left.append(copy)
+            else:
+                for part, chosen in ((landing, done), (left, ~done)):
+                    part.append(
+                        _Copy(
+                            copy.threads[chosen], copy.group[chosen], copy.index[chosen], copy.size, copy.values[chosen]
+                        )
+                    )
+        self.in_flight = left
+        for copy in landing:
+            self.context.shared.elements(copy.size)[copy.index // copy.size] = copy.values
+            if self.context.races is not None:
+                self.context.races.land(copy.index, copy.size, copy.threads)
+
+
+def _copies(context: Context) -> AsyncCopies:
+    return context.cached("async copies", lambda: AsyncCopies(context))
+
+
+@instruction(
+    "cp", r"\.async\.(?P<cache>ca|cg)\.shared(?:::cta)?\.global" + _PREFETCH, kind="memory", pure=False, writes=0
+)
+def copy(context: Context, ins: Instruction, fields: Fields):
+    """`cp.async [destination], [source], size{, valid bytes}`: what is not valid is not read, and zero in shared memory.
+
+    A predicate in place of the valid bytes means: if true, write zeros and read nothing.
+    """
+    size = int(ins.operands[2], 0)
+    if size not in ((16,) if fields["cache"] == "cg" else (4, 8, 16)):
+        raise unsupported(ins, f"{size} bytes")
+    destination = Locator(context, ins, ins.operands[0], "shared", size, COPY)
+    source = Locator(context, ins, ins.operands[1], "global", size, READ)
+    valid = _valid_bytes(context, ins, size)
+    copies = _copies(context)
+
+    def run(active: ActiveThreads) -> None:
+        [(_, target, _)] = destination(active)
+        if context.traffic is not None:
+            context.traffic.copied_bytes += len(target) * size
+        count = None if valid is None else valid()
+        if count is None or (active.select(count) == size).all():
+            [(memory, index, _)] = source(active)
+            values = memory.elements(size).take(index // size)
+        else:
+            values = _read_partly(context, ins, count, size, active)
+        copies.issue(target, size, values, active)
+
+    return run
+
+
+def _valid_bytes(context: Context, ins: Instruction, size: int):
+    """A callable that gives each thread's number of bytes to read, or None for always all."""
+    if len(ins.operands) < 4:
+        return None
+    operand = ins.operands[3]
+    declared = context.kernel.registers.get(operand.lstrip("!"))
+    if declared is not None and declared.kind == "pred":
+        ignore = context.source(operand.lstrip("!"), declared)
+        negated = operand.startswith("!")
+        return lambda: np.where(~ignore if negated else ignore, 0, size)
+    count = context.source(operand, parse_type("u32"))
+    return lambda: np.minimum(count, np.uint32(size))
+
+
+def _read_partly(context: Context, ins: Instruction, count: np.ndarray, size: int, active: ActiveThreads) -> np.ndarray:
+    """Of each thread's `size` bytes the first `count` (uint32 over threads, or 0-d) as they are in global memory, the others zero."""
+    octets = np.zeros((context.count, size), np.uint8)
+    count = np.broadcast_to(count, (context.count,))
+    for number in np.unique(active.select(count)):
+        part = active.where(count == number)
+        if number == 0 or part is None:
+            continue
+        [(memory, first, _)] = Locator(context, ins, ins.operands[1], "global", 1, None)(part)
+        memory.check_range(first, int(number), part, ins)
+        if context.global_races is not None:
+            context.global_races.access(
+                READ, (first[:, None] + np.arange(number)).ravel(), 1, np.repeat(part.index, number), ins
+            )
+        octets[part.index, :number] = memory.data[first[:, None] + np.arange(number)]
+    return as_elements(octets[active.index].reshape(-1), size)
+
+
+@instruction("cp", r"\.async\.commit_group", kind="other", pure=False, writes=0)
+def commit(context: Context, ins: Instruction, fields: Fields):
+    return _copies(context).commit
+
+
+@instruction("cp", r"\.async\.(?:wait_group|wait_all)", kind="other", pure=False, writes=0)
+def wait(context: Context, ins: Instruction, fields: Fields):
+    pending = int(ins.operands[0], 0) if ins.operands else None
+    copies = _copies(context)
+    return lambda active: copies.wait(active, pending)

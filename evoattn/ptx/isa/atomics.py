@@ -1,0 +1,108 @@
+"""Atomic read-modify-write in global and shared memory; threads take their turns in order of their index.
+
+They race with weak accesses of global memory only, and order blocks as `global_order.py` says; those of shared memory are not checked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dtypes import parse_type
+from evoattn.ptx.isa.half import from_float, to_float32
+from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.machine.context import Context
+from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.machine.registers import unsupported
+from evoattn.ptx.machine.threads import ActiveThreads
+
+_SCOPE = r"(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?P<scope>cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared))?(?:::cta)?"
+_TYPES = {
+    "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2"),
+    "min": ("u32", "s32", "u64", "s64"),
+    "max": ("u32", "s32", "u64", "s64"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+    "exch": ("b32", "b64"),
+    "cas": ("b32", "b64", "b16"),
+}
+
+
+def _add_halves(old: np.ndarray, value: np.ndarray, kind: str) -> np.ndarray:
+    both = [to_float32(np.atleast_1d(x).view(np.uint16), kind) for x in (old, value)]
+    return from_float(both[0] + both[1], kind).view(old.dtype)[0]
+
+
+_UPDATE = {
+    "add": lambda old, v: old + v,
+    "min": lambda old, v: min(old, v),
+    "max": lambda old, v: max(old, v),
+    "exch": lambda old, v: v,
+    "and": lambda old, v: old & v,
+    "or": lambda old, v: old | v,
+    "xor": lambda old, v: old ^ v,
+    "inc": lambda old, v: old.dtype.type(0) if old >= v else old + old.dtype.type(1),
+    "dec": lambda old, v: v if old == 0 or old > v else old - old.dtype.type(1),
+}
+
+
+@instruction(
+    "atom", _SCOPE + r"\.(?P<action>[a-z]+)(?P<noftz>\.noftz)?\.(?P<type>[busf]+\d+(?:x2)?)", kind="memory", pure=False
+)
+@instruction(
+    "red",
+    _SCOPE + r"\.(?P<action>[a-z]+)(?P<noftz>\.noftz)?\.(?P<type>[busf]+\d+(?:x2)?)",
+    kind="memory",
+    pure=False,
+    writes=0,
+)
+def atomic(context: Context, ins: Instruction, fields: Fields):
+    action, kind = fields["action"], parse_type(fields["type"])
+    returns = fields["op"] == "atom"
+    if fields["type"] not in _TYPES.get(action, ()) or (not returns and action in ("exch", "cas")):
+        raise unsupported(ins, f"{fields['op']}.{action} of .{fields['type']}")
+    address, *values = ins.operands[1:] if returns else ins.operands
+    sources = [context.source(v, kind) for v in values]
+    target = context.destination(ins.operands[0], kind) if returns else None
+    size = kind.bits // 8
+    locate = Locator(context, ins, address, fields["space"], size, None)
+
+    def update(old, thread: int):
+        operand = [s[thread] if s.ndim else s[()] for s in sources]
+        if action == "cas":
+            return operand[1] if old == operand[0] else old
+        if kind.is_half:
+            return _add_halves(old, operand[0], kind.kind)
+        return _UPDATE[action](old, operand[0])
+
+    races = context.global_races
+    orders = races is not None and bool(races.grid_warps) and fields["scope"] not in ("cta", "cluster")
+    acquires, releases = (
+        returns and fields["order"] in ("acquire", "acq_rel"),
+        fields["order"] in ("release", "acq_rel"),
+    )
+
+    def tell(place: int, thread: int) -> None:
+        context.races.synchronize()
+        if returns:
+            races.order_of_blocks.observe(thread, place, acquires)
+        races.order_of_blocks.publish(thread, place, releases, continues=True)
+
+    def run(active: ActiveThreads) -> None:
+        for memory, index, part in locate(active):
+            is_global = memory is context.global_memory
+            if races is not None and is_global:
+                races.strong(True, index, size, part.index, ins)
+            cells = memory.elements(size).view(kind.dtype)
+            for cell, thread in zip(index // size, part.index):
+                if orders and is_global:
+                    tell(int(cell) * size, int(thread))
+                old = cells[cell]
+                cells[cell] = update(old, thread)
+                if target is not None:
+                    target[thread] = old
+
+    return run

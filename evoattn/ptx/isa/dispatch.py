@@ -1,0 +1,65 @@
+"""The one table of instructions: which (opcode, modifiers, type) the interpreter knows, and who prepares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.machine.program import Instruction
+
+Fields = dict[str, str]
+"""Named groups of the pattern that an opcode matched; the value of an absent optional group is an empty string."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One whitelisted form of an instruction.
+
+    `prepare(binder, instruction, fields)` returns a callable. For a `pure` one it takes no argument, reads and writes registers only, and
+    may be run for more threads than asked, since the machine puts back what it must not change. Otherwise it takes the `ActiveThreads`.
+    `writes` is the number of leading operands that are written. `kind` is the class that the counters put it in.
+    """
+
+    pattern: re.Pattern
+    prepare: Callable[..., Callable[..., Any]]
+    pure: bool
+    writes: int
+    kind: str
+
+
+_ENTRIES: dict[str, list[Entry]] = {}
+
+
+def instruction(words: str, modifiers: str = "", *, kind: str, pure: bool = True, writes: int = 1):
+    """Register the decorated function for every opcode that is one of `words`, then what the expression `modifiers` matches, and no more.
+
+    The word is the field `op`.
+    """
+
+    def register(prepare):
+        for word in words.split():
+            entry = Entry(re.compile(f"(?P<op>{word}){modifiers}"), prepare, pure, writes, kind)
+            _ENTRIES.setdefault(word, []).append(entry)
+        return prepare
+
+    return register
+
+
+@lru_cache(maxsize=4096)
+def _match(opcode: str) -> tuple[Entry, tuple[tuple[str, str], ...]] | None:
+    for entry in _ENTRIES.get(opcode.split(".", 1)[0], ()):
+        if match := entry.pattern.fullmatch(opcode):
+            return entry, tuple((name, value or "") for name, value in match.groupdict().items())
+    return None
+
+
+def lookup(ins: Instruction) -> tuple[Entry, Fields]:
+    """The entry for an instruction. Raises `UnsupportedInstruction` if its opcode matches none."""
+    found = _match(ins.opcode)
+    if found is None:
+        raise UnsupportedInstruction(f"The instruction {ins} is outside the interpreter's whitelist.")
+    return found[0], dict(found[1])

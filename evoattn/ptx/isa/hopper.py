@@ -1,0 +1,56 @@
+"""The rest of sm_90's instructions: fences of the asynchronous proxy, register counts, dependent launches."""
+
+from __future__ import annotations
+
+from evoattn.ptx.errors import AsyncFault
+from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.machine.context import Context
+from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.machine.threads import ActiveThreads
+from evoattn.ptx.memory.mbarrier import mbarriers_of
+
+
+@instruction("fence", r"\.proxy\.async(?:\.shared::cta)?", kind="other", pure=False, writes=0)
+def fence_proxy(context: Context, ins: Instruction, fields: Fields):
+    """What these threads have written is visible to tensor copies and wgmma that are issued after a barrier."""
+    barriers, async_races = mbarriers_of(context), context.async_races
+
+    def run(active: ActiveThreads) -> None:
+        barriers.fence(active)
+        if async_races is not None:
+            async_races.fence(active)
+
+    return run
+
+
+@instruction("fence", r"\.mbarrier_init\.release\.cluster", kind="other", pure=False, writes=0)
+def fence_mbarriers(context: Context, ins: Instruction, fields: Fields):
+    barriers = mbarriers_of(context)
+    return lambda active: barriers.fence(active, for_cluster=True)
+
+
+@instruction("setmaxnreg", r"\.(?:inc|dec)\.sync\.aligned\.u32", kind="other", pure=False, writes=0)
+def set_registers(context: Context, ins: Instruction, fields: Fields):
+    """Registers cost nothing here; the number and who executes it are checked (PTX ISA, setmaxnreg)."""
+    number = int(ins.operands[0], 0)
+
+    def run(active: ActiveThreads) -> None:
+        if number % 8 or not 24 <= number <= 256:
+            raise AsyncFault(f"A thread has 24 to 256 registers in steps of 8, which {ins} does not ask for.")
+        context.require_whole_warpgroups(active, ins)
+
+    return run
+
+
+@instruction("griddepcontrol", r"\.wait", kind="other", pure=False, writes=0)
+def wait_for_earlier_launches(context: Context, ins: Instruction, fields: Fields):
+    """They have ended here; that a launch which may begin earlier waits in time is for `grid_dependency.py` to see."""
+    dependency = None if context.global_races is None else context.global_races.dependency
+    return (lambda active: None) if dependency is None else dependency.wait
+
+
+@instruction("griddepcontrol", r"\.launch_dependents", kind="other", pure=False, writes=0)
+@instruction("nanosleep", r"\.u32", kind="other", pure=False, writes=0)
+def pass_over(context: Context, ins: Instruction, fields: Fields):
+    """Launches run one after another here, and nobody gains by waiting."""
+    return lambda active: None

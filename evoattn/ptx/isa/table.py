@@ -1,0 +1,23 @@
+"""Imports every module that registers instructions; a new group of instructions is one more line here."""
+
+from evoattn.ptx.isa import (  # noqa: F401
+    async_copy,
+    atomics,
+    bits,
+    bulk_copy,
+    cluster_barrier,
+    cluster_memory,
+    comparison,
+    control,
+    conversion,
+    floating,
+    half_arithmetic,
+    hopper,
+    integer,
+    load_store,
+    mbarrier_instructions,
+    tensor_core,
+    warp,
+    wgmma,
+    wmma,
+)

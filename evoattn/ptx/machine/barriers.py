@@ -1,0 +1,121 @@
+"""Block barriers, plain and named: who waits, and when they go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evoattn.ptx.isa.control import BarrierArrival
+from evoattn.ptx.machine.context import Context
+from evoattn.ptx.machine.threads import WARP, ActiveThreads
+
+
+@dataclass
+class _Barrier:
+    """One barrier number in all blocks."""
+
+    waiting: np.ndarray
+    """Bool over threads."""
+    expected: np.ndarray
+    """Threads a block, 0 for all that are left."""
+    signalled: np.ndarray
+    """Threads a block that arrived without waiting."""
+    handed_over: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """By block: what those knew of the others' accesses, for the race detector."""
+
+
+class Barriers:
+    """`waiting_at` maps the pc after a barrier to the threads that will go on there."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.waiting_at: dict[int, np.ndarray] = {}
+        self._barriers: dict[int, _Barrier] = {}
+
+    def passes_at_once(self, arrival: BarrierArrival, active: ActiveThreads) -> bool:
+        """Whether all threads of the machine meet here, so that nobody waits; the common case."""
+        if not active.all or not arrival.waits or arrival.number.ndim or self.waiting_at:
+            return False
+        threads = self.context.threads
+        if arrival.expected not in (None, threads.block_threads) or int(arrival.number) in self._barriers:
+            return False
+        if self.context.races is not None:
+            self.context.races.barrier(np.arange(threads.block_count))
+        return True
+
+    def arrive(self, arrival: BarrierArrival, active: ActiveThreads, following_pc: int) -> list[tuple[int, np.ndarray]]:
+        """Note the arrival; returns (pc, mask) of the threads that may go on."""
+        numbers = np.unique(active.select(arrival.number))
+        released: list[tuple[int, np.ndarray]] = []
+        for number in numbers.tolist():
+            mask = active.full_mask if len(numbers) == 1 else active.full_mask & (arrival.number == number)
+            barrier = self._barriers.setdefault(number, self._new())
+            blocks = np.flatnonzero(self._per_block(mask))
+            barrier.expected[blocks] = arrival.expected or 0
+            if arrival.waits:
+                barrier.waiting |= mask
+                at = self.waiting_at.setdefault(following_pc, np.zeros_like(mask))
+                at |= mask
+            else:
+                self._signal(barrier, mask)
+                released.append((following_pc, mask))
+        return released + self.release()
+
+    def _new(self) -> _Barrier:
+        count = self.context.threads.block_count
+        return _Barrier(np.zeros(self.context.count, np.bool_), np.zeros(count, np.int64), np.zeros(count, np.int64))
+
+    def _per_block(self, mask: np.ndarray) -> np.ndarray:
+        return np.count_nonzero(mask.reshape(self.context.threads.block_count, -1), axis=1)
+
+    def _signal(self, barrier: _Barrier, mask: np.ndarray) -> None:
+        barrier.signalled += self._per_block(mask)
+        if self.context.races is not None:
+            for warp in np.flatnonzero(mask.reshape(-1, WARP).any(1)):
+                block = int(warp) // self.context.threads.block_warps
+                barrier.handed_over.setdefault(block, []).append(self.context.races.synchronize().arrive(int(warp)))
+
+    def release(self) -> list[tuple[int, np.ndarray]]:
+        """Let go of the barriers that are complete; also called when threads exit, since the others no longer wait for them."""
+        free = np.zeros(self.context.count, np.bool_)
+        left = self._per_block(self.context.alive)
+        for number, barrier in list(self._barriers.items()):
+            waiting = self._per_block(barrier.waiting)
+            wanted = np.where(barrier.expected > 0, barrier.expected, left)
+            complete = (waiting > 0) & (waiting + barrier.signalled >= wanted)
+            if not complete.any():
+                continue
+            self._order(barrier, complete, waiting == left)
+            chosen = np.repeat(complete, self.context.threads.block_threads) & barrier.waiting
+            barrier.waiting &= ~chosen
+            barrier.signalled[complete] = 0
+            free |= chosen
+            if not barrier.waiting.any() and not barrier.signalled.any():
+                del self._barriers[number]
+        if not free.any():
+            return []
+        released = []
+        for pc, mask in list(self.waiting_at.items()):
+            going = mask & free
+            if going.any():
+                released.append((pc, going))
+                mask &= ~going
+                if not mask.any():
+                    del self.waiting_at[pc]
+        return released
+
+    def _order(self, barrier: _Barrier, complete: np.ndarray, everyone: np.ndarray) -> None:
+        """Tell the race detector who met whom."""
+        races = self.context.races
+        if races is None:
+            return
+        whole = complete & everyone
+        if whole.any():
+            races.barrier(np.flatnonzero(whole))
+        for block in np.flatnonzero(complete & ~everyone).tolist():
+            size = self.context.threads.block_threads
+            warps = np.flatnonzero(barrier.waiting[block * size : (block + 1) * size].reshape(-1, WARP).any(1))
+            races.synchronize().barrier_of_warps(
+                warps + block * self.context.threads.block_warps, barrier.handed_over.pop(block, [])
+            )

@@ -1,0 +1,132 @@
+"""What instructions work on: registers, memories, and those who watch them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from evoattn.ptx.machine.program import Instruction, Kernel
+from evoattn.ptx.machine.registers import Binder
+from evoattn.ptx.machine.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.memory.address_space import BankedMemory
+from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.remote import RemoteAccesses
+from evoattn.ptx.memory.traffic import Traffic
+from evoattn.ptx.races.async_races import WARPGROUP_WARPS, AsyncRaces, agent_names
+from evoattn.ptx.races.detector import RaceDetector
+from evoattn.ptx.races.global_races import GlobalRaces
+
+T = TypeVar("T")
+POISON = 0xFF
+"""Fills shared memory before it is written: a NaN in every float type."""
+
+
+class NotConverged(Exception):
+    """A warp-wide instruction met by a part of a warp, `partial` (bool over threads): the scheduler lets that part wait for the rest."""
+
+    def __init__(self, ins: Instruction, partial: np.ndarray) -> None:
+        super().__init__(str(ins))
+        self.ins, self.partial = ins, partial
+
+
+class Context(Binder):
+    """Everything of one machine that a prepared instruction may touch."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        threads: Threads,
+        memory: GlobalMemory,
+        parameters: np.ndarray,
+        dynamic_smem_bytes: int,
+        global_races: GlobalRaces | None,
+        count: bool,
+    ) -> None:
+        """Races are looked for if `global_races` is given."""
+        symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
+        super().__init__(kernel, threads, symbols, parameters)
+        smem_bytes = kernel.dynamic_offset + dynamic_smem_bytes if kernel.dynamic_symbols else kernel.static_smem_bytes
+        everybody = np.arange(threads.count)
+        self.global_memory = memory
+        self.shared = BankedMemory("shared", threads, threads.block_of, threads.block_count, smem_bytes, POISON)
+        self.local = BankedMemory(
+            "local", threads, everybody, threads.count if kernel.local_bytes else 1, kernel.local_bytes, 0
+        )
+        self.parameter_memory = BankedMemory(
+            "parameter", threads, np.zeros(threads.count, np.int64), 1, len(parameters), 0
+        )
+        self.parameter_memory.data[: len(parameters)] = parameters
+        asynchronous = any(
+            ins.opcode.startswith(("mbarrier.", "cp.async.bulk.", "wgmma.")) for ins in kernel.instructions
+        )
+        agents = agent_names(threads) if asynchronous else ((), 0)
+        self.global_races, self.races, self.async_races = global_races, None, None
+        if global_races is not None:
+            self.races = RaceDetector(threads, self.shared, shared_granule(kernel), *agents, global_races.grid_warps)
+            self.async_races = AsyncRaces(self.races) if asynchronous else None
+            global_races.attach(threads, self.races.order)
+        self.at_exit: list[Callable[[ActiveThreads], None]] = []
+        """Called when threads exit, before they are gone."""
+        self.before_run: list[Callable[[int, int, ActiveThreads], None]] = []
+        """Called before threads execute a straight run of instructions, with the pcs of its start and end."""
+        self.traffic = Traffic() if count else None
+        self.alive = threads.exists.copy()
+        self.alive_version = 0
+        self.remote = RemoteAccesses(threads, self.shared.stride, self.alive, self.races)
+        self._cached: dict[object, object] = {}
+
+    def cached(self, key: object, make: Callable[[], T]) -> T:
+        """What a group of instructions shares on this machine, made by the first that asks for it."""
+        if key not in self._cached:
+            self._cached[key] = make()
+        return self._cached[key]
+
+    def require_whole_warps(self, active: ActiveThreads, ins: Instruction, members: np.ndarray | None = None) -> None:
+        """Raise `NotConverged` unless every warp with an active thread has all its threads that are left active.
+
+        `members` (uint32, over threads or 0-d) is the member mask: only the threads that it names need be there.
+        """
+        if active.all or getattr(active, "whole_at", None) == self.alive_version:
+            return
+        missing = self.alive.reshape(-1, WARP) & ~active.by_warp
+        missing &= active.by_warp.any(1, keepdims=True)
+        if members is not None and missing.any():
+            wanted = np.broadcast_to(members, (self.count,)).reshape(-1, WARP)
+            named = np.bitwise_or.reduce(np.where(active.by_warp, wanted, np.uint32(0)), axis=1)
+            missing &= (named[:, None] >> np.arange(WARP, dtype=np.uint32) & np.uint32(1)).astype(np.bool_)
+        elif members is None and not missing.any():
+            active.whole_at = self.alive_version
+        if missing.any():
+            partial = active.by_warp & missing.any(1, keepdims=True)
+            raise NotConverged(ins, partial.ravel())
+
+    def require_whole_warpgroups(self, active: ActiveThreads, ins: Instruction) -> None:
+        """Raise `NotConverged` unless all threads of every warpgroup with an active thread are active.
+
+        A warpgroup is four warps from a multiple of four on in their block.
+        """
+        if (active.all and self.threads.block_warps % WARPGROUP_WARPS == 0) or getattr(active, "whole_groups", False):
+            return
+        first = self.threads.in_block // (WARP * WARPGROUP_WARPS)
+        group = self.threads.block_of * (int(first[-1]) + 1) + first
+        members = np.bincount(group, active.full_mask, minlength=int(group[-1]) + 1)
+        partial = active.full_mask & (members != WARP * WARPGROUP_WARPS)[group]
+        if partial.any():
+            raise NotConverged(ins, partial)
+        active.whole_groups = True
+
+
+def shared_granule(kernel: Kernel) -> int:
+    """The smallest access in bytes that the kernel can make to shared memory: 1, 2, 4, 8 or 16."""
+    smallest = 16
+    for ins in kernel.instructions:
+        parts = ins.opcode.split(".")
+        if parts[0] in ("ld", "st", "atom", "red") and not {"global", "param", "local", "const"} & set(parts):
+            vector = next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
+            digits = "".join(c for c in parts[-1] if c.isdigit()) if "x2" not in parts[-1] else "32"
+            smallest = min(smallest, vector * int(digits) // 8)
+        elif parts[:2] == ["cp", "async"] and len(ins.operands) > 2 and ins.operands[2].isdigit():
+            smallest = min(smallest, int(ins.operands[2]))
+    return smallest

@@ -1,0 +1,61 @@
+"""What a run did, in numbers: the raw material of the cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Dynamic counts over all warps that ran. An instruction counts once a warp; a `mov` does not, since ptxas folds most of them away."""
+
+    issue_slots: float = 0.0
+    """Instructions of every class but moves."""
+    tensor_flops: float = 0.0
+    """Floating-point operations of mma, wmma and wgmma, two a multiply-add."""
+    fp32: float = 0.0
+    """Floating-point additions, products, extremes (of one number or a pair)."""
+    int_ops: float = 0.0
+    """Integer arithmetic, logic, comparisons, selects."""
+    special: float = 0.0
+    """Special functions: exponentials, logarithms, roots, reciprocals, divisions."""
+    conversions: float = 0.0
+    shuffles: float = 0.0
+    """Shuffles, votes, reductions over a warp."""
+    barriers: float = 0.0
+    """Barrier arrivals, one a warp."""
+    branches: float = 0.0
+    memory_ops: float = 0.0
+    """Loads, stores, atomics, matrix loads, asynchronous copies."""
+    shared_wavefronts: float = 0.0
+    """Passes through shared memory, 128 bytes each at best; bank conflicts add passes."""
+    shared_wavefronts_ideal: float = 0.0
+    """Passes that the same accesses would take without bank conflicts."""
+    global_sectors: float = 0.0
+    """32-byte sectors touched, each once an instruction a warp."""
+    global_bytes: float = 0.0
+    """Bytes that threads asked for, loads and stores."""
+    async_copy_bytes: float = 0.0
+    """Bytes written to shared memory by cp.async and by tensor copies."""
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counters) -> Counters:
+        return self + other * -1.0
+
+    def __mul__(self, factor: float) -> Counters:
+        return Counters(*(getattr(self, f.name) * factor for f in fields(self)))
+
+
+CLASS_FIELDS = {
+    "fp32": "fp32",
+    "int": "int_ops",
+    "sfu": "special",
+    "cvt": "conversions",
+    "shuffle": "shuffles",
+    "barrier": "barriers",
+    "branch": "branches",
+    "memory": "memory_ops",
+}
+"""The counter that each `kind` of instruction adds to beside `issue_slots`; `move` adds to none, `tensor` its FLOPs."""

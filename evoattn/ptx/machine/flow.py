@@ -1,0 +1,138 @@
+"""Control flow of a kernel: where straight runs of instructions start and end, and which registers are still wanted where."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from functools import lru_cache
+
+from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.isa.dispatch import Entry, Fields, lookup
+from evoattn.ptx.machine.program import Instruction, Kernel
+from evoattn.ptx.machine.registers import operand_registers
+
+_POLL = re.compile(r"atom\b|ld\.(?:acquire|relaxed|volatile)\b")
+_ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
+
+
+def ends_run(ins: Instruction) -> bool:
+    """Whether the scheduler must act on this instruction: a branch, an exit, a wait at a barrier."""
+    return _ENDS_RUN.match(ins.opcode) is not None
+
+
+class Flow:
+    """Made once a kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on may read."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        """Raises `UnsupportedInstruction` on the first instruction outside the whitelist."""
+        self.kernel = kernel
+        self.entries: list[tuple[Entry, Fields]] = [lookup(ins) for ins in kernel.instructions]
+        self.count = len(kernel.instructions)
+        self._bit = {name: 1 << i for i, name in enumerate(kernel.registers)}
+        self.written: list[tuple[str, ...]] = []
+        self.reads: list[int] = []
+        self._kills: list[int] = []
+        for ins, (entry, _) in zip(kernel.instructions, self.entries):
+            self._note_registers(ins, entry)
+        starts = {0, *kernel.labels.values()} | {i + 1 for i, ins in enumerate(kernel.instructions) if ends_run(ins)}
+        self._starts = sorted(s for s in starts if s < self.count)
+        self.polls = frozenset(start for start in self._starts if self._polls(start))
+        """Where loops of one run begin that read memory until another thread has written there."""
+        self._live_at_start = self._solve()
+        self._live: dict[int, int] = {}
+
+    def _note_registers(self, ins: Instruction, entry: Entry) -> None:
+        outputs = [name for o in ins.operands[: entry.writes] for name in operand_registers(o, self.kernel)]
+        inputs = [name for o in ins.operands[entry.writes :] for name in operand_registers(o, self.kernel)]
+        if ins.predicate:
+            if ins.predicate[0] not in self.kernel.registers:
+                raise UnsupportedInstruction(f"The predicate of {ins} is not declared.")
+            inputs.append(ins.predicate[0])
+        self.written.append(tuple(dict.fromkeys(outputs)))
+        self.reads.append(self.bits(inputs))
+        self._kills.append(0 if ins.predicate else self.bits(outputs))
+
+    def bits(self, registers: list[str] | tuple[str, ...]) -> int:
+        result = 0
+        for name in registers:
+            result |= self._bit[name]
+        return result
+
+    def target(self, ins: Instruction) -> int:
+        """The pc that a branch goes to."""
+        try:
+            return self.kernel.labels[ins.operands[0]]
+        except (KeyError, IndexError):
+            raise UnsupportedInstruction(f"The target of {ins} is no label.") from None
+
+    def end_of_run(self, pc: int) -> int:
+        """The pc after the straight run from `pc`: that of a branch target, an instruction that ends the run, or the end."""
+        following = bisect_right(self._starts, pc)
+        limit = self._starts[following] if following < len(self._starts) else self.count
+        return limit - 1 if ends_run(self.kernel.instructions[limit - 1]) else limit
+
+    def _polls(self, start: int) -> bool:
+        instructions, end = self.kernel.instructions, self.end_of_run(start)
+        again = (
+            end < self.count
+            and instructions[end].opcode.split(".")[0] == "bra"
+            and self.target(instructions[end]) == start
+        )
+        return again and any(_POLL.match(ins.opcode) for ins in instructions[start:end])
+
+    def _successors(self, end: int) -> list[int]:
+        """Where execution may go on after a run that ends before `end`."""
+        if end >= self.count or not ends_run(self.kernel.instructions[end]):
+            return [end]
+        ins = self.kernel.instructions[end]
+        word = ins.opcode.split(".")[0]
+        if word == "bra":
+            return [self.target(ins)] + ([end + 1] if ins.predicate else [])
+        return [end + 1] if word in ("bar", "barrier", "mbarrier") or ins.predicate else []
+
+    def _effect(self, start: int, end: int) -> tuple[int, int]:
+        """(registers read before they are written, registers written) from `start` through what ends the run at `end`."""
+        last = end + 1 if end < self.count and ends_run(self.kernel.instructions[end]) else end
+        reads = kills = 0
+        for i in range(last - 1, start - 1, -1):
+            reads = (reads & ~self._kills[i]) | self.reads[i]
+            kills |= self._kills[i]
+        return reads, kills
+
+    def _solve(self) -> dict[int, int]:
+        """Registers live at the start of each run, by iteration to the fixed point."""
+        runs = []
+        for start in self._starts:
+            end = self.end_of_run(start)
+            runs.append((start, *self._effect(start, end), self._successors(end)))
+        live = dict.fromkeys(self._starts, 0) | {self.count: 0}
+        changed = True
+        while changed:
+            changed = False
+            for start, reads, kills, successors in reversed(runs):
+                after = 0
+                for s in successors:
+                    after |= live.get(s, 0)
+                now = reads | (after & ~kills)
+                if now != live[start]:
+                    live[start], changed = now, True
+        return live
+
+    def live(self, pc: int) -> int:
+        """Registers live at any pc."""
+        if pc in self._live_at_start:
+            return self._live_at_start[pc]
+        if pc not in self._live:
+            end = self.end_of_run(pc)
+            after = 0
+            for s in self._successors(end):
+                after |= self._live_at_start.get(s, 0)
+            reads, kills = self._effect(pc, end)
+            self._live[pc] = reads | (after & ~kills)
+        return self._live[pc]
+
+
+@lru_cache(maxsize=64)
+def flow_of(kernel: Kernel) -> Flow:
+    """The kernel's flow, made on the first call. Raises `UnsupportedInstruction`."""
+    return Flow(kernel)

@@ -1,0 +1,192 @@
+"""Runs one kernel launch on the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+import evoattn.ptx.isa.table  # noqa: F401  fills the table of instructions
+from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
+from evoattn.ptx.machine.context import Context
+from evoattn.ptx.machine.counters import CLASS_FIELDS, Counters
+from evoattn.ptx.machine.flow import Flow, flow_of
+from evoattn.ptx.machine.program import Kernel
+from evoattn.ptx.machine.scheduler import Scheduler
+from evoattn.ptx.machine.threads import WARP, Threads
+from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.races.global_races import GlobalRaces
+from evoattn.ptx.races.grid_dependency import Touched
+
+DEFAULT_STEP_LIMIT = 5_000_000
+"""Instructions of one batch of blocks: some ten seconds."""
+MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
+_BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
+"""Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
+
+
+_watched: WeakKeyDictionary[Kernel, frozenset[str]] = WeakKeyDictionary()
+"""Names of the buffers that a launch of the kernel was seen to read and to write."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came of a launch. `faults` has one sentence for each; counters are zero where not asked for."""
+
+    faults: tuple[str, ...]
+    counters: Counters
+    steps: int
+    """Instructions executed, each once for all threads that ran it together."""
+    touched: Touched = Touched()
+    """What a launch under the race detector read and wrote."""
+
+
+class Machine:
+    """One launch of `kernel`. `run` executes it, changing `memory`."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: GlobalMemory,
+        params: Sequence[object],
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        dynamic_smem_bytes: int = 0,
+        *,
+        cluster: tuple[int, int, int] = (1, 1, 1),
+        before: Touched | None = None,
+        detect_races: bool = True,
+        count: bool = True,
+        step_limit: int = DEFAULT_STEP_LIMIT,
+    ) -> None:
+        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size. `before` is what earlier launches
+        touched that may not have ended when this one begins; None if they have.
+
+        Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
+        """
+        if min(*grid, *block) < 1 or int(np.prod(block)) > MAX_THREADS_A_BLOCK:
+            raise ImpossibleLaunch(f"A block of {block} threads in a grid of {grid} blocks cannot be launched.")
+        if kernel.max_threads is not None and int(np.prod(block)) > kernel.max_threads:
+            raise ImpossibleLaunch(
+                f"A block of {block} threads is over the {kernel.max_threads} of the launch bounds of {kernel.name}."
+            )
+        if (
+            min(cluster) < 1
+            or any(blocks % size for blocks, size in zip(grid, cluster))
+            or int(np.prod(cluster)) > MAX_CLUSTER_BLOCKS
+        ):
+            raise ImpossibleLaunch(f"A grid of {grid} blocks cannot be launched in clusters of {cluster}.")
+        if cluster[1:] != (1, 1):
+            raise UnsupportedInstruction(
+                f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist."
+            )
+        self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
+        self.dynamic_smem_bytes, self.before = dynamic_smem_bytes, before
+        self.detect_races, self.count, self.step_limit = detect_races, count, step_limit
+        self.parameters = _pack(kernel, params)
+        self.flow: Flow = flow_of(kernel)
+
+    def run(self) -> Execution:
+        """Run the whole grid. Faults stop the batch of blocks they are in, and the rest is not run.
+
+        A launch that turns out to read and write the same buffer is run again with its reads watched (`GlobalRaces`).
+        """
+        blocks = int(np.prod(self.grid))
+        smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
+        block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
+        at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
+        at_once = max(at_once // self.cluster, 1) * self.cluster
+        while True:
+            self.memory.load()
+            watched = self.memory.numbers_of(_watched.get(self.kernel, frozenset()))
+            grid_warps = blocks * block_threads // WARP
+            races = (
+                GlobalRaces(self.kernel, self.memory, grid_warps, watched, self.before) if self.detect_races else None
+            )
+            execution = self._run_once(at_once, races)
+            if execution.faults or races is None or not races.unwatched:
+                break
+            names = frozenset(self.memory.name_of(i) for i in races.unwatched | watched)
+            _watched[self.kernel] = names
+        self.memory.store()
+        return execution
+
+    def _run_once(self, at_once: int, races: GlobalRaces | None) -> Execution:
+        blocks = int(np.prod(self.grid))
+        faults: list[str] = []
+        counters, steps = Counters(), 0
+        for first in range(0, blocks, at_once):
+            threads = Threads(self.grid, self.block, first, min(at_once, blocks - first), self.cluster)
+            context = Context(
+                self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, races, self.count
+            )
+            scheduler = Scheduler(context, self.flow, self.step_limit)
+            try:
+                scheduler.run()
+            except UnsupportedInstruction:
+                raise
+            except PtxError as error:
+                faults.append(str(error))
+            if context.races is not None:
+                context.races.check()
+                faults += [text for _, text in sorted(context.races.found.items())] + [
+                    text for _, text in sorted(races.found.items())
+                ]
+                races.detach()
+            if self.count:
+                counters += count_instructions(self.flow, scheduler, context)
+            steps += scheduler.steps
+            if faults:
+                break
+        if not faults and races is not None and races.dependency is not None:
+            faults += races.dependency.faults(self.kernel.name)
+        return Execution(tuple(faults), counters, steps, Touched() if races is None else races.touched)
+
+
+def _pack(kernel: Kernel, params: Sequence[object]) -> np.ndarray:
+    """The parameter space, uint8, padded so that every type can be read from it."""
+    if len(params) != len(kernel.parameters):
+        raise ImpossibleLaunch(f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(params)}.")
+    space = np.zeros(-(-kernel.parameter_bytes // 16) * 16, np.uint8)
+    for parameter, value in zip(kernel.parameters, params):
+        raw = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+        if len(raw) != parameter.size:
+            raise ImpossibleLaunch(f"The parameter {parameter.name} has {parameter.size} bytes, not {len(raw)}.")
+        space[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(raw, np.uint8)
+    return space
+
+
+_TENSOR_FLOPS = {"m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
+"""Two a multiply-add, for a whole warp."""
+
+
+def _tensor_flops(opcode: str) -> int:
+    """Of one warp: a quarter of a warpgroup's for wgmma."""
+    if shape := re.search(r"\.m64n(\d+)k16\.", opcode):
+        return 2 * 16 * 16 * int(shape[1])
+    return next((n for shape, n in _TENSOR_FLOPS.items() if f".{shape}." in opcode), 0)
+
+
+def count_instructions(flow: Flow, scheduler: Scheduler, context: Context) -> Counters:
+    """Counters of one scheduler's execution."""
+    totals = dict.fromkeys(Counters.__dataclass_fields__, 0.0)
+    for ins, (entry, _), executed in zip(flow.kernel.instructions, flow.entries, scheduler.executions().tolist()):
+        if not executed or entry.kind == "move":
+            continue
+        totals["issue_slots"] += executed
+        if entry.kind == "tensor":
+            totals["tensor_flops"] += executed * _tensor_flops(ins.opcode)
+        elif entry.kind in CLASS_FIELDS:
+            totals[CLASS_FIELDS[entry.kind]] += executed
+    traffic = context.traffic
+    totals |= {
+        "shared_wavefronts": traffic.wavefronts,
+        "shared_wavefronts_ideal": traffic.wavefronts_ideal,
+        "global_sectors": traffic.sectors,
+        "global_bytes": traffic.global_bytes,
+        "async_copy_bytes": traffic.copied_bytes,
+    }
+    return Counters(**{name: float(value) for name, value in totals.items()})

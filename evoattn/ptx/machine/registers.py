@@ -1,0 +1,159 @@
+"""Registers as arrays with an element for each thread, and operands as views of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.isa.dtypes import UNSIGNED, PtxType, parse_type
+from evoattn.ptx.machine.program import Instruction, Kernel, split_operands
+from evoattn.ptx.machine.threads import Threads
+
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)U?$")
+_FLOAT = re.compile(r"0([fF])([0-9A-Fa-f]{8})$|0([dD])([0-9A-Fa-f]{16})$")
+_ADDRESS = re.compile(r"\[\s*(.+?)\s*(?:\+\s*(-?(?:0[xX])?[0-9a-fA-F]+))?\s*\]$")
+
+
+@cache
+def vector_parts(operand: str) -> tuple[str, ...]:
+    """`{a, b}` → (a, b); a plain operand → itself."""
+    return split_operands(operand[1:-1]) if operand.startswith("{") else (operand,)
+
+
+@cache
+def _split_address(operand: str) -> tuple[str, int]:
+    match = _ADDRESS.match(operand)
+    if match is None:
+        raise UnsupportedInstruction(f'The address "{operand}" is not understood.')
+    return match.group(1), int(match.group(2) or "0", 0)
+
+
+@dataclass(frozen=True)
+class Address:
+    """`[base + offset]`: `base` is an array over threads (uint32 or uint64) or a 0-d array."""
+
+    base: np.ndarray
+    offset: int
+
+
+class Binder:
+    """Turns operand text into arrays for one machine. `prepare` functions of the instruction table work with it."""
+
+    def __init__(
+        self, kernel: Kernel, threads: Threads, shared_symbols: dict[str, int], parameters: np.ndarray
+    ) -> None:
+        self.kernel, self.threads = kernel, threads
+        self.shared_symbols = shared_symbols
+        self.parameters = parameters
+        self._registers: dict[str, np.ndarray] = {}
+        self._sources: dict[tuple[str, PtxType], np.ndarray] = {}
+        self._scratch: dict[tuple[np.dtype, int], np.ndarray] = {}
+
+    @property
+    def count(self) -> int:
+        return self.threads.count
+
+    def register(self, name: str) -> np.ndarray:
+        """The register's bits, unsigned (bool for a predicate). Raises `UnsupportedInstruction` on an undeclared name."""
+        array = self._registers.get(name)
+        if array is None:
+            declared = self.kernel.registers.get(name)
+            if declared is None:
+                raise UnsupportedInstruction(f'The operand "{name}" of {self.kernel.name} is not understood.')
+            array = self._registers[name] = np.zeros(self.count, UNSIGNED[declared.bits])
+        return array
+
+    def scratch(self, dtype: type | np.dtype, number: int = 0) -> np.ndarray:
+        """An array over threads, shared by all instructions, whose content lasts only for one instruction."""
+        key = (np.dtype(dtype), number)
+        if key not in self._scratch:
+            self._scratch[key] = np.zeros(self.count, dtype)
+        return self._scratch[key]
+
+    def source(self, operand: str, kind: PtxType) -> np.ndarray:
+        """An operand to read: a view over threads, or a 0-d array for a constant. A wider register gives its low part."""
+        key = (operand, kind)
+        found = self._sources.get(key)
+        if found is None:
+            found = self._sources[key] = self._find_source(operand, kind)
+        return found
+
+    def _find_source(self, operand: str, kind: PtxType) -> np.ndarray:
+        if operand in self.kernel.registers:
+            return self._as(self.register(operand), kind, operand)
+        special = self.threads.special_register(operand) if operand[0] in "%W" else None
+        if special is None:
+            return self._constant(operand, kind)
+        return special.astype(kind.dtype) if kind.bits == 64 else self._as(special, kind, operand)
+
+    def destination(self, operand: str, kind: PtxType) -> np.ndarray:
+        """An operand to write: a view over threads, as wide as its register (so that a narrow value is extended on assignment)."""
+        if operand == "_":
+            return self.scratch(kind.dtype, -1)
+        array = self.register(operand)
+        width = array.dtype.itemsize * 8 if array.dtype != np.bool_ else 1
+        if width < kind.bits or (kind.kind == "pred") != (width == 1):
+            raise UnsupportedInstruction(f'The register "{operand}" cannot hold a .{kind.kind}{kind.bits}.')
+        if width == kind.bits:
+            return array.view(kind.dtype)
+        if kind.is_float:
+            raise UnsupportedInstruction(
+                f'The register "{operand}" is wider than the .{kind.kind}{kind.bits} put into it.'
+            )
+        return array.view(kind.of_width(width).dtype)
+
+    def address(self, operand: str) -> Address:
+        """`[register + offset]` or `[symbol + offset]`."""
+        name, offset = _split_address(operand)
+        if name in self.kernel.registers:
+            return Address(self.register(name), offset)
+        return Address(self._constant(name, parse_type("u64")), offset)
+
+    def _as(self, array: np.ndarray, kind: PtxType, operand: str) -> np.ndarray:
+        if (array.dtype == np.bool_) != (kind.kind == "pred"):
+            raise UnsupportedInstruction(f'The operand "{operand}" is not a .{kind.kind}{kind.bits}.')
+        if array.dtype.itemsize == kind.dtype.itemsize:
+            return array.view(kind.dtype)
+        if array.dtype.itemsize < kind.dtype.itemsize:
+            raise UnsupportedInstruction(f'The register "{operand}" is narrower than .{kind.kind}{kind.bits}.')
+        return array.view(kind.dtype)[:: array.dtype.itemsize // kind.dtype.itemsize]  # little endian: the low part
+
+    def _constant(self, operand: str, kind: PtxType) -> np.ndarray:
+        if match := _FLOAT.match(operand):
+            single, double = match.group(2), match.group(4)
+            value = (
+                np.uint32(int(single, 16)).view(np.float32) if single else np.uint64(int(double, 16)).view(np.float64)
+            )
+            bits = value.astype(kind.dtype) if kind.kind == "f" else value.view(UNSIGNED[kind.bits])
+            return np.asarray(bits, kind.dtype)
+        if _INTEGER.match(operand):
+            value = int(operand.rstrip("U"), 0) & ((1 << max(kind.bits, 8)) - 1)
+            if kind.kind == "pred":
+                return np.asarray(value != 0)
+            return np.asarray(value, UNSIGNED[kind.bits]).view(kind.dtype)
+        base, _, offset = operand.partition("+")
+        base = base.strip()
+        if base in self.shared_symbols or base in self.kernel.local:
+            start = self.shared_symbols.get(base, self.kernel.local.get(base, 0))
+            return np.asarray(start + int(offset or "0", 0), UNSIGNED[kind.bits])
+        for parameter in self.kernel.parameters:
+            if parameter.name == base:
+                return np.asarray(parameter.offset + int(offset or "0", 0), UNSIGNED[kind.bits])
+        raise UnsupportedInstruction(
+            f'The operand "{operand}" of {self.kernel.name} is outside the interpreter\'s whitelist.'
+        )
+
+
+def operand_registers(operand: str, kernel: Kernel) -> list[str]:
+    """Names of the registers that occur in an operand."""
+    if operand in kernel.registers:
+        return [operand]
+    return [name for name in re.findall(r"[%\w$@]+", operand) if name in kernel.registers]
+
+
+def unsupported(ins: Instruction, why: str) -> UnsupportedInstruction:
+    return UnsupportedInstruction(f"The instruction {ins} is outside the interpreter's whitelist: {why}.")

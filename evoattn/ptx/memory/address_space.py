@@ -1,0 +1,90 @@
+"""Where addresses lie, and the memories behind them that belong to threads and blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evoattn.ptx.errors import MemoryFault
+from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.machine.threads import ActiveThreads, Threads
+
+GLOBAL_BASE = 1 << 32
+SHARED_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW = 1 << 48, 2 << 48, 3 << 48
+"""A generic address below the first window is global; windows are 2^48 bytes apart."""
+WINDOW_SHIFT = np.uint64(48)
+RANK_SHIFT = 24
+"""Of an address in the memory of a cluster: from this bit on the rank of the block plus one, or 0 for the own block."""
+
+
+def as_elements(data: np.ndarray, size: int) -> np.ndarray:
+    """Bytes as elements of `size` bytes (1 to 16): what a gather or scatter moves in one piece."""
+    return data.view(np.complex128 if size == 16 else f"u{size}")
+
+
+class BankedMemory:
+    """Memory of which every owner (a block, or a thread) has its own range of `limit` bytes, starting at its address 0."""
+
+    def __init__(self, name: str, threads: Threads, owner_of: np.ndarray, owners: int, limit: int, fill: int) -> None:
+        self.name, self.threads, self.limit = name, threads, limit
+        self.stride = max(-(-limit // 16) * 16, 16)
+        self.data = np.full(self.stride * owners, fill, np.uint8)
+        self.base = owner_of.astype(np.int64) * self.stride
+        self._offset_bases: dict[int, np.ndarray] = {}
+        self._elements = {size: as_elements(self.data, size) for size in (1, 2, 4, 8, 16)}
+
+    def elements(self, size: int) -> np.ndarray:
+        """`data` as elements of `size` bytes."""
+        return self._elements[size]
+
+    def locate(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> np.ndarray:
+        """Index of the first byte in `data` (int64, one an active thread) of an access of `size` bytes at `base + offset`.
+
+        `base` has one address an active thread, or is 0-d. Raises `MemoryFault` out of bounds or misaligned.
+        """
+        spread = (
+            int(np.bitwise_or.reduce(base)) if base.ndim else int(base)
+        )  # an upper bound that also shows every low bit
+        if (spread | offset) & (size - 1) or offset < 0 or spread + offset + size > self.limit:
+            self._check_exactly(base, offset, size, active, ins)
+        start = self._offset_bases.get(offset)
+        if start is None:
+            start = self._offset_bases[offset] = self.base + offset
+        return np.add(base, active.select(start), dtype=np.int64, casting="unsafe")
+
+    def locate_in_cluster(
+        self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction
+    ) -> np.ndarray:
+        """As `locate`, of addresses that may name another block of the cluster."""
+        address = np.broadcast_to(base, (len(active),)).astype(np.int64)
+        rank = address >> RANK_SHIFT
+        if not rank.any():
+            return self.locate(base, offset, size, active, ins)
+        cluster = self.threads.cluster
+        if int(rank.max()) > cluster:
+            bad = int(np.flatnonzero(rank > cluster)[0])
+            raise MemoryFault(
+                f"{self.threads.describe(active.index[bad])} accesses the shared memory of rank {rank[bad] - 1} in a cluster of {cluster} "
+                f"blocks in {ins}."
+            )
+        inside = address & (1 << RANK_SHIFT) - 1
+        self._check_exactly(inside, offset, size, active, ins)
+        block = self.threads.block_of[active.index]
+        target = np.where(rank == 0, block, block // cluster * cluster + rank - 1)
+        return target * self.stride + inside + offset
+
+    def _check_exactly(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> None:
+        address = np.broadcast_to(base, (len(active),)).astype(np.int64) + offset
+        outside = (address < 0) | (address + size > self.limit)
+        if outside.any():
+            at = int(np.flatnonzero(outside)[0])
+            raise MemoryFault(
+                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte {address[at]}, "
+                f"outside its {self.limit} bytes, in {ins}."
+            )
+        misaligned = address & (size - 1) != 0
+        if misaligned.any():
+            at = int(np.flatnonzero(misaligned)[0])
+            raise MemoryFault(
+                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte {address[at]}, "
+                f"which is misaligned, in {ins}."
+            )

@@ -1,0 +1,49 @@
+"""Who accesses the shared memory of other blocks of its cluster: those blocks must live until all that is done."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evoattn.ptx.errors import MemoryFault
+from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.machine.threads import ActiveThreads, Threads
+from evoattn.ptx.races.detector import RaceDetector
+
+
+class RemoteAccesses:
+    """Accesses from block to block of one machine."""
+
+    def __init__(self, threads: Threads, stride: int, alive: np.ndarray, races: RaceDetector | None) -> None:
+        """`stride` is the bytes of shared memory a block; `alive` (bool over threads) is kept up to date by others."""
+        self.threads, self.stride, self.alive, self.races = threads, stride, alive, races
+        self._last: dict[tuple[int, int], tuple[int, Instruction]] = {}  # by target block and column of the clock
+
+    def note(self, index: np.ndarray, kind: str | None, active: ActiveThreads, ins: Instruction) -> None:
+        """Accesses at bytes `index` of shared memory; of no `kind`: others see that they are complete. Raises `MemoryFault`."""
+        target = index // self.stride
+        foreign = target != self.threads.block_of[active.index]
+        if not foreign.any():
+            return
+        living = self.alive.reshape(self.threads.block_count, -1).any(1)
+        if not living[target].all():
+            bad = int(np.flatnonzero(~living[target])[0])
+            raise MemoryFault(
+                f"{self.threads.describe(active.index[bad])} accesses the shared memory of block "
+                f"{target[bad] + self.threads.first_block} of its cluster, which has ended, in {ins}."
+            )
+        if self.races is not None and kind is not None:
+            columns = self.threads.warp_of[active.index] % self.threads.cluster_warps
+            for block, column in set(zip(target[foreign].tolist(), columns[foreign].tolist())):
+                self._last[block, column] = self.races.order.now, ins
+
+    def retire(self, blocks: np.ndarray) -> None:
+        """All threads of these blocks have exited: they must have known of every access to their memory."""
+        for (block, column), (time, ins) in list(self._last.items()):
+            if block in blocks:
+                warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
+                if time > self.races.order.clock[warps, column].max():
+                    who = self.races.name_of_column(column)
+                    self.races.report(
+                        ins, f"block {block + self.threads.first_block} may end before {who} accesses its memory"
+                    )
+                del self._last[block, column]

@@ -1,0 +1,81 @@
+"""The interpreter's stand-in for a CUtensorMap: the 128 bytes that a kernel gets by value."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoattn.ptx.errors import ImpossibleLaunch, MemoryFault
+from evoattn.ptx.memory.address_space import GLOBAL_BASE
+from evoattn.ptx.memory.global_memory import GlobalMemory
+
+BYTES = 128
+ELEMENT_BYTES = 2
+MAX_RANK = 5
+MAX_BOX_SIDE = 256
+MAX_STRIDE_BYTES = 1 << 40
+_MAGIC = 0x70614D2D78747074
+_FORMAT = struct.Struct("<QQII5Q4Q5I")
+
+
+@dataclass(frozen=True)
+class TiledMap:
+    """Boxes of a tensor of 16-bit elements in global memory. All tuples count from the innermost dimension."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    """Of every dimension but the innermost."""
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+    @property
+    def box_bytes(self) -> int:
+        return math.prod(self.box) * ELEMENT_BYTES
+
+    def encode(self) -> bytes:
+        """Raises `ImpossibleLaunch` for what cuTensorMapEncodeTiled refuses (CUDA driver API, tensor map object management)."""
+        rank = len(self.shape)
+        why = self._why_refused()
+        if why:
+            raise ImpossibleLaunch(f"The driver would refuse a tensor map {self}: {why}.")
+        pad = (0,) * (MAX_RANK - rank)
+        numbers = (*self.shape, *pad, *self.strides_bytes, *pad, *self.box, *pad)
+        return _FORMAT.pack(_MAGIC, self.address, rank, self.swizzle_bytes, *numbers).ljust(BYTES, b"\0")
+
+    def _why_refused(self) -> str:
+        rank, inner = len(self.shape), self.box[0] * ELEMENT_BYTES
+        if not 1 <= rank <= MAX_RANK or len(self.box) != rank or len(self.strides_bytes) != rank - 1:
+            return "its rank"
+        if self.address % 16 or any(s % 16 or not 0 <= s < MAX_STRIDE_BYTES for s in self.strides_bytes):
+            return "the address and every stride must be multiples of 16 bytes"
+        if not all(1 <= side <= MAX_BOX_SIDE for side in self.box) or not all(1 <= n <= 1 << 32 for n in self.shape):
+            return f"a side of a box has 1 to {MAX_BOX_SIDE} elements, one of the tensor 1 to 2^32"
+        if (
+            self.swizzle_bytes not in (0, 32, 64, 128)
+            or inner % 16
+            or (self.swizzle_bytes and inner > self.swizzle_bytes)
+        ):
+            return "the inner side of a box is a multiple of 16 bytes and no longer than the swizzle"
+        return ""
+
+    def view(self, memory: GlobalMemory) -> np.ndarray:
+        """The tensor as it lies in memory, uint16, outermost dimension first. Raises `MemoryFault` if it reaches outside its buffer."""
+        start = self.address - GLOBAL_BASE
+        strides = (ELEMENT_BYTES, *self.strides_bytes)
+        size = sum((n - 1) * s for n, s in zip(self.shape, strides)) + ELEMENT_BYTES
+        place = memory.place_outside(start, size)
+        if place:
+            raise MemoryFault(f"A tensor map reaches {place}: {self}.")
+        return np.ndarray(self.shape[::-1], np.uint16, memory.data, start, strides[::-1])
+
+
+def decode(raw: bytes) -> TiledMap | None:
+    """The map that was encoded into these bytes; None if none was."""
+    magic, address, rank, swizzle, *rest = _FORMAT.unpack(raw[: _FORMAT.size])
+    if magic != _MAGIC:
+        return None
+    return TiledMap(address, tuple(rest[:rank]), tuple(rest[5 : 4 + rank]), tuple(rest[9 : 9 + rank]), swizzle)

@@ -1,0 +1,208 @@
+"""Races of the asynchronous proxy (sm_90): tensor copies and wgmma access shared memory as agents beside the threads that issue them.
+
+The agents of a cluster, in this order: for each warpgroup of each block its matrix products, which read; for each warp its tensor stores,
+which read; for each mbarrier the copies that complete on it (of the tensor engine, or stores from other blocks), which write.
+
+What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`,
+`cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an agent does is ordered after what its
+issuing threads know. Besides, a thread's write before an agent's access, and its read before an agent's write, must have been followed by
+its own `fence.proxy.async` before the agent's access was ordered after it (PTX ISA, memory consistency model, proxy-preserved base
+causality order). An H200 does overwrite what ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.machine.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.races.detector import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, RaceDetector
+from evoattn.ptx.races.happens_before import SEVERAL
+
+WARPGROUP_WARPS = 4
+MAX_MBARRIERS = 256
+"""Of a block that are watched."""
+_ALWAYS = 1 << 39
+"""Later than any time, and before that of a block that has ended."""
+Granules = slice | np.ndarray
+
+
+def agent_names(threads: Threads) -> tuple[list[str], int]:
+    """Names of the agents of one cluster, and how many of them read."""
+    products = [f"a wgmma of warpgroup {i}" for i in range(-(-threads.block_warps // WARPGROUP_WARPS))]
+    stores = [f"a tensor store of warp {i}" for i in range(threads.block_warps)]
+    readers = [*products, *stores] * threads.cluster
+    return [*readers, *["an asynchronous copy"] * (MAX_MBARRIERS * threads.cluster)], len(readers)
+
+
+def _lane_bits(lanes: np.ndarray) -> int:
+    """Bool `[32]` → a bit for each."""
+    return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
+
+
+class AsyncRaces:
+    """What the asynchronous proxy tells a `RaceDetector`. Issuers are actors: threads, or warps from `threads.count` on."""
+
+    def __init__(self, detector: RaceDetector) -> None:
+        self.detector, self.order, self.threads = detector, detector.order, detector.threads
+        self._first_store = -(-self.threads.block_warps // WARPGROUP_WARPS)
+        self._block_readers = self._first_store + self.threads.block_warps
+        self._mbarriers: dict[tuple[int, str], int] = {}
+        self._fences: dict[int, list[tuple[int, int]]] = {}  # by warp: (time, bits of the lanes)
+        self._known_ordered: set[tuple[int, int]] = set()  # (first issuer, stamp of a write)
+        self._known_fenced: set[tuple[int, int, int]] = set()  # (issuer, column, stamp of a read)
+        self._last_copy: dict[tuple[int, int], tuple[int, Instruction]] = {}  # by block and agent
+
+    # ---- agents
+
+    def products(self, warp: int) -> int:
+        """The agent of matrix products of a warp's warpgroup."""
+        rank, own = divmod(warp % self.threads.cluster_warps, self.threads.block_warps)
+        return rank * self._block_readers + own // WARPGROUP_WARPS
+
+    def stores(self, warp: int) -> int:
+        """The agent of tensor stores of a warp."""
+        rank, own = divmod(warp % self.threads.cluster_warps, self.threads.block_warps)
+        return rank * self._block_readers + self._first_store + own
+
+    def copies(self, block: int, offset: int, what: str = "a tensor copy") -> int:
+        """The agent of copies of a kind that complete on the mbarrier at this byte of a block's shared memory.
+
+        Raises `UnsupportedInstruction` beyond MAX_MBARRIERS.
+        """
+        key = offset, what
+        number = self._mbarriers.get(key)
+        if number is None:
+            number = self._mbarriers[key] = len(self._mbarriers)
+            if number == MAX_MBARRIERS:
+                raise UnsupportedInstruction(
+                    f"More than {MAX_MBARRIERS} mbarriers in a block are outside the interpreter's whitelist."
+                )
+        agent = self.threads.cluster * self._block_readers + block % self.threads.cluster * MAX_MBARRIERS + number
+        self.detector.agents[agent] = f"{what} to the mbarrier at byte {offset}"
+        return agent
+
+    # ---- what it is told
+
+    def fence(self, active: ActiveThreads) -> None:
+        """`fence.proxy.async` by these threads."""
+        order = self.detector.synchronize()
+        for warp in active.warps.tolist():
+            self._fences.setdefault(warp, []).append((order.now, _lane_bits(active.by_warp[warp])))
+        order.now += 1
+
+    def read(self, agent: int, issuers: np.ndarray, granules: Granules, ins: Instruction) -> None:
+        """An agent reads granules of the issuers' block, from now until its issuers wait for it."""
+        self.detector.check()
+        self._check_against_writes("reads", issuers, granules, ins)
+        self.detector.last_read[granules, self.threads.cluster_warps + agent] = self.order.now << LANE_BITS | SEVERAL
+
+    def write(
+        self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True
+    ) -> None:
+        """An agent writes granules of a block, from now until the phase of its mbarrier ends; not `proxied`: as threads write."""
+        self.detector.check()
+        self.detector.record_reads([np.array([block])])
+        self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
+        self._check_against_reads(issuer, granules, ins, proxied)
+        self.detector.last_write[granules] = self.order.now << THREAD_BITS | self.order.first_agent + agent
+        self.detector.newest_write[block] = _ALWAYS
+        self._last_copy[block, agent] = self.order.now, ins
+
+    def retire(self, blocks: np.ndarray) -> None:
+        """All threads of these blocks have exited: somebody must have waited for every copy to their shared memory."""
+        for (block, agent), (time, ins) in list(self._last_copy.items()):
+            if block in blocks:
+                warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
+                if time > self.order.clock[warps, self.threads.cluster_warps + agent].max():
+                    copy = self.detector.agents[agent]
+                    self.detector.report(
+                        ins, f"block {block + self.threads.first_block} ends and nobody has waited for {copy}"
+                    )
+                del self._last_copy[block, agent]
+
+    # ---- checking
+
+    def _check_against_writes(
+        self, verb: str, issuers: np.ndarray, granules: Granules, ins: Instruction, proxied: bool = True
+    ) -> None:
+        stamps = self.detector.last_write[granules]
+        different = stamps[:1] if (stamps == stamps[0]).all() else np.unique(stamps)
+        for stamp in different.tolist():
+            key = int(issuers[0]), stamp
+            if stamp == 0 or key in self._known_ordered:
+                continue
+            wrong = self._why_unordered(stamp >> THREAD_BITS, stamp & THREAD_MASK, issuers, proxied)
+            if wrong:
+                self._tell(
+                    int(issuers[0]), verb, f"what {self.detector.name(stamp & THREAD_MASK)} wrote last, {wrong}", ins
+                )
+            else:
+                self._known_ordered.add(key)
+        if self.detector.copies and self.detector.in_flight[granules].any():
+            self._tell(int(issuers[0]), verb, "an asynchronous copy that its thread has not yet waited for", ins)
+
+    def _why_unordered(self, time: int, writer: int, issuers: np.ndarray, proxied: bool) -> str:
+        """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing is."""
+        if writer < self.order.first_agent and proxied:
+            fenced = self._fenced(writer, time)
+            if fenced is None:
+                return "with no fence.proxy.async between"
+            time = fenced
+        if writer < self.order.first_agent:
+            block = int(self.order.warp_of[issuers[0]]) // self.threads.block_warps
+            if time <= self.order.block_floor[block]:
+                return ""
+        count = len(issuers)
+        column, lane = (np.full(count, array[writer]) for array in (self.order.column_of, self.order.lane_of))
+        return (
+            "with no barrier between" if self.order.unordered(issuers, column, lane, np.full(count, time)).any() else ""
+        )
+
+    def _fenced(self, writer: int, time: int) -> int | None:
+        """When the first fence of a thread (of all threads of a warp) after `time` was complete; None if it was not."""
+        lane, warp = int(self.order.lane_of[writer]), int(self.order.warp_of[writer])
+        wanted = 1 << lane if lane != SEVERAL else _lane_bits(self.threads.exists.reshape(-1, WARP)[warp])
+        for at, lanes in self._fences.get(warp, ()):
+            if at >= time:
+                wanted &= ~lanes
+                if not wanted:
+                    return at
+        return None
+
+    def _check_against_reads(self, issuer: int, granules: Granules, ins: Instruction, proxied: bool) -> None:
+        order, detector = self.order, self.detector
+        warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
+        block, own = warp // self.threads.block_warps, warp % self.threads.cluster_warps
+        reads = detector.last_read[granules]
+        known = order.clock[warp, : detector.columns].copy()
+        known[: self.threads.cluster_warps] = np.maximum(known[: self.threads.cluster_warps], order.block_floor[block])
+        late = reads.max(0) >> LANE_BITS > known
+        late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
+        for column in np.flatnonzero(late).tolist():
+            self._tell(
+                issuer, "overwrites", f"what {detector.name_of_column(column)} has read, with no barrier between", ins
+            )
+        if proxied and not late.any():
+            self._check_fences_after(reads[:, : self.threads.cluster_warps], issuer, warp - own, ins)
+
+    def _check_fences_after(self, reads: np.ndarray, issuer: int, first_warp: int, ins: Instruction) -> None:
+        """Of reads by the warps of a cluster, `[granule, warp]`: each needs a fence of its proxy before the issuer's write."""
+        for column in np.flatnonzero(reads.any(0)).tolist():
+            for stamp in np.unique(reads[:, column]).tolist():
+                key = issuer, column, stamp
+                if stamp == 0 or key in self._known_fenced:
+                    continue
+                time, lane, warp = stamp >> LANE_BITS, stamp & LANE_MASK, first_warp + column
+                reader = self.threads.count + warp if lane == SEVERAL else warp * WARP + lane
+                wrong = self._why_unordered(time, reader, np.array([issuer]), True)
+                if wrong:
+                    self._tell(issuer, "overwrites", f"what {self.detector.name(reader)} has read, {wrong}", ins)
+                else:
+                    self._known_fenced.add(key)
+
+    def _tell(self, issuer: int, verb: str, what: str, ins: Instruction) -> None:
+        block = int(self.order.warp_of[issuer]) // self.threads.block_warps + self.threads.first_block
+        by = "an asynchronous store of" if ins.opcode.startswith("st.") else "the asynchronous proxy for"
+        self.detector.report(ins, f"{by} {self.detector.name(issuer)} of block {block} {verb} {what}")

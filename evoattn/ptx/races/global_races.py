@@ -1,0 +1,235 @@
+"""Data races in global memory between the threads of a launch: two touch the same bytes, one writes, and nothing orders the two.
+
+For each granule (the smallest access that the kernel makes) the last weak write is kept, with its time; strong accesses (atomics,
+`.relaxed`, `.volatile` …) race with weak ones only, and are kept one by one. Reads are kept for those buffers that the launch also writes.
+Which these are shows when it does both; `unwatched` then has them, and the launch is to be run again with these buffers watched. Blocks may
+run one after another: only what `global_order.py` and the clocks say counts as order, not who came first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoattn.ptx.machine.program import Instruction, Kernel
+from evoattn.ptx.machine.threads import WARP, Threads
+from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.races.detector import READ
+from evoattn.ptx.races.global_order import GlobalOrder, orders_blocks
+from evoattn.ptx.races.grid_dependency import GridDependency, Touched
+from evoattn.ptx.races.happens_before import HappensBefore
+
+_THREAD_BITS = 26
+_THREAD_MASK = (1 << _THREAD_BITS) - 1
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """By one instruction, at one time."""
+
+    granules: np.ndarray
+    threads: np.ndarray
+    """Of the grid."""
+    time: int
+
+
+class GlobalRaces:
+    """Of one launch. `found` has a sentence for each racing instruction, by its pc."""
+
+    def __init__(
+        self, kernel: Kernel, memory: GlobalMemory, grid_warps: int, watched: frozenset[int], before: Touched | None
+    ) -> None:
+        """`watched` are the numbers of the buffers of which reads are kept; `before` is given where earlier launches may not have ended."""
+        self.memory, self.watched = memory, watched
+        self.dependency = None if before is None else GridDependency(memory, before)
+        self.grid_warps = grid_warps if orders_blocks(kernel) else 0
+        self.found: dict[int, str] = {}
+        self.now = 1
+        self.order_of_blocks = GlobalOrder()
+        self._shift = global_granule(kernel).bit_length() - 1
+        self._last_write = np.zeros(len(memory.data) >> self._shift, np.int64)  # time << 26 | thread of the grid
+        self._was_read = np.zeros(len(self._last_write) if watched else 0, np.bool_)
+        self._reads: list[_Reads] = []
+        self._strong: dict[
+            int, dict[int, tuple[int, bool]]
+        ] = {}  # by granule and thread: (time of the last, whether one wrote)
+        self._read_buffers: set[int] = set()
+        self._written_buffers: set[int] = set()
+
+    @property
+    def unwatched(self) -> set[int]:
+        """Buffers that are read and written, and of which reads were not kept."""
+        return (self._read_buffers & self._written_buffers) - self.watched
+
+    @property
+    def touched(self) -> Touched:
+        return Touched(frozenset(self._read_buffers), frozenset(self._written_buffers))
+
+    def attach(self, threads: Threads, order: HappensBefore) -> None:
+        """These blocks run now, by these clocks."""
+        self.threads, self.order = threads, order
+        if self.dependency is not None:
+            self.dependency.attach(threads)
+        order.now = self.now
+        self._first_thread = threads.first_block * threads.block_threads
+        self.order_of_blocks.attach(threads, order)
+
+    def detach(self) -> None:
+        """They have ended."""
+        self.now = self.order.now + 1
+
+    def watches(self, index: int) -> bool:
+        """Whether reads of the buffer that has this byte of the arena are kept."""
+        return self.memory.buffer_at(index) in self.watched
+
+    # ---- what the machine tells it
+
+    def access(self, kind: str, index: np.ndarray, size: int, threads: np.ndarray, ins: Instruction) -> None:
+        """Weak accesses of `size` bytes at `index` of the arena, one a thread of the machine."""
+        if self.dependency is not None:
+            self.dependency.access(kind != READ, index, threads, ins)
+        first, last = int(index.min()), int(index.max())
+        buffers = {self.memory.buffer_at(first), self.memory.buffer_at(last)}
+        if kind == READ:
+            self._read_buffers |= buffers
+            if not buffers & self.watched:
+                return
+        else:
+            self._written_buffers |= buffers
+            self.order_of_blocks.overwrite(first, last, index)
+        granules, actors = self._expand(index, size, threads)
+        self._check_against_writes(kind, granules, actors, ins)
+        if self._strong:
+            self._check_against_strong(kind, granules, actors, ins)
+        if kind == READ:
+            self._was_read[granules] = True
+            self._reads.append(_Reads(granules, actors + self._first_thread, self.order.now))
+        else:
+            self._check_against_reads(granules, actors, ins)
+            stamped = self.order.now << _THREAD_BITS | actors + self._first_thread
+            self._last_write[granules] = stamped
+            self._check_together(stamped, granules, actors, ins)
+
+    def strong(self, writes: bool, index: np.ndarray, size: int, threads: np.ndarray, ins: Instruction) -> None:
+        """As `access`, of strong accesses; `order_of_blocks` is told on its own."""
+        if self.dependency is not None:
+            self.dependency.access(writes, index, threads, ins)
+        buffers = {self.memory.buffer_at(int(index.min())), self.memory.buffer_at(int(index.max()))}
+        self._read_buffers |= buffers
+        self._written_buffers |= buffers if writes else set()
+        granules, actors = self._expand(index, size, threads)
+        self._check_against_writes("atomically accesses", granules, actors, ins)
+        if writes:
+            self._check_against_reads(granules, actors, ins)
+        for granule, actor in zip(granules.tolist(), (actors + self._first_thread).tolist()):
+            before = self._strong.setdefault(granule, {}).get(actor, (0, False))
+            self._strong[granule][actor] = self.order.now, before[1] or writes
+
+    # ---- checking
+
+    def _expand(self, index: np.ndarray, size: int, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        granules, count = index >> self._shift, max(size >> self._shift, 1)
+        if count == 1:
+            return granules, threads
+        return (granules[:, None] + np.arange(count)).ravel(), np.repeat(threads, count)
+
+    def _unordered(self, actors: np.ndarray, others: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Bool: which accesses by other threads of the grid are not ordered before what these threads of the machine do now."""
+        threads, order = self.threads, self.order
+        warps, other_warps = order.warp_of[actors], others // WARP
+        result = others != actors + self._first_thread
+        if self.grid_warps:
+            result &= time > self.order_of_blocks.known[warps, other_warps]
+        local = others - self._first_thread
+        near = result & (local >= 0) & (local < threads.count)
+        near[near] = local[near] // (WARP * threads.cluster_warps) == warps[near] // threads.cluster_warps
+        if near.any():
+            own, other = actors[near], local[near]
+            late = order.unordered(own, order.column_of[other], order.lane_of[other], time[near])
+            late &= (time[near] > order.floor(own)) | (threads.block_of[own] != threads.block_of[other])
+            result[near] = late
+        return result
+
+    def _check_against_writes(self, kind: str, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+        last = self._last_write[granules]
+        written = np.flatnonzero(last)
+        if len(written):
+            writers, time = last[written] & _THREAD_MASK, last[written] >> _THREAD_BITS
+            racing = np.flatnonzero(self._unordered(actors[written], writers, time))
+            if len(racing):
+                at = written[racing[0]]
+                self._tell(ins, int(actors[at]), kind, int(granules[at]), int(writers[racing[0]]), "wrote")
+
+    def _check_against_reads(self, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+        if not self._reads or not self._was_read[granules].any():
+            return
+        writers = dict(zip(granules.tolist(), actors.tolist()))
+        for reads in self._reads:
+            again = np.flatnonzero(np.isin(reads.granules, granules))
+            if len(again):
+                own = np.array([writers[g] for g in reads.granules[again].tolist()])
+                racing = np.flatnonzero(self._unordered(own, reads.threads[again], np.full(len(again), reads.time)))
+                if len(racing):
+                    at = again[racing[0]]
+                    self._tell(
+                        ins, int(own[racing[0]]), "overwrites", int(reads.granules[at]), int(reads.threads[at]), "read"
+                    )
+                    return
+
+    def _check_against_strong(self, kind: str, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+        for at in np.flatnonzero(np.isin(granules, list(self._strong))).tolist():
+            accesses = self._strong[int(granules[at])]
+            others, (times, wrote) = np.array(list(accesses)), np.array(list(accesses.values())).T
+            late = self._unordered(np.full(len(others), actors[at]), others, times)
+            known = times[~late & (wrote > 0)].max(
+                initial=0
+            )  # and what came before it: atomics on one place follow one another
+            for other, time, wrote_too in zip(others[late].tolist(), times[late].tolist(), wrote[late].tolist()):
+                if time > known and (kind != READ or wrote_too):
+                    self._tell(ins, int(actors[at]), kind, int(granules[at]), other, "atomically accessed")
+
+    def _check_together(self, stamped: np.ndarray, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+        """Threads of several blocks that wrote one place by one instruction."""
+        left = self._last_write[granules]
+        for at in np.flatnonzero(left != stamped)[:1].tolist():
+            other = int(left[at]) & _THREAD_MASK
+            if other // self.threads.block_threads != self.threads.block_of[actors[at]] + self.threads.first_block:
+                self._tell(ins, int(actors[at]), "writes", int(granules[at]), other, "writes")
+
+    def _tell(self, ins: Instruction, actor: int, kind: str, granule: int, other: int, did: str) -> None:
+        def name(thread: int) -> str:
+            return f"thread {thread % self.threads.block_threads} of block {thread // self.threads.block_threads}"
+
+        place = self.memory.describe(granule << self._shift)
+        verb = {"read": "reads", "write": "writes"}.get(kind, kind)
+        self.found.setdefault(
+            ins.index,
+            (
+                f"Race in global memory: {name(actor + self._first_thread)} {verb} what {name(other)} {did} {place}, and nothing orders the "
+                f"two, in {ins}."
+            ),
+        )
+
+
+def global_granule(kernel: Kernel) -> int:
+    """The smallest access in bytes that the kernel can make to global memory: 1, 2, 4, 8 or 16."""
+    smallest, elsewhere = 16, {"shared", "shared::cluster", "shared::cta", "param", "local", "const"}
+    for ins in kernel.instructions:
+        parts = ins.opcode.split(".")
+        if parts[0] in ("ld", "st", "atom", "red") and not elsewhere & set(parts):
+            vector = next((int(p[1:]) for p in parts if re.fullmatch("v[248]", p)), 1)
+            bits = 32 if "x2" in parts[-1] else int("".join(c for c in parts[-1] if c.isdigit()))
+            smallest = min(smallest, vector * bits // 8)
+        elif parts[:2] == ["cp", "async"]:
+            smallest = min(smallest, 2 if "tensor" in parts or len(ins.operands) > 3 else 4)
+    return smallest
+
+
+def bytes_of(part: np.ndarray, memory: GlobalMemory) -> np.ndarray:
+    """Index in the arena of every element of a view into it."""
+    index = np.array([part.__array_interface__["data"][0] - memory.data.ctypes.data])
+    for count, stride in zip(part.shape, part.strides):
+        index = np.add.outer(index, np.arange(count) * stride).ravel()
+    return index

@@ -1,0 +1,71 @@
+"""wgmma.fence: what threads write to registers of a product needs one before the product (PTX ISA, wgmma.fence).
+
+Copies after the fence of what was written before it do not count, nor constants: ptxas makes of both what it likes. A product's own writes
+to its accumulators need none before the next of the same shape. Descriptors are no registers of a product.
+"""
+
+from __future__ import annotations
+
+from evoattn.ptx.machine.flow import flow_of
+from evoattn.ptx.machine.program import Kernel
+from evoattn.ptx.machine.registers import operand_registers
+
+
+class UnfencedWrites:
+    """Registers that each warpgroup, by its first warp, has written since its last fence; a set is the bits of an int."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.flow = kernel, flow_of(kernel)
+        self._products = {
+            pc: self._bits([o for o in ins.operands[:2] if o.startswith("{")])
+            for pc, ins in enumerate(kernel.instructions)
+            if ins.opcode.startswith("wgmma.mma_async")
+        }
+        self._watched = self._sources_of_products()
+        self._dirty: dict[int, int] = {}
+        self._known: dict[tuple[int, int, int], tuple[int, int | None]] = {}
+
+    def run(self, lead: int, start: int, end: int) -> int | None:
+        """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or None."""
+        key = start, end, self._dirty.get(lead, 0)
+        if key not in self._known:
+            self._known[key] = self._walk(*key)
+        self._dirty[lead], wrong = self._known[key]
+        return wrong
+
+    def _walk(self, start: int, end: int, dirty: int) -> tuple[int, int | None]:
+        wrong = None
+        for pc in range(start, end):
+            ins = self.kernel.instructions[pc]
+            if pc in self._products:
+                if wrong is None and self._products[pc] & dirty:
+                    wrong = pc
+            elif ins.opcode.startswith("wgmma.fence"):
+                dirty = 0
+            elif written := self.flow.bits(self.flow.written[pc]) & self._watched:
+                moved = ins.opcode.startswith("mov.") and not self._bits(ins.operands[1:]) & dirty
+                if not moved:
+                    dirty |= written
+                elif not ins.predicate:
+                    dirty &= ~written
+        return dirty, wrong
+
+    def _bits(self, operands: list[str] | tuple[str, ...]) -> int:
+        return self.flow.bits([name for o in operands for name in operand_registers(o, self.kernel)])
+
+    def _sources_of_products(self) -> int:
+        """Registers of products, and what is copied into them."""
+        watched, before = 0, -1
+        for bits in self._products.values():
+            watched |= bits
+        moves = [
+            (self.flow.bits(self.flow.written[pc]), self._bits(ins.operands[1:]))
+            for pc, ins in enumerate(self.kernel.instructions)
+            if ins.opcode.startswith("mov.")
+        ]
+        while watched != before:
+            before = watched
+            for written, sources in moves:
+                if written & watched:
+                    watched |= sources
+        return watched

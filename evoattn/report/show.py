@@ -1,0 +1,101 @@
+"""One trial for people: config, state, evidence, lineage, source."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Timing, Trial
+from evoattn.ptx.limits import NOT_MODELLED
+from evoattn.storage import Storage
+
+
+def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
+    """Print all that is recorded of `trial`, its source last."""
+    study = storage.study(trial.study_id)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+
+    def row(name: str, value: object) -> None:
+        rows.add_row(name, Text("".join(c if c.isprintable() else " " for c in str(value))))
+
+    row("trial", f"{trial.number} of study {study.name} ({trial.created_at})")
+    row("problem", AttentionProblem(**study.problem).describe())
+    row(
+        "gpu",
+        f"{study.gpu} ({study.arch})"
+        + (", offline" if study.offline else f", {study.versions.get('device', 'unknown device')}"),
+    )
+    row("state", f"{trial.state}" + (f": {trial.reason}" if trial.reason else ""))
+    row("family", trial.family)
+    row("config", " ".join(f"{k}={v}" for k, v in trial.config.items()))
+    row("config id", trial.config_id)
+    row("made by", f"{trial.operator}" + (f" of trials {', '.join(map(str, trial.parents))}" if trial.parents else ""))
+    if info := trial.compile_info:
+        row("compiler", f"{info.compiler} {' '.join(info.options)}, {info.seconds:.2f} s")
+        row(
+            "resources",
+            f"{info.registers} registers a thread, {info.spill_bytes} bytes spilled, {info.static_smem_bytes} bytes of static shared memory",
+        )
+        if info.warnings:
+            row("warnings", ", ".join(info.warnings))
+    if report := trial.validation:
+        row("validated on", report.backend)
+        for check in report.checks:
+            verdict = "right" if check.passed else "WRONG"
+            error = f"error {check.max_error:.2e}, allowed {check.allowed_error:.2e}"
+            row("", f"{verdict}  {check.case}: {error}, {check.seconds * 1e3:.1f} ms")
+        if report.seed is not None:
+            row("inputs' seed", report.seed)
+        if report.backend == "interpreter":
+            row("not modelled", "\n".join(NOT_MODELLED))
+    for timing in trial.timings:
+        row(f"time ({timing.protocol.get('stage', '?')})", _timing_sentence(timing))
+        if "clocks" in timing.protocol:
+            row("", _clocks_sentence(timing.protocol["clocks"]))
+        for tool, verdict in (timing.protocol.get("sanitizer") or {}).items():
+            row("", f"{tool}: {verdict}")
+    if trial.disqualified:
+        row("DISQUALIFIED", trial.disqualified)
+    if trial.relative_cost is not None:
+        row("relative cost", f"{trial.relative_cost:.6g} (an estimate for ranking, not a time)")
+    row("evaluated in", f"{trial.seconds:.2f} s")
+    row("sampler", f"{study.sampler}, seed {study.seed}")
+    places = storage.environments(trial)
+    for place in places:
+        row("ran on" if place is places[0] else "timed again on", ", ".join(f"{k} {v}" for k, v in place.items()))
+    if not places:
+        row("study made on", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
+    row("source hash", trial.source_hash or "none: it never became source")
+    console.print(rows)
+    if trial.source_hash:
+        console.print()
+        source = storage.source(trial.source_hash)
+        shown = "".join(
+            c if c.isprintable() or c in "\n\t" else "?" for c in source
+        )  # nothing that a terminal would obey
+        console.print(shown, markup=False, soft_wrap=True)
+
+
+def _timing_sentence(timing: Timing) -> str:
+    p = timing.protocol
+    if not timing.samples_us:
+        return f"none: {p.get('out')}"
+    return (
+        f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-{timing.quantile_us(0.9):.2f}; "
+        f"{p.get('calls_per_replay', '?')} calls a replay, {p.get('cache', '?')} L2, {p.get('contestants', '?')} interleaved"
+    )
+
+
+def _clocks_sentence(clocks: dict) -> str:
+    """What NVML said of the device at the end of a timing."""
+    if "absent" in clocks:
+        return f"clocks not read: {clocks['absent']}"
+    throttled = ", ".join(clocks.get("throttled_by") or ()) or "nothing"
+    return (
+        f"SM {clocks.get('sm_mhz', '?')} MHz, memory {clocks.get('memory_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} °C, "
+        f"{clocks.get('power_w', '?')} W, throttled by {throttled}"
+    )

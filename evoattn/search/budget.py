@@ -1,0 +1,52 @@
+"""How long a search may go on: a time or a count of trials."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+class BudgetError(ValueError):
+    """A budget that cannot be read: its message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One of `seconds` and `trials` is set."""
+
+    seconds: float | None = None
+    trials: int | None = None
+
+
+def parse_budget(text: str) -> Budget:
+    """`90s`, `30m`, `2h` (fractions allowed) or `500trials`. Raises `BudgetError`."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh])|(\d{1,9})trials", text.strip())
+    if not match or float(match[1] or match[3]) == 0:
+        raise BudgetError(
+            f"The budget {text!r} is neither a time such as 90s, 30m or 2h nor a count such as 500trials."
+        )
+    return Budget(trials=int(match[3])) if match[3] else Budget(seconds=float(match[1]) * _UNITS[match[2]])
+
+
+class Clock:
+    """A budget as it is spent. Its time runs from `start`, not from the call: until the workers are up no candidate can be measured."""
+
+    def __init__(self, budget: Budget, reserve: float = 0.0) -> None:
+        """`reserve`: seconds of a time budget to leave for what comes after the search, at most half of it."""
+        self._budget = budget
+        self._seconds = None if budget.seconds is None else max(budget.seconds - reserve, 0.5 * budget.seconds)
+        self.started: float | None = None
+        """When, by `time.monotonic`."""
+
+    def start(self) -> None:
+        """Let the time run."""
+        self.started = time.monotonic()
+
+    def spent(self, recorded: int) -> bool:
+        """Whether the time is over, or `recorded` trials are all that were wanted."""
+        if self._budget.trials is not None:
+            return recorded >= self._budget.trials
+        return self.started is not None and time.monotonic() >= self.started + self._seconds

@@ -1,0 +1,189 @@
+"""A recorded trial again: render, recompile, validate and time, each held against the record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from evoattn.backends.compiler import CompileError, compile_candidate
+from evoattn.evaluation.evaluate import DeviceEvaluator, evaluate_offline
+from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
+from evoattn.evaluation.workers import Ending, Worker, wait_for_any
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.model import gpu as gpus
+from evoattn.model import space as configs
+from evoattn.model.errors import FailedRun
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.model.space import KernelConfig
+from evoattn.storage import Storage
+from evoattn.storage.versions import collect, differences
+
+TIME_TOLERANCE = 0.05
+"""Share by which a time may differ from its record: what an H100 that others use too drifts by from hour to hour. A wider spread of the
+samples widens it."""
+COST_TOLERANCE = 1e-6
+
+
+class ReproduceError(FailedRun):
+    """The trial cannot be run again here: its message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison with the record. `agrees` None: said for information, not part of the verdict."""
+
+    what: str
+    sentence: str
+    agrees: bool | None
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """All findings about one trial."""
+
+    trial: Trial
+    findings: tuple[Finding, ...]
+
+    @property
+    def reproduced(self) -> bool:
+        return all(f.agrees is not False for f in self.findings)
+
+
+def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool = False) -> Reproduction:
+    """Run `trial` again. Raises `ReproduceError` if it never ran, or its device is not here; `StorageError` on a broken record.
+
+    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the recorded config, it
+    runs only if `trust_source`.
+    """
+    if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED):
+        raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
+    spec = gpus.lookup(study.gpu)
+    problem = AttentionProblem(**study.problem)
+    source = storage.source(trial.source_hash)
+    candidate = Candidate(trial.family, trial.config, trial.config_id, source, spec.arch)
+    config = KernelConfig(trial.family, trial.config)
+    rendered = _source_finding(trial, problem, config, spec)
+    if not (rendered.agrees or trust_source):
+        raise ReproduceError(
+            f"{rendered.sentence} Trial {trial.number} was not run: what is recorded is code of whoever wrote the database. Read it with "
+            f"`evoattn show {trial.number}`, then use --trust-source, or run the commit that recorded it."
+        )
+    findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
+    try:
+        kernel = compile_candidate(candidate, folder=None)
+    except CompileError as error:
+        findings.append(Finding("compile", f"The recorded source no longer compiles: {error}.", False))
+        return Reproduction(trial, tuple(findings))
+    findings.append(_compile_finding(trial, kernel))
+    if trial.state is TrialState.ESTIMATED:
+        evaluation = evaluate_offline(candidate, config, problem, spec)
+        findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation)]
+    else:
+        evaluation = _on_device(problem, spec, study, trial, config, kernel)
+        findings += [_validation_finding(trial, evaluation), *_time_finding(trial.timing, evaluation)]
+    return Reproduction(trial, tuple(findings))
+
+
+def _place_finding(storage: Storage, trial: Trial, study: Study) -> Finding:
+    """What is not here as it was there, field by field; the study's own facts where the trial's were not recorded."""
+    recorded = storage.environments(trial)
+    then = recorded[0] if recorded else study.versions
+    changed = differences(then, collect(None if study.offline else next(iter(gpus.detect_devices()), None)))
+    whose = "its trial" if recorded else "its study (the trial's own were not recorded)"
+    return Finding(
+        "place",
+        f"Not as recorded with {whose}: {'; '.join(changed)}." if changed else f"All as recorded with {whose}.",
+        None,
+    )
+
+
+def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec) -> Finding:
+    try:
+        family = registry.lookup(trial.family)
+        configs.load_space(trial.family, spec).make_config(trial.config)
+        same = render(family, problem, config, spec).source_hash == trial.source_hash
+    except (registry.FamilyError, configs.ConfigError) as error:
+        return Finding("source", f"Today's checkout cannot render this config: {error}", None)
+    if same:
+        return Finding("source", "Today's template renders the recorded text, byte for byte.", True)
+    return Finding("source", "Today's template renders another text than the recorded one.", None)
+
+
+def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:
+    then, now = trial.compile_info, kernel.info
+    same = (then.registers, then.spill_bytes) == (now.registers, now.spill_bytes)
+    text = f"{now.compiler}: {now.registers} registers, {now.spill_bytes} bytes spilled"
+    if same:
+        return Finding("compile", f"{text}, as recorded.", None)
+    return Finding(
+        "compile", f"{text}; recorded were {then.registers} and {then.spill_bytes} with {then.compiler}.", None
+    )
+
+
+def _validation_finding(trial: Trial, evaluation: Evaluation) -> Finding:
+    """Right or wrong, and on which inputs: each process on a device draws their seed anew."""
+    report, then = evaluation.validation, trial.validation
+    if report and report.passed and evaluation.state in (TrialState.COMPLETE, TrialState.ESTIMATED):
+        seed = f"inputs of seed {report.seed}"
+        if then and then.seed is not None:
+            seed += ", as recorded" if then.seed == report.seed else f" (recorded was {then.seed})"
+        return Finding("answers", f"Right in all {len(report.checks)} cases on the {report.backend}, {seed}.", True)
+    return Finding("answers", f"{evaluation.state}: {evaluation.reason}", False)
+
+
+def _cost_finding(trial: Trial, evaluation: Evaluation) -> list[Finding]:
+    if evaluation.relative_cost is None:
+        return []
+    change = evaluation.relative_cost / trial.relative_cost - 1
+    sentence = (
+        f"Relative cost {evaluation.relative_cost:.6g}, recorded {trial.relative_cost:.6g}; an estimate, never timed."
+    )
+    return [Finding("cost", sentence, abs(change) <= COST_TOLERANCE)]
+
+
+def _time_finding(then: Timing, evaluation: Evaluation) -> list[Finding]:
+    now = evaluation.timing
+    if now is None:
+        return []
+    spreads = [(t.quantile_us(0.9) - t.quantile_us(0.1)) / t.median_us for t in (then, now)]
+    tolerance = max(TIME_TOLERANCE, *spreads)
+    change = now.median_us / then.median_us - 1
+    within = abs(change) <= tolerance
+    verdict = "within" if within else "outside"
+    sentence = f"{now.median_us:.2f} µs, recorded {then.median_us:.2f} µs: {change:+.1%}, {verdict} the noise of ±{tolerance:.1%}."
+    return [Finding("time", sentence, within)]
+
+
+def _on_device(
+    problem: AttentionProblem,
+    spec: gpus.GpuSpec,
+    study: Study,
+    trial: Trial,
+    config: KernelConfig,
+    kernel: CompiledKernel,
+) -> Evaluation:
+    """The whole evaluation on the device, in a process that may die."""
+    devices = gpus.detect_devices()
+    if not devices or devices[0].spec is not spec:
+        here = f"this machine has a {devices[0].product}" if devices else "this machine has no CUDA device"
+        raise ReproduceError(
+            f"Trial {trial.number} was timed on the GPU {spec.name}, but {here}; run it there, or `evoattn export {trial.number}`."
+        )
+    worker = Worker(DeviceHandler, (problem, spec, study.options.get("cache", "warm")))
+    try:
+        while not worker.idle:
+            wait_for_any([worker], 0.2)
+            worker.poll()
+            if worker.failures_to_start:
+                raise ReproduceError(f"The GPU worker failed to start: {worker.start_failure}")
+        worker.submit(
+            trial.number, (DeviceEvaluator.evaluate.__name__, (trial.family, config, kernel, None)), DEVICE_SECONDS
+        )
+        while not (outcome := worker.poll()):
+            wait_for_any([worker], 0.2)
+    finally:
+        worker.stop()
+    if outcome.ending is not Ending.RESULT:
+        return Evaluation(TrialState.WORKER_DIED, str(outcome.value))
+    return outcome.value

@@ -1,0 +1,72 @@
+"""FlashAttention 3 from whichever package holds it: its own build (flash-attention's `hopper` folder), or fa3-fwd, its forward alone as a wheel.
+
+Both have one Python interface. `num_splits=0` lets FA3 choose how many blocks share a row of queries: the default of its `flash_attn_func`
+is 1, which leaves most of the GPU idle in decode, that of its `flash_attn_with_kvcache` is 0. Where there are blocks enough, 0 chooses 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+Call = Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]
+Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Call]
+"""(q, k, v `[batch, seqlen, heads, head_dim]`, causal) → a call that gives O of q's shape, alone or first.
+`causal` means causal_lower_right."""
+PACKAGES = {"flash_attn": "flash-attn-3", "fa3_fwd": "fa3-fwd"}
+"""Distributions by the stem of their modules, the first choice first."""
+
+
+class LacksDtype(RuntimeError):
+    """What is installed is built without the dtype: the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Fa3:
+    """What was found: `prepare`, and the distribution with its version."""
+
+    prepare: Prepare
+    version: str
+
+
+@cache
+def find(dtype: str) -> Fa3:
+    """The first package that is here and takes `dtype`. Raises `LacksDtype`, or `ImportError` where none is installed and loads."""
+    absent, lacking = [], []
+    for stem, distribution in PACKAGES.items():
+        try:
+            function = importlib.import_module(f"{stem}_interface").flash_attn_func
+        except (ImportError, OSError) as error:  # OSError: a library built for another torch or CUDA does not load
+            absent.append(" ".join(str(error).split())[:140])
+            continue
+        if dtype == "fp16" and _build_flags(stem).get("FLASHATTENTION_DISABLE_FP16"):
+            lacking.append(f"{distribution} is built without fp16.")
+            continue
+        return Fa3(partial(_prepare, function), f"{distribution} {_installed(distribution)}")
+    if lacking:
+        raise LacksDtype(lacking[0])
+    raise ImportError("; ".join(absent))
+
+
+def _prepare(function: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+    return partial(function, q, k, v, causal=causal, num_splits=0)
+
+
+def _build_flags(stem: str) -> dict[str, bool]:
+    """What FA3's setup.py wrote down of the build; builds before it did so have all dtypes."""
+    try:
+        return importlib.import_module(f"{stem}_config").CONFIG["build_flags"]
+    except ImportError:
+        return {}
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,159 @@
+"""What users would run instead, on the same inputs as our kernels: torch's SDPA backends and FlashAttention 3 and 4, each proved right first."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from evoattn.correctness.reference import Answer
+from evoattn.correctness.validate import judge_o
+from evoattn.model.problem import AttentionProblem
+from evoattn.timing.peers import fa3
+
+Tensors = dict[str, torch.Tensor]
+Call = Callable[[], torch.Tensor]
+
+
+NOT_INSTALLED = "is not installed"
+"""In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
+
+
+class PeerRefused(RuntimeError):
+    """A peer is absent, does not take the problem, or answers wrong: the message says which, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One row of the table. `make(problem, tensors)` returns a call that gives O in the problem's logical shape; it may raise anything."""
+
+    make: Callable[[AttentionProblem, Tensors], Call]
+    package: str
+    """The distribution to install for it."""
+    found: Callable[[AttentionProblem], str] | None = None
+    """What stands behind it, with its version, where that may be another distribution."""
+
+    def version(self, problem: AttentionProblem) -> str:
+        """`package` and its installed version, `unknown` where it was built in place, without metadata."""
+        if self.found:
+            return self.found(problem)
+        try:
+            return f"{self.package} {version(self.package)}"
+        except PackageNotFoundError:
+            return f"{self.package} unknown"
+
+
+def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
+    def make(problem: AttentionProblem, tensors: Tensors) -> Call:
+        mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if problem.mask == "causal_lower_right" else None
+
+        def call() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(
+                    tensors["q"],
+                    tensors["k"],
+                    tensors["v"],
+                    attn_mask=mask,
+                    is_causal=problem.mask == "causal_upper_left",
+                    enable_gqa=problem.group_size > 1,
+                )
+
+        return call
+
+    return make
+
+
+def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Callable[[AttentionProblem, Tensors], Call]:
+    """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
+
+    Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so nothing is copied.
+    `causal` means `causal_lower_right` there.
+    """
+
+    def make(problem: AttentionProblem, tensors: Tensors) -> Call:
+        if problem.dtype == "fp32":
+            raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
+        if problem.mask == "causal_upper_left" and problem.seqlen_q != problem.seqlen_k:
+            raise PeerRefused(
+                "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
+            )
+        function = prepare(problem)(*(tensors[t].transpose(1, 2) for t in "qkv"), problem.causal)
+
+        def call() -> torch.Tensor:
+            out = function()
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+        return call
+
+    return make
+
+
+def _fa3(problem: AttentionProblem) -> fa3.Prepare:
+    try:
+        return fa3.find(problem.dtype).prepare
+    except fa3.LacksDtype as error:
+        raise PeerRefused(str(error)) from None
+
+
+def _fa4(problem: AttentionProblem) -> fa3.Prepare:
+    from flash_attn.cute import flash_attn_func
+
+    return lambda q, k, v, causal: partial(
+        flash_attn_func, q, k, v, causal=causal
+    )  # one split a row: it has no more on Hopper
+
+
+PEERS: dict[str, Peer] = {
+    "flash": Peer(_sdpa(SDPBackend.FLASH_ATTENTION), "torch"),
+    "cudnn": Peer(_sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
+    "efficient": Peer(_sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch"),
+    "math": Peer(_sdpa(SDPBackend.MATH), "torch"),
+    "fa3": Peer(_flash_attention(_fa3), "flash-attn-3", lambda p: fa3.find(p.dtype).version),
+    "fa4": Peer(_flash_attention(_fa4), "flash-attn-4"),
+}
+"""The one table of peers: those of torch by the name of their backend."""
+
+
+def peer_call(name: str, problem: AttentionProblem, tensors: Tensors, answer: Answer) -> Call:
+    """A call of the peer `name` on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by `answer`.
+
+    Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not stand beside ours.
+    """
+    peer = PEERS[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            call = peer.make(problem, tensors)
+            wrong, _ = judge_o(call(), answer)  # reads the device, so that a failed launch shows here
+        except ImportError as error:
+            raise PeerRefused(f"{peer.package} {NOT_INSTALLED} ({_sentence(str(error))}).") from None
+        except torch.cuda.OutOfMemoryError:
+            raise PeerRefused("It needs more device memory than is free.") from None
+        except PeerRefused:
+            raise
+        except Exception as error:  # other people's code: it may raise anything
+            raise PeerRefused(refusal([str(w.message) for w in caught], f"{error}" or type(error).__name__)) from None
+    if wrong:
+        raise PeerRefused(f"Its answer is wrong: {wrong}")
+    return call
+
+
+def refusal(said: list[str], error: str) -> str:
+    """Why SDPA refused, out of the warnings that it printed on the way and the error at the end.
+
+    torch goes through all fused backends: those that `sdpa_kernel` switched off say only that they are off, under headings of their own.
+    """
+    noise = ("runtime disabled", "not used because", "User provided")
+    reasons = [text.split(" (Triggered")[0] for text in said if not any(word in text for word in noise)]
+    return _sentence((reasons or [error])[-1])
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split())[:300]

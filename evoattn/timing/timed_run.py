@@ -1,0 +1,132 @@
+"""One candidate on the timed path, and the proof that the work was done there: a check before the timing says nothing about the timing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from evoattn.backends.base import Backend
+from evoattn.correctness.arena import POISON_BYTE, Arena
+from evoattn.correctness.validate import OUTSIDE, Case, different, dirty_sentence, judge
+from evoattn.families.base import Family
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CheckResult, CompiledKernel, Timing
+from evoattn.model.space import KernelConfig
+from evoattn.timing.benchmark import CacheMode, Contestant, Enqueue, Protocol, Timer, Witness
+
+BACK_TO_BACK = 4
+"""Launches of the graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it here too."""
+IMPLAUSIBLE_SHARE = 0.95
+"""A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
+
+
+def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> str:
+    """One sentence if no such GPU can compute `problem` in that time, else an empty string."""
+    floor = gpu.floor_us(problem.flops, problem.bytes, problem.dtype)
+    if timing.median_us >= IMPLAUSIBLE_SHARE * floor:
+        return ""
+    return f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {gpu.product}'s peak rates allow: a broken measurement."
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every candidate of a problem is timed with; `fresh` are other inputs of the same shape as `own`."""
+
+    backend: Backend
+    timer: Timer
+    cache: CacheMode
+    own: Case
+    fresh: Case
+    flush: Enqueue | None
+
+
+class TimedRun:
+    """A candidate over the buffers of `arena`, which holds the bench's own inputs; `outputs` are the validated ones for them, by name."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        family: Family,
+        config: KernelConfig,
+        kernel: CompiledKernel,
+        outputs: dict[str, torch.Tensor],
+        arena: Arena,
+    ) -> None:
+        """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
+        self._bench, self._kernel, self._outputs, self._arena = bench, kernel, outputs, arena
+        self._launches = family.launches(bench.own.problem, config)
+        self._scratch = Arena({}, {}, family.workspace(bench.own.problem, config), bench.backend.device)
+        self._scratch.arm()
+        self._witnesses: list[Witness] = []
+
+    def _prepare(self, **others: torch.Tensor) -> Enqueue:
+        return self._bench.backend.prepare(
+            self._kernel, self._launches, self._arena.buffers | self._scratch.buffers | others
+        )
+
+    def contestant(self, name: str, protocol: Protocol) -> Contestant:
+        """Ready to be timed. Raises `LaunchError`."""
+        self._witnesses.append(Witness(self._arena, self._outputs))
+        return Contestant(
+            name,
+            self._prepare(),
+            protocol,
+            self._bench.cache,
+            self._bench.timer,
+            self._witnesses[-1],
+            self._bench.flush,
+        )
+
+    def check_work(self, contestant: Contestant) -> CheckResult:
+        """After the timing: what the replays left, the bands, launches back to back with outputs each, the zeros, and the graph again on
+        fresh inputs in the very buffers that were timed."""
+        started = time.perf_counter()
+        reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
+        if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):
+            reason = f"{OUTSIDE} when it was timed."
+        if not reason:
+            reason = self._idle_launches()
+        if not reason:
+            reason = dirty_sentence(self._scratch.zeroed, [int(count) for count in self._scratch.dirty_zeros()])
+        fresh, largest = self._bench.fresh, float("nan")
+        if not reason:
+            self._arena.refill(fresh.tensors)
+            self._arena.poison()
+            contestant.replay()
+            self._bench.timer.synchronize()
+            reason, largest = judge(self._arena.outputs, fresh.answer)
+            if reason:
+                reason = f"on fresh inputs in the timed buffers, {reason}"
+            self._arena.refill(self._bench.own.tensors)
+        sentence = f"Case '{fresh.name}': {reason}" if reason else ""
+        return CheckResult(
+            fresh.name, not reason, largest, fresh.answer.allowed_error, sentence, time.perf_counter() - started
+        )
+
+    def _idle_launches(self) -> str:
+        """Launches back to back in one graph, outputs each: which of them did not do the work."""
+        self._arena.restore()
+        flat = [
+            {name: torch.empty_like(self._arena.buffers[name]) for name in self._outputs} for _ in range(BACK_TO_BACK)
+        ]
+        for outputs in flat:
+            for out in outputs.values():
+                out.view(torch.uint8).fill_(POISON_BYTE)
+        with self._bench.timer.side_stream():
+            replay = self._bench.timer.capture([self._prepare(**outputs) for outputs in flat])
+        replay()
+        self._bench.timer.synchronize()
+        views = self._arena.outputs
+        written = [
+            {name: out.as_strided(views[name].shape, views[name].stride()) for name, out in outputs.items()}
+            for outputs in flat
+        ]
+        wrong = sum(different(outputs, self._outputs) > 0 for outputs in written)
+        return (
+            f"{wrong} of {BACK_TO_BACK} launches back to back, an output each, did not leave the validated one."
+            if wrong
+            else ""
+        )
