@@ -91,7 +91,7 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config), arena.buffers)
         contestants.append(
             benchmark.Contestant(
-                name, enqueue, benchmark.FINAL, "warm", evaluator.bench.timer, benchmark.Witness(arena, None)
+                name, enqueue, benchmark.FINAL, "warm", evaluator.setup.timer, benchmark.Witness(arena, None)
             )
         )
     timings = benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks)

@@ -78,7 +78,7 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
         if not result.passed:
             raise RuntimeError(result.reason)
         contestants.append(
-            TimedRun(evaluator.bench, FAMILY, config, kernel, outputs, arena).contestant(name, benchmark.FINAL)
+            TimedRun(evaluator.setup, FAMILY, config, kernel, outputs, arena).contestant(name, benchmark.FINAL)
         )
     return benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks, seed=seed)
 
@@ -90,7 +90,7 @@ def a_a_test(evaluator: DeviceEvaluator, kernel: CompiledKernel, repeats: int) -
         timings = hold_final(evaluator, {"a": kernel, "b": kernel}, seed)
         first = min(timings, key=lambda name: timings[name].median_us)
         ratio = next(iter(ranking.against_leader(timings, first).values()))
-        wins += not ratio.level
+        wins += not ratio.tie
         gaps.append(ratio.median - 1)
         smallest = sorted(min(t.samples_us) for t in timings.values())
         lucky += smallest[1] / smallest[0] > 1.002
@@ -153,11 +153,11 @@ def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) ->
         progress = running.run(Budget(trials=len(valid)))
         leader = storage.leaderboard(study, 1)[0]
         storage.close()
-    found = leader.config_id == planted and not progress.level_with
+    found = leader.config_id == planted and not progress.tied_with
     who = "the planted one" if leader.config_id == planted else "ANOTHER"
     print(
         f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, led by {who} at {leader.timing.median_us:.2f} µs, "
-        f"level with {len(progress.level_with)} others: {'found' if found else 'MISSED'}"
+        f"a tie with {len(progress.tied_with)} others: {'found' if found else 'MISSED'}"
     )
     return found
 

@@ -297,14 +297,12 @@ def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_l
         storage.add_timing(number, Timing(tuple(samples), protocol))
     summary = summarise(storage, study, 1)
     assert summary.leaderboard[0].trial == numbers[0]
-    assert summary.verdict.startswith(f"Trial {numbers[0]} is level with trial {numbers[1]}:")
+    assert summary.verdict.startswith(f"Trial {numbers[0]} ties with trial {numbers[1]}:")
     assert [t.number for t in storage.leaderboard(study, 9)] == numbers[:3]
     assert storage.trial(numbers[3]).disqualified == "In the final: it lies."
     assert summary.verdict in render_html(summary) and json.loads(render_json(summary))["verdict"] == summary.verdict
     storage.add_timing(numbers[1], Timing(tuple((10 + w) * 1.001 for w in wobble), {"stage": "final", "run": "f"}))
-    assert (
-        "is level with" in summarise(storage, study).verdict
-    )  # a gap under `ranking.RESOLUTION` in every round is none
+    assert "ties with" in summarise(storage, study).verdict  # a gap under `ranking.RESOLUTION` in every round is none
     storage.add_timing(numbers[1], Timing(tuple(10.5 + w for w in wobble), {"stage": "final", "run": "f"}))
     assert "is ahead of all other finalists" in summarise(storage, study).verdict
 

@@ -35,9 +35,9 @@ def best_sentence(progress: Progress) -> str:
     if best.timing is None:
         return f"trial {best.number} ({best.family}), relative cost {best.relative_cost:.4g}, never timed"
     text = f"trial {best.number} ({best.family}), {best.timing.median_us:.2f} µs"
-    if progress.level_with:
-        text += f", level with {'trial' if len(progress.level_with) == 1 else 'trials'} {', '.join(map(str, progress.level_with))}"
-    baselines = sorted(progress.baselines.items(), key=lambda item: item[1])
+    if progress.tied_with:
+        text += f", a tie with {'trial' if len(progress.tied_with) == 1 else 'trials'} {', '.join(map(str, progress.tied_with))}"
+    baselines = sorted(progress.peers.items(), key=lambda item: item[1])
     versus = [f"{us / best.timing.median_us:.2f}x {peer_label(name)}" for name, us in baselines]
     return f"{text}; its speed is {', '.join(versus)}" if versus else text
 

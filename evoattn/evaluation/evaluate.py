@@ -43,7 +43,7 @@ from evoattn.timing.benchmark import CacheMode, Protocol, Timer
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest, Finalists, FinalResult
 from evoattn.timing.peers.table import PEERS
-from evoattn.timing.timed_run import Bench, TimedRun, why_implausible
+from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class DeviceEvaluator:
             [t for case in cases for t in (*case.tensors.values(), case.answer.exact, case.answer.lse) if t is not None]
         )
         flush = benchmark.l2_flush(dev) if cache == "cold" else None
-        self.bench = Bench(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
+        self.setup = TimingSetup(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
         self._report = report
         self._canary: tuple[str, KernelConfig, CompiledKernel] | None = None
 
@@ -210,7 +210,7 @@ class DeviceEvaluator:
             checks.append(result)
             if not result.passed:
                 return TrialState.WRONG_RESULT, result.reason
-        run = TimedRun(self.bench, family, config, kernel, outputs, self.timed_arena())
+        run = TimedRun(self.setup, family, config, kernel, outputs, self.timed_arena())
         contestant = run.contestant("candidate", benchmark.SCREEN)
         hopeless = best_us is not None and contestant.estimate_us > benchmark.HOPELESS * best_us
         timings += benchmark.measure(
@@ -238,7 +238,7 @@ class DeviceEvaluator:
         """
         self.broken = True
         contest = Contest(
-            self.bench, self.gpu, self.clocks, self.timed_arena(), protocol, self._context_lives, self._report
+            self.setup, self.gpu, self.clocks, self.timed_arena(), protocol, self._context_lives, self._report
         )
         result = contest.hold(finalists, [name for name in PEERS if name not in refused])
         self.broken = not result.complete

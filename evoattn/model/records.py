@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 from typing import Any, Literal
 
 
@@ -127,11 +128,7 @@ class Timing:
     @property
     def median_us(self) -> float:
         """Infinite where there are no samples."""
-        if not self.samples_us:
-            return math.inf
-        ordered = sorted(self.samples_us)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        return median(self.samples_us) if self.samples_us else math.inf
 
     def interleaved_with(self, other: Timing) -> bool:
         """Whether both come out of the same rounds, so that their ratio is fair."""

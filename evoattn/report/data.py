@@ -202,7 +202,7 @@ class StudySummary:
     roofs: tuple[Roof, ...]
     final: dict[str, dict[str, float]]
     """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds of the final
-    (`evoattn.timing.ranking.Ratio`, which says whether they are level)."""
+    (`evoattn.timing.ranking.Ratio`, which says whether they tie)."""
     starting: StartingConfig | None
 
     @property
@@ -225,11 +225,11 @@ class StudySummary:
         """What the final says of the leader and the next; empty without one."""
         if not self.final or not self.leaderboard:
             return ""
-        level = [number for number, ratio in self.final.items() if Ratio(**ratio).level]
+        level = [number for number, ratio in self.final.items() if Ratio(**ratio).tie]
         who = f"Trial {self.leaderboard[0].trial}"
         if level:
             rivals = f"trial{'s' * (len(level) > 1)} {', '.join(level)}"
-            return f"{who} is level with {rivals}: the rounds of the final do not tell them apart (sign test, 95 %)."
+            return f"{who} ties with {rivals}: the rounds of the final do not tell them apart (sign test, 95 %)."
         second, ratio = min(self.final.items(), key=lambda item: item[1]["median"])
         return (
             f"{who} is ahead of all other finalists beyond the noise (sign test over the final's rounds, 95 %); "
@@ -242,7 +242,7 @@ class StudySummary:
         if self.starting is None:
             return ""
         ratio = self.final.get(str(self.starting.trial))
-        level = ", which its rounds do not tell from nothing" if ratio and Ratio(**ratio).level else ""
+        level = ", which its rounds do not tell from nothing" if ratio and Ratio(**ratio).tie else ""
         return (
             f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the same final: "
             f"the search gained {self.starting.gain:.1%}{level}."

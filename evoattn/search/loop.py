@@ -23,7 +23,7 @@ from evoattn.samplers.base import Sampler
 from evoattn.search import finals
 from evoattn.search.budget import Budget, Clock
 from evoattn.search.finals import Final
-from evoattn.search.progress import Progress
+from evoattn.search.progress import Progress, value_of
 from evoattn.storage import Storage
 from evoattn.timing import benchmark, ranking
 from evoattn.timing.contest import FinalResult
@@ -107,9 +107,9 @@ class Search:
         for trial in trials:
             if trial.source_hash and (config := finals.config_of(trial, self.spaces)):
                 self._seen[self._identity(config, trial.source_hash)] = trial.number
-            self._improve(trial)
+            self.progress.take(trial)
         for name, timings in self.storage.baselines(self.study).items():
-            self.progress.baselines[name] = timings[0].median_us
+            self.progress.peers[name] = timings[-1].median_us
 
     def _identity(self, config: KernelConfig, source_hash: str) -> tuple:
         """What tells one behaviour from another: the source and how it is launched."""
@@ -257,21 +257,14 @@ class Search:
         self.sampler.tell(proposal, trial)
         self.progress.recorded += 1
         self.progress.states[trial.state] += 1
-        self._improve(trial)
+        if self.progress.take(trial) and (value := value_of(trial)) is not None:
+            self.progress.improvements.append((self.progress.seconds, value))
         return trial
-
-    def _improve(self, trial: Trial) -> None:
-        best = self.progress.best
-        if trial.state is TrialState.COMPLETE and not trial.disqualified:
-            if best is None or trial.timing.median_us < best.timing.median_us:
-                self.progress.best = trial
-        elif trial.state is TrialState.ESTIMATED and (best is None or trial.relative_cost < best.relative_cost):
-            self.progress.best = trial
 
     def _record_baselines(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
         for name, timing in timings.items():
             self.storage.add_baseline(self.study, name, timing, "")
-            self.progress.baselines[name] = timing.median_us
+            self.progress.peers[name] = timing.median_us
         for name, reason in refusals.items():
             self.storage.add_baseline(self.study, name, None, reason)
 
@@ -294,7 +287,7 @@ class Search:
         self.progress.best = leaders[0] if leaders else None
         if leaders:
             ratios = ranking.against_leader({t.number: t.timing for t in leaders}, leaders[0].number)
-            self.progress.level_with = tuple(number for number, ratio in ratios.items() if ratio.level)
+            self.progress.tied_with = tuple(number for number, ratio in ratios.items() if ratio.tie)
 
     def _final_result(self, final: Final, refresh: Callable[[], None]) -> FinalResult:
         """Hold a final on the GPU worker, over as many tries as it takes."""

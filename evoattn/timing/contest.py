@@ -20,7 +20,7 @@ from evoattn.timing.benchmark import Contestant, ContestantFailed, Protocol, Wit
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.peers import table as baselines
 from evoattn.timing.peers.table import PEERS, PeerRefused
-from evoattn.timing.timed_run import Bench, TimedRun, why_implausible
+from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 
 Finalists = dict[str, tuple[str, KernelConfig, CompiledKernel]]
 """By name: family, config, machine code."""
@@ -52,7 +52,7 @@ class Contest:
 
     def __init__(
         self,
-        bench: Bench,
+        setup: TimingSetup,
         gpu: GpuSpec,
         clocks: Clocks,
         arena: Arena,
@@ -60,7 +60,7 @@ class Contest:
         alive: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
-        self._bench, self._gpu, self._clocks, self._arena, self._protocol = bench, gpu, clocks, arena, protocol
+        self._setup, self._gpu, self._clocks, self._arena, self._protocol = setup, gpu, clocks, arena, protocol
         self._alive, self._report = alive, report
         self._contestants: dict[str, Contestant] = {}
         self._runs: dict[str, TimedRun] = {}
@@ -85,7 +85,7 @@ class Contest:
         except _DeviceLost:
             return FinalResult(self._out, self._refusals, complete=False)
         for name in timings.keys() & PEERS.keys():
-            timings[name].protocol["version"] = PEERS[name].version(self._bench.own.problem)
+            timings[name].protocol["version"] = PEERS[name].version(self._setup.own.problem)
         return FinalResult(timings | self._out, self._refusals)
 
     @contextmanager
@@ -112,16 +112,16 @@ class Contest:
 
     def _enter(self, name: str, family_name: str, config: KernelConfig, kernel: CompiledKernel) -> None:
         family = registry.lookup(family_name)
-        result, outputs = run_case(self._bench.backend, family, config, kernel, self._bench.own, repeat=True)
-        run = TimedRun(self._bench, family, config, kernel, outputs, self._arena)
+        result, outputs = run_case(self._setup.backend, family, config, kernel, self._setup.own, repeat=True)
+        run = TimedRun(self._setup, family, config, kernel, outputs, self._arena)
         self._contestants[name] = run.contestant(name, self._protocol)
         self._runs[name], self._faults[name] = run, result.reason
 
     def _enter_peer(self, name: str) -> None:
-        bench = self._bench
-        call = baselines.peer_call(name, bench.own.problem, self._arena.views, bench.own.answer)
+        setup = self._setup
+        call = baselines.peer_call(name, setup.own.problem, self._arena.views, setup.own.answer)
         self._contestants[name] = Contestant(
-            name, call, self._protocol, bench.cache, bench.timer, Witness(self._arena, None), bench.flush
+            name, call, self._protocol, setup.cache, setup.timer, Witness(self._arena, None), setup.flush
         )
 
     def _measure(self) -> dict[str, Timing]:
@@ -130,7 +130,7 @@ class Contest:
             try:
                 contestants = list(self._contestants.values())
                 return benchmark.measure(
-                    contestants, self._protocol, self._bench.cache, self._clocks, watch=self._report
+                    contestants, self._protocol, self._setup.cache, self._clocks, watch=self._report
                 )
             except ContestantFailed as failed:
                 with self._turn(failed.name):
@@ -140,5 +140,5 @@ class Contest:
 
     def _prove(self, name: str, timing: Timing) -> None:
         fault = self._faults[name] or self._runs[name].check_work(self._contestants[name]).reason
-        if fault := fault or why_implausible(timing, self._bench.own.problem, self._gpu):
+        if fault := fault or why_implausible(timing, self._setup.own.problem, self._gpu):
             timing.protocol["disqualified"] = f"In the final: {fault}"

@@ -16,7 +16,7 @@ from statistics import median
 from evoattn.model.records import Timing
 
 CONFIDENCE = 0.95
-"""That no rival level with the leader is called slower, over all comparisons of one final together."""
+"""That no rival as fast as the leader is called slower, over all comparisons of one final together."""
 RESOLUTION = 0.002
 """Differences that are none: one kernel in two CUDA graphs keeps a gap of its own through all rounds of a final, by where its code and
 buffers lie. `scripts/noise.py` saw up to 0.08 % at 155 µs on an H100, which the sign test alone called a win in 4 of 20 finals."""
@@ -31,7 +31,7 @@ class Ratio:
     high: float
 
     @property
-    def level(self) -> bool:
+    def tie(self) -> bool:
         """Whether neither is shown to be faster by more than `RESOLUTION`."""
         return self.low <= 1.0 + RESOLUTION and self.high >= 1.0 - RESOLUTION
 

@@ -32,7 +32,7 @@ def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> 
 
 
 @dataclass(frozen=True)
-class Bench:
+class TimingSetup:
     """What every candidate of a problem is timed with; `fresh` are other inputs of the same shape as `own`."""
 
     backend: Backend
@@ -48,7 +48,7 @@ class TimedRun:
 
     def __init__(
         self,
-        bench: Bench,
+        setup: TimingSetup,
         family: Family,
         config: KernelConfig,
         kernel: CompiledKernel,
@@ -56,14 +56,14 @@ class TimedRun:
         arena: Arena,
     ) -> None:
         """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
-        self._bench, self._kernel, self._outputs, self._arena = bench, kernel, outputs, arena
-        self._launches = family.launches(bench.own.problem, config)
-        self._scratch = Arena({}, {}, family.workspace(bench.own.problem, config), bench.backend.device)
+        self._setup, self._kernel, self._outputs, self._arena = setup, kernel, outputs, arena
+        self._launches = family.launches(setup.own.problem, config)
+        self._scratch = Arena({}, {}, family.workspace(setup.own.problem, config), setup.backend.device)
         self._scratch.arm()
         self._witnesses: list[Witness] = []
 
     def _prepare(self, **others: torch.Tensor) -> Enqueue:
-        return self._bench.backend.prepare(
+        return self._setup.backend.prepare(
             self._kernel, self._launches, self._arena.buffers | self._scratch.buffers | others
         )
 
@@ -74,10 +74,10 @@ class TimedRun:
             name,
             self._prepare(),
             protocol,
-            self._bench.cache,
-            self._bench.timer,
+            self._setup.cache,
+            self._setup.timer,
             self._witnesses[-1],
-            self._bench.flush,
+            self._setup.flush,
         )
 
     def check_work(self, contestant: Contestant) -> CheckResult:
@@ -91,16 +91,16 @@ class TimedRun:
             reason = self._idle_launches()
         if not reason:
             reason = dirty_sentence(self._scratch.zeroed, [int(count) for count in self._scratch.dirty_zeros()])
-        fresh, largest = self._bench.fresh, float("nan")
+        fresh, largest = self._setup.fresh, float("nan")
         if not reason:
             self._arena.refill(fresh.tensors)
             self._arena.poison()
             contestant.replay()
-            self._bench.timer.synchronize()
+            self._setup.timer.synchronize()
             reason, largest = judge(self._arena.outputs, fresh.answer)
             if reason:
                 reason = f"on fresh inputs in the timed buffers, {reason}"
-            self._arena.refill(self._bench.own.tensors)
+            self._arena.refill(self._setup.own.tensors)
         sentence = f"Case '{fresh.name}': {reason}" if reason else ""
         return CheckResult(
             fresh.name, not reason, largest, fresh.answer.allowed_error, sentence, time.perf_counter() - started
@@ -115,10 +115,10 @@ class TimedRun:
         for outputs in flat:
             for out in outputs.values():
                 out.view(torch.uint8).fill_(POISON_BYTE)
-        with self._bench.timer.side_stream():
-            replay = self._bench.timer.capture([self._prepare(**outputs) for outputs in flat])
+        with self._setup.timer.side_stream():
+            replay = self._setup.timer.capture([self._prepare(**outputs) for outputs in flat])
         replay()
-        self._bench.timer.synchronize()
+        self._setup.timer.synchronize()
         views = self._arena.outputs
         written = [
             {name: out.as_strided(views[name].shape, views[name].stride()) for name, out in outputs.items()}
