@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evoattn.model.named_problems import lookup, named_problems, parse_shape
-from evoattn.model.problem import LAYOUTS, MASKS, AttentionProblem, ProblemError
+from evoattn.model.named_problems import lookup, named_problems, parse_shape, short_name
+from evoattn.model.problem import DTYPES, LAYOUTS, MASKS, AttentionProblem, ProblemError
 
 sizes = st.integers(1, 40)
 
@@ -38,6 +38,63 @@ def test_parse_shape_fills_in_what_is_left_out():
     assert parse_shape(
         "B=2,H=8,Hkv=2,Sq=1,Sk=77,D=128,dtype=bf16,mask=causal_lower_right,layout=bshd"
     ) == AttentionProblem(2, 8, 2, 1, 77, 128, "bf16", "causal_lower_right", "bshd")
+
+
+@pytest.mark.parametrize(
+    "text, changes",
+    [
+        ("b=1,h=16,s=1024,d=64", {}),
+        ("B=1, H=16, S=1024, D=64, mask=causal", {"mask": "causal_upper_left"}),
+        ("B=1,H=16,S=1024,D=64,mask=is_causal", {"mask": "causal_upper_left"}),
+        ("B=1,H=16,S=1024,D=64,mask=Lower_Right", {"mask": "causal_lower_right"}),
+        ("B=1,H=16,S=1024,D=64,dtype=float16", {}),
+        ("B=1,H=16,S=1024,D=64,DTYPE=half", {}),
+        ("B=1,H=16,S=1024,D=64,dtype=torch.bfloat16", {"dtype": "bf16"}),
+        ("B=1,H=16,S=1024,D=64,dtype=BFloat16", {"dtype": "bf16"}),
+        ("B=1,H=16,S=1024,D=64,dtype=float32", {"dtype": "fp32"}),
+        ("B=1,H=16,S=1024,D=64,lse=true,layout=BSHD", {"lse": True, "layout": "bshd"}),
+    ],
+)
+def test_the_usual_spellings_are_understood(text, changes):
+    assert parse_shape(text) == AttentionProblem(1, 16, 16, 1024, 1024, 64).with_(**changes)
+
+
+@pytest.mark.parametrize(
+    "text, listed",
+    [
+        ("B=1,H=1,S=4,D=64,dtype=fp8", ("fp16", "bf16", "fp32", "float32")),
+        ("B=1,H=1,S=4,D=64,mask=window", ("full", "causal", "causal_lower_right")),
+        ("B=1,H=1,S=4,D=64,layout=sbhd", ("bhsd", "bshd")),
+        ("B=1,H=1,S=4,D=64,colour=red", ("Hkv", "Sq", "layout", "lse", "dtype", "mask")),
+        ("B=1,H=1", ("seqlen_q (S=)", "head_dim (D=)")),
+    ],
+)
+def test_a_refusal_lists_what_is_possible(text, listed):
+    with pytest.raises(ProblemError) as error:
+        parse_shape(text)
+    assert all(word in str(error.value) for word in listed)
+
+
+def test_every_spelling_leads_to_a_word_of_the_problem():
+    """A mask or dtype that is added to the problem needs a row among the spellings."""
+    for name, words in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
+        for word in words:
+            assert getattr(parse_shape(f"B=1,H=1,S=4,D=64,{name}={word}"), name) == word
+
+
+@given(sizes, sizes, st.sampled_from(MASKS), st.sampled_from(DTYPES), st.sampled_from(LAYOUTS), st.booleans())
+def test_short_names_tell_problems_apart(seqlen_q, seqlen_k, mask, dtype, layout, lse):
+    base = AttentionProblem(1, 16, 16, 8, 8, 64)
+    other = AttentionProblem(1, 16, 16, seqlen_q, seqlen_k, 64, dtype, mask, layout, lse=lse)
+    assert (short_name(other) == short_name(base)) == (other == base)
+    assert short_name(other).replace("_", "").isalnum()
+
+
+def test_short_names_are_made_of_the_shape():
+    assert short_name(AttentionProblem(1, 16, 16, 1024, 1024, 64)) == "b1_h16_s1024_d64_fp16_full"
+    decode = AttentionProblem(8, 32, 8, 1, 4096, 128, "bf16", "causal_upper_left", "bshd", lse=True)
+    assert short_name(decode) == "b8_h32_kv8_sq1_sk4096_d128_bf16_causal_bshd_lse"
+    assert short_name(lookup("seed_h100")) == "seed_h100"
 
 
 @pytest.mark.parametrize(

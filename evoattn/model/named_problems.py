@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import yaml
 
@@ -12,25 +13,52 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 
 _FILE = SEARCH_SPACES / "problems.yaml"
 _SIZES = {
-    "B": "batch",
-    "H": "heads",
-    "Hq": "heads",
-    "Hkv": "kv_heads",
-    "Sq": "seqlen_q",
-    "Sk": "seqlen_k",
-    "D": "head_dim",
+    "b": ("batch",),
+    "h": ("heads",),
+    "hq": ("heads",),
+    "hkv": ("kv_heads",),
+    "s": ("seqlen_q", "seqlen_k"),
+    "sq": ("seqlen_q",),
+    "sk": ("seqlen_k",),
+    "d": ("head_dim",),
 }
-_WORDS = ("dtype", "mask", "layout")
-_FLAGS = {"0": False, "1": True}
+"""What each key of a shape sets; keys are read in any case."""
+_SPELLINGS = {
+    "dtype": {
+        "fp16": ("fp16", "float16", "half", "f16", "torch.float16", "torch.half"),
+        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+        "fp32": ("fp32", "float32", "float", "f32", "torch.float32", "torch.float"),
+    },
+    "mask": {
+        "full": ("full", "none"),
+        "causal_upper_left": ("causal_upper_left", "causal", "is_causal", "upper_left"),
+        "causal_lower_right": ("causal_lower_right", "lower_right"),
+    },
+    "layout": {"bhsd": ("bhsd",), "bshd": ("bshd",)},
+}
+"""How each word of a problem may be written, in any case.
+
+`causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch.
+"""
+_FLAGS = {"0": False, "1": True, "false": False, "true": True}
+_SETTABLE = {name for names in _SIZES.values() for name in names} | _SPELLINGS.keys() | {"lse"}
+SHAPE_SYNTAX = (
+    "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full: batch, heads, length, head dimension; also Hkv (K/V heads), Sq and Sk "
+    "(two lengths), layout=bhsd or bshd, lse=0 or 1; dtype is fp16, bf16 or fp32; mask is full, causal (the same as "
+    "causal_upper_left) or causal_lower_right"
+)
+"""All that `parse_shape` understands, in one line for people."""
+_KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
+"""The key of each field that a shape cannot do without."""
 
 
-def _complete(fields: dict, name: str = "") -> AttentionProblem:
+def _complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
     """The problem with what may be left out filled in: kv_heads = heads, seqlen_k = seqlen_q."""
     fields = {"kv_heads": fields.get("heads"), "seqlen_k": fields.get("seqlen_q"), **fields}
     missing = [f for f in ("batch", "heads", "seqlen_q", "head_dim") if f not in fields]
     if missing:
         raise ProblemError(
-            f"The shape lacks {', '.join(missing)}; write it like B=1,H=16,S=1024,D=64,dtype=fp16,mask=full."
+            f"The shape lacks {', '.join(f'{f} ({_KEYS[f]}=)' for f in missing)}; write it like {SHAPE_SYNTAX}."
         )
     return AttentionProblem(**fields, name=name)
 
@@ -49,42 +77,63 @@ def lookup(name: str) -> AttentionProblem:
     """The problem called `name`. Raises `ProblemError` on an unknown one."""
     problems = named_problems()
     if name not in problems:
-        raise ProblemError(f"Unknown problem {name!r}; search_spaces/problems.yaml has {', '.join(problems)}.")
+        raise ProblemError(f"Unknown problem {name!r}; evoattn has {', '.join(problems)} (see `evoattn problems`).")
     return problems[name]
 
 
 def parse_shape(text: str) -> AttentionProblem:
-    """`B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`; also Hkv, Sq, Sk, layout and lse=1. Raises `ProblemError` on anything else."""
-    fields: dict = {}
+    """The problem of a text such as `B=1,H=16,S=1024,D=64,dtype=fp16,mask=causal` (see `SHAPE_SYNTAX`).
+
+    Raises `ProblemError` on anything else.
+    """
+    fields: dict[str, Any] = {}
     for part in text.split(","):
-        key, equals, value = part.strip().partition("=")
-        if key == "lse":
-            if value not in _FLAGS or "lse" in fields:
-                raise ProblemError(f"lse must be 0 or 1, once, not {value!r}.")
-            fields["lse"] = _FLAGS[value]
-            continue
-        names = (
-            ["seqlen_q", "seqlen_k"]
-            if key == "S"
-            else [_SIZES[key]]
-            if key in _SIZES
-            else [key]
-            if key in _WORDS
-            else []
-        )
-        if not equals or not names:
-            raise ProblemError(
-                f"{part.strip()!r} is not part of a shape; write it like B=1,H=16,S=1024,D=64,dtype=fp16,mask=full."
-            )
-        if key not in _WORDS and not (value.isascii() and value.isdigit() and len(value) <= 9):
-            raise ProblemError(f"{key} must be a whole number of at least 1, not {value!r}.")
+        key, equals, value = (word.strip() for word in part.partition("="))
+        names = _SIZES.get(key.lower(), (key.lower(),))
+        if not equals or names[0] not in _SETTABLE:
+            raise ProblemError(f"{part.strip()!r} is not part of a shape; write it like {SHAPE_SYNTAX}.")
         for name in names:
             if name in fields:
                 raise ProblemError(f"The shape names {name} twice.")
-            fields[name] = value if key in _WORDS else int(value)
+            fields[name] = _value(name, key, value)
     return _complete(fields)
 
 
+def _value(name: str, key: str, text: str) -> int | str | bool:
+    """What `key=text` of a shape gives the field `name`. Raises `ProblemError`."""
+    if name == "lse":
+        if text.lower() not in _FLAGS:
+            raise ProblemError(f"lse must be 0 or 1, not {text!r}.")
+        return _FLAGS[text.lower()]
+    if name in _SPELLINGS:
+        for word, spellings in _SPELLINGS[name].items():
+            if text.lower() in spellings:
+                return word
+        known = ", ".join(" or ".join(spellings[:2]) for spellings in _SPELLINGS[name].values())
+        raise ProblemError(f"{name} must be one of {known}, not {text!r}.")
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise ProblemError(f"{key} must be a whole number of at least 1, not {text!r}.")
+    return int(text)
+
+
+def short_name(problem: AttentionProblem) -> str:
+    """A name for files and studies: the problem's own, else made of its shape, e.g. `b1_h16_s1024_d64_fp16_full`.
+
+    Different problems without a name have different ones; it holds letters, digits and underscores only.
+    """
+    if problem.name:
+        return problem.name
+    p = problem
+    parts = [f"b{p.batch}", f"h{p.heads}", f"kv{p.kv_heads}" if p.kv_heads != p.heads else ""]
+    parts += [f"s{p.seqlen_q}"] if p.seqlen_q == p.seqlen_k else [f"sq{p.seqlen_q}", f"sk{p.seqlen_k}"]
+    mask = {"causal_upper_left": "causal", "causal_lower_right": "lower_right"}.get(p.mask, p.mask)
+    parts += [f"d{p.head_dim}", p.dtype, mask, p.layout if p.layout != "bhsd" else "", "lse" if p.lse else ""]
+    return "_".join(part for part in parts if part)
+
+
 def by_name_or_shape(text: str) -> AttentionProblem:
-    """The named problem, or that of a shape, which has an equals sign. Raises `ProblemError` as `lookup` and `parse_shape` do."""
+    """The named problem, or that of a shape, which has an equals sign.
+
+    Raises `ProblemError` as `lookup` and `parse_shape` do.
+    """
     return parse_shape(text) if "=" in text else lookup(text)
