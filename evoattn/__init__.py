@@ -1,3 +1,28 @@
-"""evoattn: finds the fastest attention kernel for the GPU and the shapes that a user has."""
+"""evoattn: finds the fastest attention kernel for the GPU and the shapes that a user has.
+
+A name of the public face is imported when it is first used: `import evoattn` alone imports nothing else.
+"""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AttentionProblem": "evoattn.model.problem",
+    "GPUS": "evoattn.model.gpu",
+}
+"""Public name → the module that defines it."""
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

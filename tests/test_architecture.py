@@ -45,7 +45,7 @@ def imports(path: Path) -> set[str]:
 def modules() -> list[tuple[str, Path]]:
     """(room, file): the room is the module or package right under `evoattn`."""
     package = ROOT / "evoattn"
-    files = [p for p in package.rglob("*.py") if p != package / "__init__.py"]
+    files = [p for p in package.rglob("*.py") if p.parent != package]
     return [(p.relative_to(package).parts[0].removesuffix(".py"), p) for p in files]
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoattn.backends.compiler import compile_candidate
+from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
 from evoattn.correctness.validate import check, make_case
@@ -87,6 +87,6 @@ def test_a_wrong_one_is_found(right, wrong, word):
     source = candidate.source.replace(right, wrong)
     assert source != candidate.source
     case = make_case("masked rows", PROBLEM, 1, "cpu", double=True)
-    kernel = compile_candidate(replace(candidate, source=source), None)
+    kernel = compile_source(source, candidate.arch)
     result = check(InterpreterBackend(), FAMILY, config, kernel, case)
     assert not result.passed and word in result.reason

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from evoattn.model.paths import CACHE
+from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 
 OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
@@ -113,15 +113,13 @@ def _cache_stem(candidate: Candidate, folder: Path) -> Path:
     return folder / key[:2] / key
 
 
-def compile_candidate(candidate: Candidate, folder: Path | None = CACHE) -> CompiledKernel:
-    """Compile a candidate, or take its files from the cache `folder` (None: no cache). Raises `CompileError`.
+def compile_candidate(candidate: Candidate, folder: Path | None = None) -> CompiledKernel:
+    """Compile a candidate, or take its files from the cache `folder` (default: `cubin_cache()`). Raises `CompileError`.
 
     The key covers source, architecture, compiler version and options. Files are moved into place whole, so that a killed
     process leaves none half written.
     """
-    if folder is None:
-        return compile_source(candidate.source, candidate.arch)
-    stem = _cache_stem(candidate, folder)
+    stem = _cache_stem(candidate, folder or cubin_cache())
     try:
         fields = json.loads(stem.with_suffix(".json").read_text())
         fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evoattn.model.paths import DEFAULT_DATABASE
+from evoattn import __version__
+from evoattn.model.paths import default_database
 
 app = typer.Typer(
     name="evoattn",
@@ -23,6 +24,23 @@ app = typer.Typer(
     add_completion=False,
 )
 WRONG_USE, FAILED_RUN = 2, 1
+DEFAULT_DATABASE = default_database()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"evoattn {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
 
 Database = Annotated[str, typer.Option("--db", help="SQLAlchemy URL or path of the database.", envvar="EVOATTN_DB")]
 StudyName = Annotated[str | None, typer.Option("--study", help="Name of the study.")]
@@ -190,7 +208,7 @@ def bench(
         from evoattn.bench.session import run_bench
         from evoattn.bench.table import render_rows, rows_json
 
-        urls = db or [os.environ.get("EVOATTN_DB") or DEFAULT_DATABASE]
+        urls = db or [default_database()]
         rows = run_bench(
             problems, gpu, urls, configs, top, jobs or os.cpu_count() or 1, Console(stderr=True, highlight=False)
         )

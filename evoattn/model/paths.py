@@ -1,12 +1,45 @@
-"""Where the program's own files lie: beside the package in a checkout."""
+"""Where the program's own files lie, and where it keeps the user's database and compiled kernels."""
 
+import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = ROOT / "templates"
+_PACKAGE = Path(__file__).resolve().parents[1]
+ROOT = _PACKAGE.parent
+"""The folder that holds the package: the root of a checkout, or `site-packages`."""
+
+
+def own_folder(name: str) -> Path:
+    """The folder `name` of the repository's top level. A wheel packs it inside the package."""
+    packed = _PACKAGE / name
+    return packed if packed.is_dir() else ROOT / name
+
+
+TEMPLATES = own_folder("templates")
 DEVICE_HEADERS = TEMPLATES / "device"
-SEARCH_SPACES = ROOT / "search_spaces"
-REPORT_TEMPLATES = ROOT / "reports"
-MIGRATIONS = ROOT / "db"
-DEFAULT_DATABASE = f"sqlite:///{ROOT / 'db' / 'evoattn.sqlite'}"
-CACHE = ROOT / "build" / "cubins"
+SEARCH_SPACES = own_folder("search_spaces")
+REPORT_TEMPLATES = own_folder("reports")
+MIGRATIONS = own_folder("db")
+
+
+def data_folder() -> Path:
+    """The user's folder for data to keep, e.g. `~/.local/share/evoattn`; it need not exist yet."""
+    from platformdirs import user_data_path
+
+    return user_data_path("evoattn", appauthor=False)
+
+
+def default_database() -> str:
+    """`EVOATTN_DB` (a SQLAlchemy URL or a path), or the path of `evoattn.sqlite` in the user's data folder."""
+    return os.environ.get("EVOATTN_DB") or str(data_folder() / "evoattn.sqlite")
+
+
+def cubin_cache() -> Path:
+    """The folder of compiled kernels: `EVOATTN_CACHE`, or `cubins` in the user's cache folder.
+
+    It may be deleted at any time.
+    """
+    if chosen := os.environ.get("EVOATTN_CACHE"):
+        return Path(chosen)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("evoattn", appauthor=False) / "cubins"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from evoattn.backends.compiler import CompileError, compile_candidate
+from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.evaluation.evaluate import DeviceEvaluator, evaluate_offline
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
 from evoattn.evaluation.workers import Ending, Worker, wait_for_any
@@ -71,7 +71,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
         )
     findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:
-        kernel = compile_candidate(candidate, folder=None)
+        kernel = compile_source(candidate.source, candidate.arch)
     except CompileError as error:
         findings.append(Finding("compile", f"The recorded source no longer compiles: {error}.", False))
         return Reproduction(trial, tuple(findings))

@@ -22,9 +22,7 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text if "://" in text else f"sqlite:///{Path(text).absolute()}")
     except ArgumentError:
-        raise StorageError(
-            f"{text!r} is neither a file nor a database URL such as sqlite:///db/evoattn.sqlite."
-        ) from None
+        raise StorageError(f"{text!r} is neither a file nor a database URL such as sqlite:///evoattn.sqlite.") from None
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise StorageError("A study must outlive its process; give --db a file.")
     return url

@@ -17,6 +17,7 @@ from sqlalchemy import URL, Connection, Select, exists, func, insert, literal, s
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
@@ -61,6 +62,7 @@ class Storage:
     def open(url: str, create: bool = True) -> Storage:
         """Open the database at a SQLAlchemy URL or a file path, brought to this version's tables; a read-only one serves reading.
 
+        The user's data folder is made if it is not there yet; no other folder is.
         Raises `StorageError` if it is missing (and not `create`), another program's, of a newer evoattn, or cannot be opened.
         """
         storage = Storage(database.parse_url(url))
@@ -69,6 +71,8 @@ class Storage:
             raise StorageError(
                 f"There is no database at {where}; run `evoattn search` first, or choose another with --db."
             )
+        if create and Path(where).parent == data_folder():
+            data_folder().mkdir(parents=True, exist_ok=True)
         with storage._explained():
             with storage._engine.connect() as connection:
                 current = database.revision(connection, where)

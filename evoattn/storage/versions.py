@@ -24,7 +24,12 @@ def _installed(package: str) -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, with `+` behind it if files differ from it; `unknown` outside a checkout."""
+    """The checkout's commit, with `+` behind it if files differ from it; `unknown` outside a checkout.
+
+    An installation may lie within another project's repository, whose commit says nothing of evoattn.
+    """
+    if not (ROOT / ".git").exists():
+        return "unknown"
 
     def git(*words: str) -> str:
         done = subprocess.run(("git", "-C", ROOT, *words), capture_output=True, text=True, timeout=10, check=True)

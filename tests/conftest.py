@@ -1,0 +1,12 @@
+"""For all tests: one thread per process (pytest-xdist uses all cores), a cache of compiled kernels that is kept between
+runs, and no access to the user's database."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read by torch and NumPy when they are first imported, in our children too
+os.environ.setdefault("EVOATTN_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "cubins"))
+os.environ["EVOATTN_DB"] = str(Path(tempfile.gettempdir()) / "evoattn-tests" / "a test forgot --db.sqlite")

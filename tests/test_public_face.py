@@ -1,0 +1,61 @@
+"""`import evoattn` is quick and imports nothing heavy; its names exist; the user's folders are where they belong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import evoattn
+from evoattn.backends.compiler import compile_candidate
+from evoattn.model import paths
+from evoattn.model.records import Candidate
+from evoattn.storage import Storage, StorageError
+
+HEAVY = ("torch", "numpy", "cupy", "optuna", "sqlalchemy", "alembic", "jinja2", "plotly", "rich", "typer", "yaml")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after the statement."""
+    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_import_is_light():
+    assert not loaded_by("import evoattn") & {*HEAVY, "importlib_metadata", "platformdirs"}
+    code = "import time; t = time.perf_counter(); import evoattn; print(time.perf_counter() - t)"
+    times = [float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(5)]
+    assert min(times) < 0.05
+
+
+def test_every_public_name_is_there():
+    for name in evoattn.__all__:
+        assert getattr(evoattn, name) is not None
+        assert name in dir(evoattn)
+    assert evoattn.GPUS["h100"].arch == "sm_90a"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = evoattn.nothing
+
+
+def test_the_users_folders(monkeypatch, tmp_path):
+    for name in ("EVOATTN_DB", "EVOATTN_CACHE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if sys.platform == "linux":
+        assert paths.default_database() == str(tmp_path / "data" / "evoattn" / "evoattn.sqlite")
+        assert paths.cubin_cache() == tmp_path / "cache" / "evoattn" / "cubins"
+    Storage.open(paths.default_database()).close()  # the first search makes the folder
+    assert Path(paths.default_database()).exists()
+    with pytest.raises(StorageError):
+        Storage.open(str(tmp_path / "mistyped" / "evoattn.sqlite"))
+    monkeypatch.setenv("EVOATTN_DB", "sqlite:///elsewhere.sqlite")
+    assert paths.default_database() == "sqlite:///elsewhere.sqlite"
+
+
+def test_compiled_kernels_are_kept_where_the_user_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("EVOATTN_CACHE", str(tmp_path))
+    candidate = Candidate("any", {}, "id", 'extern "C" __global__ void k() {}', "sm_89")
+    fresh = compile_candidate(candidate)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".cubin", ".ptx", ".json"}
+    assert compile_candidate(candidate) == fresh
