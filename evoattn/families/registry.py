@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evoattn.model.errors import WrongUse
 from evoattn.families.base import Family
 from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
@@ -13,7 +14,7 @@ from evoattn.families.split_kv import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 
 
-class FamilyError(ValueError):
+class FamilyError(WrongUse):
     """A family that is not in the table: its message is one sentence."""
 
 

@@ -1,7 +1,4 @@
-"""The two bases of what a user can do wrong or a run can fail at, for errors of modules that are slow to import (torch, optuna).
-
-The command line catches these without importing those modules: `evoattn report` would wait three seconds for torch.
-"""
+"""The two bases of what a user can do wrong and of what a run can fail at. The command line catches these two and no others."""
 
 
 class WrongUse(ValueError):

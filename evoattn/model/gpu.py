@@ -7,8 +7,10 @@ import math
 from dataclasses import dataclass
 from uuid import UUID
 
+from evoattn.model.errors import WrongUse
 
-class GpuError(ValueError):
+
+class GpuError(WrongUse):
     """A GPU that is unknown or not here: its message is one sentence that says what to do."""
 
 

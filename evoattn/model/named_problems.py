@@ -23,7 +23,7 @@ _SIZES = {
     "d": ("head_dim",),
 }
 """What each key of a shape sets; keys are read in any case."""
-_SPELLINGS = {
+_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "dtype": {
         "fp16": ("fp16", "float16", "half", "f16", "torch.float16", "torch.half"),
         "bf16": ("bf16", "bfloat16", "torch.bfloat16"),

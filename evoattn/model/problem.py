@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from evoattn.model.errors import WrongUse
+
 DTYPES = ("fp16", "bf16", "fp32")
 MASKS = ("full", "causal_upper_left", "causal_lower_right")
 LAYOUTS = ("bhsd", "bshd")
@@ -16,7 +18,7 @@ MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
 
 
-class ProblemError(ValueError):
+class ProblemError(WrongUse):
     """A problem that cannot be: its message is one sentence that says what to change."""
 
 

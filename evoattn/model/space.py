@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from evoattn.model.errors import WrongUse
 from evoattn.model import safe_yaml
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
@@ -20,7 +21,7 @@ ARCH = "arch"
 """The one `when` of a starting config that is about the GPU, not the problem."""
 
 
-class ConfigError(ValueError):
+class ConfigError(WrongUse):
     """A search space or config that cannot be: its message is one sentence."""
 
 

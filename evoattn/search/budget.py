@@ -6,10 +6,12 @@ import re
 import time
 from dataclasses import dataclass
 
+from evoattn.model.errors import WrongUse
+
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-class BudgetError(ValueError):
+class BudgetError(WrongUse):
     """A budget that cannot be read: its message is one sentence."""
 
 

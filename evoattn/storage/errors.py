@@ -6,12 +6,14 @@ import sqlite3
 
 from sqlalchemy.exc import DBAPIError
 
+from evoattn.model.errors import FailedRun, WrongUse
 
-class StorageError(RuntimeError):
+
+class StorageError(FailedRun):
     """The database cannot serve the call: its message is one sentence that says what to do."""
 
 
-class UnknownRecord(StorageError, LookupError):
+class UnknownRecord(StorageError, WrongUse, LookupError):
     """A study or trial that the database does not have."""
 
 
