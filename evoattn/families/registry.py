@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from evoattn.model.errors import WrongUse
 from evoattn.families.base import Family
 from evoattn.families.flash_mma import FlashMma
 from evoattn.families.flash_scalar import FlashScalar
@@ -12,6 +11,7 @@ from evoattn.families.large_head import LargeHead
 from evoattn.families.large_head_mma import LargeHeadMma
 from evoattn.families.split_kv import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
+from evoattn.model.errors import WrongUse
 
 
 class FamilyError(WrongUse):

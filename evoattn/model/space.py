@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from evoattn.model.errors import WrongUse
 from evoattn.model import safe_yaml
+from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem

@@ -20,8 +20,10 @@ STARTING = "starting"
 class Sampler(Protocol):
     """Proposes configs and learns from what became of them. Results may come in any order, long after the proposal."""
 
-    rejected: Counter[str]
-    """Invalid configs that it drew and dropped, by reason."""
+    @property
+    def rejected(self) -> Counter[str]:
+        """Invalid configs that it drew and dropped, by reason."""
+        ...
 
     def ask(self, n: int) -> list[Proposal]:
         """Up to `n` proposals, none of a config proposed or recorded before; fewer only when nothing valid is left."""
