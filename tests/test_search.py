@@ -274,9 +274,19 @@ def recorded(db) -> list[str]:
         return []
 
 
-def children(pid: int) -> list[int]:
+def workers_of(pid: int) -> list[int]:
+    """The process's workers; other children of it, such as git and multiprocessing's resource tracker, are left out."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
+        children = [int(child) for child in file.read().split()]
+    return [child for child in children if "spawn_main" in command_of(child)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 def lives(pid: int) -> bool:
@@ -297,7 +307,7 @@ def wait_until(condition, seconds=60.0):
 def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
     process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: "No CUDA device" in process.stdout.readline())
-    wait_until(lambda: children(process.pid))
+    wait_until(lambda: workers_of(process.pid))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0 and "Done (interrupted): " in output, output
@@ -308,7 +318,7 @@ def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
     db = tmp_path / "db.sqlite"
     process = start(db, "--budget", "10m", "--study", "stopped", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: len(recorded(db)) >= 4)
-    workers = children(process.pid)
+    workers = workers_of(process.pid)
     process.send_signal(how)
     output, _ = process.communicate(timeout=30)
     before = recorded(db)
