@@ -70,7 +70,7 @@ def collect() -> None:
     import pytest
 
     from evoattn.ptx.isa import async_copy
-    from evoattn.ptx.machine import context
+    from evoattn.ptx.state import context
 
     known, machine = golden_file.load() if golden_file.FILE.exists() else ([], {})
     outputs = {golden.key: golden.after for golden in known}

@@ -23,7 +23,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel
 from evoattn.model.space import KernelConfig
-from evoattn.ptx.machine.counters import Counters
+from evoattn.ptx import Counters
 
 SCHEDULERS = 4
 INT_LANES = 64

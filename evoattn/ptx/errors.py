@@ -37,3 +37,8 @@ class StepLimitExceeded(PtxError):
 
 class AsyncFault(PtxError):
     """Wrong use of an mbarrier, a tensor copy or a wgmma, where the result on a device is not defined."""
+
+
+def unsupported(ins: object, why: str) -> UnsupportedInstruction:
+    """The error for an instruction that the whitelist lacks; `why` ends its sentence."""
+    return UnsupportedInstruction(f"The instruction {ins} is outside the interpreter's whitelist: {why}.")

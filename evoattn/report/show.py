@@ -8,7 +8,7 @@ from rich.text import Text
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing, Trial
-from evoattn.ptx.limits import NOT_MODELLED
+from evoattn.ptx import NOT_MODELLED
 from evoattn.storage import Storage
 
 

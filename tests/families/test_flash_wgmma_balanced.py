@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ from evoattn.correctness.validate import check, make_case
 from evoattn.families.flash_wgmma import family as flash_wgmma
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import DEVICE_HEADERS
 from evoattn.model.problem import AttentionProblem
-from evoattn.ptx.machine.launch import Machine
-from evoattn.ptx.machine.program import parse_program
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx import run_launch
 
 H100 = GPUS["h100"]
 Piece = tuple[int, int, int]
@@ -86,7 +84,7 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
 
 def test_cuda_takes_the_same_shares():
     """`KeyShare` of every launch above by itself, on the interpreter: [pairs, rounds] of (index, range) a block."""
-    header = (Path(flash_wgmma.__file__).parents[2] / "templates/device/key_share.cuh").read_text()
+    header = (DEVICE_HEADERS / "key_share.cuh").read_text()
     source = (
         header
         + """
@@ -98,7 +96,7 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
   for (int round = 0; share.next(round, sizes[i].x, sizes[i].y); ++round) out[round] = make_int2(share.index, share.range.word);
 }"""
     )
-    [kernel] = parse_program(compile_source(source, "sm_90a").ptx).kernels.values()
+    ptx = compile_source(source, "sm_90a").ptx
     for blocks, group in itertools.groupby(LAUNCHES, lambda launch: launch[2]):
         group = list(group)
         taken = [shares(*launch) if launch[1] < 1000 else None for launch in group]
@@ -107,13 +105,8 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
             np.full((blocks, len(group), rounds, 2), -1, np.int32),
             np.array([launch[:2] for launch in group], np.int32),
         )
-        memory = GlobalMemory()
-        addresses = [
-            np.uint64(memory.map(name, a.reshape(-1).view(np.uint8))) for name, a in (("out", out), ("sizes", sizes))
-        ]
-        execution = Machine(
-            kernel, memory, [*addresses, np.int32(len(group)), np.int32(rounds)], (blocks, 1, 1), (256, 1, 1)
-        ).run()
+        numbers = [np.int32(len(group)), np.int32(rounds)]
+        execution = run_launch(ptx, "k", blocks, 256, ["out", "sizes", *numbers], {"out": out, "sizes": sizes})
         assert not execution.faults
         for i, (launch, expected) in enumerate(zip(group, taken)):
             for block in range(blocks):

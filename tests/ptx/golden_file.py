@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from ptx_harness import observed, parsed
 
-from evoattn.ptx.machine.program import parse_program
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.parser import parse_program
 
 FILE = Path(__file__).with_name("golden") / "golden.bin"
 """JSON of the cases, then every different array once, compressed as a whole."""

@@ -8,7 +8,7 @@ import numpy as np
 from golden_cases import operand, plain
 from ptx_harness import observed, parsed, run_ptx
 
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
 
 RNG = np.random.default_rng(20260101)
 

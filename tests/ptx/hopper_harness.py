@@ -5,7 +5,7 @@ from ptx_harness import cuda_kernel, observed
 
 from evoattn.model.paths import TEMPLATES
 from evoattn.ptx.machine.launch import Execution
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
 
 LEAVES = (
     "element",

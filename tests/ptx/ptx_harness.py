@@ -9,9 +9,10 @@ import numpy as np
 
 from evoattn.backends.compiler import compile_source
 from evoattn.ptx.machine.launch import Execution, Machine
-from evoattn.ptx.machine.program import Kernel, parse_program
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.tensor_map import TiledMap
+from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.parser import parse_program
 
 observers: list[Callable[..., Any]] = []
 """Called after each launch without a fault: `scripts/golden.py` collects what the tests run, to run it on a GPU too."""

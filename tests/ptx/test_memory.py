@@ -6,7 +6,7 @@ from ptx_harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
 
 from evoattn.ptx.errors import PtxError
 from evoattn.ptx.machine.launch import Machine
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.load_store import Locator
-from evoattn.ptx.machine.context import POISON, Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import unsupported
-from evoattn.ptx.machine.threads import ActiveThreads
 from evoattn.ptx.memory.address_space import as_elements
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.detector import COPY, READ
+from evoattn.ptx.state.context import POISON, Context
 
 _PREFETCH = r"(?:\.L2::(?:64B|128B|256B))?"
 

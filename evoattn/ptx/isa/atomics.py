@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.half import from_float, to_float32
 from evoattn.ptx.isa.load_store import Locator
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import unsupported
-from evoattn.ptx.machine.threads import ActiveThreads
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.state.context import Context
 
 _SCOPE = r"(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?P<scope>cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared))?(?:::cta)?"
 _TYPES = {

@@ -7,11 +7,13 @@ from functools import partial
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import UNSIGNED, PtxType, parse_type
 from evoattn.ptx.isa.integer import operands
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import Binder, unsupported, vector_parts
+from evoattn.ptx.program.dtypes import UNSIGNED, PtxType, parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.state.registers import Binder
 
 _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 _U32 = parse_type("u32")

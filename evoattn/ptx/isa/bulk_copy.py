@@ -11,18 +11,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.ptx.errors import AsyncFault, MemoryFault
+from evoattn.ptx.errors import AsyncFault, MemoryFault, unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction, split_operands
-from evoattn.ptx.machine.registers import unsupported, vector_parts
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
 from evoattn.ptx.memory.address_space import PARAMETER_WINDOW
-from evoattn.ptx.memory.mbarrier import mbarriers_of
 from evoattn.ptx.memory.tensor_map import BYTES, ELEMENT_BYTES, TiledMap, decode
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import split_operands, vector_parts
+from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.detector import READ, WRITE
-from evoattn.ptx.races.global_races import bytes_of
+from evoattn.ptx.races.global_accesses import bytes_of
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.mbarriers import mbarriers_of
 
 _CHUNK, _ROW = 16, 128
 """Bytes: what swizzling moves in one piece, and the alignment of a box that is not swizzled (PTX ISA, tensor swizzling)."""

@@ -13,10 +13,10 @@ import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
-from evoattn.ptx.memory.mbarrier import mbarriers_of
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.mbarriers import mbarriers_of
 
 _IDLE, _ARRIVED, _COMPLETE = 0, 1, 2
 

@@ -6,14 +6,14 @@ import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.load_store import Locator
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import vector_parts
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
 from evoattn.ptx.memory.address_space import RANK_SHIFT, SHARED_WINDOW, as_elements
-from evoattn.ptx.memory.mbarrier import BYTES, mbarriers_of
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.mbarriers import BYTES, mbarriers_of
 
 _U32 = parse_type("u32")
 

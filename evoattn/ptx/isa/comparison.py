@@ -6,12 +6,13 @@ from functools import partial
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import PtxType, parse_type
 from evoattn.ptx.isa.floating import flush
 from evoattn.ptx.isa.half import to_float32
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import Binder, unsupported
+from evoattn.ptx.program.dtypes import PtxType, parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.registers import Binder
 
 _PREDICATE = parse_type("pred")
 _ORDERED = {

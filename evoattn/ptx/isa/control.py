@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import unsupported
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.context import Context
 
 
 @dataclass(frozen=True)

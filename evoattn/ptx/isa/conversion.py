@@ -6,13 +6,14 @@ from functools import partial
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.floating import finish, flush
 from evoattn.ptx.isa.half import from_float, from_float_truncated, to_float32
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import Binder, unsupported
 from evoattn.ptx.memory.address_space import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.registers import Binder
 
 _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _INTEGER = r"[us](?:8|16|32|64)"

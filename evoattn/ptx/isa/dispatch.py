@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.machine.program import Instruction
+from evoattn.ptx.program.kernel import Instruction
 
 Fields = dict[str, str]
 """Named groups of the pattern that an opcode matched; the value of an absent optional group is an empty string."""
@@ -24,11 +24,16 @@ class Entry:
     `writes` is the number of leading operands that are written. `kind` is the class that the counters put it in.
     """
 
-    pattern: re.Pattern
+    expression: str
     prepare: Callable[..., Callable[..., Any]]
     pure: bool
     writes: int
     kind: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Compiled when it is first asked for: a kernel meets few of the 150."""
+        return re.compile(self.expression)
 
 
 _ENTRIES: dict[str, list[Entry]] = {}
@@ -42,7 +47,7 @@ def instruction(words: str, modifiers: str = "", *, kind: str, pure: bool = True
 
     def register(prepare):
         for word in words.split():
-            entry = Entry(re.compile(f"(?P<op>{word}){modifiers}"), prepare, pure, writes, kind)
+            entry = Entry(f"(?P<op>{word}){modifiers}", prepare, pure, writes, kind)
             _ENTRIES.setdefault(word, []).append(entry)
         return prepare
 

@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import PtxType, parse_type
 from evoattn.ptx.isa.integer import operands
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import Binder, unsupported
+from evoattn.ptx.program.dtypes import PtxType, parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.registers import Binder
 
 _ROUNDED = r"(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<type>f32|f64)"
 _BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}

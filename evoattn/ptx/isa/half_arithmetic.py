@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import PtxType, parse_type
 from evoattn.ptx.isa.floating import KEEPING_NAN, LOSING_NAN
 from evoattn.ptx.isa.half import from_float, to_float32
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import Binder, unsupported
+from evoattn.ptx.program.dtypes import PtxType, parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.registers import Binder
 
 _FP16 = r"\.(?P<type>f16x2|f16)"
 _ANY = r"\.(?P<type>f16x2|bf16x2|f16|bf16)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import ActiveThreads
-from evoattn.ptx.memory.mbarrier import mbarriers_of
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.mbarriers import mbarriers_of
 
 
 @instruction("fence", r"\.proxy\.async(?:\.shared::cta)?", kind="other", pure=False, writes=0)

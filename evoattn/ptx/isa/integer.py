@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import PtxType, parse_type
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import Binder
+from evoattn.ptx.program.dtypes import PtxType, parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.registers import Binder
 
 WHOLE = r"\.(?P<type>[us](?:16|32|64))"
 NARROW = r"\.(?P<type>[us](?:16|32))"

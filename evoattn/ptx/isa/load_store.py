@@ -7,13 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from evoattn.ptx.errors import MemoryFault
+from evoattn.ptx.errors import MemoryFault, unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import unsupported, vector_parts
-from evoattn.ptx.machine.threads import ActiveThreads
 from evoattn.ptx.memory.address_space import (
     LOCAL_WINDOW,
     PARAMETER_WINDOW,
@@ -22,8 +17,13 @@ from evoattn.ptx.memory.address_space import (
     BankedMemory,
     as_elements,
 )
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.detector import READ, WRITE
+from evoattn.ptx.state.context import Context
 
 _ORDER = r"(?:\.volatile|\.(?:relaxed|acquire|release)\.(?:cta|cluster|gpu|sys)|\.weak)?"
 _SPACE = r"(?:\.(?P<space>global|shared::cluster|shared|local))?(?:::cta)?"

@@ -15,7 +15,7 @@ from evoattn.ptx.isa import (  # noqa: F401
     hopper,
     integer,
     load_store,
-    mbarrier_instructions,
+    mbarrier,
     tensor_core,
     warp,
     wgmma,

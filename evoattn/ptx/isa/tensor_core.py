@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.half import FP16_VALUES
 from evoattn.ptx.isa.load_store import Locator
 from evoattn.ptx.isa.warp import assign
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import vector_parts
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.detector import READ, WRITE
+from evoattn.ptx.state.context import Context
 
 _B32, _F32 = parse_type("b32"), parse_type("f32")
 _MATRIX = r"\.sync\.aligned\.m8n8\.(?P<count>x1|x2|x4)(?P<trans>\.trans)?\.shared(?:::cta)?\.b16"

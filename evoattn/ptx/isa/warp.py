@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import unsupported
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.state.context import Context
 
 _U32, _B32, _PREDICATE = parse_type("u32"), parse_type("b32"), parse_type("pred")
 _REDUCE = {

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from evoattn.ptx.errors import AsyncFault
+from evoattn.ptx.errors import AsyncFault, unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.tensor_core import Fragments
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import unsupported, vector_parts
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
-from evoattn.ptx.memory.matrix_descriptor import DEPTH, SharedOperand
-from evoattn.ptx.races.async_races import WARPGROUP_WARPS
-from evoattn.ptx.races.wgmma_fence import UnfencedWrites
-from evoattn.ptx.races.wgmma_registers import RegistersInFlight
+from evoattn.ptx.isa.wgmma_fence import UnfencedWrites
+from evoattn.ptx.isa.wgmma_operand import SharedOperand
+from evoattn.ptx.isa.wgmma_registers import RegistersInFlight
+from evoattn.ptx.memory.matrix_descriptor import DEPTH
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
+from evoattn.ptx.state.context import Context
 
 ROWS = 64
 _B32, _F32, _PREDICATE = parse_type("b32"), parse_type("f32"), parse_type("pred")

@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.load_store import Locator
 from evoattn.ptx.isa.tensor_core import Fragments
 from evoattn.ptx.isa.warp import assign
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.registers import vector_parts
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.detector import READ, WRITE
+from evoattn.ptx.state.context import Context
 
 _SIDE, _PIECE = 16, 16
 _B32, _F32, _U32 = parse_type("b32"), parse_type("f32"), parse_type("u32")

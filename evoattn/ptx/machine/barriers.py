@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evoattn.ptx.isa.control import BarrierArrival
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
+from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.state.context import Context
 
 
 @dataclass

@@ -11,19 +11,21 @@ import numpy as np
 
 import evoattn.ptx.isa.table  # noqa: F401  fills the table of instructions
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
-from evoattn.ptx.machine.context import Context
+from evoattn.ptx.isa.flow import Flow, flow_of
 from evoattn.ptx.machine.counters import CLASS_FIELDS, Counters
-from evoattn.ptx.machine.flow import Flow, flow_of
-from evoattn.ptx.machine.program import Kernel
 from evoattn.ptx.machine.scheduler import Scheduler
-from evoattn.ptx.machine.threads import WARP, Threads
-from evoattn.ptx.memory.global_memory import GlobalMemory
-from evoattn.ptx.races.global_races import GlobalRaces
+from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.threads import WARP, Threads
+from evoattn.ptx.races.global_accesses import GlobalRaces
 from evoattn.ptx.races.grid_dependency import Touched
+from evoattn.ptx.state.context import Context
 
 DEFAULT_STEP_LIMIT = 5_000_000
 """Instructions of one batch of blocks: some ten seconds."""
 MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
+MAX_SMEM_BYTES = 232448
+"""Most shared memory that a block may have on any GPU (sm_90: 227 KiB; CUDA C++ Programming Guide, compute capabilities)."""
 _BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
 """Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
 
@@ -79,6 +81,11 @@ class Machine:
             or int(np.prod(cluster)) > MAX_CLUSTER_BLOCKS
         ):
             raise ImpossibleLaunch(f"A grid of {grid} blocks cannot be launched in clusters of {cluster}.")
+        smem_bytes = kernel.static_smem_bytes + dynamic_smem_bytes
+        if smem_bytes > MAX_SMEM_BYTES:
+            raise ImpossibleLaunch(
+                f"{kernel.name} asks for {smem_bytes} bytes of shared memory; no GPU gives a block over {MAX_SMEM_BYTES}."
+            )
         if cluster[1:] != (1, 1):
             raise UnsupportedInstruction(
                 f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist."

@@ -11,12 +11,12 @@ import numpy as np
 from evoattn.ptx.errors import Deadlock, DivergentCollective, StepLimitExceeded, Trapped
 from evoattn.ptx.isa.cluster_barrier import ClusterArrival, ClusterBarriers, ClusterWait
 from evoattn.ptx.isa.control import BarrierArrival, Branch, Exit
-from evoattn.ptx.isa.dtypes import parse_type
+from evoattn.ptx.isa.flow import Flow, ends_run
 from evoattn.ptx.machine.barriers import Barriers
-from evoattn.ptx.machine.context import Context, NotConverged
-from evoattn.ptx.machine.flow import Flow, ends_run
-from evoattn.ptx.machine.threads import ActiveThreads
-from evoattn.ptx.memory.mbarrier import PhaseWait, mbarriers_of
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.state.context import Context, NotConverged
+from evoattn.ptx.state.mbarriers import PhaseWait, mbarriers_of
 
 _RUN_COST = 4
 """Steps that a run counts beside its instructions: what entering it takes, so that the limit bounds time for short loops too."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.errors import MemoryFault
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import ActiveThreads, Threads
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads, Threads
 
 GLOBAL_BASE = 1 << 32
 SHARED_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW = 1 << 48, 2 << 48, 3 << 48

@@ -6,19 +6,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from evoattn.ptx.errors import AsyncFault, MemoryFault
-from evoattn.ptx.isa.dtypes import parse_type
-from evoattn.ptx.isa.half import to_float32
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-
 DEPTH = 16
-_CHUNK = 16
+CHUNK = 16
 """Bytes, eight elements: what swizzling moves in one piece."""
-_SWIZZLE_CHUNKS = {0: 1, 1: 8, 2: 4, 3: 2}
+_SWIZZLECHUNKS = {0: 1, 1: 8, 2: 4, 3: 2}
 """Chunks of a swizzled row, by the layout type in bits 62 and 63; 1 for none."""
 _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62
-_U64 = parse_type("u64")
 
 
 @lru_cache(maxsize=1024)
@@ -34,7 +27,7 @@ def operand_chunks(descriptor: int, side: int, transposed: bool) -> np.ndarray |
     if descriptor & ~_KNOWN_BITS:
         return None
     start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
-    wide = _SWIZZLE_CHUNKS[descriptor >> 62]
+    wide = _SWIZZLECHUNKS[descriptor >> 62]
     if not transposed:
         row, chunk = np.arange(side)[:, None], np.arange(2)[None, :]
         at = row % 8 * wide + row // 8 * stride + chunk * (leading if wide == 1 else 1)
@@ -44,38 +37,3 @@ def operand_chunks(descriptor: int, side: int, transposed: bool) -> np.ndarray |
         at = depth % 8 * wide + depth // 8 * along + chunk % wide + chunk // wide * over
     at += start
     return at ^ (at >> 3 & wide - 1)
-
-
-class SharedOperand:
-    """One operand of one instruction, given by a descriptor."""
-
-    def __init__(
-        self, context: Context, ins: Instruction, operand: str, side: int, transposed: bool, kind: str
-    ) -> None:
-        """`kind` is `f` for fp16 or `bf`."""
-        self.context, self.ins, self.side, self.transposed, self.kind = context, ins, side, transposed, kind
-        self.descriptor = context.source(operand, _U64)
-
-    def __call__(self, lead_threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(float32 `[warpgroup, side, 16]`, transposed `[warpgroup, 16, side]`; chunks of `shared.data`, `[warpgroup, …]`).
-
-        The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`.
-        """
-        shared = self.context.shared
-        given = self.descriptor[lead_threads] if self.descriptor.ndim else self.descriptor
-        descriptors = np.broadcast_to(given, lead_threads.shape).tolist()
-        chunks = np.stack([self._chunks(d, thread) for d, thread in zip(descriptors, lead_threads.tolist())])
-        chunks += (shared.base[lead_threads] // _CHUNK)[:, None, None]
-        elements = shared.elements(_CHUNK).take(chunks).view(np.uint16)
-        return to_float32(elements, self.kind), chunks
-
-    def _chunks(self, descriptor: int, thread: int) -> np.ndarray:
-        chunks = operand_chunks(descriptor, self.side, self.transposed)
-        if chunks is None:
-            raise AsyncFault(f"The matrix descriptor {descriptor:#x} has a base offset or unknown bits in {self.ins}.")
-        if (int(chunks.max()) + 1) * _CHUNK > self.context.shared.limit:
-            raise MemoryFault(
-                f"The warpgroup of {self.context.threads.describe(thread)} reads byte {int(chunks.max()) * _CHUNK} of shared memory, "
-                f"outside its {self.context.shared.limit} bytes, in {self.ins}."
-            )
-        return chunks

@@ -10,7 +10,7 @@ import numpy as np
 
 from evoattn.ptx.errors import ImpossibleLaunch, MemoryFault
 from evoattn.ptx.memory.address_space import GLOBAL_BASE
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
 
 BYTES = 128
 ELEMENT_BYTES = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
 from evoattn.ptx.memory.address_space import BankedMemory
+from evoattn.ptx.program.threads import WARP, ActiveThreads
 
 _BANKS, _SECTOR_BYTES = 32, 32
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import ActiveThreads, Threads
 from evoattn.ptx.memory.address_space import BankedMemory
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads, Threads
 from evoattn.ptx.races.happens_before import ENDED, SEVERAL, HappensBefore
 
 THREAD_BITS, LANE_BITS = 20, 6

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoattn.ptx.machine.program import Kernel
-from evoattn.ptx.machine.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.happens_before import HappensBefore
 
 _ORDERS_BLOCKS = re.compile(

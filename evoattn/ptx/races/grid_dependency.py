@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import ActiveThreads, Threads
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads, Threads
 
 
 @dataclass(frozen=True)

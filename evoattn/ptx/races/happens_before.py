@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evoattn.ptx.machine.threads import WARP, Threads
+from evoattn.ptx.program.threads import WARP, Threads
 
 SEVERAL = 63
 """Stands for more than one lane of a warp."""

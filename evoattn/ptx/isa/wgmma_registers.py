@@ -3,9 +3,9 @@ wgmma.mma_async). The next product of the same accumulators may follow at once."
 
 from __future__ import annotations
 
-from evoattn.ptx.machine.flow import Flow, flow_of
-from evoattn.ptx.machine.program import Kernel
-from evoattn.ptx.machine.registers import operand_registers
+from evoattn.ptx.isa.flow import Flow, flow_of
+from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.operands import operand_registers
 
 _Group = tuple[frozenset[int], int]
 """Bits of each product's accumulators, bits of all A operands."""

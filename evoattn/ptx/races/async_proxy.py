@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.detector import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, RaceDetector
 from evoattn.ptx.races.happens_before import SEVERAL
 

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.isa.dtypes import UNSIGNED, PtxType, parse_type
-from evoattn.ptx.machine.program import Instruction, Kernel, split_operands
-from evoattn.ptx.machine.threads import Threads
+from evoattn.ptx.program.dtypes import UNSIGNED, PtxType, parse_type
+from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.operands import split_address
+from evoattn.ptx.program.threads import Threads
 
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)U?$")
 _FLOAT = re.compile(r"0([fF])([0-9A-Fa-f]{8})$|0([dD])([0-9A-Fa-f]{16})$")
-_ADDRESS = re.compile(r"\[\s*(.+?)\s*(?:\+\s*(-?(?:0[xX])?[0-9a-fA-F]+))?\s*\]$")
-
-
-@cache
-def vector_parts(operand: str) -> tuple[str, ...]:
-    """`{a, b}` → (a, b); a plain operand → itself."""
-    return split_operands(operand[1:-1]) if operand.startswith("{") else (operand,)
-
-
-@cache
-def _split_address(operand: str) -> tuple[str, int]:
-    match = _ADDRESS.match(operand)
-    if match is None:
-        raise UnsupportedInstruction(f'The address "{operand}" is not understood.')
-    return match.group(1), int(match.group(2) or "0", 0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +93,7 @@ class Binder:
 
     def address(self, operand: str) -> Address:
         """`[register + offset]` or `[symbol + offset]`."""
-        name, offset = _split_address(operand)
+        name, offset = split_address(operand)
         if name in self.kernel.registers:
             return Address(self.register(name), offset)
         return Address(self._constant(name, parse_type("u64")), offset)
@@ -146,14 +131,3 @@ class Binder:
         raise UnsupportedInstruction(
             f'The operand "{operand}" of {self.kernel.name} is outside the interpreter\'s whitelist.'
         )
-
-
-def operand_registers(operand: str, kernel: Kernel) -> list[str]:
-    """Names of the registers that occur in an operand."""
-    if operand in kernel.registers:
-        return [operand]
-    return [name for name in re.findall(r"[%\w$@]+", operand) if name in kernel.registers]
-
-
-def unsupported(ins: Instruction, why: str) -> UnsupportedInstruction:
-    return UnsupportedInstruction(f"The instruction {ins} is outside the interpreter's whitelist: {why}.")

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from evoattn.ptx.errors import UnsupportedInstruction
 from evoattn.ptx.isa.dispatch import Entry, Fields, lookup
-from evoattn.ptx.machine.program import Instruction, Kernel
-from evoattn.ptx.machine.registers import operand_registers
+from evoattn.ptx.program.kernel import Instruction, Kernel
+from evoattn.ptx.program.operands import operand_registers
 
 _POLL = re.compile(r"atom\b|ld\.(?:acquire|relaxed|volatile)\b")
 _ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")

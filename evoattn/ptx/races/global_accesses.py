@@ -8,16 +8,16 @@ run one after another: only what `global_order.py` and the clocks say counts as 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from evoattn.ptx.machine.program import Instruction, Kernel
-from evoattn.ptx.machine.threads import WARP, Threads
-from evoattn.ptx.memory.global_memory import GlobalMemory
+from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.kernel import Instruction, Kernel
+from evoattn.ptx.program.threads import WARP, Threads
 from evoattn.ptx.races.detector import READ
 from evoattn.ptx.races.global_order import GlobalOrder, orders_blocks
+from evoattn.ptx.races.granules import global_granule
 from evoattn.ptx.races.grid_dependency import GridDependency, Touched
 from evoattn.ptx.races.happens_before import HappensBefore
 
@@ -211,20 +211,6 @@ class GlobalRaces:
                 f"two, in {ins}."
             ),
         )
-
-
-def global_granule(kernel: Kernel) -> int:
-    """The smallest access in bytes that the kernel can make to global memory: 1, 2, 4, 8 or 16."""
-    smallest, elsewhere = 16, {"shared", "shared::cluster", "shared::cta", "param", "local", "const"}
-    for ins in kernel.instructions:
-        parts = ins.opcode.split(".")
-        if parts[0] in ("ld", "st", "atom", "red") and not elsewhere & set(parts):
-            vector = next((int(p[1:]) for p in parts if re.fullmatch("v[248]", p)), 1)
-            bits = 32 if "x2" in parts[-1] else int("".join(c for c in parts[-1] if c.isdigit()))
-            smallest = min(smallest, vector * bits // 8)
-        elif parts[:2] == ["cp", "async"]:
-            smallest = min(smallest, 2 if "tensor" in parts or len(ins.operands) > 3 else 4)
-    return smallest
 
 
 def bytes_of(part: np.ndarray, memory: GlobalMemory) -> np.ndarray:

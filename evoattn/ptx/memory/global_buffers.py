@@ -7,9 +7,9 @@ from bisect import bisect_right
 import numpy as np
 
 from evoattn.ptx.errors import MemoryFault
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import ActiveThreads
 from evoattn.ptx.memory.address_space import GLOBAL_BASE, as_elements
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads
 
 ALIGNMENT = 256
 """Bytes: what cudaMalloc guarantees."""

@@ -7,16 +7,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from evoattn.ptx.machine.program import Instruction, Kernel
-from evoattn.ptx.machine.registers import Binder
-from evoattn.ptx.machine.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.memory.address_space import BankedMemory
-from evoattn.ptx.memory.global_memory import GlobalMemory
-from evoattn.ptx.memory.remote import RemoteAccesses
+from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.traffic import Traffic
-from evoattn.ptx.races.async_races import WARPGROUP_WARPS, AsyncRaces, agent_names
+from evoattn.ptx.program.kernel import Instruction, Kernel
+from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
+from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS, AsyncRaces, agent_names
 from evoattn.ptx.races.detector import RaceDetector
-from evoattn.ptx.races.global_races import GlobalRaces
+from evoattn.ptx.races.global_accesses import GlobalRaces
+from evoattn.ptx.races.granules import shared_granule
+from evoattn.ptx.races.remote import RemoteAccesses
+from evoattn.ptx.state.registers import Binder
 
 T = TypeVar("T")
 POISON = 0xFF
@@ -116,17 +117,3 @@ class Context(Binder):
         if partial.any():
             raise NotConverged(ins, partial)
         active.whole_groups = True
-
-
-def shared_granule(kernel: Kernel) -> int:
-    """The smallest access in bytes that the kernel can make to shared memory: 1, 2, 4, 8 or 16."""
-    smallest = 16
-    for ins in kernel.instructions:
-        parts = ins.opcode.split(".")
-        if parts[0] in ("ld", "st", "atom", "red") and not {"global", "param", "local", "const"} & set(parts):
-            vector = next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
-            digits = "".join(c for c in parts[-1] if c.isdigit()) if "x2" not in parts[-1] else "32"
-            smallest = min(smallest, vector * int(digits) // 8)
-        elif parts[:2] == ["cp", "async"] and len(ins.operands) > 2 and ins.operands[2].isdigit():
-            smallest = min(smallest, int(ins.operands[2]))
-    return smallest

@@ -1,14 +1,15 @@
-"""PTX text → Program: kernels, their registers, symbols and instructions. Parses syntax only; nothing is refused here but broken text."""
+"""PTX text → `Program`. Reads syntax only: nothing is refused here but text that it cannot read."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from evoattn.ptx.errors import UnsupportedInstruction
-from evoattn.ptx.isa.dtypes import PtxType, parse_type
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction, Kernel, Parameter, Program, align
+from evoattn.ptx.program.operands import split_operands
 
 # One statement, label or brace. A `{` at the start of a statement opens a scope; inside one it encloses a vector operand.
 _STATEMENT = re.compile(
@@ -20,82 +21,6 @@ _VARIABLE = re.compile(r"\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr[\w. ]*?\s)?([\w$]+)\s*(?:\[(\d+)\])?$")
 _INSTRUCTION = re.compile(r"(?:@(!?)(\S+)\s+)?(\S+)\s*(.*)", re.S)
 _REGISTER = re.compile(r"%?[A-Za-z_$][\w$]*(?:\.[xyzw])?")
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction. `predicate` is (register, negated) or None; `index` is its pc; `line` its line in the PTX text."""
-
-    index: int
-    opcode: str
-    operands: tuple[str, ...]
-    predicate: tuple[str, bool] | None
-    text: str
-    line: int
-
-    def __str__(self) -> str:
-        return f'"{self.text}" (PTX line {self.line})'
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A kernel parameter: where it lies in the parameter space, in bytes."""
-
-    name: str
-    offset: int
-    size: int
-
-
-@dataclass(eq=False)
-class Kernel:
-    """One `.entry`: registers by name, labels as pcs, symbol offsets in bytes."""
-
-    name: str
-    parameters: list[Parameter] = field(default_factory=list)
-    parameter_bytes: int = 0
-    registers: dict[str, PtxType] = field(default_factory=dict)
-    labels: dict[str, int] = field(default_factory=dict)
-    instructions: list[Instruction] = field(default_factory=list)
-    shared: dict[str, int] = field(default_factory=dict)
-    static_smem_bytes: int = 0
-    dynamic_symbols: dict[str, int] = field(default_factory=dict)
-    """`extern __shared__` arrays: name → alignment; all of them start where static shared memory ends."""
-    local: dict[str, int] = field(default_factory=dict)
-    local_bytes: int = 0
-    max_threads: int | None = None
-    """Of a block, as `__launch_bounds__` promised the compiler; None where nothing was."""
-
-    @property
-    def dynamic_offset(self) -> int:
-        """Byte at which dynamic shared memory starts."""
-        return _align(self.static_smem_bytes, max(self.dynamic_symbols.values(), default=1))
-
-
-@dataclass(frozen=True)
-class Program:
-    """A parsed PTX module."""
-
-    kernels: dict[str, Kernel]
-
-
-def _align(offset: int, alignment: int) -> int:
-    return (offset + alignment - 1) // alignment * alignment
-
-
-def split_operands(text: str) -> tuple[str, ...]:
-    """Split at commas outside brackets."""
-    if "{" not in text and "[" not in text and "(" not in text:
-        return tuple([part.strip() for part in text.split(",")]) if text else ()
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        if char in "[{(":
-            depth += 1
-        elif char in "]})":
-            depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    return (*parts, text[start:].strip())
 
 
 @lru_cache(maxsize=64)
@@ -132,7 +57,7 @@ def _read_parameters(kernel: Kernel, text: str) -> None:
         alignment, kind, name, count = match.groups()
         width = parse_type(kind).bits // 8
         size = width * int(count or 1)
-        offset = _align(kernel.parameter_bytes, int(alignment or width))
+        offset = align(kernel.parameter_bytes, int(alignment or width))
         kernel.parameters.append(Parameter(name, offset, size))
         kernel.parameter_bytes = offset + size
 
@@ -144,10 +69,10 @@ def _declare_variable(kernel: Kernel, match: re.Match) -> None:
     if space == "shared" and count == "":
         kernel.dynamic_symbols[name] = alignment
     elif space == "shared":
-        offset = kernel.shared[name] = _align(kernel.static_smem_bytes, alignment)
+        offset = kernel.shared[name] = align(kernel.static_smem_bytes, alignment)
         kernel.static_smem_bytes = offset + width * int(count or 1)
     elif space == "local":
-        offset = kernel.local[name] = _align(kernel.local_bytes, max(alignment, 16))
+        offset = kernel.local[name] = align(kernel.local_bytes, max(alignment, 16))
         kernel.local_bytes = offset + width * int(count or 1)
     else:
         raise UnsupportedInstruction(

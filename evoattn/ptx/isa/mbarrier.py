@@ -6,12 +6,12 @@ import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.dtypes import parse_type
 from evoattn.ptx.isa.load_store import Locator
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import ActiveThreads
-from evoattn.ptx.memory.mbarrier import BYTES, PhaseWait, mbarriers_of
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.mbarriers import BYTES, PhaseWait, mbarriers_of
 
 _SPACE = r"(?:\.(?P<space>shared::cluster|shared)(?:::cta)?)?\.b64"
 _OWN = r"(?:\.(?P<space>shared)(?:::cta)?)?\.b64"

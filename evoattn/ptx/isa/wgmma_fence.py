@@ -6,9 +6,9 @@ to its accumulators need none before the next of the same shape. Descriptors are
 
 from __future__ import annotations
 
-from evoattn.ptx.machine.flow import flow_of
-from evoattn.ptx.machine.program import Kernel
-from evoattn.ptx.machine.registers import operand_registers
+from evoattn.ptx.isa.flow import flow_of
+from evoattn.ptx.program.kernel import Kernel
+from evoattn.ptx.program.operands import operand_registers
 
 
 class UnfencedWrites:

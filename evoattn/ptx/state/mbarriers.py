@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.machine.context import Context
-from evoattn.ptx.machine.program import Instruction
-from evoattn.ptx.machine.threads import WARP, ActiveThreads
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.state.context import Context
 
 MAX_COUNT = (1 << 20) - 1
 """Of arrivals and of bytes that a phase can wait for (PTX ISA, mbarrier)."""

@@ -1,0 +1,49 @@
+"""Operands of wgmma in shared memory, as matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evoattn.ptx.errors import AsyncFault, MemoryFault
+from evoattn.ptx.isa.half import to_float32
+from evoattn.ptx.memory.matrix_descriptor import CHUNK, operand_chunks
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.state.context import Context
+
+_U64 = parse_type("u64")
+
+
+class SharedOperand:
+    """One operand of one instruction, given by a descriptor."""
+
+    def __init__(
+        self, context: Context, ins: Instruction, operand: str, side: int, transposed: bool, kind: str
+    ) -> None:
+        """`kind` is `f` for fp16 or `bf`."""
+        self.context, self.ins, self.side, self.transposed, self.kind = context, ins, side, transposed, kind
+        self.descriptor = context.source(operand, _U64)
+
+    def __call__(self, lead_threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(float32 `[warpgroup, side, 16]`, transposed `[warpgroup, 16, side]`; chunks of `shared.data`, `[warpgroup, …]`).
+
+        The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`.
+        """
+        shared = self.context.shared
+        given = self.descriptor[lead_threads] if self.descriptor.ndim else self.descriptor
+        descriptors = np.broadcast_to(given, lead_threads.shape).tolist()
+        chunks = np.stack([self._chunks(d, thread) for d, thread in zip(descriptors, lead_threads.tolist())])
+        chunks += (shared.base[lead_threads] // CHUNK)[:, None, None]
+        elements = shared.elements(CHUNK).take(chunks).view(np.uint16)
+        return to_float32(elements, self.kind), chunks
+
+    def _chunks(self, descriptor: int, thread: int) -> np.ndarray:
+        chunks = operand_chunks(descriptor, self.side, self.transposed)
+        if chunks is None:
+            raise AsyncFault(f"The matrix descriptor {descriptor:#x} has a base offset or unknown bits in {self.ins}.")
+        if (int(chunks.max()) + 1) * CHUNK > self.context.shared.limit:
+            raise MemoryFault(
+                f"The warpgroup of {self.context.threads.describe(thread)} reads byte {int(chunks.max()) * CHUNK} of shared memory, "
+                f"outside its {self.context.shared.limit} bytes, in {self.ins}."
+            )
+        return chunks

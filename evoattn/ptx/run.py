@@ -1,0 +1,125 @@
+"""One launch of one kernel over NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoattn.ptx.errors import ImpossibleLaunch
+from evoattn.ptx.machine.launch import DEFAULT_STEP_LIMIT, Execution, Machine
+from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.memory.tensor_map import TiledMap
+from evoattn.ptx.program.kernel import Program
+from evoattn.ptx.program.parser import parse_program
+from evoattn.ptx.races.grid_dependency import Touched
+
+Extent = int | tuple[int, ...]
+"""Blocks or threads along x, or along x, y and z; what is left out is 1."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A kernel argument that is a CUtensorMap by value (sm_90): boxes of 16-bit elements of the buffer called `buffer`.
+
+    `shape` and `box` in elements and `strides_bytes` (of every dimension but the innermost, which is contiguous) count from the
+    innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128.
+    """
+
+    buffer: str
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 0
+
+
+Argument = str | np.generic | TensorMap
+"""The address of the buffer of that name, a number by value, or a tensor map by value."""
+
+
+def run_launch(
+    program: str | Program,
+    kernel: str,
+    grid: Extent,
+    block: Extent,
+    args: Sequence[Argument] = (),
+    buffers: Mapping[str, np.ndarray] | None = None,
+    *,
+    smem_bytes: int = 0,
+    cluster: Extent = 1,
+    after: Touched | None = None,
+    detect_races: bool = True,
+    count: bool = True,
+    step_limit: int = DEFAULT_STEP_LIMIT,
+) -> Execution:
+    """Run one launch of the kernel called `kernel` and return its faults and counters.
+
+    `program` is PTX text, or what `parse_program` made of it. `buffers` are global memory: C-contiguous arrays of any dtype, changed in
+    place, each with its own bounds. `args` has one entry for each kernel parameter. `smem_bytes` is dynamic shared memory; `cluster` is in
+    blocks and goes along x alone.
+
+    `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the instructions of one
+    batch of blocks: a kernel that exceeds it is taken never to end. `after` is given for a launch that may begin before earlier ones have
+    ended (programmatic dependent launch): what those touched, from their `Execution.touched`.
+
+    What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a launch that no
+    device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled, `ValueError` for buffers that are
+    not C-contiguous or overlap.
+    """
+    kernels = (parse_program(program) if isinstance(program, str) else program).kernels
+    if kernel not in kernels:
+        raise ImpossibleLaunch(f"The program has no kernel {kernel}; it has {', '.join(kernels) or 'none'}.")
+    memory = GlobalMemory()
+    addresses = {name: memory.map(name, flat) for name, flat in _flattened(buffers or {}).items()}
+    machine = Machine(
+        kernels[kernel],
+        memory,
+        [_value(argument, addresses) for argument in args],
+        _three(grid),
+        _three(block),
+        smem_bytes,
+        cluster=_three(cluster),
+        before=after,
+        detect_races=detect_races,
+        count=count,
+        step_limit=step_limit,
+    )
+    return machine.run()
+
+
+def _three(extent: Extent) -> tuple[int, int, int]:
+    given = (extent,) if isinstance(extent, int) else extent
+    if not 1 <= len(given) <= 3:
+        raise ImpossibleLaunch(f"An extent has one to three numbers, not {extent}.")
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
+
+
+def _flattened(buffers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Each buffer as a one-dimensional view of its bytes."""
+    flat, spans = {}, []
+    for name, array in buffers.items():
+        if not array.flags.c_contiguous:
+            raise ValueError(f"The buffer {name} is not C-contiguous.")
+        flat[name] = array.reshape(-1).view(np.uint8)
+        start = array.__array_interface__["data"][0]
+        spans.append((start, start + array.nbytes, name))
+    spans = sorted(span for span in spans if span[0] < span[1])
+    for (_, end, one), (start, _, other) in zip(spans, spans[1:]):
+        if start < end:
+            raise ValueError(f"The buffers {one} and {other} overlap.")
+    return flat
+
+
+def _value(argument: Argument, addresses: Mapping[str, int]) -> np.generic | bytes:
+    """An argument as the bytes that the kernel gets."""
+    if isinstance(argument, np.generic):
+        return argument
+    name = argument.buffer if isinstance(argument, TensorMap) else argument
+    if name not in addresses:
+        raise ImpossibleLaunch(f"The launch names a buffer {name} that was not given.")
+    if isinstance(argument, TensorMap):
+        tiled = TiledMap(addresses[name], argument.shape, argument.strides_bytes, argument.box, argument.swizzle_bytes)
+        return tiled.encode()
+    return np.uint64(addresses[name])
