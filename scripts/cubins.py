@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Whether a change of templates, headers or constants changes the machine code of any starting config. Needs no GPU.
+
+    python scripts/cubins.py record FILE [--family NAME …]
+    python scripts/cubins.py compare FILE [--family NAME …]
+
+`record` compiles all starting configs and writes the hashes of their machine code as JSON. `compare` does the same and
+holds it against FILE; it ends with exit code 1 and a list where machine code differs.
+
+A config is compiled for every named problem that it is a starting config of, on sm_80, sm_89 and sm_90a. Equal sources
+are compiled once, and taken from the cubin cache if they are there; `compare` does not compile a source that differs
+from the recorded one in comments and white space only. The hash is that of the instructions and constants alone, so
+that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of commit
+d1a0587, by NVRTC 13.0: some five minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from evoattn.backends.compiler import compile_candidate, version
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import named_problems
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate
+from evoattn.model.space import load_space
+
+ARCHES = ("sm_80", "sm_89", "sm_90a")
+COMPILERS = 2
+HEX_DIGITS = 20
+"""Of each sha256 that are kept."""
+CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init")
+"""Names of the sections of a cubin that decide what it computes begin with one of these."""
+TOKEN = re.compile(
+    r"""//[^\n]* | /\*.*?\*/                   # comments
+      | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*'  # strings and characters
+      | \w[\w.]*                            # names and numbers
+      | [-+*/%<>=!&|^~]+ | \n[ ]*\#  | \S  # operators, the beginning of a directive, all else""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is compared of one kernel, and the hash of the tokens of its source."""
+
+    machine_code: str
+    registers: int
+    tokens: str
+
+    def same_machine_code(self, other: Code) -> bool:
+        return (self.machine_code, self.registers) == (other.machine_code, other.registers)
+
+
+def tokens_hash(source: str) -> str:
+    """Hex hash of the source without comments and without white space between tokens.
+
+    Equal hashes mean equal machine code: nothing in the sources asks for its line number.
+    """
+    tokens = (token.lstrip() for token in TOKEN.findall(source) if not token.startswith(("//", "/*")))
+    return hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:HEX_DIGITS]
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of each section of a 64-bit little-endian ELF file. Raises `ValueError` on anything else."""
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("a cubin is a 64-bit little-endian ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    for name, kind, _, _, offset, length, *_ in headers:
+        start = names + name
+        content = b"" if kind == 8 else elf[offset : offset + length]  # 8: SHT_NOBITS has no bytes in the file
+        yield elf[start : elf.index(b"\0", start)].decode(), content
+
+
+def machine_code_hash(cubin: bytes) -> str:
+    """Hex hash of instructions and constants, by kernel."""
+    parts = sorted((name, content) for name, content in sections(cubin) if name.startswith(CODE_SECTIONS))
+    if not any(name.startswith(".text.") for name, _ in parts):
+        raise ValueError("the cubin has no instructions")
+    digest = hashlib.sha256()
+    for name, content in parts:
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:HEX_DIGITS]
+
+
+def _key(problem: AttentionProblem, candidate: Candidate) -> str:
+    """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs and config."""
+    kind = f"d{problem.head_dim}-{problem.dtype}-{problem.mask}" + ("-lse" if problem.lse else "")
+    return f"{candidate.family}/{candidate.arch}/{kind}/{candidate.config_id[:HEX_DIGITS]}"
+
+
+def starting_candidates(families: list[str]) -> dict[str, Candidate]:
+    """The source of every valid starting config of every named problem, on every GPU of `ARCHES`."""
+    candidates: dict[str, Candidate] = {}
+    for gpu in (gpu for gpu in GPUS.values() if gpu.arch in ARCHES):
+        for family in (FAMILIES[name] for name in families):
+            space = load_space(family.name, gpu)
+            for problem in named_problems().values():
+                if family.why_unsupported(problem, gpu):
+                    continue
+                for config in space.starting_configs(problem):
+                    if not family.why_invalid(problem, config, gpu):
+                        candidate = render(family, problem, config, gpu)
+                        candidates[_key(problem, candidate)] = candidate
+    return candidates
+
+
+def codes_of(families: list[str], known: dict[str, Code]) -> dict[str, Code]:
+    """The code of every starting config, by its key. One with the tokens of its row of `known` is not compiled again."""
+    candidates = starting_candidates(families)
+    tokens = {key: tokens_hash(candidate.source) for key, candidate in candidates.items()}
+    codes = {key: known[key] for key in candidates if key in known and known[key].tokens == tokens[key]}
+    different = {(tokens[key], c.arch): c for key, c in candidates.items() if key not in codes}
+
+    def compiled(candidate: Candidate) -> tuple[str, int]:
+        kernel = compile_candidate(candidate)
+        return machine_code_hash(kernel.cubin), kernel.info.registers
+
+    version()  # loads the compiler's libraries before there are threads
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        answers = dict(zip(different, pool.map(compiled, different.values())))
+    for key, candidate in candidates.items():
+        if key not in codes:
+            codes[key] = Code(*answers[tokens[key], candidate.arch], tokens[key])
+    return dict(sorted(codes.items()))
+
+
+def write(file: Path, codes: dict[str, Code]) -> None:
+    rows = ",\n".join(
+        f"{json.dumps(key)}: {json.dumps([c.machine_code, c.registers, c.tokens])}" for key, c in codes.items()
+    )
+    file.write_text(f'{{"compiler": {json.dumps(version())}, "configs": {{\n{rows}\n}}}}\n')
+
+
+def read(file: Path, families: list[str]) -> tuple[str, dict[str, Code]]:
+    """The compiler of a record, and its code of the families named."""
+    record = json.loads(file.read_text())
+    rows = {key: Code(*row) for key, row in record["configs"].items()}
+    return record["compiler"], {key: code for key, code in rows.items() if key.split("/")[0] in families}
+
+
+def differences(before: dict[str, Code], now: dict[str, Code]) -> list[str]:
+    """A line for each config whose machine code differs, or that only one side has."""
+    lines = [f"gone: {key}" for key in before if key not in now]
+    for key, code in now.items():
+        if key not in before:
+            lines.append(f"new: {key}")
+        elif not code.same_machine_code(before[key]):
+            lines.append(f"differs: {key} ({before[key].registers} → {code.registers} registers)")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--family", action="append", choices=tuple(FAMILIES), help="only this family; may be repeated")
+    arguments = parser.parse_args()
+    families = arguments.family or list(FAMILIES)
+    if arguments.command == "record":
+        now = codes_of(families, {})
+        write(arguments.file, now)
+        print(f"{len(now)} configs, {len({c.tokens for c in now.values()})} sources: {arguments.file}")
+        return 0
+    compiler, before = read(arguments.file, families)
+    if compiler != version():
+        print(f"The record is of {compiler}, this is {version()}: the code of another compiler is not comparable.")
+        return 2
+    now = codes_of(families, before)
+    lines = differences(before, now)
+    same = sum(key in before and code.tokens == before[key].tokens for key, code in now.items())
+    print("\n".join([*lines, f"{len(now)} configs, {same} of the same source, {len(lines)} differences."]))
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
