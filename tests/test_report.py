@@ -16,9 +16,9 @@ from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.report import render_html, render_json, render_table, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
-from evoattn.report.data import Progress
 from evoattn.report.importance import importance_of
 from evoattn.report.plots import MAX_POINTS, drawn_points
+from evoattn.report.rows import Progress
 from evoattn.storage import Storage
 
 PROBLEM = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
@@ -276,7 +276,9 @@ def test_a_time_of_zero_is_no_time(storage):
 
 def test_many_points_are_thinned_but_no_improvement_is_lost():
     improvements = [0, 7, 19_999]
-    drawn = drawn_points(Progress("median_us", list(range(20_000)), [0.0] * 20_000, [1.0] * 20_000, improvements))
+    drawn = drawn_points(
+        Progress("median_us", list(range(20_000)), [0.0] * 20_000, ["f"] * 20_000, [1.0] * 20_000, improvements)
+    )
     assert len(drawn) <= MAX_POINTS + len(improvements) and set(improvements) <= set(drawn)
 
 

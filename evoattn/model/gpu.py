@@ -62,20 +62,24 @@ class GpuSpec:
         memory = 0.0 if bytes_moved <= self.l2_bytes else bytes_moved / (self.dram_gb_per_s * 1e3)
         return max(compute, memory)
 
-    def blocks_resident(self, registers: int, threads: int, smem_bytes: int) -> int:
-        """Blocks that fit on one SM at once, 0 if not even one does.
+    def block_limits(self, registers: int, threads: int, smem_bytes: int) -> dict[str, int]:
+        """Blocks that each resource of one SM allows at once: `registers`, `shared memory`, `threads`, `blocks`.
 
-        Registers are given to a warp in units of 256, from four register files; shared memory in units of 128 bytes
-        after `smem_reserved_per_block` (CUDA occupancy calculator).
+        `registers` are per thread (0 leaves them out), `threads` and `smem_bytes` per block. Registers are given to a warp in units of
+        256, from four register files; shared memory in units of 128 bytes after `smem_reserved_per_block` (CUDA occupancy calculator).
         """
         warps = math.ceil(threads / 32)
-        limits = [self.threads_per_sm // (warps * 32), self.blocks_per_sm]
+        limits = {}
         if registers:
             registers_per_warp = math.ceil(registers * 32 / 256) * 256
-            limits.append(4 * (self.registers_per_sm // 4 // registers_per_warp) // warps)
+            limits["registers"] = 4 * (self.registers_per_sm // 4 // registers_per_warp) // warps
         footprint = math.ceil((smem_bytes + self.smem_reserved_per_block) / 128) * 128
-        limits.append(self.smem_per_sm // footprint)
-        return min(limits)
+        limits["shared memory"] = self.smem_per_sm // footprint
+        return limits | {"threads": self.threads_per_sm // (warps * 32), "blocks": self.blocks_per_sm}
+
+    def blocks_resident(self, registers: int, threads: int, smem_bytes: int) -> int:
+        """Blocks that fit on one SM at once, 0 if not even one does: the least of `block_limits`."""
+        return min(self.block_limits(registers, threads, smem_bytes).values())
 
 
 GPUS: dict[str, GpuSpec] = {

@@ -11,7 +11,7 @@ from datetime import datetime
 import numpy as np
 
 from evoattn.model.records import Study, Trial, TrialState
-from evoattn.report.data import Ancestor, CostModelRank, FailureGroup, Progress
+from evoattn.report.rows import Ancestor, CostModelRank, FailureGroup, Progress
 
 MIN_TRIALS_TO_CORRELATE = 10
 MAX_ANCESTORS = 24
@@ -19,21 +19,33 @@ MAX_REASON = 240
 
 
 def is_positive(value: float) -> bool:
-    """Whether a time or cost can be divided by and drawn on a logarithmic axis; a damaged database may hold anything."""
+    """Whether a time or cost can be divided by and drawn on a logarithmic axis; a damaged database may hold
+    anything."""
     return 0 < value < math.inf
 
 
 def value_of(trial: Trial, offline: bool) -> float | None:
     """What the study ranks by: the median in µs, or the relative cost offline; None for a trial that is not right."""
-    if offline:
-        value = trial.relative_cost if trial.state is TrialState.ESTIMATED else None
-    else:
-        value = (
-            trial.timing.median_us
-            if trial.state is TrialState.COMPLETE and trial.timing and not trial.disqualified
-            else None
-        )
+    value = None
+    if offline and trial.state is TrialState.ESTIMATED:
+        value = trial.relative_cost
+    elif not offline and trial.state is TrialState.COMPLETE and trial.timing and not trial.disqualified:
+        value = trial.timing.median_us
     return value if value is not None and is_positive(value) else None
+
+
+Results = dict[str, list[tuple[Trial, float]]]
+"""By family: its right trials with their times in µs, or their relative costs, best first."""
+
+
+def right_trials(trials: Iterable[Trial], offline: bool) -> Results:
+    """The right trials by family; families without one are left out."""
+    found: Results = {}
+    for trial in trials:
+        value = value_of(trial, offline)
+        if value is not None:
+            found.setdefault(trial.family, []).append((trial, value))
+    return {family: sorted(pairs, key=lambda pair: pair[1]) for family, pairs in found.items()}
 
 
 def _seconds_between(start: str, end: str) -> float:
@@ -45,7 +57,7 @@ def _seconds_between(start: str, end: str) -> float:
 
 def progress(study: Study, trials: Iterable[Trial]) -> Progress:
     """The right candidates in the order tried; `trials` by number."""
-    numbers, elapsed, values, improvements = [], [], [], []
+    course = Progress("relative_cost" if study.offline else "median_us", [], [], [], [], [])
     best = float("inf")
     for trial in trials:
         value = value_of(trial, study.offline)
@@ -53,11 +65,12 @@ def progress(study: Study, trials: Iterable[Trial]) -> Progress:
             continue
         if value < best:
             best = value
-            improvements.append(len(values))
-        numbers.append(trial.number)
-        elapsed.append(_seconds_between(study.created_at, trial.created_at))
-        values.append(value)
-    return Progress("relative_cost" if study.offline else "median_us", numbers, elapsed, values, improvements)
+            course.improvements.append(len(course.value))
+        course.trial.append(trial.number)
+        course.elapsed_s.append(_seconds_between(study.created_at, trial.created_at))
+        course.family.append(trial.family)
+        course.value.append(value)
+    return course
 
 
 def group_failures(failures: Iterable[tuple[TrialState, str, int]]) -> tuple[FailureGroup, ...]:
@@ -85,7 +98,8 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def rank_cost_model(trials: Iterable[Trial]) -> CostModelRank | None:
-    """Spearman's correlation (Pearson's over ranks) of `relative_cost` with the median over `COMPLETE` trials; None below 10 of them."""
+    """Spearman's correlation (Pearson's over ranks) of `relative_cost` with the median over `COMPLETE` trials; None
+    below 10 of them."""
     right = [(t.relative_cost, value_of(t, offline=False)) for t in trials]
     pairs = [(cost, us) for cost, us in right if us is not None and cost is not None and is_positive(cost)]
     if len(pairs) < MIN_TRIALS_TO_CORRELATE:
@@ -97,7 +111,8 @@ def rank_cost_model(trials: Iterable[Trial]) -> CostModelRank | None:
 
 
 def lineage(best: Trial | None, trials: dict[int, Trial], offline: bool) -> tuple[Ancestor, ...]:
-    """`best` and its ancestors, youngest first, at most `MAX_ANCESTORS`; parents that are not in the study are passed over."""
+    """`best` and its ancestors, youngest first, at most `MAX_ANCESTORS`; parents that are not in the study are passed
+    over."""
     found: dict[int, Trial] = {}
     front = [best] if best else []
     while front and len(found) < MAX_ANCESTORS:

@@ -7,166 +7,31 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evoattn.report.rows import (
+    Ancestor,
+    BaselineRow,
+    CostModelRank,
+    FailureGroup,
+    FamilySample,
+    GeneValue,
+    Importance,
+    Improvement,
+    LeaderboardRow,
+    Progress,
+    Roof,
+    StartingConfig,
+    Winner,
+)
 from evoattn.timing.ranking import Ratio
 
 
 @dataclass(frozen=True)
-class LeaderboardRow:
-    """One candidate. Times in µs a call, None together with all that follows from them for a trial that was never timed."""
-
-    rank: int
-    trial: int
-    family: str
-    config: dict[str, Any]
-    state: str
-    operator: str
-    median_us: float | None
-    p10_us: float | None
-    p90_us: float | None
-    stage: str
-    """Of the timing: `screen`, `repeat` or `final`; empty if never timed."""
-    tflops: float | None
-    """Useful TFLOP/s: the FLOP of the visible query-key pairs over the median."""
-    peak_share: float | None
-    """Of the GPU's dense peak for the dtype, 0 to 1."""
-    speedups: dict[str, float]
-    """By peer: its median over ours. Only where both were timed in finals, which run interleaved."""
-    relative_cost: float | None
-    """The cost model's estimate, for ranking only."""
-    registers: int | None
-    spill_bytes: int | None
-    smem_bytes: int | None
-    """Static and dynamic shared memory of a block, the most over the launches."""
-
-
-@dataclass(frozen=True)
-class BaselineRow:
-    """One peer: times in µs of its last final (else of its last timing), or the sentence with which it refused."""
-
-    backend: str
-    """Its name in `baselines.PEERS`."""
-    median_us: float | None
-    p10_us: float | None
-    p90_us: float | None
-    stage: str
-    tflops: float | None
-    refusal: str
-
-
-@dataclass(frozen=True)
-class FailureGroup:
-    """Failures of one state whose reasons differ only in numbers."""
-
-    state: str
-    reason: str
-    """The most frequent of the group's sentences."""
-    count: int
-    variants: int
-    """Different sentences in the group."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Every right candidate in the order tried, as columns of one length, and the improvements among them."""
-
-    quantity: str
-    """`median_us`, or `relative_cost` in an offline study."""
-    trial: list[int]
-    elapsed_s: list[float]
-    """Since the study was made; pauses between resumed runs count."""
-    value: list[float]
-    improvements: list[int]
-    """Indices into the columns at which the best so far became better."""
-
-
-@dataclass(frozen=True)
-class Importance:
-    """How much each parameter of one family tells the best tenth of its trials from all: shares that add up to 1, by PED-ANOVA."""
-
-    family: str
-    trials: int
-    """Right trials of the family."""
-    shares: dict[str, float]
-    """Largest first; empty where `why_not` says why."""
-    why_not: str
-
-
-@dataclass(frozen=True)
-class CostModelRank:
-    """Spearman correlation of the cost model's estimates with the measured medians, over all `trials` that have both."""
-
-    correlation: float
-    trials: int
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """A trial in the lineage of the best: how it was bred, what came out, and which genes it has anew against its best parent."""
-
-    trial: int
-    family: str
-    state: str
-    operator: str
-    parents: tuple[int, ...]
-    value: float | None
-    """µs or relative cost, whichever `Progress.quantity` says."""
-    changes: dict[str, tuple[Any, Any]]
-    """Parameter: (value in the best parent, value here)."""
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """A trial that was the best when it came."""
-
-    elapsed_s: float
-    gain: float | None
-    """Share of the value of the best before it that it saved; None for the first."""
-    found: Ancestor
-
-
-@dataclass(frozen=True)
-class StartingConfig:
-    """The best starting config in the final that the leader comes from."""
-
-    trial: int
-    median_us: float
-    gain: float
-    """Share of its time that the leader saves; 0 where it leads itself."""
-
-
-@dataclass(frozen=True)
-class GeneValue:
-    """One value of one gene among the right trials of its family."""
-
-    family: str
-    gene: str
-    value: Any
-    top_share: float
-    """Among the best twentieth, 0 to 1."""
-    share: float
-    """Among all."""
-    effect: float | None
-    """Median of its time over the best other value's where all else is equal: under 1 it is faster."""
-    pairs: int
-
-
-@dataclass(frozen=True)
-class Roof:
-    """One limit of the GPU for the problem, in TFLOP/s; `per_intensity` roofs rise with the FLOP a byte up to the peak."""
-
-    name: str
-    tflops: float
-    """At the problem's arithmetic intensity for the DRAM roof, everywhere else for the others."""
-    gb_per_s: float | None
-    """Set for the DRAM roof."""
-
-
-@dataclass(frozen=True)
 class StudySummary:
-    """A study's result. `render_json` prints exactly these fields, under these names; a null is something that is not known.
+    """A study's result. `render_json` prints exactly these fields, under these names; a null is something that is not
+    known.
 
-    `kind` is `measured` or `estimated`. An estimated (offline) study has no times, no TFLOP/s, no speedups and no roofline anywhere,
-    and measured and estimated trials never share a leaderboard.
+    `kind` is `measured` or `estimated`. An estimated (offline) study has no times, no TFLOP/s, no speedups and no
+    roofline anywhere, and measured and estimated trials never share a leaderboard.
     """
 
     study: str
@@ -187,7 +52,13 @@ class StudySummary:
     fits_l2: bool | None
     counts: dict[str, int]
     """Trials by state."""
+    winner: Winner | None
+    """None while no candidate is right."""
     leaderboard: tuple[LeaderboardRow, ...]
+    best_of_families: tuple[LeaderboardRow, ...]
+    """The best of each family, best first; `rank` is that among the families."""
+    right_by_family: dict[str, int]
+    """Right trials by family; families without one are left out."""
     baselines: tuple[BaselineRow, ...]
     failures: tuple[FailureGroup, ...]
     progress: Progress
@@ -199,10 +70,11 @@ class StudySummary:
     improvements: tuple[Improvement, ...]
     """Each new best, in the order found."""
     genes: tuple[GeneValue, ...]
+    samples: tuple[FamilySample, ...]
     roofs: tuple[Roof, ...]
     final: dict[str, dict[str, float]]
-    """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds of the final
-    (`evoattn.timing.ranking.Ratio`, which says whether they tie)."""
+    """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds
+    of the final (`evoattn.timing.ranking.Ratio`, which says whether they tie)."""
     starting: StartingConfig | None
 
     @property
@@ -225,10 +97,10 @@ class StudySummary:
         """What the final says of the leader and the next; empty without one."""
         if not self.final or not self.leaderboard:
             return ""
-        level = [number for number, ratio in self.final.items() if Ratio(**ratio).tie]
+        tied = [number for number, ratio in self.final.items() if Ratio(**ratio).tie]
         who = f"Trial {self.leaderboard[0].trial}"
-        if level:
-            rivals = f"trial{'s' * (len(level) > 1)} {', '.join(level)}"
+        if tied:
+            rivals = f"trial{'s' * (len(tied) > 1)} {', '.join(tied)}"
             return f"{who} ties with {rivals}: the rounds of the final do not tell them apart (sign test, 95 %)."
         second, ratio = min(self.final.items(), key=lambda item: item[1]["median"])
         return (
@@ -238,14 +110,15 @@ class StudySummary:
 
     @property
     def search_gain(self) -> str:
-        """What the search gained over what it began with, measured in one final; empty where no starting config took part."""
+        """What the search gained over what it began with, measured in one final; empty where no starting config took
+        part."""
         if self.starting is None:
             return ""
         ratio = self.final.get(str(self.starting.trial))
-        level = ", which its rounds do not tell from nothing" if ratio and Ratio(**ratio).tie else ""
+        tie = ", which its rounds do not tell from nothing" if ratio and Ratio(**ratio).tie else ""
         return (
-            f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the same final: "
-            f"the search gained {self.starting.gain:.1%}{level}."
+            f"The best starting config, trial {self.starting.trial}, takes {self.starting.median_us:.2f} µs in the "
+            f"same final: the search gained {self.starting.gain:.1%}{tie}."
         )
 
     @property
@@ -253,8 +126,9 @@ class StudySummary:
         """What a reader must know before the numbers; empty if nothing."""
         if self.kind == "estimated":
             return (
-                f"No {self.gpu} took part: every trial was compiled for it, run on the PTX interpreter and ranked by the cost model. "
-                "The relative cost orders candidates within this study; it is not a time, and nothing here was measured."
+                f"No {self.gpu} took part: every trial was compiled for it, run on the PTX interpreter and ranked by "
+                "the cost model. The relative cost orders candidates within this study; it is not a time, and nothing "
+                "here was measured."
             )
         return ""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.report.data import Importance
+from evoattn.report.rows import Importance
 
 MIN_TRIALS = 30
 """Below it the best tenth is fewer than three trials, and says nothing about parameters."""
@@ -17,8 +17,8 @@ BEST_SHARE = 0.1
 def importance_of(family: str, results: list[tuple[dict[str, Any], float]]) -> Importance:
     """`results` are (parameters, value to minimise) of the right trials of one family.
 
-    PED-ANOVA (Watanabe et al., IJCAI 2023) asks which parameters set the best tenth apart from all: what a search wants to
-    know, in milliseconds, where fANOVA's forests take seconds and answer for the bad regions too.
+    PED-ANOVA (Watanabe et al., IJCAI 2023) asks which parameters set the best tenth apart from all: what a search
+    wants to know, in milliseconds, where fANOVA's forests take seconds and answer for the bad regions too.
     """
     if len(results) < MIN_TRIALS:
         return Importance(
@@ -37,10 +37,12 @@ def importance_of(family: str, results: list[tuple[dict[str, Any], float]]) -> I
 
 
 def _ped_anova(values: dict[str, list[Any]], ranked: list[dict[str, Any]], best: int) -> dict[str, float]:
-    """Shares by parameter, largest first: the Pearson divergence of its distribution among the `best` first of `ranked` from that among all.
+    """Shares by parameter, largest first: the Pearson divergence of its distribution among the `best` first of
+    `ranked` from that among all.
 
-    What `optuna.importance.PedAnovaImportanceEvaluator` computes for categorical parameters, to the last digit (tests hold the two together);
-    that module alone takes a second to import, through scikit-learn, and then two for a day's trials.
+    What `optuna.importance.PedAnovaImportanceEvaluator` computes for categorical parameters, to the last digit (tests
+    hold the two together); that module alone takes a second to import, through scikit-learn, and then two for a day's
+    trials.
     """
     divergences = {}
     for name, choices in values.items():
@@ -53,10 +55,11 @@ def _ped_anova(values: dict[str, list[Any]], ranked: list[dict[str, Any]], best:
 
 
 def _smoothed(counts: np.ndarray) -> np.ndarray:
-    """The probability of each choice by a Parzen estimate: one kernel for every choice seen, in proportion to its count, which keeps a share
-    for the other choices, and a uniform prior of weight 1."""
+    """The probability of each choice by a Parzen estimate: one kernel for every choice seen, in proportion to its
+    count, which keeps a share for the other choices, and a uniform prior of weight 1."""
     seen = np.flatnonzero(counts)
     kernels = np.full((len(seen) + 1, len(counts)), 1 / (len(seen) + 1))
     kernels[np.arange(len(seen)), seen] += 1
     weights = np.append(counts[seen], 1)
-    return weights / weights.sum() @ (kernels / kernels.sum(axis=1, keepdims=True)) + 1e-12
+    smoothed: np.ndarray = weights / weights.sum() @ (kernels / kernels.sum(axis=1, keepdims=True)) + 1e-12
+    return smoothed

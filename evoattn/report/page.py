@@ -25,7 +25,8 @@ def _source_hash(script: str) -> str:
 
 
 def render_html(summary: StudySummary) -> str:
-    """The page. All text of the database is escaped, and the page's policy runs its own two scripts only and loads nothing."""
+    """The page. All text of the database is escaped, and the page's policy runs its own two scripts only and loads
+    nothing."""
     from plotly.offline import get_plotlyjs  # here, because a search that prints its table needs no plots
 
     from evoattn.report import plots

@@ -7,7 +7,8 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from evoattn.report.data import Importance, Progress, StudySummary
+from evoattn.report.data import StudySummary
+from evoattn.report.rows import Importance, Progress
 from evoattn.timing.peers.labels import peer_label
 
 MAX_POINTS = 1500

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.report.data import LeaderboardRow, StudySummary, cost_text
+from evoattn.report.data import StudySummary, cost_text
+from evoattn.report.rows import LeaderboardRow
 from evoattn.timing.peers.labels import peer_label
 
 FAILURES_SHOWN = 12
@@ -227,7 +228,7 @@ def _print_improvements(summary: StudySummary, console: Console) -> None:
 def _print_genes(summary: StudySummary, console: Console) -> None:
     """The winning value of each gene: the one most frequent among the best."""
     winners = {}
-    for gene in summary.genes:
+    for gene in (gene for gene in summary.genes if gene.tells):
         winners.setdefault((gene.family, gene.gene), gene)
     if not winners:
         return
