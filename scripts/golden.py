@@ -1,6 +1,6 @@
 """Golden inputs and outputs of every instruction that the interpreter accepts.
 
-    python scripts/golden.py collect     # no GPU needed: launches of tests/ptx/golden_cases.py and of tests/ptx → tests/ptx/golden/golden.bin
+    python scripts/golden.py collect     # no GPU needed: launches of scripts/ptx_golden and of tests/ptx → tests/ptx/golden/golden.bin
     python scripts/golden.py run [--all] # on an H100: runs those without outputs (or all) there, twice, prints where the interpreter differs
 
 `collect` runs again when an instruction is added, and keeps the outputs that there are; `run` after it. A launch whose outputs differ between
@@ -15,16 +15,15 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests" / "ptx"
-sys.path[:0] = [str(ROOT), str(TESTS)]
+sys.path.insert(0, str(ROOT))
 
-import golden_file  # noqa: E402
-from golden_file import Golden  # noqa: E402
+from ptx_golden import file as golden_file  # noqa: E402
+from ptx_golden.file import Golden  # noqa: E402
 
 MOST_BYTES = 75_000
 """Inputs of a launch taken from the tests: a wgmma m64n96k16 with both operands in shared memory."""
@@ -63,14 +62,8 @@ DEVICE_FILES = (
 
 def collect() -> None:
     """Run the cases and the tests on the interpreter; keep what adds an opcode, and every different kernel of the matrix and copy instructions."""
-    import golden_cases
-    import golden_clusters
-    import golden_programs
-    import ptx_harness
     import pytest
-
-    from evoattn.ptx.isa import async_copy
-    from evoattn.ptx.state import context
+    from ptx_golden import cases, clusters, harness, programs
 
     known, machine = golden_file.load() if golden_file.FILE.exists() else ([], {})
     outputs = {golden.key: golden.after for golden in known}
@@ -94,23 +87,21 @@ def collect() -> None:
     def is_right(golden: Golden) -> bool:
         """Whether it has no fault under the race detector either, which some tests switch off, and reads no shared memory that nobody has
         written, and assembles: all else means nothing on a GPU."""
-        ptx_harness.observers.remove(observe)
+        harness.observers.remove(observe)
         try:
-            results = [golden.interpreted()]
-            with mock.patch.object(context, "POISON", 0x5A), mock.patch.object(async_copy, "POISON", 0x5A):
-                results.append(golden.interpreted())
+            results = [golden.interpreted(), golden.interpreted(poison=0x5A)]
         except AssertionError:
             return False
         finally:
-            ptx_harness.observers.append(observe)
+            harness.observers.append(observe)
         return all(a.tobytes() == b.tobytes() for a, b in zip(*results)) and (
             golden.after is not None or assembles(golden)
         )
 
-    ptx_harness.observers.append(observe)
+    harness.observers.append(observe)
     always = True
     with np.errstate(all="ignore"):
-        for work in golden_cases.GROUPS + golden_programs.GROUPS + golden_clusters.GROUPS:
+        for work in cases.GROUPS + programs.GROUPS + clusters.GROUPS:
             group = work.__name__.removesuffix("_cases")
             work()
     always = False

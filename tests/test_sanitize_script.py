@@ -1,18 +1,14 @@
 """`scripts/sanitize.py` without a device: which kernels it takes."""
 
 import json
-import sys
 
 import pytest
+import sanitize
 
 from evoattn.families import registry
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
-from evoattn.model.paths import ROOT
 from evoattn.model.space import ConfigError, load_space
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import sanitize
 
 H100, PROBLEM = GPUS["h100"], problems.lookup("seed_l4_s512")
 

@@ -14,6 +14,7 @@ from evoattn.ptx.memory.tensor_map import TiledMap
 from evoattn.ptx.program.kernel import Program
 from evoattn.ptx.program.parser import parse_program
 from evoattn.ptx.races.grid_dependency import Touched
+from evoattn.ptx.state.context import POISON
 
 Extent = int | tuple[int, ...]
 """Blocks or threads along x, or along x, y and z; what is left out is 1."""
@@ -34,8 +35,8 @@ class TensorMap:
     swizzle_bytes: int = 0
 
 
-Argument = str | np.generic | TensorMap
-"""The address of the buffer of that name, a number by value, or a tensor map by value."""
+Argument = str | np.generic | bytes | TensorMap
+"""The address of the buffer of that name; by value a number, a struct as its bytes, or a tensor map."""
 
 
 def run_launch(
@@ -52,6 +53,7 @@ def run_launch(
     detect_races: bool = True,
     count: bool = True,
     step_limit: int = DEFAULT_STEP_LIMIT,
+    poison: int = POISON,
 ) -> Execution:
     """Run one launch of the kernel called `kernel` and return its faults and counters.
 
@@ -60,7 +62,8 @@ def run_launch(
     blocks and goes along x alone.
 
     `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the instructions of one
-    batch of blocks: a kernel that exceeds it is taken never to end. `after` is given for a launch that may begin before earlier ones have
+    batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the byte that shared memory holds until it is written, and a
+    copy's destination until the copy has landed; 0xFF is NaN in every float type. `after` is given for a launch that may begin before earlier ones have
     ended (programmatic dependent launch): what those touched, from their `Execution.touched`.
 
     What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a launch that no
@@ -84,6 +87,7 @@ def run_launch(
         detect_races=detect_races,
         count=count,
         step_limit=step_limit,
+        poison=poison,
     )
     return machine.run()
 
@@ -114,7 +118,7 @@ def _flattened(buffers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _value(argument: Argument, addresses: Mapping[str, int]) -> np.generic | bytes:
     """An argument as the bytes that the kernel gets."""
-    if isinstance(argument, np.generic):
+    if isinstance(argument, np.generic | bytes):
         return argument
     name = argument.buffer if isinstance(argument, TensorMap) else argument
     if name not in addresses:

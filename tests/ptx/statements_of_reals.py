@@ -7,7 +7,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
-from golden_cases import F32_EDGES, TAME, result_type
+from ptx_golden.cases import F32_EDGES, TAME, result_type
 from statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
 
 ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

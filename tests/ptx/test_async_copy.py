@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_harness import run_ptx
+from ptx_golden.harness import run_ptx
 
 TILE = ".shared .align 16 .b8 tile[4096];"
 ADDRESSES = """

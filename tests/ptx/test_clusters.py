@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hopper_harness import run_hopper
+from ptx_golden.hopper import run_hopper
 
 KERNEL = """
 __device__ void store_remote(uint32_t address, int value) {

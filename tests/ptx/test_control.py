@@ -1,7 +1,7 @@
 """Divergence, barriers, deadlocks and limits."""
 
 import numpy as np
-from ptx_harness import run_cuda, run_ptx
+from ptx_golden.harness import run_cuda, run_ptx
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 

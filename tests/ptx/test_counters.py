@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_harness import run_ptx
+from ptx_golden.harness import run_ptx
 
-from evoattn.ptx.machine.counters import Counters
+from evoattn.ptx import Counters
 
 TILE = ".shared .align 16 .b8 tile[16384];"
 

@@ -59,7 +59,7 @@ def test_its_folders_form_layers():
 @pytest.mark.parametrize("folder", ["evoattn", "scripts"])
 def test_others_use_the_face_alone(folder):
     for path in (ROOT / folder).rglob("*.py"):
-        if HOME not in path.parents and path.name != "golden.py":  # which changes how the interpreter poisons
+        if HOME not in path.parents:
             assert not [name for name in imported(path) if name.startswith("evoattn.ptx.")], path
 
 

@@ -2,10 +2,10 @@
 
 import re
 
-import golden_file
 import numpy as np
 import pytest
-from golden_file import Golden
+from ptx_golden import file as golden_file
+from ptx_golden.file import Golden
 from whitelist_choices import uncovered
 
 EXCUSED = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hopper_harness import run_hopper
+from ptx_golden.hopper import run_hopper
 
 KERNEL = """
 extern "C" __global__ void k(int* out) {

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
+from ptx_golden.harness import cuda_kernel, launch, ptx_kernel, run_cuda, run_ptx
 
-from evoattn.ptx.errors import PtxError
-from evoattn.ptx.machine.launch import Machine
-from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx import PtxError
 
 AT_4 = "mul.wide.u32 %q0, %i, 4; add.s64 %q0, %q0, %a0; "
 
@@ -144,8 +142,7 @@ def test_arguments_and_sizes_must_fit():
 
 def test_several_launches_see_one_memory():
     kernel = ptx_kernel(AT_4 + "ld.global.u32 %r0, [%q0]; add.u32 %r0, %r0, 1; st.global.u32 [%q0], %r0;", 1)
-    array, memory = np.zeros(32, np.uint32), GlobalMemory()
-    address = np.uint64(memory.map("x", array.view(np.uint8)))
+    array = np.zeros(32, np.uint32)
     for _ in range(3):
-        Machine(kernel, memory, [address], (1, 1, 1), (32, 1, 1)).run()
+        launch(kernel, array)
     assert (array == 3).all()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import statements_of_bits
 import statements_of_reals
-from golden_cases import operand, result_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_harness import evaluate
+from ptx_golden.cases import operand, result_type
+from ptx_golden.harness import evaluate
 from statement import decode
 from test_golden import excused
 from whitelist_choices import uncovered

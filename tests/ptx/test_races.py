@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_harness import run_cuda
+from ptx_golden.harness import run_cuda
 
 PIPELINE = """
 #define STAGES {stages}

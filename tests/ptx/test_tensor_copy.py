@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from hopper_harness import run_hopper, swizzle_address, tiled
+from ptx_golden.hopper import run_hopper, swizzle_address, tiled
 
-from evoattn.ptx.errors import ImpossibleLaunch
+from evoattn.ptx import ImpossibleLaunch
 
 LOAD = """
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, const uint16_t* source, uint16_t* out, ARGUMENTS) {

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hopper_harness import run_hopper, tiled
+from ptx_golden.hopper import run_hopper, tiled
 
 from evoattn.families.flash_wgmma.text import wgmma_function
 

@@ -17,7 +17,7 @@ from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.detector import COPY, READ
-from evoattn.ptx.state.context import POISON, Context
+from evoattn.ptx.state.context import Context
 
 _PREFETCH = r"(?:\.L2::(?:64B|128B|256B))?"
 
@@ -48,7 +48,9 @@ class AsyncCopies:
         threads = self.everyone if active.mask is None else active.index
         group = self.committed if active.mask is None else self.committed[threads]
         self.in_flight.append(_Copy(threads, group, index, size, values))
-        self.context.shared.elements(size)[index // size] = as_elements(np.full(size, POISON, np.uint8), size)[0]
+        self.context.shared.elements(size)[index // size] = as_elements(
+            np.full(size, self.context.poison, np.uint8), size
+        )[0]
 
     def commit(self, active: ActiveThreads) -> None:
         self.committed = self.committed + (1 if active.mask is None else active.mask)

@@ -19,7 +19,7 @@ from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.threads import WARP, Threads
 from evoattn.ptx.races.global_accesses import GlobalRaces
 from evoattn.ptx.races.grid_dependency import Touched
-from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.context import POISON, Context
 
 DEFAULT_STEP_LIMIT = 5_000_000
 """Instructions of one batch of blocks: some ten seconds."""
@@ -63,6 +63,7 @@ class Machine:
         detect_races: bool = True,
         count: bool = True,
         step_limit: int = DEFAULT_STEP_LIMIT,
+        poison: int = POISON,
     ) -> None:
         """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size. `before` is what earlier launches
         touched that may not have ended when this one begins; None if they have.
@@ -92,7 +93,7 @@ class Machine:
             )
         self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
         self.dynamic_smem_bytes, self.before = dynamic_smem_bytes, before
-        self.detect_races, self.count, self.step_limit = detect_races, count, step_limit
+        self.detect_races, self.count, self.step_limit, self.poison = detect_races, count, step_limit, poison
         self.parameters = _pack(kernel, params)
         self.flow: Flow = flow_of(kernel)
 
@@ -128,7 +129,14 @@ class Machine:
         for first in range(0, blocks, at_once):
             threads = Threads(self.grid, self.block, first, min(at_once, blocks - first), self.cluster)
             context = Context(
-                self.kernel, threads, self.memory, self.parameters, self.dynamic_smem_bytes, races, self.count
+                self.kernel,
+                threads,
+                self.memory,
+                self.parameters,
+                self.dynamic_smem_bytes,
+                races,
+                self.count,
+                self.poison,
             )
             scheduler = Scheduler(context, self.flow, self.step_limit)
             try:

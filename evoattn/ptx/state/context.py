@@ -21,7 +21,7 @@ from evoattn.ptx.state.registers import Binder
 
 T = TypeVar("T")
 POISON = 0xFF
-"""Fills shared memory before it is written: a NaN in every float type."""
+"""Fills shared memory before it is written, if the launch asks for nothing else: a NaN in every float type."""
 
 
 class NotConverged(Exception):
@@ -44,14 +44,16 @@ class Context(Binder):
         dynamic_smem_bytes: int,
         global_races: GlobalRaces | None,
         count: bool,
+        poison: int = POISON,
     ) -> None:
-        """Races are looked for if `global_races` is given."""
+        """Races are looked for if `global_races` is given. `poison` is the byte that shared memory holds until it is written."""
+        self.poison = poison
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
         super().__init__(kernel, threads, symbols, parameters)
         smem_bytes = kernel.dynamic_offset + dynamic_smem_bytes if kernel.dynamic_symbols else kernel.static_smem_bytes
         everybody = np.arange(threads.count)
         self.global_memory = memory
-        self.shared = BankedMemory("shared", threads, threads.block_of, threads.block_count, smem_bytes, POISON)
+        self.shared = BankedMemory("shared", threads, threads.block_of, threads.block_count, smem_bytes, poison)
         self.local = BankedMemory(
             "local", threads, everybody, threads.count if kernel.local_bytes else 1, kernel.local_bytes, 0
         )

@@ -11,12 +11,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from ptx_harness import observed, parsed
 
-from evoattn.ptx.memory.global_buffers import GlobalMemory
-from evoattn.ptx.program.parser import parse_program
+from evoattn.ptx import parse_program
+from ptx_golden.harness import observed, parsed
 
-FILE = Path(__file__).with_name("golden") / "golden.bin"
+FILE = Path(__file__).resolve().parents[2] / "tests" / "ptx" / "golden" / "golden.bin"
 """JSON of the cases, then every different array once, compressed as a whole."""
 
 
@@ -74,12 +73,11 @@ class Golden:
     def bytes(self) -> int:
         return sum(a.nbytes for a in self.before)
 
-    def interpreted(self) -> list[np.ndarray]:
-        """The arrays as the interpreter leaves them. Raises `AssertionError` on a fault."""
+    def interpreted(self, **options) -> list[np.ndarray]:
+        """The arrays as the interpreter leaves them; `options` as of `run_launch`. Raises `AssertionError` on a fault."""
         arrays = [a.copy() for a in self.before]
         execution = observed(
             parsed(self.ptx),
-            GlobalMemory(),
             self.maps,
             arrays,
             self.scalars,
@@ -87,6 +85,7 @@ class Golden:
             self.threads,
             self.smem,
             cluster=(self.cluster, 1, 1),
+            **options,
         )
         assert not execution.faults, execution.faults
         return arrays

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from golden_cases import operand, plain
-from ptx_harness import observed, parsed, run_ptx
 
-from evoattn.ptx.memory.global_buffers import GlobalMemory
+from ptx_golden.cases import operand, plain
+from ptx_golden.harness import observed, parsed, run_ptx
 
 RNG = np.random.default_rng(20260101)
 
@@ -328,7 +327,7 @@ def parameter_cases() -> None:
 ld.param.u64 %q1, [out];
 {moves} ret;
 }}"""
-    observed(parsed(text), GlobalMemory(), [], [np.zeros(8 * len(kinds), np.uint8)], values, 1, 1, 0, count=False)
+    observed(parsed(text), [], [np.zeros(8 * len(kinds), np.uint8)], values, 1, 1, 0, count=False)
 
 
 def more_cases() -> None:

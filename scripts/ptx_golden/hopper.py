@@ -1,11 +1,10 @@
 """Runs small CUDA C kernels for sm_90a, made of the project's own device leaves, on the interpreter."""
 
 import numpy as np
-from ptx_harness import cuda_kernel, observed
 
 from evoattn.model.paths import TEMPLATES
-from evoattn.ptx.machine.launch import Execution
-from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx import Execution
+from ptx_golden.harness import cuda_kernel, observed
 
 LEAVES = (
     "element",
@@ -34,10 +33,10 @@ def run_hopper(
 ) -> Execution:
     """Run the one kernel of `source`, which takes the tensor maps, then a pointer to each array (changed in place), then the scalars.
 
-    A map is the keywords of `TiledMap`, with the number of an array as its address.
+    A map is the keywords of `TensorMap`, with the number of an array as its address.
     """
     kernel = cuda_kernel(HEAD + source, "sm_90a")
-    return observed(kernel, GlobalMemory(), list(maps), arrays, list(scalars), blocks, threads, smem, **options)
+    return observed(kernel, list(maps), arrays, list(scalars), blocks, threads, smem, **options)
 
 
 def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) -> dict:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from golden_cases import operand
-from golden_programs import one_atomic, word
-from ptx_harness import run_ptx
-from test_wgmma import product
+
+from ptx_golden.cases import operand
+from ptx_golden.harness import run_ptx
+from ptx_golden.programs import one_atomic, word
+from ptx_golden.wgmma_product import product
 
 BLOCKS = 4
 SETUP = """mul.wide.u32 %q0, %i, 16; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; mov.u32 %r0, tile; mad.lo.u32 %r1, %tid, 16, %r0;

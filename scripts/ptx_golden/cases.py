@@ -1,4 +1,6 @@
-"""Small launches that together run every word of the interpreter's whitelist: one instruction on edge and random values, a result a thread (what needs a program is in `golden_programs.py`).
+"""Small launches that together run every word of the interpreter's whitelist: one instruction on edge and random values.
+
+Each thread has a result. What needs a program is in `programs.py`.
 
 `scripts/golden.py collect` runs them (and the launches of `tests/ptx`) on the interpreter, `scripts/golden.py run` on a GPU.
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from ptx_harness import evaluate
+
+from ptx_golden.harness import evaluate
 
 COUNT = 96
 F32_EDGES = [

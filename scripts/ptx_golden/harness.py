@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from evoattn.backends.compiler import compile_source
-from evoattn.ptx.machine.launch import Execution, Machine
-from evoattn.ptx.memory.global_buffers import GlobalMemory
-from evoattn.ptx.memory.tensor_map import TiledMap
-from evoattn.ptx.program.kernel import Kernel
-from evoattn.ptx.program.parser import parse_program
+from evoattn.ptx import Execution, Kernel, Program, TensorMap, parse_program, run_launch
 
 observers: list[Callable[..., Any]] = []
 """Called after each launch without a fault: `scripts/golden.py` collects what the tests run, to run it on a GPU too."""
@@ -29,7 +25,6 @@ def parsed(text: str) -> Kernel:
 
 def observed(
     kernel: Kernel,
-    memory: GlobalMemory,
     maps: list[dict],
     arrays: list[np.ndarray],
     scalars: list,
@@ -38,20 +33,23 @@ def observed(
     smem: int,
     **options,
 ) -> Execution:
-    """Launch `kernel` with the tensor maps (keywords of `TiledMap`, the number of an array as address), a pointer to each array, the scalars."""
-    addresses = [memory.map(f"a{i}", array.reshape(-1).view(np.uint8)) for i, array in enumerate(arrays)]
-    encoded = [TiledMap(**{**m, "address": addresses[m["address"]]}).encode() for m in maps]
+    """Launch `kernel` with the tensor maps, a pointer to each array (called a0, a1, …), the scalars.
+
+    A map is keywords of `TensorMap`, with the number of an array as its address.
+    """
+    names = [f"a{i}" for i in range(len(arrays))]
+    encoded = [TensorMap(names[m["address"]], **{k: v for k, v in m.items() if k != "address"}) for m in maps]
     before = [array.copy() for array in arrays] if observers else []
-    machine = Machine(
-        kernel,
-        memory,
-        [*encoded, *map(np.uint64, addresses), *scalars],
-        (blocks, 1, 1),
-        (threads, 1, 1),
-        smem,
+    execution = run_launch(
+        Program({kernel.name: kernel}),
+        kernel.name,
+        blocks,
+        threads,
+        [*encoded, *names, *scalars],
+        dict(zip(names, arrays)),
+        smem_bytes=smem,
         **options,
     )
-    execution = machine.run()
     if not execution.faults:
         for observer in observers:
             observer(_texts[id(kernel)], list(maps), before, list(scalars), blocks, threads, smem)
@@ -95,7 +93,7 @@ def launch(
     **options,
 ) -> Execution:
     """Run with `arrays` (named a0, a1, …, changed in place) as the first arguments."""
-    return observed(kernel, GlobalMemory(), [], list(arrays), list(scalars), blocks, threads, smem, **options)
+    return observed(kernel, [], list(arrays), list(scalars), blocks, threads, smem, **options)
 
 
 def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int = 1, **options) -> Execution:
