@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_DB := demo/evoattn.sqlite
 DEMO_BUDGET ?= 60s
 
-.PHONY: setup demo test clean
+.PHONY: setup demo lint types check test clean
 
 setup: .venv/installed
 
@@ -25,8 +25,23 @@ demo: setup
 	$(BIN)/evoattn export best -o demo/kernel.cu --db $(DEMO_DB)
 	$(BIN)/evoattn reproduce best --db $(DEMO_DB)
 
-test: setup
-	$(BIN)/python -m pytest
+# Rooms that mypy passes, and that must stay so.
+TYPED := export
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+lint: setup
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+
+types: setup
+	$(if $(TYPED),$(BIN)/mypy --follow-imports=silent $(TYPED:%=evoattn/%))
+
+# Before a commit: what takes seconds.
+check: lint types
+	$(PYTEST) -m 'not slow and not device and not postgres and not browser'
+
+test: lint types
+	$(PYTEST)
 
 clean:
-	rm -rf .venv demo build
+	rm -rf .venv demo build dist .mypy_cache .pytest_cache .ruff_cache

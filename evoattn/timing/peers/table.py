@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness.reference import Answer
@@ -52,6 +51,9 @@ class Peer:
 
 def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
+        # Imported here, as it brings torch._dynamo: a second of every worker's start.
+        from torch.nn.attention.bias import causal_lower_right
+
         mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if problem.mask == "causal_lower_right" else None
 
         def call() -> torch.Tensor:
