@@ -8,21 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from evoattn.cli.main import app
-from evoattn.model.gpu import DetectedDevice
-from evoattn.search import setup as session
+from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
+from evoattn.search.request import choose_device
 
 runner = CliRunner()
 SHAPE = "B=1,H=2,S=96,D=32"
 
 
-@pytest.fixture(autouse=True)
-def no_device(monkeypatch):
-    """These tests are about a machine without a GPU, wherever they run."""
-    monkeypatch.setattr("evoattn.model.gpu.detect_devices", list)
-
-
-def run(*words: str):
-    return runner.invoke(app, [str(w) for w in words])
+def run(*words: object):
+    """A command on a machine without a GPU, wherever the tests run."""
+    return runner.invoke(app, [str(w) for w in words], env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"})
 
 
 def refused(result, code: int, *words: str) -> None:
@@ -39,32 +34,18 @@ def refused(result, code: int, *words: str) -> None:
 def study(tmp_path_factory):
     """The database of a small finished search, and what the search printed."""
     db = tmp_path_factory.mktemp("study") / "evoattn.sqlite"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evoattn.model.gpu.detect_devices", list)
-        result = run(
-            "search",
-            "--gpu",
-            "l4",
-            "--budget",
-            "14trials",
-            "--shape",
-            SHAPE,
-            "--study",
-            "small",
-            "--jobs",
-            2,
-            "--db",
-            db,
-        )
+    words = ("--gpu", "l4", "--budget", "14trials", "--shape", SHAPE, "--study", "small", "--jobs", 2)
+    result = run("search", *words, "--db", db)
     assert result.exit_code == 0, result.output
     return db, result.stdout
 
 
-def test_search_says_first_that_it_is_offline_and_prints_a_leaderboard(study):
+def test_search_says_first_what_it_searches_and_last_what_it_found(study):
     _, output = study
-    assert "offline" in output.splitlines()[0]
+    assert output.splitlines()[0] == "Problem B=1 H=2 S=96 D=32 fp16 full; budget 14trials."
+    assert "searching offline for the L4" in output.splitlines()[1]
     assert re.search(r"14 candidates in", output)
-    assert "ESTIMATED" in output and "µs" not in output
+    assert "never timed" in output and "µs" not in output
 
 
 def test_a_restricted_search_and_its_resumption_stay_in_their_part_of_the_space(tmp_path):
@@ -110,7 +91,8 @@ def test_resume_goes_on_without_repeating(study):
 
 def test_report_formats(study, tmp_path):
     db, _ = study
-    assert "ESTIMATED" in run("report", "--db", db).stdout
+    assert "never timed" in run("report", "--db", db).stdout
+    assert "ESTIMATED" in run("report", "--full", "--db", db).stdout
     data = json.loads(run("report", "small", "--format", "json", "--db", db).stdout)
     assert data["leaderboard"]
     page = tmp_path / "report.html"
@@ -227,11 +209,13 @@ def test_a_space_without_a_valid_config_is_a_failed_run_that_says_why(tmp_path):
     refused(run("export", "best", "--db", db), 2, "none that is right")
 
 
-def test_another_device_than_the_named_one_is_refused(tmp_path, monkeypatch):
+def test_another_device_than_the_named_one_is_refused():
     device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
-    monkeypatch.setattr("evoattn.model.gpu.detect_devices", lambda: [device])
-    refused(run("search", "--gpu", "l4", "--db", tmp_path / "db.sqlite"), 2, "H100", "--gpu auto")
-    assert session.choose_device("auto", [device])[0].name == "h100"
+    with pytest.raises(GpuError, match="H100.*--gpu auto"):
+        choose_device("l4", [device])
+    assert choose_device("auto", [device]) == (GPUS["h100"], device)
+    with pytest.raises(GpuError, match="GTX 1080.*is not in evoattn's table"):
+        choose_device("auto", [DetectedDevice(0, "GTX 1080", (6, 1), "12.0")])
 
 
 def test_broken_databases(study, tmp_path):

@@ -19,6 +19,7 @@ from evoattn.report.analysis import group_failures, rank_cost_model
 from evoattn.report.importance import importance_of
 from evoattn.report.plots import MAX_POINTS, drawn_points
 from evoattn.report.rows import Progress
+from evoattn.report.screen import Kept
 from evoattn.storage import Storage
 
 PROBLEM = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
@@ -90,7 +91,7 @@ def measured(storage):
 
 def printed(summary, width):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))
-    render_table(summary, console)
+    render_table(summary, console, Kept("/data/evoattn.sqlite"), full=True)
     return console.export_text()
 
 
@@ -193,7 +194,7 @@ def test_what_each_improvement_was_and_which_genes_won(measured):
     ]
     best = {gene.gene: gene for gene in reversed(summary.genes)}
     assert best["A"].value == 3 and best["A"].top_share == 1.0 and best["A"].share == pytest.approx(0.25)
-    assert "Genes that won" in printed(summary, 160) and "Improvements" in printed(summary, 160)
+    assert "Values that won" in printed(summary, 160) and "Improvements" in printed(summary, 160)
 
 
 def test_the_effect_of_a_gene_is_paired(storage):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from evoattn.cli.main import _number, app
+from evoattn.cli.main import app
 from evoattn.export.check import export_source
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -22,6 +22,7 @@ from evoattn.model.space import ConfigError, KernelConfig, load_space
 from evoattn.search.budget import BudgetError, parse_budget
 from evoattn.search.reproduce import ReproduceError, reproduce
 from evoattn.storage import Storage, StorageError
+from evoattn.storage.chosen import trial_number
 from evoattn.storage.rows import study_from_row, timing_from_row, trial_from_row
 
 SHAPE_WORDS = st.text(alphabet="BHSDqkv=,0123456789dtypefloat16mask _-.e\n\"'\x1b", max_size=60)
@@ -40,7 +41,7 @@ def test_shapes_budgets_gpus_and_trial_numbers(text):
         (parse_shape, ProblemError),
         (parse_budget, BudgetError),
         (gpu.lookup, gpu.GpuError),
-        (_number, StorageError),
+        (trial_number, StorageError),
     ):
         try:
             parse(text)
@@ -229,9 +230,12 @@ def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
     before = sorted(tmp_path.iterdir())
     for words in (
         ("report",),
+        ("report", "--full"),
+        ("studies",),
         ("report", "--format", "html"),
         ("report", "--format", "json"),
         ("show", "1"),
+        ("show", "1", "--source"),
         ("export", "1"),
         ("reproduce", "1"),
     ):

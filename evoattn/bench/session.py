@@ -12,7 +12,7 @@ from evoattn.bench.run import Bench, Row
 from evoattn.model import gpu as gpus
 from evoattn.model.gpu import GpuError
 from evoattn.model.named_problems import by_name_or_shape
-from evoattn.search.setup import choose_device
+from evoattn.search.request import choose_device
 from evoattn.storage import Storage
 
 

@@ -100,7 +100,7 @@ class SearchSpace:
         """
         parameters = []
         for p in self.parameters:
-            spelled = {_spelling(value): value for value in p.values}
+            spelled = {spelling(value): value for value in p.values}
             chosen = choices.get(p.name, tuple(spelled))
             if foreign := [text for text in chosen if text not in spelled]:
                 raise ConfigError(f"{self.family}: {p.name}={foreign[0]} is not one of {', '.join(spelled)}.")
@@ -121,7 +121,7 @@ class SearchSpace:
         return [self.make_config(row["config"]) for row in rows]
 
 
-def _spelling(value: Value) -> str:
+def spelling(value: Value) -> str:
     """A value as it is written on the command line: `64`, `true`, `lazy_5`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

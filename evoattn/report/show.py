@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -9,18 +11,19 @@ from rich.text import Text
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing, Trial
 from evoattn.ptx import NOT_MODELLED
+from evoattn.report.text import clean, print_text
 from evoattn.storage import Storage
 
 
-def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
-    """Print all that is recorded of `trial`, its source last."""
+def print_trial(storage: Storage, trial: Trial, console: Console, source: bool = False) -> None:
+    """Print all that is recorded of `trial`; with `source` its CUDA source last."""
     study = storage.study(trial.study_id)
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold", no_wrap=True)
-    rows.add_column(overflow="fold")
+    rows.add_column()
 
     def row(name: str, value: object) -> None:
-        rows.add_row(name, Text("".join(c if c.isprintable() else " " for c in str(value))))
+        rows.add_row(name, Text("\n".join(clean(line) for line in str(value).split("\n"))))
 
     row("trial", f"{trial.number} of study {study.name} ({trial.created_at})")
     row("problem", AttentionProblem(**study.problem).describe())
@@ -38,7 +41,8 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
         row("compiler", f"{info.compiler} {' '.join(info.options)}, {info.seconds:.2f} s")
         row(
             "resources",
-            f"{info.registers} registers a thread, {info.spill_bytes} bytes spilled, {info.static_smem_bytes} bytes of static shared memory",
+            f"{info.registers} registers per thread, {info.spill_bytes} bytes spilled, {info.static_smem_bytes} bytes "
+            "of static shared memory",
         )
         if info.warnings:
             row("warnings", ", ".join(info.warnings))
@@ -71,13 +75,15 @@ def print_trial(storage: Storage, trial: Trial, console: Console) -> None:
         row("study made on", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
     row("source hash", trial.source_hash or "none: it never became source")
     console.print(rows)
-    if trial.source_hash:
-        console.print()
-        source = storage.source(trial.source_hash)
-        shown = "".join(
-            c if c.isprintable() or c in "\n\t" else "?" for c in source
-        )  # nothing that a terminal would obey
-        console.print(shown, markup=False, soft_wrap=True)
+    if not trial.source_hash:
+        return
+    if not source:
+        print_text(console, f"`evoattn show {trial.number} --source` prints its source as well.")
+        return
+    text = storage.source(trial.source_hash)
+    shown = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)  # nothing that a terminal would obey
+    console.print()
+    console.print(shown, markup=False, soft_wrap=True)
 
 
 def _timing_sentence(timing: Timing) -> str:
@@ -85,17 +91,18 @@ def _timing_sentence(timing: Timing) -> str:
     if not timing.samples_us:
         return f"none: {p.get('out')}"
     return (
-        f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-{timing.quantile_us(0.9):.2f}; "
-        f"{p.get('calls_per_replay', '?')} calls a replay, {p.get('cache', '?')} L2, {p.get('contestants', '?')} interleaved"
+        f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-"
+        f"{timing.quantile_us(0.9):.2f}; {p.get('calls_per_replay', '?')} calls per replay, {p.get('cache', '?')} L2, "
+        f"{p.get('contestants', '?')} interleaved"
     )
 
 
-def _clocks_sentence(clocks: dict) -> str:
+def _clocks_sentence(clocks: dict[str, Any]) -> str:
     """What NVML said of the device at the end of a timing."""
     if "absent" in clocks:
         return f"clocks not read: {clocks['absent']}"
     throttled = ", ".join(clocks.get("throttled_by") or ()) or "nothing"
     return (
-        f"SM {clocks.get('sm_mhz', '?')} MHz, memory {clocks.get('memory_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} °C, "
-        f"{clocks.get('power_w', '?')} W, throttled by {throttled}"
+        f"SM {clocks.get('sm_mhz', '?')} MHz, memory {clocks.get('memory_mhz', '?')} MHz, "
+        f"{clocks.get('temperature_c', '?')} °C, {clocks.get('power_w', '?')} W, throttled by {throttled}"
     )

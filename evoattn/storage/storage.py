@@ -111,6 +111,11 @@ class Storage:
         with self._explained(), self._writer.begin() as connection:
             yield connection
 
+    @property
+    def place(self) -> str:
+        """Where the database is, for people: a path, or a URL without its password."""
+        return database.place(self.url)
+
     # -- studies --------------------------------------------------------------------------------------------------------------
 
     def create_study(
@@ -164,7 +169,10 @@ class Storage:
         return next(iter(self._select_studies(select(studies).where(studies.c.name == name))), None)
 
     def latest_study(self) -> Study | None:
-        return next(iter(self._select_studies(select(studies).order_by(studies.c.id.desc()).limit(1))), None)
+        """The latest study that has a trial, else the latest of all; None in an empty database."""
+        tried = exists().where(trials.c.study_id == studies.c.id)
+        query = select(studies).order_by(tried.desc(), studies.c.id.desc()).limit(1)
+        return next(iter(self._select_studies(query)), None)
 
     def chosen_study(self, name: str | None) -> Study:
         """The study called `name`, else the latest. Raises `UnknownRecord`, which names the latest of those that are there."""

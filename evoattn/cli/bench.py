@@ -1,0 +1,63 @@
+"""`evoattn bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import Jobs, Output, console, errors, require_one_of, write
+from evoattn.model.paths import default_database
+
+
+def bench(
+    problems: Annotated[
+        list[str],
+        typer.Argument(metavar="PROBLEM...", help="Names of `evoattn problems`, or shapes as for `search --shape`."),
+    ],
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="The GPU that must be here, or auto.")] = "auto",
+    db: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DB",
+            help="Databases; may be given several times. The first takes new trials.",
+            show_default="the usual one",
+        ),
+    ] = None,
+    configs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Further configs, as scripts/best_configs.py writes them.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Kernels of ours in each final.")] = 4,
+    jobs: Jobs = None,
+    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table or json.")] = "table",
+    output: Output = None,
+) -> None:
+    """Time the best recorded kernels of each problem (else its starting configs) beside every installed peer.
+
+    Each kernel is checked before and after it is timed. Needs a CUDA device.
+    """
+    with errors():
+        require_one_of("format", format, ("table", "json"))
+        from evoattn.model.named_problems import by_name_or_shape
+
+        for text in problems:
+            by_name_or_shape(text)
+
+        from rich.console import Console
+
+        from evoattn.bench.session import run_bench
+        from evoattn.bench.table import render_rows, rows_json
+
+        urls = db or [default_database()]
+        rows = run_bench(
+            problems, gpu, urls, configs, top, jobs or os.cpu_count() or 1, Console(stderr=True, highlight=False)
+        )
+        if format == "json":
+            write(rows_json(rows), output)
+        elif output:
+            with output.open("w") as file:
+                render_rows(rows, Console(file=file, width=200))
+        else:
+            render_rows(rows, console())

@@ -1,0 +1,103 @@
+"""`evoattn problems`, `evoattn gpus` and `evoattn families`: what evoattn knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evoattn.cli.common import console, errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DEFAULT_GPU = "h100"
+
+
+def _table(**columns: str) -> Table:
+    """A table with these columns: name="left", "right" or "fold" (left, and long texts take several lines)."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name, kind in columns.items():
+        table.add_column(name.replace("_", " "), justify="right" if kind == "right" else "left", no_wrap=kind != "fold")
+    return table
+
+
+def problems() -> None:
+    """List the problems that have a name."""
+    with errors():
+        from evoattn.model.named_problems import named_problems
+
+        table = _table(name="left", shape="fold")
+        for name, problem in named_problems().items():
+            table.add_row(name, problem.with_().describe())
+        screen = console()
+        screen.print(table)
+        screen.print("Any other shape: `evoattn search --shape B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`.")
+
+
+def gpus() -> None:
+    """List the GPUs that evoattn knows, and what is in this machine."""
+    with errors():
+        from evoattn.model.gpu import GPUS, detect_devices
+
+        table = _table(name="left", arch="left", SMs="right", smem_KiB="right", fp16="right", fp32="right",
+                       DRAM="right", L2_MB="right", here="left")  # fmt: skip
+        devices = detect_devices()
+        for spec in GPUS.values():
+            table.add_row(
+                spec.name,
+                spec.arch,
+                str(spec.sm_count),
+                f"{spec.smem_per_block / 1024:.0f}",
+                f"{spec.peak_tflops('fp16'):.0f}",
+                f"{spec.peak_tflops('fp32'):.0f}",
+                f"{spec.dram_gb_per_s:.0f}",
+                str(spec.l2_bytes >> 20),
+                ", ".join(f"device {d.index}" for d in devices if d.spec is spec),
+            )
+        screen = console()
+        screen.print(table)
+        screen.print("smem: shared memory that a block may use; fp16, fp32: peak TFLOP/s; DRAM: GB/s.")
+        for device in devices:
+            if device.spec is None:
+                screen.print(f"Device {device.index} is a {device.product}, which is not in the table.", markup=False)
+        if not devices:
+            screen.print("No CUDA device in this machine: a search runs offline, on the interpreter.")
+
+
+def families(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show the parameters of this family.", show_default="all")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", help="The values that a search for this GPU chooses from.")
+    ] = DEFAULT_GPU,
+) -> None:
+    """List the families of kernels, or one family's parameters: what each means and which values it may take."""
+    with errors():
+        from evoattn.families import registry
+        from evoattn.model.gpu import lookup
+        from evoattn.model.space import load_space, spelling
+
+        spec, screen = lookup(gpu), console()
+        if name is None:
+            table = _table(family="left", what_it_is="fold", devices="fold", dtypes="fold", points="right")
+            for family in registry.FAMILIES.values():
+                space = load_space(family.name, spec)
+                row = (family.name, family.summary, family.devices, ", ".join(family.dtypes), f"{space.size:.1e}")
+                table.add_row(*row)
+            screen.print(table)
+            screen.print("points: combinations of parameter values. `evoattn families NAME` lists the parameters.")
+            return
+        family, space = registry.lookup(name), load_space(name, spec)
+        screen.print(f"{family.name}: {family.summary}", markup=False)
+        screen.print(f"Runs on {family.devices}; {', '.join(family.dtypes)}. Values for the {spec.product}:")
+        table = _table(parameter="left", values="fold", meaning="fold")
+        for parameter in space.parameters:
+            values = ", ".join(spelling(value) for value in parameter.values)
+            table.add_row(parameter.name, values, parameter.meaning)
+        screen.print(table)
+        screen.print(f"Choose some by `evoattn search --family {name} --set NAME=V1,V2`.", markup=False)

@@ -1,0 +1,161 @@
+"""What the commands share: their common options, one sentence for every error, and where output goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from evoattn.model.errors import FailedRun, WrongUse
+from evoattn.model.paths import default_database
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from evoattn.model.gpu import GpuSpec
+    from evoattn.model.problem import AttentionProblem
+    from evoattn.model.records import Study, Trial
+    from evoattn.report.screen import Kept
+    from evoattn.storage import Storage
+
+WRONG_USE, FAILED_RUN = 2, 1
+"""Exit codes."""
+PIPE_WIDTH = 160
+"""Columns of tables that go to a pipe or a file."""
+
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="DB",
+        help="SQLAlchemy URL or path of the database.",
+        envvar="EVOATTN_DB",
+        show_default="in the user's data folder",
+    ),
+]
+StudyName = Annotated[
+    str | None, typer.Option("--study", metavar="NAME", help="Name of the study.", show_default="the latest")
+]
+TrialWord = Annotated[str, typer.Argument(metavar="TRIAL", help="Number of the trial, or `best`.")]
+ShapeOption = Annotated[
+    str | None, typer.Option("--shape", help="`best` is then the best of all studies of this shape.", metavar="SHAPE")
+]
+ProblemOption = Annotated[
+    str | None, typer.Option("--problem", help="The same by a name of `evoattn problems`.", metavar="NAME")
+]
+GpuOfBest = Annotated[str | None, typer.Option("--gpu", help="With --shape or --problem: on this GPU.", metavar="NAME")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Compile processes.", show_default="all cores", metavar="N")
+]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="File to write.", show_default="the terminal", metavar="FILE")
+]
+
+
+def stop(sentence: str, code: int) -> NoReturn:
+    """End the command with one sentence on stderr."""
+    shown = "".join(c if c.isprintable() else " " for c in sentence)  # it may quote a database
+    typer.echo(f"evoattn: {shown}", err=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Every error that a user can meet becomes one sentence: exit code 2 for wrong use, 1 for a failed run."""
+    try:
+        yield
+    except WrongUse as error:
+        stop(str(error), WRONG_USE)
+    except FailedRun as error:
+        stop(str(error), FAILED_RUN)
+    except BrokenPipeError:  # `evoattn report | head`: who read the output has enough
+        raise
+    except OSError as error:
+        stop(f"{error.strerror or error}: {error.filename or 'a file'}.", FAILED_RUN)
+    except KeyboardInterrupt:
+        stop("Interrupted.", FAILED_RUN)
+
+
+def require_one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises `WrongUse` unless `value` is allowed."""
+    if value not in allowed:
+        raise WrongUse(f"The {what} is one of {', '.join(allowed)}, not {value!r}.")
+
+
+def console() -> Console:
+    """Terminals tell their width; pipes and files get room for a whole table row."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def print_plainly(*lines: str) -> None:
+    """Lines on standard output at once: before the slow imports, and where lines are to be pasted."""
+    for line in lines:
+        typer.echo(line)
+    sys.stdout.flush()
+
+
+def write(text: str, output: Path | None) -> None:
+    """Text to a file, or to standard output."""
+    if output is None:
+        sys.stdout.write(text)
+        return
+    output.write_text(text)
+    typer.echo(f"Wrote {output}.", err=True)
+
+
+@contextmanager
+def opened(db: str | None) -> Iterator[Storage]:
+    """The database of an existing search."""
+    from evoattn.storage import Storage
+
+    storage = Storage.open(db or default_database(), create=False)
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def kept_in(storage: Storage, study: Study, db: str | None) -> Kept:
+    """Where `study` is kept, as the next commands have to be told: `db` is the value of --db, if it was given."""
+    from evoattn.report.screen import Kept
+
+    latest = storage.latest_study()
+    is_latest = latest is not None and latest.id == study.id
+    usual = db is None or db == default_database()
+    return Kept(storage.place, None if usual else db, None if is_latest else study.name)
+
+
+def chosen_problem(shape: str | None, problem: str | None) -> AttentionProblem | None:
+    """The problem that --shape or --problem names, None without either. Raises `ProblemError`."""
+    from evoattn.model import named_problems
+
+    if shape and problem:
+        raise WrongUse("Give --problem or --shape, not both.")
+    if shape:
+        return named_problems.parse_shape(shape)
+    return named_problems.lookup(problem) if problem else None
+
+
+def chosen_gpu(name: str | None) -> GpuSpec | None:
+    """The GPU called `name`, None without a name. Raises `GpuError`."""
+    from evoattn.model import gpu
+
+    return gpu.lookup(name) if name else None
+
+
+@contextmanager
+def chosen(
+    db: str | None, trial: str, study: str | None, shape: str | None, problem: str | None, gpu: str | None
+) -> Iterator[tuple[Storage, Trial]]:
+    """The database and the trial that the words of `show`, `export` and `reproduce` name."""
+    wanted, spec = chosen_problem(shape, problem), chosen_gpu(gpu)
+    with opened(db) as storage:
+        from evoattn.storage.chosen import chosen_trial
+
+        yield storage, chosen_trial(storage, trial, study, wanted, spec)

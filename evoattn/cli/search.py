@@ -1,0 +1,118 @@
+"""`evoattn search`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import Database, Jobs, console, errors, print_plainly
+
+SHAPE_HELP = (
+    "Or a shape, such as B=1,H=16,S=1024,D=64,mask=causal. Keys: B batch, H heads, Hkv K/V heads, S length (or Sq and "
+    "Sk), D head dimension, dtype=fp16|bf16|fp32, mask=full|causal|causal_lower_right, layout=bhsd|bshd, lse=0|1."
+)
+
+
+def search(
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="GPU to search for (see `evoattn gpus`), or auto for the one that is here."),
+    ] = "auto",
+    budget: Annotated[
+        str, typer.Option(metavar="BUDGET", help="A time (90s, 30m, 2h) or a count (500trials).")
+    ] = "10m",
+    problem: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A name of `evoattn problems`.", show_default="seed_h100")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(metavar="SHAPE", help=SHAPE_HELP)] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Search only this family (see `evoattn families`); may be given several times."
+        ),
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=V1,V2", help="Search only these values of a parameter; may be given several times."
+        ),
+    ] = None,
+    starting_configs: Annotated[
+        bool,
+        typer.Option(
+            "--starting-configs/--no-starting-configs", help="Begin with the known-good configs, or with random ones."
+        ),
+    ] = True,
+    sampler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="genetic, tpe or random.", show_default="genetic")
+    ] = None,
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="Name of the study.", show_default="made of the shape"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of the sampler.", show_default="0")] = None,
+    db: Database = None,
+    jobs: Jobs = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="warm keeps the inputs in L2 between calls, cold flushes it before each.",
+            show_default="warm",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a study: the one of --study, else the latest.")
+    ] = False,
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard."
+        ),
+    ] = False,
+) -> None:
+    """Search for the fastest kernel of a problem. Ctrl-C ends the search and keeps all that was found.
+
+    Without a GPU, name one by --gpu: kernels are then compiled for it, checked on an interpreter and ranked by a cost
+    model, but never timed.
+    """
+    with errors():
+        from evoattn.model import gpu as gpus
+        from evoattn.search import request
+
+        words = request.SearchWords(
+            gpu=gpu,
+            budget=budget,
+            problem=problem,
+            shape=shape,
+            families=tuple(family or ()),
+            choices=tuple(choice or ()),
+            starting_configs=starting_configs,
+            sampler=sampler,
+            study=study,
+            seed=seed,
+            cache=cache,
+            resume=resume,
+            sanitize=sanitize,
+            db=db,
+            jobs=jobs,
+        )
+        checked = request.read_words(words)
+        what = checked.problem.describe() if checked.problem else "the study that is resumed"
+        print_plainly(f"Problem {what}; budget {budget}.")
+        devices = gpus.detect_devices()
+        wanted = checked.problem and request.plan(words, checked.problem, devices)
+        if wanted and wanted.device is None:
+            print_plainly(
+                f"No CUDA device: searching offline for the {wanted.gpu.product} ({wanted.gpu.arch}).",
+                "Kernels are compiled for it, checked on an interpreter and ranked by a cost model,",
+                "never timed.",
+            )
+        elif wanted and wanted.device:
+            print_plainly(f"Searching on the {wanted.device.product}.")
+
+        from evoattn.cli.run import run_search
+        from evoattn.search.setup import begin_study, resume_study
+
+        run_search(begin_study(checked, wanted) if wanted else resume_study(checked, devices), console())

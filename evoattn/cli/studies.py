@@ -1,0 +1,87 @@
+"""`evoattn report`, `evoattn studies` and `evoattn show`: what was found."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import (
+    PIPE_WIDTH,
+    Database,
+    GpuOfBest,
+    Output,
+    ProblemOption,
+    ShapeOption,
+    StudyName,
+    TrialWord,
+    chosen,
+    console,
+    errors,
+    kept_in,
+    opened,
+    require_one_of,
+    write,
+)
+
+
+def report(
+    study: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="Name of the study.", show_default="the latest")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, json or html.")] = "table",
+    output: Output = None,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Also the leaderboard, the peers, the failures, the lineage and the parameters."),
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of the leaderboard.")] = 20,
+    db: Database = None,
+) -> None:
+    """Show what a study found: the best kernel, how sure that is, and what to do next.
+
+    --full adds the leaderboard and all that was learnt on the way; --format html writes a page of it with plots.
+    """
+    with errors():
+        require_one_of("format", format, ("table", "json", "html"))
+        with opened(db) as storage:
+            from evoattn.report import render_html, render_json, render_table, summarise
+
+            chosen_study = storage.chosen_study(study)
+            summary = summarise(storage, chosen_study, limit)
+            kept = kept_in(storage, chosen_study, db)
+            if format == "json":
+                write(render_json(summary), output)
+            elif format == "html":
+                write(render_html(summary), output)
+            elif output:
+                from rich.console import Console
+
+                with output.open("w") as file:
+                    render_table(summary, Console(file=file, width=PIPE_WIDTH), kept, full)
+            else:
+                render_table(summary, console(), kept, full)
+
+
+def studies(db: Database = None) -> None:
+    """List the studies of the database, the latest last."""
+    with errors(), opened(db) as storage:
+        from evoattn.report.studies import print_studies
+
+        print_studies(storage, console())
+
+
+def show(
+    trial: TrialWord,
+    source: Annotated[bool, typer.Option("--source", help="Also its CUDA source.")] = False,
+    study: StudyName = None,
+    shape: ShapeOption = None,
+    problem: ProblemOption = None,
+    gpu: GpuOfBest = None,
+    db: Database = None,
+) -> None:
+    """Show all that is recorded of one trial: config, state, evidence and lineage."""
+    with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
+        from evoattn.report.show import print_trial
+
+        print_trial(storage, record, console(), source)

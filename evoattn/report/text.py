@@ -1,0 +1,77 @@
+"""Text for a terminal: clean, broken between words only, and commands that can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def clean(value: Any) -> str:
+    """Text from the database without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(value))
+
+
+def make_table(title: str, tight: bool = False) -> Table:
+    """A table with a title, or without one where it is empty."""
+    padding = (0, 0) if tight else (0, 1, 0, 0)
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=padding,
+        pad_edge=False,
+    )
+
+
+def add_row(table: Table, *values: object) -> None:
+    """A row of plain text: nothing in it is markup."""
+    table.add_row(*(Text(clean(value)) for value in values))
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number with so many decimals; `-` for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def print_lines(console: Console, lines: Iterable[str], style: str = "") -> None:
+    """Lines as they are: whoever made them kept to the width, and what is to be pasted stays whole."""
+    for line in lines:
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def print_text(console: Console, text: str, style: str = "", indent: str = "") -> None:
+    """A sentence or more, wrapped between words; further lines begin with two spaces more than `indent`."""
+    print_lines(console, wrapped(clean(text), console.width, indent), style)
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of at most `width` columns, but for a word that is longer, which is never broken."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def command(groups: Sequence[Sequence[str]], width: int, indent: str = "  ") -> list[str]:
+    """The lines of one shell command, continued by backslashes. The words of a group, such as an option and its value,
+    stay on one line."""
+    quoted = [shlex.join(map(clean, group)) for group in groups]
+    lines, line = [], indent
+    for part in quoted:
+        if line.strip() and len(line) + len(part) + 3 > width:
+            lines.append(line + " \\")
+            line = indent + "  "
+        line += part if not line.strip() else f" {part}"
+    return [*lines, line]

@@ -1,0 +1,167 @@
+"""What `evoattn search` was asked for, checked before anything slow is imported: no torch, no optuna, no database."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from evoattn.families import registry
+from evoattn.model import gpu as gpus
+from evoattn.model import named_problems as problems
+from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
+from evoattn.model.paths import default_database
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
+from evoattn.samplers.registry import require_sampler
+from evoattn.search.budget import Budget, parse_budget
+
+DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "genetic", "warm"
+
+
+@dataclass(frozen=True)
+class SearchWords:
+    """The options of `evoattn search` as text and numbers; None stands for what was left out."""
+
+    gpu: str = "auto"
+    budget: str = "10m"
+    problem: str | None = None
+    """A name of `problems.yaml`; at most one of `problem` and `shape` is given."""
+    shape: str | None = None
+    """Such as `B=1,H=16,S=1024,D=64,mask=causal`."""
+    families: tuple[str, ...] = ()
+    """Empty: all that serve the problem."""
+    choices: tuple[str, ...] = ()
+    """`NAME=V1,V2` each."""
+    starting_configs: bool = True
+    sampler: str | None = None
+    study: str | None = None
+    seed: int | None = None
+    db: str | None = None
+    """URL or path; None: the usual one."""
+    jobs: int | None = None
+    """Compile processes; None: as many as the machine has cores."""
+    cache: str | None = None
+    resume: bool = False
+    sanitize: bool = False
+
+    @property
+    def database(self) -> str:
+        return self.db or default_database()
+
+    @property
+    def processes(self) -> int:
+        return self.jobs or os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """Words whose spelling is right. `problem` is None for a resumed study, which has its own."""
+
+    words: SearchWords
+    budget: Budget
+    problem: AttentionProblem | None
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What a new study searches, for which GPU, and the device to time on: None makes it an offline search."""
+
+    problem: AttentionProblem
+    gpu: GpuSpec
+    device: DetectedDevice | None
+    spaces: dict[str, SearchSpace]
+
+
+def read_words(words: SearchWords) -> SearchRequest:
+    """Check every word by itself. Raises `BudgetError`, `ConfigError`, `GpuError`, `ProblemError` or `SamplerError`."""
+    budget = parse_budget(words.budget)
+    if words.gpu != "auto":
+        gpus.lookup(words.gpu)
+    if words.cache not in (None, "warm", "cold"):
+        raise ConfigError(f"The cache mode is warm or cold, not {words.cache!r}.")
+    if words.sampler is not None:
+        require_sampler(words.sampler)
+    if words.problem and words.shape:
+        raise ProblemError("Give --problem or --shape, not both.")
+    for name in words.families:
+        registry.lookup(name)
+    parse_choices(list(words.choices))
+    problem = problems.parse_shape(words.shape) if words.shape else problems.lookup(words.problem or DEFAULT_PROBLEM)
+    if not words.resume:
+        return SearchRequest(words, budget, problem)
+    kept = (words.problem, words.shape, words.families, words.choices, words.sampler, words.cache)
+    if any(kept) or not words.starting_configs or words.seed is not None:
+        raise ProblemError(
+            "A resumed study keeps its problem, search space, sampler, seed and cache mode; leave --problem, --shape, "
+            "--family, --set, --no-starting-configs, --sampler, --seed and --cache out."
+        )
+    return SearchRequest(words, budget, None)
+
+
+def plan(words: SearchWords, problem: AttentionProblem, devices: list[DetectedDevice]) -> SearchPlan:
+    """What the words ask for on a machine with these devices.
+
+    Raises `GpuError` as `choose_device` does, `ConfigError` or `ProblemError` where nothing would be left to search.
+    """
+    gpu, device = choose_device(words.gpu, devices)
+    spaces = choose_families(list(words.families), problem, gpu)
+    return SearchPlan(problem, gpu, device, restrict(spaces, list(words.choices), words.starting_configs))
+
+
+def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, DetectedDevice | None]:
+    """(GPU to search for, device to time on). The device is None where no GPU is: the search is then offline.
+
+    Raises `GpuError` on an unknown GPU, on `auto` without a known device, and where the device is another GPU than the
+    named one.
+    """
+    if name == "auto":
+        if not devices:
+            raise GpuError(
+                "There is no CUDA device here; name the GPU to search for offline, for example --gpu l4 (evoattn knows "
+                f"{', '.join(gpus.GPUS)})."
+            )
+        if devices[0].spec is None:
+            raise GpuError(
+                f"The device here, {devices[0].product}, is not in evoattn's table (see `evoattn gpus`); hide it "
+                "(CUDA_VISIBLE_DEVICES=) to search offline for one that is."
+            )
+        return devices[0].spec, devices[0]
+    spec = gpus.lookup(name)
+    if not devices:
+        return spec, None
+    for device in devices[:1]:
+        if device.spec is spec:
+            return spec, device
+    raise GpuError(
+        f"The device here is a {devices[0].product}, not {spec.name}: use --gpu auto to search on it, "
+        "or hide it (CUDA_VISIBLE_DEVICES=) to search offline."
+    )
+
+
+def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
+    """The spaces to search: the named families, or all that can serve the problem.
+
+    Raises `FamilyError` on an unknown name, `ProblemError` where a named family, or every one, cannot serve it.
+    """
+    spaces, reasons = {}, []
+    for name in dict.fromkeys(names or registry.FAMILIES):
+        if reason := registry.lookup(name).why_unsupported(problem, gpu):
+            reasons.append(reason)
+        else:
+            spaces[name] = load_space(name, gpu)
+    if not spaces or (names and reasons):
+        raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
+    return spaces
+
+
+def restrict(spaces: dict[str, SearchSpace], words: list[str], starting_configs: bool) -> dict[str, SearchSpace]:
+    """The spaces as `--set NAME=V1,V2` words leave them, without their starting configs if those are not wanted.
+
+    Raises `ConfigError` on a name or a value that no searched family has.
+    """
+    choices = parse_choices(words)
+    known = {name for space in spaces.values() for name in space.names()}
+    if unknown := sorted(set(choices) - known):
+        raise ConfigError(f"No searched family has a parameter {unknown[0]}; they have {', '.join(sorted(known))}.")
+    spaces = {name: space.restricted(choices) for name, space in spaces.items()}
+    return spaces if starting_configs else {name: replace(space, starting=()) for name, space in spaces.items()}
