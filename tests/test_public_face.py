@@ -28,6 +28,33 @@ def test_the_import_is_light():
     assert min(times) < 0.05
 
 
+IMPORT_WITHOUT = """
+import importlib, pkgutil, sys
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in SEARCH_ONLY:
+            raise ImportError(f"{name} is for the search")
+sys.meta_path.insert(0, Refusal())
+for room in ("model", "families", "ptx", "backends", "correctness"):
+    for module in pkgutil.walk_packages([f"{PACKAGE}/{room}"], f"evoattn.{room}."):
+        if module.name not in SEARCH_MODULES:
+            importlib.import_module(module.name)
+"""
+SEARCH_MODULES = {"evoattn.model.named_problems", "evoattn.model.safe_yaml", "evoattn.families.render"}
+"""Those that read YAML and templates."""
+
+
+def test_a_kernel_that_was_found_needs_no_library_of_the_search():
+    values = {
+        "SEARCH_ONLY": {"optuna", "sqlalchemy", "alembic", "jinja2", "plotly", "rich", "typer", "yaml", "platformdirs"},
+        "SEARCH_MODULES": SEARCH_MODULES,
+        "PACKAGE": str(Path(evoattn.__file__).parent),
+    }
+    code = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + IMPORT_WITHOUT
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_is_there():
     for name in evoattn.__all__:
         assert getattr(evoattn, name) is not None

@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from evoattn.model import safe_yaml
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
@@ -168,6 +165,10 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
 
     Raises `ConfigError` if the file is missing or not of this form.
     """
+    import yaml  # here, so that a kernel that was found runs where PyYAML is not installed
+
+    from evoattn.model import safe_yaml
+
     path = folder / f"{family}.yaml"
     try:
         text = safe_yaml.load_file(path)
