@@ -76,7 +76,7 @@ def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) 
         params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"
     ]
     for config in (*map(space.make_config, theirs), *space.starting_configs(problem)):
-        if FAMILY.why_invalid(problem, config, gpu) is None and not FAMILY.workspace(problem, config):
+        if FAMILY.why_invalid(problem, config, gpu) is None and not FAMILY.workspace(problem, config, gpu):
             return config
     raise ValueError(f"flash_wgmma has no valid config without scratch memory for {problem.describe()}.")
 
@@ -88,7 +88,7 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
     contestants = []
     for name, edits in VARIANTS.items():
         kernel = compile_candidate(edited(candidate, edits))
-        enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config), arena.buffers)
+        enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config, gpu), arena.buffers)
         contestants.append(
             benchmark.Contestant(
                 name, enqueue, benchmark.FINAL, "warm", evaluator.setup.timer, benchmark.Witness(arena, None)

@@ -27,6 +27,7 @@ from evoattn.backends.compiler import compile_source  # noqa: E402
 from evoattn.correctness.validate import run_case  # noqa: E402
 from evoattn.evaluation.evaluate import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
+from evoattn.families.built import BuiltKernel  # noqa: E402
 from evoattn.families.render import render  # noqa: E402
 from evoattn.model import gpu as gpus  # noqa: E402
 from evoattn.model import named_problems as problems  # noqa: E402
@@ -74,12 +75,11 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
     config, arena = KernelConfig("flash_scalar", BASE), evaluator.timed_arena()
     contestants = []
     for name, kernel in kernels.items():
-        result, outputs = run_case(evaluator.backend, FAMILY, config, kernel, evaluator.own)
+        built = BuiltKernel(FAMILY, config, evaluator.gpu, kernel)
+        result, outputs = run_case(evaluator.backend, built, evaluator.own)
         if not result.passed:
             raise RuntimeError(result.reason)
-        contestants.append(
-            TimedRun(evaluator.setup, FAMILY, config, kernel, outputs, arena).contestant(name, benchmark.FINAL)
-        )
+        contestants.append(TimedRun(evaluator.setup, built, outputs, arena).contestant(name, benchmark.FINAL))
     return benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks, seed=seed)
 
 

@@ -24,6 +24,7 @@ from evoattn.backends.compiler import CompileError, compile_candidate  # noqa: E
 from evoattn.bench.contenders import read_configs  # noqa: E402
 from evoattn.correctness import sanitizer  # noqa: E402
 from evoattn.families import registry  # noqa: E402
+from evoattn.families.built import BuiltKernel  # noqa: E402
 from evoattn.families.render import render  # noqa: E402
 from evoattn.model import gpu as gpus  # noqa: E402
 from evoattn.model import named_problems as problems  # noqa: E402
@@ -55,11 +56,12 @@ def chosen(
 
 def verdicts(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> tuple[dict[str, str], bool]:
     """What the tools say, and whether it counts."""
+    family = registry.lookup(config.family)
     try:
-        kernel = compile_candidate(render(registry.lookup(config.family), problem, config, gpu))
+        kernel = compile_candidate(render(family, problem, config, gpu))
     except CompileError as error:
         return {"compiler": str(error)}, True
-    said = sanitizer.sanitize(problem, config, kernel)
+    said = sanitizer.sanitize(problem, BuiltKernel(family, config, gpu, kernel))
     return said, sanitizer.is_damning(said, kernel)
 
 

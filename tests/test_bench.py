@@ -57,10 +57,11 @@ class FakeDevice(Handler):
                 TrialState.COMPLETE,
                 "",
                 CompileInfo(registers=64),
-                timings=(timing(args[1]["BLOCK_M"], "screen", "alone"),),
+                timings=(timing(args[0].config["BLOCK_M"], "screen", "alone"),),
             )
-        times = {name: timing(config["BLOCK_M"], "final", "F") for name, (_, config, _) in args[0].items()}
-        for name, (family, _, _) in args[0].items():
+        times = {name: timing(kernel.config["BLOCK_M"], "final", "F") for name, kernel in args[0].items()}
+        for name, kernel in args[0].items():
+            family = kernel.family.name
             if family == "flash_scalar":
                 times[name].protocol["disqualified"] = "In the final: two outputs differ."
             if family == "three_kernel":

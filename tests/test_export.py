@@ -30,7 +30,7 @@ class SplitKv:
     name = "split_kv"
     devices = "sm_90a"
 
-    def launches(self, problem, config):
+    def launches(self, problem, config, gpu):
         partial = (*attention_args(problem), Buffer("sums"), Buffer("tiles"))
         combine = (Buffer("o"), Buffer("tiles"), Scalar("int64", 1 << 40), Scalar("float32", 0.1))
         return (
@@ -38,7 +38,7 @@ class SplitKv:
             KernelLaunch("combine", (3, 1, 1), (32, 2, 1), 0, combine),
         )
 
-    def workspace(self, problem, config):
+    def workspace(self, problem, config, gpu):
         return {"tiles": 4096, "sums": 128}
 
 

@@ -11,6 +11,7 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
 from evoattn.correctness.validate import check, make_case
 from evoattn.evaluation.evaluate import evaluate_offline
+from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
@@ -88,5 +89,5 @@ def test_a_wrong_one_is_found(right, wrong, word):
     assert source != candidate.source
     case = make_case("masked rows", PROBLEM, 1, "cpu", double=True)
     kernel = compile_source(source, candidate.arch)
-    result = check(InterpreterBackend(), FAMILY, config, kernel, case)
+    result = check(InterpreterBackend(), BuiltKernel(FAMILY, config, H100, kernel), case)
     assert not result.passed and word in result.reason

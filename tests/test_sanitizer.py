@@ -3,6 +3,9 @@
 import pytest
 
 from evoattn.correctness import sanitizer
+from evoattn.families.built import BuiltKernel
+from evoattn.families.flash_scalar import FlashScalar
+from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig
@@ -35,7 +38,8 @@ def test_verdicts(code, output, words, damning):
 
 def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(sanitizer, "find", lambda: None)
-    config, kernel = KernelConfig("flash_scalar", {}), CompiledKernel(b"", "", CompileInfo())
-    assert sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), config, kernel) == dict.fromkeys(
+    config, compiled = KernelConfig("flash_scalar", {}), CompiledKernel(b"", "", CompileInfo())
+    kernel = BuiltKernel(FlashScalar(), config, GPUS["h100"], compiled)
+    assert sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), kernel) == dict.fromkeys(
         sanitizer.TOOLS, sanitizer.NOT_INSTALLED
     )

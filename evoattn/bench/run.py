@@ -11,6 +11,8 @@ from evoattn.bench.device import COMPILE_SECONDS, FINAL_SECONDS, START_SECONDS, 
 from evoattn.bench.notes import Note, grouped
 from evoattn.evaluation.handlers import DEVICE_SECONDS
 from evoattn.evaluation.workers import Ending, Outcome, Pool, Worker, wait_for_any
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -114,9 +116,7 @@ class Bench:
             else:
                 notes.append(self._failed(problem, contender, evaluation))
         proved.sort(key=lambda entry: entry[:2])
-        finalists = {
-            str(i): (c.config.family, c.config, kernel) for i, (_, _, c, kernel, _) in enumerate(proved[: self.top])
-        }
+        finalists = {str(i): self._built(c, kernel) for i, (_, _, c, kernel, _) in enumerate(proved[: self.top])}
         final = Final(finalists)
         try:
             while not final.result:
@@ -211,8 +211,11 @@ class Bench:
             self._check(self._pool.workers)
         return [(c, done[i]) for i, c in enumerate(contenders)]
 
+    def _built(self, contender: Contender, kernel: CompiledKernel) -> BuiltKernel:
+        return BuiltKernel(registry.lookup(contender.config.family), contender.config, self.gpu, kernel)
+
     def _evaluate(self, problem: AttentionProblem, contender: Contender, kernel: CompiledKernel) -> Evaluation:
-        task = contender.config.family, contender.config, kernel, None
+        task = self._built(contender, kernel), None
         for _ in range(2):  # a verdict of a process that may have been harmed is asked for again in a fresh one
             outcome = self._ask(problem, "evaluate", task, START_SECONDS + DEVICE_SECONDS)
             if outcome.ending is not Ending.RESULT or not outcome.value.doubtful:

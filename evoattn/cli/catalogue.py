@@ -56,7 +56,7 @@ def gpus() -> None:
                 f"{spec.peak_tflops('fp32'):.0f}",
                 f"{spec.dram_gb_per_s:.0f}",
                 str(spec.l2_bytes >> 20),
-                ", ".join(f"device {d.index}" for d in devices if d.spec is spec),
+                ", ".join(f"device {d.index}" for d in devices if d.spec and d.spec.name == spec.name),
             )
         screen = console()
         screen.print(table)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,8 @@ import torch
 from evoattn.correctness import reference
 from evoattn.correctness.validate import device_cases, output_layouts
 from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo
@@ -37,17 +40,20 @@ def find() -> str | None:
     return shutil.which("compute-sanitizer") or (str(usual) if usual.exists() else None)
 
 
-def sanitize(
-    problem: AttentionProblem, config: KernelConfig, kernel: CompiledKernel, tools: tuple[str, ...] = TOOLS
-) -> dict[str, str]:
+def sanitize(problem: AttentionProblem, kernel: BuiltKernel, tools: tuple[str, ...] = TOOLS) -> dict[str, str]:
     """What each tool says of a candidate at the ladder's first shapes: `CLEAN`, or a sentence. A process of its own for each tool."""
     path = find()
     if path is None:
         return dict.fromkeys(tools, NOT_INSTALLED)
     verdicts = {}
     with TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.cubin").write_bytes(kernel.cubin)
-        job = {"problem": problem.to_dict(), "family": config.family, "params": config.params}
+        (Path(folder) / "kernel.cubin").write_bytes(kernel.compiled.cubin)
+        job = {
+            "problem": problem.to_dict(),
+            "family": kernel.family.name,
+            "params": kernel.config.params,
+            "gpu": asdict(kernel.gpu),
+        }
         (Path(folder) / "job.json").write_text(json.dumps(job))
         for tool in tools:
             command = [
@@ -96,16 +102,14 @@ def main(folder: Path) -> None:
 
     job = json.loads((folder / "job.json").read_text())
     config = KernelConfig(job["family"], job["params"])
-    kernel = CompiledKernel((folder / "kernel.cubin").read_bytes(), "", CompileInfo())
-    family = registry.lookup(config.family)
+    compiled = CompiledKernel((folder / "kernel.cubin").read_bytes(), "", CompileInfo())
+    kernel = BuiltKernel(registry.lookup(config.family), config, GpuSpec(**job["gpu"]), compiled)
     for _, problem, kind in device_cases(AttentionProblem(**job["problem"]))[:CASES]:
         tensors = reference.make_inputs(problem, 1, "cpu", kind)
         contents = {name: t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() for name, t in tensors.items()}
-        sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | family.workspace(
-            problem, config
-        )
+        sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | kernel.workspace(problem)
         contents |= {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
-        run_bare(kernel, family.launches(problem, config), contents)
+        run_bare(compiled, kernel.launches(problem), contents)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ import torch
 from evoattn.backends.base import Backend
 from evoattn.correctness import reference
 from evoattn.correctness.arena import BANDS, UNWRITTEN, Arena, Layout, bits
-from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult, CompiledKernel
-from evoattn.model.space import KernelConfig
+from evoattn.model.records import CheckResult
 
 OUTSIDE = "the kernel wrote outside its buffers"
 
@@ -101,9 +100,7 @@ def make_arena(case: Case, scratch: dict[str, int], device: torch.device) -> Are
 
 def check(
     backend: Backend,
-    family: Family,
-    config: KernelConfig,
-    compiled: CompiledKernel,
+    kernel: BuiltKernel,
     case: Case,
     repeat: bool = False,
 ) -> CheckResult:
@@ -112,21 +109,19 @@ def check(
     The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other bytes in the bands,
     so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
     """
-    return run_case(backend, family, config, compiled, case, repeat)[0]
+    return run_case(backend, kernel, case, repeat)[0]
 
 
 def run_case(
     backend: Backend,
-    family: Family,
-    config: KernelConfig,
-    compiled: CompiledKernel,
+    kernel: BuiltKernel,
     case: Case,
     repeat: bool = False,
 ) -> tuple[CheckResult, dict[str, torch.Tensor] | None]:
     """`check`, and the outputs that were judged, by name (None where the run itself showed a fault)."""
     started = time.perf_counter()
-    arena = make_arena(case, family.workspace(case.problem, config), backend.device)
-    launches = family.launches(case.problem, config)
+    arena = make_arena(case, kernel.workspace(case.problem), backend.device)
+    launches = kernel.launches(case.problem)
     outputs, damage = [], []
 
     def result(reason: str, largest: float = math.nan) -> CheckResult:
@@ -137,7 +132,7 @@ def run_case(
 
     def run(band: int) -> str:
         arena.arm(band)
-        faults = backend.run(compiled, launches, arena.buffers)
+        faults = backend.run(kernel.compiled, launches, arena.buffers)
         if not faults:
             outputs.append({name: out.clone() for name, out in arena.outputs.items()})
             damage.append(torch.stack([arena.changed_bands(), *arena.changed_inputs(), *arena.dirty_zeros()]))

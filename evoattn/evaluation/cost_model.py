@@ -15,14 +15,12 @@ import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.reference import TORCH_DTYPES
-from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wgmma import cost as wgmma_cost
 from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.residency import WARP, register_cap
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompiledKernel
-from evoattn.model.space import KernelConfig
 from evoattn.ptx import Counters
 
 SCHEDULERS = 4
@@ -75,13 +73,13 @@ def _probes(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[Atte
     return one.with_(seqlen_q=block_m, seqlen_k=2 * block_n), one.with_(seqlen_q=block_m, seqlen_k=4 * block_n)
 
 
-def count_work(family: Family, config: KernelConfig, problem: AttentionProblem, kernel: CompiledKernel) -> Work:
+def count_work(kernel: BuiltKernel, problem: AttentionProblem) -> Work:
     """Counts of the blocks of `problem`. Raises `NotInterpreted` or `LaunchError` as the interpreter does."""
-    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    block_m, block_n = kernel.config["BLOCK_M"], kernel.config["BLOCK_N"]
     counts, blocks, tiles = [], [], []
     for probe in _probes(problem, block_m, block_n):
         counts.append(
-            InterpreterBackend().profile(kernel, family.launches(probe, config), _zero_buffers(family, config, probe))
+            InterpreterBackend().profile(kernel.compiled, kernel.launches(probe), _zero_buffers(kernel, probe))
         )
         blocks.append(math.ceil(probe.seqlen_q / block_m))
         tiles.append(sum(_key_tiles(probe, block_m, block_n)))
@@ -89,12 +87,12 @@ def count_work(family: Family, config: KernelConfig, problem: AttentionProblem, 
     a_tile = (counts[1] * blocks[0] - counts[0] * blocks[1]) * (1 / determinant)
     a_block = (counts[0] * tiles[1] - counts[1] * tiles[0]) * (1 / determinant)
     visited = _key_tiles(problem, block_m, block_n)
-    launch, *others = family.launches(problem, config)
+    launch, *others = kernel.launches(problem)
     # The compiler tells the most of all kernels in a source. Where that is more than this launch can have, it is another kernel's.
     registers = (
-        min(kernel.info.registers, register_cap(math.ceil(launch.threads / WARP), 1))
+        min(kernel.compiled.info.registers, register_cap(math.ceil(launch.threads / WARP), 1))
         if others
-        else kernel.info.registers
+        else kernel.compiled.info.registers
     )
     return Work(
         a_block,
@@ -108,12 +106,10 @@ def count_work(family: Family, config: KernelConfig, problem: AttentionProblem, 
     )
 
 
-def _zero_buffers(family: Family, config: KernelConfig, problem: AttentionProblem) -> dict[str, torch.Tensor]:
+def _zero_buffers(kernel: BuiltKernel, problem: AttentionProblem) -> dict[str, torch.Tensor]:
     dtype = TORCH_DTYPES[problem.dtype]
     buffers = {t: torch.zeros(math.prod(problem.shape(t)), dtype=dtype) for t in "qkvo"}
-    return buffers | {
-        name: torch.zeros(size, dtype=torch.uint8) for name, size in family.workspace(problem, config).items()
-    }
+    return buffers | {name: torch.zeros(size, dtype=torch.uint8) for name, size in kernel.workspace(problem).items()}
 
 
 def unit_clocks(counts: Counters, gpu: GpuSpec) -> dict[str, float]:
@@ -161,13 +157,11 @@ def relative_cost(work: Work, gpu: GpuSpec) -> float | None:
     return busy * blocks_of_an_sm + chains[0] * (waves - 1) + chains[1] + LAUNCH_CLOCKS
 
 
-def estimate(
-    family: Family, config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, kernel: CompiledKernel
-) -> float | None:
+def estimate(kernel: BuiltKernel, problem: AttentionProblem) -> float | None:
     """The cost of a compiled candidate; None if no block of it fits on an SM. Raises `NotInterpreted` or `LaunchError`.
 
     Asynchronous kernels have a model of their own, which asks the config instead of counting instructions.
     """
-    if family.name == FlashWgmma.name:
-        return wgmma_cost.relative_cost(problem, config, gpu, kernel.info.registers)
-    return relative_cost(count_work(family, config, problem, kernel), gpu)
+    if kernel.family.name == FlashWgmma.name:
+        return wgmma_cost.relative_cost(problem, kernel.config, kernel.gpu, kernel.compiled.info.registers)
+    return relative_cost(count_work(kernel, problem), kernel.gpu)

@@ -24,7 +24,7 @@ from evoattn.correctness.validate import (
 )
 from evoattn.evaluation import cost_model
 from evoattn.families import registry
-from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import (
@@ -63,7 +63,7 @@ def compile_and_rank(candidate: Candidate, config: KernelConfig, problem: Attent
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
     try:
-        cost = cost_model.estimate(registry.lookup(candidate.family), config, problem, gpu, kernel)
+        cost = cost_model.estimate(BuiltKernel(registry.lookup(candidate.family), config, gpu, kernel), problem)
     except (NotInterpreted, LaunchError):
         cost = None  # the device decides; only the order in which it is timed knows less
     return Compiled(kernel, None, cost)
@@ -80,7 +80,7 @@ def evaluate_offline(candidate: Candidate, config: KernelConfig, problem: Attent
         kernel = compile_candidate(candidate)
     except CompileError as error:
         return done(TrialState.COMPILE_ERROR, str(error))
-    family, backend = registry.lookup(candidate.family), InterpreterBackend()
+    built, backend = BuiltKernel(registry.lookup(candidate.family), config, gpu, kernel), InterpreterBackend()
     seed = int(
         candidate.source_hash[:8], 16
     )  # the same verdict every time, on inputs that no source knows: it would hold its hash
@@ -88,13 +88,13 @@ def evaluate_offline(candidate: Candidate, config: KernelConfig, problem: Attent
     try:
         for name, small, kind in interpreter_cases(problem, config["BLOCK_M"], config["BLOCK_N"]):
             case = make_case(name, small, seed, "cpu", kind, double=True)
-            checks.append(check(backend, family, config, kernel, case))
+            checks.append(check(backend, built, case))
             if not checks[-1].passed:
                 break
         report = ValidationReport("interpreter", tuple(checks), seed)
         if not report.passed:
             return done(TrialState.WRONG_RESULT, report.first_failure, compile_info=kernel.info, validation=report)
-        cost = cost_model.estimate(family, config, problem, gpu, kernel)
+        cost = cost_model.estimate(built, problem)
     except NotInterpreted as error:
         return done(TrialState.COMPILE_ERROR, f"Not interpreted: {error}", compile_info=kernel.info)
     except LaunchError as error:
@@ -144,11 +144,9 @@ class DeviceEvaluator:
         flush = benchmark.l2_flush(dev) if cache == "cold" else None
         self.setup = TimingSetup(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
         self._report = report
-        self._canary: tuple[str, KernelConfig, CompiledKernel] | None = None
+        self._canary: BuiltKernel | None = None
 
-    def evaluate(
-        self, family_name: str, config: KernelConfig, kernel: CompiledKernel, best_us: float | None
-    ) -> Evaluation:
+    def evaluate(self, kernel: BuiltKernel, best_us: float | None) -> Evaluation:
         """The whole ladder: small cases, own shape twice, screen, more samples if within reach of `best_us`, the work that was timed,
         plausibility."""
         started = time.perf_counter()
@@ -156,7 +154,7 @@ class DeviceEvaluator:
         timings: list[Timing] = []
         doubtful = False
         try:
-            state, reason = self._climb(registry.lookup(family_name), config, kernel, best_us, checks, timings)
+            state, reason = self._climb(kernel, best_us, checks, timings)
             if not self.vault.intact():
                 self.broken = True
                 state = TrialState.WRONG_RESULT
@@ -165,7 +163,7 @@ class DeviceEvaluator:
                 doubtful = not self._canary_lives()
                 self.broken = doubtful or OUTSIDE in reason
             elif state is TrialState.COMPLETE and self._canary is None:
-                self._canary = family_name, config, kernel
+                self._canary = kernel
         except LaunchError as error:
             state, reason, self.broken = TrialState.LAUNCH_ERROR, str(error), not self._context_lives()
         except ContextLost as error:
@@ -178,7 +176,13 @@ class DeviceEvaluator:
             )
         report = ValidationReport("cuda", tuple(checks), self.seed) if checks else None
         return Evaluation(
-            state, reason, kernel.info, report, tuple(timings), seconds=time.perf_counter() - started, doubtful=doubtful
+            state,
+            reason,
+            kernel.compiled.info,
+            report,
+            tuple(timings),
+            seconds=time.perf_counter() - started,
+            doubtful=doubtful,
         )
 
     def _context_lives(self) -> bool:
@@ -190,27 +194,22 @@ class DeviceEvaluator:
 
     def _canary_lives(self) -> bool:
         """Whether the first right candidate of this process still is right: else the process, not the candidate, may be at fault."""
-        if self._canary is None:
-            return True
-        family, config, kernel = self._canary
-        return check(self.backend, registry.lookup(family), config, kernel, self.own).passed
+        return self._canary is None or check(self.backend, self._canary, self.own).passed
 
     def _climb(
         self,
-        family: Family,
-        config: KernelConfig,
-        kernel: CompiledKernel,
+        kernel: BuiltKernel,
         best_us: float | None,
         checks: list[CheckResult],
         timings: list[Timing],
     ) -> tuple[TrialState, str]:
         """Cheap checks first; what they find is added to `checks` and `timings`."""
         for case in (*self.ladder, self.own):
-            result, outputs = run_case(self.backend, family, config, kernel, case, repeat=True)
+            result, outputs = run_case(self.backend, kernel, case, repeat=True)
             checks.append(result)
             if not result.passed:
                 return TrialState.WRONG_RESULT, result.reason
-        run = TimedRun(self.setup, family, config, kernel, outputs, self.timed_arena())
+        run = TimedRun(self.setup, kernel, outputs, self.timed_arena())
         contestant = run.contestant("candidate", benchmark.SCREEN)
         hopeless = best_us is not None and contestant.estimate_us > benchmark.HOPELESS * best_us
         timings += benchmark.measure(

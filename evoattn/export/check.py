@@ -57,7 +57,8 @@ def export_source(storage: Storage, trial: Trial) -> str:
     problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
     config = KernelConfig(trial.family, trial.config)
     try:
-        launches, workspace = family.launches(problem, config), family.workspace(problem, config)
+        gpu = study.spec
+        launches, workspace = family.launches(problem, config, gpu), family.workspace(problem, config, gpu)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise StorageError(
             f"Trial {trial.number} is not of this version's {trial.family} ({error!r}); export it with the evoattn that made it."

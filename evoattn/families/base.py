@@ -36,15 +36,22 @@ class Family(Protocol):
         """One sentence if this config cannot be, else None. All that is knowable before compiling is said here."""
         ...
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
-        """Everything that the template may see. Depends on nothing of the problem but head_dim, dtype and mask."""
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        """Everything that the template may see.
+
+        Depends on head_dim, dtype, mask and `lse` alone of the problem, and on the architecture alone of the GPU: the number of SMs
+        changes launches, never a source.
+        """
         ...
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
-        """One to three launches, in order."""
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        """One to three launches, in order.
+
+        A block that waits for another block of its launch needs it resident: such a grid is one wave of `gpu.sm_count` SMs at most.
+        """
         ...
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """Named scratch buffers in bytes; empty for a single-pass kernel.
 
         They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the first launch, and the

@@ -157,7 +157,7 @@ class FlashMma:
             or _why_too_big(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         order = config["BLOCK_ORDER"]
         k_stages, v_stages = _stages(config)
         same = ("BLOCK_M", "BLOCK_N", "WARPS", "KEY_WARPS", "BLOCKS_PER_SM")
@@ -179,7 +179,7 @@ class FlashMma:
             "SMEM_BYTES": smem_bytes(problem, config),
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         rows = math.ceil(problem.seqlen_q / config["BLOCK_M"])
         heads_fastest = config["BLOCK_ORDER"].startswith("heads")
         grid = (problem.heads, problem.batch, rows) if heads_fastest else (rows, problem.heads, problem.batch)
@@ -189,5 +189,5 @@ class FlashMma:
             ),
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}

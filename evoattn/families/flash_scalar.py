@@ -131,7 +131,7 @@ class FlashScalar:
             or _why_resources(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         return {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
@@ -143,7 +143,7 @@ class FlashScalar:
             **{name: value for name, value in config.params.items() if name != "BLOCK_ORDER"},
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """One launch; a block for each query tile of each head of each batch entry, in one dimension."""
         blocks = math.ceil(problem.seqlen_q / config["BLOCK_M"]) * problem.heads * problem.batch
         return (
@@ -156,7 +156,7 @@ class FlashScalar:
             ),
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}
 
 

@@ -154,7 +154,7 @@ class FlashWmma:
             or _why_too_big(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = (
             "BLOCK_M",
             "BLOCK_N",
@@ -176,7 +176,7 @@ class FlashWmma:
             "SMEM_BYTES": smem_bytes(problem, config),
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         grid = (math.ceil(problem.seqlen_q / config["BLOCK_M"]), problem.heads, problem.batch)
         return (
             KernelLaunch(
@@ -184,5 +184,5 @@ class FlashWmma:
             ),
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}

@@ -311,7 +311,7 @@ class LargeHead:
             or _why_redundant(problem, config)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = (
             "BLOCK_M",
             "BLOCK_N",
@@ -339,7 +339,7 @@ class LargeHead:
             "CLUSTER_DIMS": f"__cluster_dims__({config['DIM_SPLIT']}, 1, 1)" if config["EXCHANGE"] == "cluster" else "",
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """A block for each slice of head_dim of each tile of rows; with a workspace, before that one for each tile of keys of each too."""
         split, block = config["DIM_SPLIT"], (WARP * config["WARPS"], 1, 1)
         x, z = math.ceil(_rows(problem) / config["BLOCK_M"]) * split, problem.kv_heads * problem.batch
@@ -359,5 +359,5 @@ class LargeHead:
             KernelLaunch("large_head", (x, 1, z), block, smem, args, overlaps=config["DEPENDENT_LAUNCH"]),
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return _workspace(problem, config)

@@ -180,7 +180,7 @@ class LargeHeadMma:
             or _why_too_big(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         order = config["BLOCK_ORDER"]
         same = (
             "BLOCK_M",
@@ -208,7 +208,7 @@ class LargeHeadMma:
             "SMEM_BYTES": smem_bytes(problem, config),
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         blocks = math.ceil(problem.seqlen_q / config["BLOCK_M"]) * problem.heads * problem.batch * config["DV_SPLIT"]
         smem, cluster = smem_bytes(problem, config), (config["DV_SPLIT"] if _in_cluster(config) else 1, 1, 1)
         return (
@@ -217,5 +217,5 @@ class LargeHeadMma:
             ),
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}

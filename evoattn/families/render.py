@@ -48,5 +48,5 @@ def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu:
 
     Raises `jinja2.TemplateError` only if template and `constants` disagree, which is a bug of the family, not of a config.
     """
-    source = _environment().get_template(f"{family.name}.cu.j2").render(family.constants(problem, config))
+    source = _environment().get_template(f"{family.name}.cu.j2").render(family.constants(problem, config, gpu))
     return Candidate(family.name, config.params, config.id, source, gpu.arch)

@@ -252,7 +252,7 @@ class SplitKv:
             or _why_too_big(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "VECTOR_BYTES", "DOT_LANES", "BLOCKS_PER_SM")
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
@@ -270,7 +270,7 @@ class SplitKv:
             "MERGE_THREADS": MERGE_THREADS,
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         (splits, keys), blocks = split_of(problem, config), row_blocks(problem, config)
         sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
@@ -298,7 +298,7 @@ class SplitKv:
             f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         (splits, _), tiles = split_of(problem, config), row_blocks(problem, config) * problem.kv_heads * problem.batch
         if splits == 1 or config["MERGE"] == "cluster":
             return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from evoattn.model.errors import WrongUse
@@ -44,6 +45,10 @@ class GpuSpec:
     exp2_per_clock: int = 16
     registers_per_sm: int = 65536
     smem_reserved_per_block: int = 1024
+
+    def is_like(self, other: GpuSpec | None) -> bool:
+        """Whether `other` is the same model with as many SMs, so that launches and times can be compared."""
+        return other is not None and (self.name, self.sm_count) == (other.name, other.sm_count)
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -115,18 +120,39 @@ class DetectedDevice:
     """CUDA version that the driver supports, e.g. `13.0`."""
     uuid: str = ""
     """As `nvidia-smi -L` prints it, `GPU-…`: which of several alike it is."""
+    limits: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """What the driver says of this very device, by the names of `GpuSpec`'s fields."""
 
     @property
     def spec(self) -> GpuSpec | None:
-        """The table row for this device, or None if it is not in the table."""
+        """The table row for this device with the device's own limits, or None if it is not in the table.
+
+        A card of fewer SMs than the table's (an H100 PCIe, a MIG slice) has its own number here.
+        """
         words = self.product.replace("-", " ").split()
         for spec in GPUS.values():
             if all(word in words for word in spec.product.split()):
-                return spec
+                return replace(spec, **self.limits)
         return None
+
+    def describe(self) -> str:
+        """For people, e.g. `NVIDIA H100 PCIe (114 SMs)`."""
+        count = self.limits.get("sm_count")
+        return f"{self.product} ({count} SMs)" if count else self.product
 
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute, cuda.h
+_LIMITS = {
+    "sm_count": 16,
+    "smem_per_block": 97,
+    "smem_per_sm": 81,
+    "smem_reserved_per_block": 111,
+    "registers_per_sm": 82,
+    "threads_per_sm": 39,
+    "blocks_per_sm": 106,
+    "l2_bytes": 38,
+}
+"""CUdevice_attribute of each limit in `GpuSpec`."""
 
 
 def detect_devices() -> list[DetectedDevice]:
@@ -151,8 +177,14 @@ def detect_devices() -> list[DetectedDevice]:
         cuda.cuDeviceGetName(name, 256, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+        limits = {}
+        for field_name, attribute in _LIMITS.items():
+            value = ctypes.c_int()
+            if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) == 0 and value.value > 0:
+                limits[field_name] = value.value
         driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
         raw = ctypes.create_string_buffer(16)
         uuid = f"GPU-{UUID(bytes=raw.raw)}" if cuda.cuDeviceGetUuid(raw, device) == 0 else ""
-        devices.append(DetectedDevice(index, name.value.decode(), (major.value, minor.value), driver, uuid))
+        capability = major.value, minor.value
+        devices.append(DetectedDevice(index, name.value.decode(), capability, driver, uuid, limits))
     return devices

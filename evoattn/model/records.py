@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 from typing import Any, Literal
+
+from evoattn.model.gpu import GpuSpec, lookup
+
+SM_COUNT = "sm_count"
+"""Among the options of a study: SMs of the device."""
+MAX_SM_COUNT = 1 << 10
+"""More is no GPU: a database may hold anything."""
 
 
 class TrialState(StrEnum):
@@ -229,3 +236,13 @@ class Study:
     versions: dict[str, str]
     options: dict[str, Any] = field(default_factory=dict)
     created_at: str = ""
+
+    @property
+    def spec(self) -> GpuSpec:
+        """The GPU that was searched for, with the number of SMs of the device; studies that did not record it had the table's.
+
+        Raises `GpuError` on a GPU that is not in the table.
+        """
+        row = lookup(self.gpu)
+        count = self.options.get(SM_COUNT)
+        return replace(row, sm_count=count) if type(count) is int and 0 < count <= MAX_SM_COUNT else row

@@ -68,7 +68,7 @@ def launch_occupancies(trial: Trial, problem: AttentionProblem, spec: GpuSpec | 
     if trial.compile_info is None or spec is None:
         return ()
     try:
-        launches = registry.lookup(trial.family).launches(problem, KernelConfig(trial.family, trial.config))
+        launches = registry.lookup(trial.family).launches(problem, KernelConfig(trial.family, trial.config), spec)
         return tuple(_occupancy(launch, trial.compile_info, spec) for launch in launches)
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evoattn.model import gpu
 from evoattn.model.gpu import GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
@@ -94,7 +93,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
 def _spec(study: Study) -> GpuSpec | None:
     """The table row of the study's GPU; None if this version does not know it."""
     try:
-        return gpu.lookup(study.gpu)
+        return study.spec
     except GpuError:
         return None
 

@@ -9,6 +9,7 @@ from evoattn.backends.compiler import compile_candidate
 from evoattn.correctness import sanitizer
 from evoattn.evaluation.workers import Ending, Outcome
 from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import GpuSpec
@@ -107,7 +108,8 @@ def choose(
             candidate.source_hash != trial.source_hash
         ):  # of another version, or of whoever wrote the database: not ours to run
             return False
-        finalists[str(trial.number)] = trial.family, config, compile_candidate(candidate)
+        family, compiled = registry.lookup(trial.family), compile_candidate(candidate)
+        finalists[str(trial.number)] = BuiltKernel(family, config, gpu, compiled)
         return True
 
     for trial in storage.leaderboard(study, FINALISTS, finalists_first=False):
@@ -122,12 +124,12 @@ def sanitize(
     problem: AttentionProblem, finalists: Finalists, timings: dict[str, Timing], refresh: Callable[[], None]
 ) -> None:
     """compute-sanitizer's verdicts into the finalists' timings; who reads or writes out of bounds is disqualified."""
-    for name, (_, config, kernel) in finalists.items():
+    for name, kernel in finalists.items():
         if not timings[name].samples_us:
             continue
         refresh()
-        verdicts = sanitizer.sanitize(problem, config, kernel)
+        verdicts = sanitizer.sanitize(problem, kernel)
         timings[name].protocol["sanitizer"] = verdicts
-        if sanitizer.is_damning(verdicts, kernel):
+        if sanitizer.is_damning(verdicts, kernel.compiled):
             said = "; ".join(f"{tool} {sentence}" for tool, sentence in verdicts.items())
             timings[name].protocol.setdefault("disqualified", f"By compute-sanitizer: {said}")

@@ -13,6 +13,7 @@ from evoattn.evaluation.evaluate import Compiled, with_cost
 from evoattn.evaluation.handlers import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
 from evoattn.evaluation.workers import Ending, Outcome, Pool, Worker, wait_for_any
 from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import GpuSpec
@@ -113,7 +114,7 @@ class Search:
 
     def _identity(self, config: KernelConfig, source_hash: str) -> tuple:
         """What tells one behaviour from another: the source and how it is launched."""
-        return source_hash, registry.lookup(config.family).launches(self.problem, config)
+        return source_hash, registry.lookup(config.family).launches(self.problem, config, self.gpu)
 
     # ---- the loop
 
@@ -223,7 +224,9 @@ class Search:
         elif self._ready:
             _, _, pending, compiled = heapq.heappop(self._ready)
             best = self.progress.best
-            task = pending.candidate.family, pending.config, compiled.kernel, best.timing.median_us if best else None
+            family = registry.lookup(pending.config.family)
+            kernel = BuiltKernel(family, pending.config, self.gpu, compiled.kernel)
+            task = kernel, best.timing.median_us if best else None
             self._submit((pending, compiled), "evaluate", task, DEVICE_SECONDS)
 
     def _submit(self, tag: Any, method: str, args: tuple, seconds: float) -> None:

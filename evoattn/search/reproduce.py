@@ -9,6 +9,7 @@ from evoattn.evaluation.evaluate import DeviceEvaluator, evaluate_offline
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
 from evoattn.evaluation.workers import Ending, Worker, wait_for_any
 from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model import gpu as gpus
 from evoattn.model import space as configs
@@ -58,7 +59,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     """
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED):
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
-    spec = gpus.lookup(study.gpu)
+    spec = study.spec
     problem = AttentionProblem(**study.problem)
     source = storage.source(trial.source_hash)
     candidate = Candidate(trial.family, trial.config, trial.config_id, source, spec.arch)
@@ -165,10 +166,10 @@ def _on_device(
 ) -> Evaluation:
     """The whole evaluation on the device, in a process that may die."""
     devices = gpus.detect_devices()
-    if not devices or devices[0].spec is not spec:
-        here = f"this machine has a {devices[0].product}" if devices else "this machine has no CUDA device"
+    if not devices or not spec.is_like(devices[0].spec):
+        here = f"this machine has a {devices[0].describe()}" if devices else "this machine has no CUDA device"
         raise ReproduceError(
-            f"Trial {trial.number} was timed on the GPU {spec.name}, but {here}; run it there, or `evoattn export {trial.number}`."
+            f"Trial {trial.number} was timed on the GPU {spec.name} with {spec.sm_count} SMs, but {here}; run it there, or `evoattn export {trial.number}`."
         )
     worker = Worker(DeviceHandler, (problem, spec, study.options.get("cache", "warm")))
     try:
@@ -177,9 +178,8 @@ def _on_device(
             worker.poll()
             if worker.failures_to_start:
                 raise ReproduceError(f"The GPU worker failed to start: {worker.start_failure}")
-        worker.submit(
-            trial.number, (DeviceEvaluator.evaluate.__name__, (trial.family, config, kernel, None)), DEVICE_SECONDS
-        )
+        built = BuiltKernel(registry.lookup(trial.family), config, spec, kernel)
+        worker.submit(trial.number, (DeviceEvaluator.evaluate.__name__, (built, None)), DEVICE_SECONDS)
         while not (outcome := worker.poll()):
             wait_for_any([worker], 0.2)
     finally:

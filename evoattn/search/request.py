@@ -130,8 +130,8 @@ def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, De
     if not devices:
         return spec, None
     for device in devices[:1]:
-        if device.spec is spec:
-            return spec, device
+        if device.spec is not None and device.spec.name == spec.name:
+            return device.spec, device
     raise GpuError(
         f"The device here is a {devices[0].product}, not {spec.name}: use --gpu auto to search on it, "
         "or hide it (CUDA_VISIBLE_DEVICES=) to search offline."

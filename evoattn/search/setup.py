@@ -98,7 +98,7 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
         )
     problem = AttentionProblem(**study.problem)
     if study.offline:
-        spec, device = gpus.lookup(study.gpu), None
+        spec, device = study.spec, None
     else:
         if not devices:
             raise GpuError(
@@ -106,6 +106,11 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
                 "start an offline study."
             )
         spec, device = choose_device(study.gpu, devices)
+        if not spec.is_like(study.spec):
+            raise GpuError(
+                f"Study {study.name} was timed on a {study.gpu} with {study.spec.sm_count} SMs, and the device here has "
+                f"{spec.sm_count}; start another study."
+            )
     spaces = choose_families(list(study.families), problem, spec)
     spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))
     return PreparedSearch(storage, study, SearchPlan(problem, spec, device, spaces), request.budget, words)

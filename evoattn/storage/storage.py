@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.model.records import SM_COUNT, Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage import engine as database
 from evoattn.storage import lock
@@ -141,7 +141,7 @@ class Storage:
             "problem": problem.to_dict(),
             "families": list(families),
             "versions": versions,
-            "options": options,
+            "options": options | {SM_COUNT: gpu.sm_count},
             "created_at": _now(),
         }
         with self._writing() as connection:

@@ -11,10 +11,9 @@ import torch
 from evoattn.backends.base import LaunchError
 from evoattn.correctness.arena import Arena
 from evoattn.correctness.validate import run_case
-from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.records import CompiledKernel, Timing
-from evoattn.model.space import KernelConfig
+from evoattn.model.records import Timing
 from evoattn.timing import benchmark
 from evoattn.timing.benchmark import Contestant, ContestantFailed, Protocol, Witness
 from evoattn.timing.clocks import Clocks
@@ -22,8 +21,8 @@ from evoattn.timing.peers import table as baselines
 from evoattn.timing.peers.table import PEERS, PeerRefused
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 
-Finalists = dict[str, tuple[str, KernelConfig, CompiledKernel]]
-"""By name: family, config, machine code."""
+Finalists = dict[str, BuiltKernel]
+"""By name."""
 NO_MEMORY = "It needs more device memory than is free."
 _HARMLESS = (LaunchError, PeerRefused, torch.cuda.OutOfMemoryError)
 """What may leave the process as it was. Anything else may not, a failed capture above all: torch's allocator then still takes itself
@@ -71,9 +70,9 @@ class Contest:
     def hold(self, finalists: Finalists, peers: Iterable[str]) -> FinalResult:
         """Enter, measure and prove all of them. Raises nothing for what a contestant does."""
         try:
-            for name, (family, config, kernel) in finalists.items():
+            for name, kernel in finalists.items():
                 with self._turn(name):
-                    self._enter(name, family, config, kernel)
+                    self._enter(name, kernel)
             for name in peers:
                 self._arena.restore()  # a finalist that changes its inputs must not make a peer's answer wrong
                 with self._turn(name):
@@ -110,10 +109,9 @@ class Contest:
             if not isinstance(error, _HARMLESS) or not self._alive():
                 raise _DeviceLost from None
 
-    def _enter(self, name: str, family_name: str, config: KernelConfig, kernel: CompiledKernel) -> None:
-        family = registry.lookup(family_name)
-        result, outputs = run_case(self._setup.backend, family, config, kernel, self._setup.own, repeat=True)
-        run = TimedRun(self._setup, family, config, kernel, outputs, self._arena)
+    def _enter(self, name: str, kernel: BuiltKernel) -> None:
+        result, outputs = run_case(self._setup.backend, kernel, self._setup.own, repeat=True)
+        run = TimedRun(self._setup, kernel, outputs, self._arena)
         self._contestants[name] = run.contestant(name, self._protocol)
         self._runs[name], self._faults[name] = run, result.reason
 

@@ -10,11 +10,10 @@ import torch
 from evoattn.backends.base import Backend
 from evoattn.correctness.arena import POISON_BYTE, Arena
 from evoattn.correctness.validate import OUTSIDE, Case, different, dirty_sentence, judge
-from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult, CompiledKernel, Timing
-from evoattn.model.space import KernelConfig
+from evoattn.model.records import CheckResult, Timing
 from evoattn.timing.benchmark import CacheMode, Contestant, Enqueue, Protocol, Timer, Witness
 
 BACK_TO_BACK = 4
@@ -49,22 +48,20 @@ class TimedRun:
     def __init__(
         self,
         setup: TimingSetup,
-        family: Family,
-        config: KernelConfig,
-        kernel: CompiledKernel,
+        kernel: BuiltKernel,
         outputs: dict[str, torch.Tensor],
         arena: Arena,
     ) -> None:
         """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
         self._setup, self._kernel, self._outputs, self._arena = setup, kernel, outputs, arena
-        self._launches = family.launches(setup.own.problem, config)
-        self._scratch = Arena({}, {}, family.workspace(setup.own.problem, config), setup.backend.device)
+        self._launches = kernel.launches(setup.own.problem)
+        self._scratch = Arena({}, {}, kernel.workspace(setup.own.problem), setup.backend.device)
         self._scratch.arm()
         self._witnesses: list[Witness] = []
 
     def _prepare(self, **others: torch.Tensor) -> Enqueue:
         return self._setup.backend.prepare(
-            self._kernel, self._launches, self._arena.buffers | self._scratch.buffers | others
+            self._kernel.compiled, self._launches, self._arena.buffers | self._scratch.buffers | others
         )
 
     def contestant(self, name: str, protocol: Protocol) -> Contestant:

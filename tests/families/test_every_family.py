@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,13 @@ def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
                 configs = space.starting_configs(p)
                 assert len(configs) >= FEWEST_STARTS[name], p.describe()
                 assert [family.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs), p.describe()
+
+
+@every_family
+def test_a_source_does_not_depend_on_the_number_of_sms(family):
+    """Only launches do, so that a recorded or exported source is that of every card of its architecture."""
+    gpu = GPUS["h100"]
+    space, few = load_space(family.name, gpu), replace(gpu, sm_count=3)
+    for p in supported(family, gpu):
+        for c in space.starting_configs(p):
+            assert render(family, p, c, gpu) == render(family, p, c, few), f"{p.describe()} {c.describe()}"

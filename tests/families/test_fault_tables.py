@@ -6,6 +6,7 @@ Rows: what is wrong, the genes that have the place, and edits (old text, new tex
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,7 +17,7 @@ import test_flash_wgmma
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
-from evoattn.families.flash_wgmma import family as flash_wgmma
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -349,25 +350,28 @@ SCORES_AGAIN: list[Row] = [
 
 @cache
 def outcome(
-    family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...], kind: str
+    family: str, genes: tuple[tuple[str, object], ...], edits: tuple[tuple[str, str], ...], kind: str, sms: int | None
 ) -> CheckResult:
-    """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur in it."""
-    module, problem, gpu = FAMILIES[family]
+    """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur in it. `sms` are
+    those of the GPU, the table's if None."""
+    module, problem, name = FAMILIES[family]
+    gpu = replace(GPUS[name], sm_count=sms or GPUS[name].sm_count)
     config = module.config(**dict(genes))
-    candidate = render(module.FAMILY, problem, config, GPUS[gpu])
+    candidate = render(module.FAMILY, problem, config, gpu)
     source = candidate.source
     for old, new in edits:
         assert old in source, old
         source = source.replace(old, new)
     case = make_case(kind, problem, 1, "cpu", kind, double=True)
-    return check(InterpreterBackend(), module.FAMILY, config, compile_source(source, candidate.arch), case)
+    kernel = BuiltKernel(module.FAMILY, config, gpu, compile_source(source, candidate.arch))
+    return check(InterpreterBackend(), kernel, case)
 
 
-def assert_found(family: str, row: Row, kind: str = "plain") -> None:
+def assert_found(family: str, row: Row, kind: str = "plain", sms: int | None = None) -> None:
     _, genes, edits = row
-    untouched = outcome(family, tuple(genes.items()), (), kind)
+    untouched = outcome(family, tuple(genes.items()), (), kind, sms)
     assert untouched.passed, untouched.reason
-    result = outcome(family, tuple(genes.items()), tuple(edits), kind)
+    result = outcome(family, tuple(genes.items()), tuple(edits), kind, sms)
     assert not result.passed and math.isnan(result.max_error), result  # stopped by a fault, not by a wrong answer
 
 
@@ -387,44 +391,38 @@ def test_flash_wgmma(row):
 
 
 @pytest.mark.parametrize("row", REUSED_Q, ids=[row[0] for row in REUSED_Q])
-def test_flash_wgmma_with_several_tiles_a_block(row, monkeypatch):
+def test_flash_wgmma_with_several_tiles_a_block(row):
     """A wave of a GPU with one SM: the persistent blocks go round."""
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
-    assert_found("flash_wgmma", row)
+    assert_found("flash_wgmma", row, sms=1)
 
 
 @pytest.mark.parametrize("row", SKIPPED, ids=[row[0] for row in SKIPPED])
-def test_flash_wgmma_that_skips_keys(row, monkeypatch):
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
-    assert_found("flash_wgmma, causal", row)
+def test_flash_wgmma_that_skips_keys(row):
+    assert_found("flash_wgmma, causal", row, sms=1)
 
 
 @pytest.mark.parametrize("row", BY_CHUNKS, ids=[row[0] for row in BY_CHUNKS])
-def test_flash_wgmma_that_stores_by_chunks(row, monkeypatch):
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
-    assert_found("flash_wgmma, three chunks of columns", row)
+def test_flash_wgmma_that_stores_by_chunks(row):
+    assert_found("flash_wgmma, three chunks of columns", row, sms=1)
 
 
-def test_flash_wgmma_that_leaves_claims_to_the_next_launch(monkeypatch):
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 1)
+def test_flash_wgmma_that_leaves_claims_to_the_next_launch():
     edits = (("atomicInc(counters_zeroed, tiles - 1)", "atomicInc(counters_zeroed, tiles)"),)
-    result = outcome("flash_wgmma", tuple(CLAIMED.items()), edits, "plain")
+    result = outcome("flash_wgmma", tuple(CLAIMED.items()), edits, "plain", 1)
     assert "did not leave zeros in counters_zeroed" in result.reason
 
 
 @pytest.mark.parametrize("row", HANDED_OVER, ids=[row[0] for row in HANDED_OVER])
-def test_flash_wgmma_with_blocks_that_share_tiles_of_rows(row, monkeypatch):
+def test_flash_wgmma_with_blocks_that_share_tiles_of_rows(row):
     """Four tiles of rows, three blocks."""
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 3)
-    assert_found("flash_wgmma, shared rows", row)
+    assert_found("flash_wgmma, shared rows", row, sms=3)
 
 
 @pytest.mark.parametrize("fault", WRONG_SHARES)
-def test_flash_wgmma_that_shares_tiles_of_rows_wrongly(fault, monkeypatch):
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", 3)
+def test_flash_wgmma_that_shares_tiles_of_rows_wrongly(fault):
     edits, word = WRONG_SHARES[fault]
     untouched, result = (
-        outcome("flash_wgmma, shared rows", tuple(BALANCED.items()), tuple(e), "plain") for e in ((), edits)
+        outcome("flash_wgmma, shared rows", tuple(BALANCED.items()), tuple(e), "plain", 3) for e in ((), edits)
     )
     assert untouched.passed and word in result.reason
 

@@ -9,6 +9,7 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_mma import FlashMma, registers_needed, smem_bytes
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -83,7 +84,11 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
-    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
+    result = check(
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, c, L4, compiled(p, c)),
+        make_case(kind, p, 1, "cpu", kind, double=True),
+    )
     assert result.passed, result.reason
 
 
@@ -135,7 +140,7 @@ def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     c = load_space("flash_mma", gpu).starting_configs(p)[which]
     kernel = compiled(p, c, gpu)
     assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
-    assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)  # the kernel's own sum: its static_assert
+    assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)  # the kernel's own sum: its static_assert
 
 
 def test_shared_memory_of_python_is_that_of_cuda():

@@ -5,6 +5,7 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_scalar import FlashScalar
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -44,7 +45,9 @@ def outcome(problem, config, kind="plain", gpu=L4):
     compiled = compile_source(candidate.source, gpu.arch)
     assert compiled.info.spill_bytes == 0
     return check(
-        InterpreterBackend(), FAMILY, config, compiled, make_case("case", problem, 1, "cpu", kind, double=True)
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, config, gpu, compiled),
+        make_case("case", problem, 1, "cpu", kind, double=True),
     )
 
 
@@ -146,5 +149,5 @@ def test_head_dims_beyond_256_are_unsupported():
 
 def test_the_notes_kernel_comes_first():
     first = SPACE.starting_configs(SEED)[0]
-    (launch,) = FAMILY.launches(SEED, first)
+    (launch,) = FAMILY.launches(SEED, first, L4)
     assert (first["BLOCK_M"], first["BLOCK_N"], launch.threads) == (32, 64, 128)

@@ -176,7 +176,7 @@ def test_tensor_maps_keep_to_the_limits():
     """Rank, box and stride limits of kernel-facts §4, and that every box fits the tile it fills."""
     for head_dim, layout in itertools.product(range(8, 257, 8), ("bhsd", "bshd")):
         p = problem(113, 203, head_dim, layout=layout)
-        maps = [a for a in FAMILY.launches(p, config())[-1].args if isinstance(a, TensorMap)]
+        maps = [a for a in FAMILY.launches(p, config(), H100)[-1].args if isinstance(a, TensorMap)]
         assert [m.buffer for m in maps] == list("qkvo")
         for m in maps:
             assert len(m.shape) == len(m.box) == len(m.strides_bytes) + 1 <= 5
@@ -188,7 +188,7 @@ def test_tensor_maps_keep_to_the_limits():
 def test_output_by_chunks_has_boxes_of_one_chunk():
     q, k, v, o = (
         a
-        for a in FAMILY.launches(problem(head_dim=256), config(**TWO, SCHEDULE="claimed", STORE="chunks"))[0].args
+        for a in FAMILY.launches(problem(head_dim=256), config(**TWO, SCHEDULE="claimed", STORE="chunks"), H100)[0].args
         if isinstance(a, TensorMap)
     )
     assert o.box == (64, 64, 1, 1, 1) and o.shape == q.shape and q.box == k.box == v.box == (64, 64, 4, 1, 1)
@@ -196,11 +196,11 @@ def test_output_by_chunks_has_boxes_of_one_chunk():
 
 def test_a_persistent_grid_is_one_wave_and_claims_from_a_counter_that_every_launch_leaves_at_zero():
     p = problem(1000)
-    assert [n.grid[0] for n in FAMILY.launches(p, config(SCHEDULE="fixed"))] == [2 * 132]
-    assert [n.grid[0] for n in FAMILY.launches(problem(64), config(SCHEDULE="fixed"))] == [32]
-    (launch,) = FAMILY.launches(p, config(SCHEDULE="claimed"))
-    (scratch,) = FAMILY.workspace(p, config(SCHEDULE="claimed"))
-    assert starts_zeroed(scratch) and Buffer(scratch) in launch.args and not FAMILY.workspace(p, config())
+    assert [n.grid[0] for n in FAMILY.launches(p, config(SCHEDULE="fixed"), H100)] == [2 * 132]
+    assert [n.grid[0] for n in FAMILY.launches(problem(64), config(SCHEDULE="fixed"), H100)] == [32]
+    (launch,) = FAMILY.launches(p, config(SCHEDULE="claimed"), H100)
+    (scratch,) = FAMILY.workspace(p, config(SCHEDULE="claimed"), H100)
+    assert starts_zeroed(scratch) and Buffer(scratch) in launch.args and not FAMILY.workspace(p, config(), H100)
 
 
 def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, split: int) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, spl
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_grid_has_every_tile_once_a_block_of_the_cluster(order, split):
     p = AttentionProblem(3, 6, 2, 200, 1000, 64)
-    launch = FAMILY.launches(p, config(TILE_ORDER=order, KEY_SPLIT=split))[0]
+    launch = FAMILY.launches(p, config(TILE_ORDER=order, KEY_SPLIT=split), H100)[0]
     assert launch.cluster == (split, 1, 1) and launch.grid[0] % split == 0
     tiles = [block_tile(order, block, p, split) for block in itertools.product(*map(range, launch.grid))]
     assert sorted(tile for tile in tiles if tile[1] < 18) == sorted([*itertools.product(range(4), range(18))] * split)

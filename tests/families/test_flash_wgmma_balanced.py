@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +13,16 @@ from test_flash_wgmma import FAMILY, config
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
-from evoattn.families.flash_wgmma import family as flash_wgmma
+from evoattn.families.built import BuiltKernel
+from evoattn.families.flash_wgmma.family import grid
+from evoattn.families.flash_wgmma.registers import registers_at_launch
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import DEVICE_HEADERS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.ptx import run_launch
+from evoattn.samplers.pool import ConfigPool
 
 H100 = GPUS["h100"]
 Piece = tuple[int, int, int]
@@ -130,11 +136,11 @@ class Twice:
     def __init__(self, family) -> None:
         self.family = family
 
-    def workspace(self, problem, config):
-        return self.family.workspace(problem, config)
+    def workspace(self, problem, config, gpu):
+        return self.family.workspace(problem, config, gpu)
 
-    def launches(self, problem, config):
-        return self.family.launches(problem, config) * 2
+    def launches(self, problem, config, gpu):
+        return self.family.launches(problem, config, gpu) * 2
 
 
 SMALL = {"SCHEDULE": "balanced", "BLOCKS_PER_SM": 1, "STAGES": 1}
@@ -171,19 +177,42 @@ TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PROD
         ),
     ],
 )
-def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes, monkeypatch):
+def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch leaves at zero. The
     blocks of the last case are more than run together."""
-    monkeypatch.setattr(flash_wgmma, "SM_COUNT", sm_count)
+    gpu = replace(H100, sm_count=sm_count)
     p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
-    blocks, tiles = flash_wgmma.grid(p, c)[0], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
+    blocks, tiles = grid(p, c, gpu)[0], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
     key_tiles = -(-p.seqlen_k // c["BLOCK_N"])
     cut = [piece for pieces in shares(tiles, key_tiles, blocks) for piece in pieces if piece[1] > 0]
-    assert cut and FAMILY.why_invalid(p, c, H100) is None
-    candidate = render(FAMILY, p, c, H100)
+    assert cut and FAMILY.why_invalid(p, c, gpu) is None
+    candidate = render(FAMILY, p, c, gpu)
     case = make_case(kind, p, 3, "cpu", kind, double=True)
-    result = check(InterpreterBackend(), Twice(FAMILY), c, compile_source(candidate.source, candidate.arch), case)
+    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_source(candidate.source, candidate.arch))
+    result = check(InterpreterBackend(), kernel, case)
     assert result.passed, result.reason
+
+
+@pytest.mark.parametrize("sm_count", [1, 3, 14, 16, 60, 78, 114, 132])
+def test_all_blocks_that_may_wait_are_resident(sm_count):
+    """Whatever the number of SMs (114 of an H100 PCIe, 14 to 60 of its MIG slices): a persistent grid fits on them at once."""
+    gpu, space = replace(H100, sm_count=sm_count), load_space("flash_wgmma", H100)
+    space = space.restricted({"SCHEDULE": ("balanced", "fixed", "claimed")})
+    seen = set()
+    for head_dim in (64, 96, 128, 256):
+        p = AttentionProblem(1, 7, 7, 4000, 3000, head_dim)
+        pool = ConfigPool(
+            {"flash_wgmma": space},
+            lambda name, params, p=p: FAMILY.why_invalid(p, KernelConfig(name, params), gpu),
+            random.Random(sm_count),
+        )
+        for _ in range(40):
+            c = KernelConfig(*pool.draw())
+            (launch,) = FAMILY.launches(p, c, gpu)
+            resident = H100.blocks_resident(registers_at_launch(c), launch.threads, launch.smem_bytes)
+            assert 0 < launch.grid[0] <= sm_count * resident and launch.grid[1:] == (1, 1), c.describe()
+            seen.add((c["SCHEDULE"], c["BLOCKS_PER_SM"]))
+    assert sm_count == 1 or {("balanced", 1), ("balanced", 2)} <= seen  # of one SM all waves are whole
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from family_edits import line_edit
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wmma import FlashWmma, smem_bytes, smem_parts
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -77,7 +78,11 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
-    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
+    result = check(
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, c, L4, compiled(p, c)),
+        make_case(kind, p, 1, "cpu", kind, double=True),
+    )
     assert result.passed, result.reason
 
 
@@ -95,7 +100,7 @@ def passes(genes: dict, edit=lambda source: source) -> bool:
     p, c = problem(113, 203), config(**genes)
     assert FAMILY.why_invalid(p, c, L4) is None
     case = make_case("rising maximum", p, 1, "cpu", "rising_maximum", double=True)
-    return check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=edit), case).passed
+    return check(InterpreterBackend(), BuiltKernel(FAMILY, c, L4, compiled(p, c, edit=edit)), case).passed
 
 
 @pytest.mark.parametrize("stages", sorted({genes.get("STAGES", 1) for genes, *_ in FAULTS.values()}))

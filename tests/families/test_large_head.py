@@ -10,6 +10,7 @@ from family_edits import line_edit
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.large_head import LargeHead, smem_bytes
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -61,7 +62,9 @@ def config(**genes) -> KernelConfig:
 def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edit=lambda source: source):
     kernel = compile_source(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
     assert kernel.info.spill_bytes == kernel.info.stack_bytes == 0
-    return check(InterpreterBackend(), FAMILY, c, kernel, make_case(kind, p, 1, "cpu", kind, double=True))
+    return check(
+        InterpreterBackend(), BuiltKernel(FAMILY, c, gpu, kernel), make_case(kind, p, 1, "cpu", kind, double=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,10 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     c = config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
     kernel = compile_source(render(FAMILY, p, c, L4).source, L4.arch)
-    assert check(InterpreterBackend(), FAMILY, c, kernel, case).max_error <= 1e-6 * case.answer.exact.abs().max().item()
+    assert (
+        check(InterpreterBackend(), BuiltKernel(FAMILY, c, H100, kernel), case).max_error
+        <= 1e-6 * case.answer.exact.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize(
@@ -295,7 +301,9 @@ def test_the_first_of_each_exchange_compiles_without_spills(name, exchange):
     c = next(c for c in SPACE.starting_configs(lookup(name)) if c["EXCHANGE"] == exchange)
     kernel = compile_source(render(FAMILY, lookup(name), c, H100).source, H100.arch)
     assert kernel.info.spill_bytes == kernel.info.stack_bytes == kernel.info.static_smem_bytes == 0
-    assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c)) == max(smem_bytes(lookup(name), c))
+    assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c, H100)) == max(
+        smem_bytes(lookup(name), c)
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.large_head_mma import LargeHeadMma, smem_bytes
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -54,9 +55,7 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
         source = source.replace(old, new)
     return check(
         InterpreterBackend(),
-        FAMILY,
-        c,
-        compile_source(source, gpu.arch),
+        BuiltKernel(FAMILY, c, gpu, compile_source(source, gpu.arch)),
         make_case(kind, p, 1, "cpu", kind, double=True),
     )
 
@@ -217,7 +216,7 @@ def test_starting_configs_compile_without_spills(name, which):
     c = SPACE.starting_configs(p)[which]
     info = compile_source(render(FAMILY, p, c, H100).source, H100.arch).info
     assert info.spill_bytes == info.static_smem_bytes == 0
-    assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)
+    assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)
 
 
 def test_random_valid_configs_are_right():

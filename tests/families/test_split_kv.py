@@ -11,6 +11,7 @@ from family_edits import line_edit
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.split_kv import SplitKv, smem_bytes, split_of
 from evoattn.model.gpu import GPUS, GpuSpec
@@ -98,7 +99,10 @@ def test_right_on_the_interpreter(p, genes, kind):
     """Twice on the same scratch buffers, so that the counters must have gone back to zero."""
     c = config(**genes)
     result = check(
-        InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True), repeat=True
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, c, L4, compiled(p, c)),
+        make_case(kind, p, 1, "cpu", kind, double=True),
+        repeat=True,
     )
     assert result.passed, result.reason
 
@@ -119,7 +123,7 @@ def test_random_valid_configs_are_right(p):
     for _ in range(2):
         c = KernelConfig(*pool.draw("split_kv"))
         kernel = compiled(p, c)
-        result = check(InterpreterBackend(), FAMILY, c, kernel, case)
+        result = check(InterpreterBackend(), BuiltKernel(FAMILY, c, L4, kernel), case)
         assert result.passed, f"{c.describe()}: {result.reason}"
         assert kernel.info.spill_bytes == 0, c.describe()
 
@@ -141,7 +145,10 @@ def test_an_injected_fault_is_found(fault):
     p, c = problem(3, 239), config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
     assert not check(
-        InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case, repeat=True
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, c, L4, compiled(p, c, edit=line_edit(line, old, new))),
+        case,
+        repeat=True,
     ).passed
 
 
@@ -201,12 +208,12 @@ def test_starting_configs_compile_without_spills(name, which):
 def test_no_split_is_empty(seqlen_k, splits, expected):
     p, c = problem(1, seqlen_k), config(SPLITS=splits)
     assert split_of(p, c) == expected
-    assert FAMILY.launches(p, c)[0].grid == (expected[0], 2, 1)
+    assert FAMILY.launches(p, c, H100)[0].grid == (expected[0], 2, 1)
 
 
 def test_a_cluster_has_a_block_for_each_split():
     p, c = problem(3, 100, kv_heads=1), config(MERGE="cluster", SPLITS=6, BLOCK_N=32, WARPS=1)
-    (launch,) = FAMILY.launches(p, c)
+    (launch,) = FAMILY.launches(p, c, H100)
     assert (launch.grid, launch.cluster) == ((18, 1, 1), (6, 1, 1)) and "__cluster_dims__(6, 1, 1)" in render(
         FAMILY, p, c, H100
     ).source
@@ -215,8 +222,8 @@ def test_a_cluster_has_a_block_for_each_split():
 
 def test_one_split_needs_one_launch_and_no_scratch():
     p, c = problem(), config(SPLITS=1, MERGE="kernel")
-    assert len(FAMILY.launches(p, c)) == 1 and max(FAMILY.workspace(p, c).values()) < 64
-    assert [n.kernel for n in FAMILY.launches(p, config(MERGE="kernel"))] == ["split_kv", "split_kv_merge"]
+    assert len(FAMILY.launches(p, c, H100)) == 1 and max(FAMILY.workspace(p, c, H100).values()) < 64
+    assert [n.kernel for n in FAMILY.launches(p, config(MERGE="kernel"), H100)] == ["split_kv", "split_kv_merge"]
 
 
 def test_shared_memory_of_python_is_that_of_cuda():
@@ -230,5 +237,5 @@ def test_shared_memory_of_python_is_that_of_cuda():
         c = KernelConfig(*pool.draw("split_kv"))
         text = render(FAMILY, p, c, H100).source.partition("// Where a packed row")[0]
         cases.append(f"namespace case{i} {{\n{text}\n}}")
-        assert FAMILY.launches(p, c)[0].smem_bytes == smem_bytes(p, c)
+        assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)
     compile_source("\n".join(cases), H100.arch)

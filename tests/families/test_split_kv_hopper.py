@@ -11,6 +11,7 @@ import pytest
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.split_kv import SplitKv
 from evoattn.model.gpu import GPUS
@@ -54,7 +55,10 @@ def outcome(
     candidate = render(FAMILY, p, c, H100)
     compiled = compile_source(edit(candidate.source), candidate.arch)
     return check(
-        InterpreterBackend(), FAMILY, c, compiled, make_case(kind, p, 1, "cpu", kind, double=True), repeat=repeat
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, c, H100, compiled),
+        make_case(kind, p, 1, "cpu", kind, double=True),
+        repeat=repeat,
     )
 
 
@@ -195,16 +199,16 @@ def test_refusals_say_why(genes, gpu, word):
 
 
 def test_only_the_merge_overlaps():
-    assert [launch.overlaps for launch in FAMILY.launches(problem(), config(**EARLY))] == [False, True]
-    assert [launch.overlaps for launch in FAMILY.launches(problem(1, 16), config(**EARLY))] == [
+    assert [launch.overlaps for launch in FAMILY.launches(problem(), config(**EARLY), H100)] == [False, True]
+    assert [launch.overlaps for launch in FAMILY.launches(problem(1, 16), config(**EARLY), H100)] == [
         False
     ]  # nothing to merge
-    assert not any(launch.overlaps for launch in FAMILY.launches(problem(), config(MERGE="kernel")))
+    assert not any(launch.overlaps for launch in FAMILY.launches(problem(), config(MERGE="kernel"), H100))
 
 
 def test_maps_are_of_16_bit_columns():
     values = {p.name: p.values for p in load_space("split_kv", L4).parameters}
     assert "tma" not in values["LOAD"] and values["DEPENDENT_LAUNCH"] == ("none",)  # not offered where it cannot be
-    k_map, v_map = FAMILY.launches(problem(dtype="fp32", head_dim=96), config(**FMA))[0].args[1:3]
+    k_map, v_map = FAMILY.launches(problem(dtype="fp32", head_dim=96), config(**FMA), H100)[0].args[1:3]
     assert isinstance(k_map, TensorMap) and (k_map.buffer, v_map.buffer) == ("k", "v")
     assert k_map.shape == (64, 239, 3, 2, 1) and k_map.box == (64, 16, 3, 1, 1)

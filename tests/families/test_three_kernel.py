@@ -10,6 +10,7 @@ from family_edits import line_edit
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check, make_case
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.three_kernel.family import ThreeKernel, score_stride
 from evoattn.model.gpu import GPUS
@@ -114,7 +115,11 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
-    result = check(InterpreterBackend(), FAMILY, c, compiled(p, c), make_case(kind, p, 1, "cpu", kind, double=True))
+    result = check(
+        InterpreterBackend(),
+        BuiltKernel(FAMILY, c, H100, compiled(p, c)),
+        make_case(kind, p, 1, "cpu", kind, double=True),
+    )
     assert result.passed, result.reason
 
 
@@ -188,7 +193,9 @@ def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
     p, c = problem(113, 203), config(**{"THREADS_PER_ROW": 64} | genes)
     case = make_case("plain", p, 1, "cpu", double=True)
-    assert not check(InterpreterBackend(), FAMILY, c, compiled(p, c, edit=line_edit(line, old, new)), case).passed
+    assert not check(
+        InterpreterBackend(), BuiltKernel(FAMILY, c, H100, compiled(p, c, edit=line_edit(line, old, new))), case
+    ).passed
 
 
 REFUSED = [
@@ -261,14 +268,14 @@ def test_starting_configs_compile_without_spills(head_dim, which):
 def test_scratch_holds_whole_chunks():
     p = problem(3, 13)
     assert score_stride(p) == 16
-    assert FAMILY.workspace(p, config()) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
-    assert FAMILY.workspace(problem(3, 130), config(**TILES)) == {
+    assert FAMILY.workspace(p, config(), H100) == {"s": 4 * 3 * 16 * 2, "rows": 4 * 3 * 8}
+    assert FAMILY.workspace(problem(3, 130), config(**TILES), H100) == {
         "s": 4 * 3 * 136 * 2,
         "tiles": 4 * 3 * 3 * 8,
         "rows": 4 * 3 * 8,
     }
-    assert set(FAMILY.workspace(problem(3, 130), config(**LATE))) == {"s", "tiles"}
-    assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32")) == {
+    assert set(FAMILY.workspace(problem(3, 130), config(**LATE), H100)) == {"s", "tiles"}
+    assert FAMILY.workspace(p, config(P_PLACE="own", S_TYPE="fp32"), H100) == {
         "s": 4 * 3 * 16 * 4,
         "p": 4 * 3 * 16 * 2,
         "rows": 4 * 3 * 8,
@@ -278,7 +285,9 @@ def test_scratch_holds_whole_chunks():
 @pytest.mark.parametrize("softmax", ("tiles", "tiles_late"))
 def test_all_launches_but_the_first_may_begin_early(softmax):
     genes = LATE | {"SOFTMAX": softmax}
-    overlaps = lambda when: [n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when))]
+    overlaps = lambda when: [
+        n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when), H100)
+    ]
     others = len(overlaps("none")) - 1
     assert others == {"tiles": 2, "tiles_late": 1}[softmax]
     assert (
@@ -308,6 +317,6 @@ def test_random_launches_that_overlap_are_right(p):
     wrong = [
         (c.describe(), r.reason)
         for c in found
-        if not (r := check(InterpreterBackend(), FAMILY, c, compiled(p, c), case)).passed
+        if not (r := check(InterpreterBackend(), BuiltKernel(FAMILY, c, H100, compiled(p, c)), case)).passed
     ]
     assert not wrong

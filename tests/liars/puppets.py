@@ -10,6 +10,8 @@ import torch
 
 from evoattn.correctness.reference import exact_attention, exact_lse
 from evoattn.evaluation.evaluate import DeviceEvaluator
+from evoattn.families.built import BuiltKernel
+from evoattn.families.flash_scalar import FlashScalar
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation
@@ -109,10 +111,15 @@ class PuppetTimer(Timer):
         pass
 
 
+def built(puppet: Puppet) -> BuiltKernel:
+    """The puppet as a kernel of flash_scalar."""
+    return BuiltKernel(FlashScalar(), CONFIG, H100, puppet)
+
+
 def make_evaluator(problem: AttentionProblem = PROBLEM) -> DeviceEvaluator:
     backend = PuppetBackend()
     return DeviceEvaluator(problem, H100, backend=backend, timer=PuppetTimer(backend))
 
 
 def evaluate(evaluator: DeviceEvaluator, play: Callable[[Launch], None], us: float = 50.0) -> Evaluation:
-    return evaluator.evaluate("flash_scalar", CONFIG, Puppet(play, us), None)
+    return evaluator.evaluate(built(Puppet(play, us)), None)

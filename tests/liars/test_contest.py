@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from puppets import CONFIG, Launch, Puppet, make_evaluator
+from puppets import Launch, Puppet, built, make_evaluator
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.evaluation.workers import Ending, Outcome
@@ -43,7 +43,7 @@ def fails(error: Exception, at: int):
 
 
 def entered(**plays):
-    return {name: ("flash_scalar", CONFIG, Puppet(play)) for name, play in plays.items()}
+    return {name: built(Puppet(play)) for name, play in plays.items()}
 
 
 def make_peer(call) -> Peer:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from puppets import CONFIG, PROBLEM, Launch, Puppet, evaluate, make_evaluator
+from puppets import PROBLEM, Launch, Puppet, built, evaluate, make_evaluator
 
 from evoattn.correctness import reference
 from evoattn.families.registry import FAMILIES
@@ -181,7 +181,7 @@ def test_a_finalist_that_lies_in_the_final_is_disqualified(monkeypatch):
     evaluator = make_evaluator()
     monkeypatch.setattr("evoattn.evaluation.evaluate.PEERS", {})
     kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
-    timings, _, complete = evaluator.final({n: ("flash_scalar", CONFIG, k) for n, k in kernels.items()}, FINAL)
+    timings, _, complete = evaluator.final({n: built(k) for n, k in kernels.items()}, FINAL)
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
     assert complete
     assert not verdicts["1"] and "does less work when it is timed" in verdicts["2"] and "peak rates" in verdicts["3"]
@@ -258,7 +258,7 @@ def leaves_its_tickets_when_timed(launch: Launch) -> None:
 )
 def test_scratch_that_must_stay_zero_is_so_before_and_after_the_timing(evaluator, monkeypatch, play, words):
     scratch = {"partials": 16, "tickets_zeroed": 8}
-    monkeypatch.setattr(type(FAMILIES["flash_scalar"]), "workspace", lambda self, problem, config: scratch)
+    monkeypatch.setattr(type(FAMILIES["flash_scalar"]), "workspace", lambda self, problem, config, gpu: scratch)
     evaluator.broken, evaluator._canary = False, None
     found = evaluate(evaluator, play)
     assert found.state is (TrialState.WRONG_RESULT if words else TrialState.COMPLETE) and words in found.reason, (

@@ -19,7 +19,7 @@ from evoattn.families.flash_wgmma.registers import (
     widest_wgmma,
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
-from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -35,8 +35,6 @@ MAP_STRIDE = 16
 CHUNK_COLUMNS = 64
 """Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
-SM_COUNT = GPUS["h100"].sm_count
-"""Of both Hopper cards in the table: a persistent grid is one wave of it."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
@@ -105,7 +103,7 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig) -> str | None:
     return None
 
 
-def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | None:
+def _why_redundant(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
     """Configs that do on this problem what a smaller one does."""
     block_m, block_n, order = config["BLOCK_M"], config["BLOCK_N"], config["TILE_ORDER"]
     row_blocks, heads = math.ceil(problem.seqlen_q / block_m), problem.heads * problem.batch
@@ -116,17 +114,17 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig) -> str | Non
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if split > key_tiles:
         return f"KEY_SPLIT={split} leaves blocks of a cluster without work: {problem.seqlen_k} keys make {key_tiles} tiles of {block_n}."
-    if split > 1 and row_blocks * heads > SM_COUNT * config["BLOCKS_PER_SM"]:
+    if split > 1 and row_blocks * heads > gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
     if config["STAGES"] > math.ceil(key_tiles / split):
         return f"STAGES={config['STAGES']} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a block takes."
     if order != "by_head" and (row_blocks == 1 or heads <= max(1, HEADS_IN_TURN[order])):
         return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
-    if _persistent(config) and row_blocks * heads <= SM_COUNT * config["BLOCKS_PER_SM"]:
+    if _persistent(config) and row_blocks * heads <= gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"SCHEDULE={config['SCHEDULE']}: the {row_blocks * heads} tiles are one wave, so that no block takes a second one."
     if config["SCHEDULE"] == "balanced" and key_tiles > MAX_KEY_TILES:
         return f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} of {block_n}."
-    if config["SCHEDULE"] == "balanced" and row_blocks * heads % (SM_COUNT * config["BLOCKS_PER_SM"]) == 0:
+    if config["SCHEDULE"] == "balanced" and row_blocks * heads % (gpu.sm_count * config["BLOCKS_PER_SM"]) == 0:
         return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
     return None
 
@@ -182,15 +180,16 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
     )
 
 
-def grid(problem: AttentionProblem, config: KernelConfig) -> tuple[int, int, int]:
+def grid(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[int, int, int]:
     """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh` reads.
 
-    Blocks of a balanced schedule are fewer than the tiles of rows, so that even a small problem has tiles that two blocks share.
+    Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than the tiles of rows, so
+    that even a small problem has tiles that two blocks share.
     """
     row_blocks, heads = math.ceil(problem.seqlen_q / config["BLOCK_M"]), problem.heads * problem.batch
     if _persistent(config):
         at_most = max(1, row_blocks * heads - 1) if config["SCHEDULE"] == "balanced" else row_blocks * heads
-        return min(at_most, SM_COUNT * config["BLOCKS_PER_SM"]), 1, 1
+        return min(at_most, gpu.sm_count * config["BLOCKS_PER_SM"]), 1, 1
     turn, split = HEADS_IN_TURN[config["TILE_ORDER"]], config["KEY_SPLIT"]
     if turn == 0:
         return problem.heads * split, problem.batch, row_blocks
@@ -222,11 +221,11 @@ class FlashWgmma:
         return (
             self.why_unsupported(problem, gpu)
             or _why_useless(problem, config)
-            or _why_redundant(problem, config)
+            or _why_redundant(problem, config, gpu)
             or _why_too_big(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         producer, consumer = moved_registers(config)
         rescale, octaves = RESCALES[config["RESCALE"]]
         split = config["KEY_SPLIT"]
@@ -267,8 +266,8 @@ class FlashWgmma:
             ),
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
-        scratch, null = self.workspace(problem, config), Scalar("int64", 0)
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
             tile_map(problem, "q", WARPGROUP_ROWS),
             tile_map(problem, "k", config["BLOCK_N"]),
@@ -287,7 +286,7 @@ class FlashWgmma:
         return (
             KernelLaunch(
                 self.name,
-                grid(problem, config),
+                grid(problem, config, gpu),
                 (threads(config), 1, 1),
                 smem_bytes(problem, config),
                 args,
@@ -295,8 +294,8 @@ class FlashWgmma:
             ),
         )
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         if config["SCHEDULE"] == "balanced":
-            results = grid(problem, config)[0] * warpgroups(config)
+            results = grid(problem, config, gpu)[0] * warpgroups(config)
             return {COUNTERS: 4 * results, RESULTS: results * _result_bytes(problem)}
         return {COUNTERS: 4} if config["SCHEDULE"] == "claimed" else {}

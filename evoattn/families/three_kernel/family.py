@@ -246,7 +246,7 @@ class ThreeKernel:
             or why_too_big(problem, config, gpu)
         )
 
-    def constants(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, Any]:
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = (
             "PRODUCT",
             "BLOCK_M",
@@ -282,7 +282,7 @@ class ThreeKernel:
             "VALUES_SMEM_BYTES": values_smem_bytes(problem, config),
         }
 
-    def launches(self, problem: AttentionProblem, config: KernelConfig) -> tuple[KernelLaunch, ...]:
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         heads = problem.heads * problem.batch
         key_blocks = math.ceil(problem.seqlen_k / (config["BLOCK_N"] * config["TILES_A_BLOCK"]))
         scores_grid = (key_blocks, math.ceil(problem.seqlen_q / config["BLOCK_M"]), heads)
@@ -338,7 +338,7 @@ class ThreeKernel:
         )
         return (scores, values) if _merges_late(config) else (scores, softmax, values)
 
-    def workspace(self, problem: AttentionProblem, config: KernelConfig) -> dict[str, int]:
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """S, P unless it replaces S, and two floats a row, maximum and sum; with tiles those of every tile of a row too, with tiles_late
         these alone."""
         scores = _rows(problem) * score_stride(problem)
