@@ -10,8 +10,8 @@ holds it against FILE; it ends with exit code 1 and a list where machine code di
 A config is compiled for every named problem that it is a starting config of, on sm_80, sm_89 and sm_90a. Equal sources
 are compiled once, and taken from the cubin cache if they are there; `compare` does not compile a source that differs
 from the recorded one in comments and white space only. The hash is that of the instructions and constants alone, so
-that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of commit
-d1a0587, by NVRTC 13.0: some five minutes on one core.
+that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of
+commit d1a0587, by NVRTC 13.0: some five minutes on one core.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def starting_candidates(families: list[str]) -> dict[str, Candidate]:
 
 
 def codes_of(families: list[str], known: dict[str, Code]) -> dict[str, Code]:
-    """The code of every starting config, by its key. One with the tokens of its row of `known` is not compiled again."""
+    """The code of each starting config, by its key. One with the tokens of its row of `known` is not compiled again."""
     candidates = starting_candidates(families)
     tokens = {key: tokens_hash(candidate.source) for key, candidate in candidates.items()}
     codes = {key: known[key] for key in candidates if key in known and known[key].tokens == tokens[key]}

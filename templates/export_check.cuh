@@ -1,4 +1,5 @@
-// export_check.cuh: checks the kernel above against a CPU reference and times it. The constants and launches above it are generated.
+// export_check.cuh: checks the kernel above against a CPU reference and times it. The constants and launches above it
+// are generated.
 using Bytes = std::vector<unsigned char>;
 struct Shape { long batch, heads, seqlen; };                    // of one tensor [batch, heads, seqlen, HEAD_DIM]
 struct Error { double largest, rms; };

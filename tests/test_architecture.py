@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from evoattn.families.render import MARKER
-from evoattn.model.paths import DEVICE_HEADERS, ROOT, TEMPLATES
+from evoattn.model.paths import ROOT, TEMPLATES
 
 LAYERS = [  # design §2; a module may import from its own layer's packages and from below
     ["cli"],
@@ -85,7 +85,7 @@ def test_templates_are_plain_cuda_below_the_marker():
 
 def test_constexpr_functions_are_for_the_device():
     """NVRTC takes every function as a device function (-default-device), plain nvcc, which builds the exports, does not."""
-    for path in (*TEMPLATES.glob("*.cu.j2"), *DEVICE_HEADERS.glob("*.cuh")):
+    for path in (*TEMPLATES.glob("*.cu.j2"), *TEMPLATES.rglob("*.cuh")):
         for line in path.read_text().splitlines():
             if re.search(r"(?<!if )constexpr\b[^=(]*\w+\([^()]*\)\s*\{", line):
                 assert "__device__" in line, f"{path.name}: {line.strip()}"

@@ -8,8 +8,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evoattn.families.base import Family
+from evoattn.families.includes import resolve
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.paths import DEVICE_HEADERS, TEMPLATES
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
 from evoattn.model.space import KernelConfig
@@ -23,14 +24,9 @@ def _cpp_literal(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _device_header(name: str) -> str:
-    """A shared leaf verbatim: an `{% include %}` would let Jinja rewrite `{{0}}` in C++."""
-    return (DEVICE_HEADERS / name).read_text().rstrip()
-
-
 @cache
 def _environment() -> Environment:
-    environment = Environment(
+    return Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
         finalize=_cpp_literal,
@@ -39,14 +35,14 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.globals["device_header"] = _device_header
-    return environment
 
 
 def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
-    """Fill the family's template with its constants.
+    """Fill the family's template with its constants and put the headers that it includes in their places.
 
-    Raises `jinja2.TemplateError` only if template and `constants` disagree, which is a bug of the family, not of a config.
+    Headers are put in after Jinja has run, which would rewrite `{{0}}` in C++. Raises `jinja2.TemplateError` if template
+    and `constants` disagree and `IncludeError` if a header cannot be included: both are faults of the family, not of a
+    config.
     """
-    source = _environment().get_template(f"{family.name}.cu.j2").render(family.constants(problem, config, gpu))
-    return Candidate(family.name, config.params, config.id, source, gpu.arch)
+    text = _environment().get_template(f"{family.name}.cu.j2").render(family.constants(problem, config, gpu))
+    return Candidate(family.name, config.params, config.id, resolve(text, TEMPLATES), gpu.arch)

@@ -34,12 +34,6 @@ MAX_WAVES = 16
 """Waves of blocks beyond which splitting only adds partial results."""
 TMA_VECTOR, TMA_KEYS, MAX_BOX_KEYS, TMA_ROW_BYTES = 16, 8, 256, 128
 """Of the 128-byte swizzle: bytes of a chunk, keys of a period, bytes of a row of a box; and the most rows of a box."""
-KV_HEADERS = {
-    "registers": ("kv_registers",),
-    "cp_async": ("kv_cp_async",),
-    "tma": ("mbarrier", "tma", "wgmma", "ldmatrix", "tensor_tile", "ring_position", "kv_tma"),
-}
-"""Device headers by LOAD; `tensor_tile` has operands of wgmma too."""
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
 UNUSED_BYTES = 16
 """Of a scratch buffer that no kernel touches."""
@@ -263,7 +257,7 @@ class SplitKv:
             "CLUSTER_DIMS": f"__cluster_dims__({_cluster(config)}, 1, 1)" if _cluster(config) > 1 else "",
             "COMPUTE": config["COMPUTE"].upper(),
             "DEPENDENT_LAUNCH": config["DEPENDENT_LAUNCH"].upper(),
-            "KV_HEADERS": list(KV_HEADERS[config["LOAD"]]),
+            "LOAD": config["LOAD"],
             "SWIZZLED": config["LOAD"] == "tma",
             "MERGE": config["MERGE"].upper(),
             "SMEM_BYTES": smem_bytes(problem, config),

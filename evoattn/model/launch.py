@@ -52,7 +52,7 @@ class KernelLaunch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     overlaps: bool = False
     """May begin before the launch before it has ended, and waits for it itself by `griddepcontrol.wait` (sm_90): see
-    `templates/device/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
+    `templates/device/ptx/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
 
     @property
     def threads(self) -> int:

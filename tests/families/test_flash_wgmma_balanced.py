@@ -18,7 +18,7 @@ from evoattn.families.flash_wgmma.family import grid
 from evoattn.families.flash_wgmma.registers import registers_at_launch
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.paths import DEVICE_HEADERS
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ptx import run_launch
@@ -90,7 +90,7 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
 
 def test_cuda_takes_the_same_shares():
     """`KeyShare` of every launch above by itself, on the interpreter: [pairs, rounds] of (index, range) a block."""
-    header = (DEVICE_HEADERS / "key_share.cuh").read_text()
+    header = (TEMPLATES / "device" / "schedule" / "key_share.cuh").read_text()
     source = (
         header
         + """

@@ -28,27 +28,6 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ELEMENT_TYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
 SCORE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 MAX_THREADS = 1024
-PRODUCT_HEADERS = {
-    "mma": (
-        "cp_async.cuh",
-        "ldmatrix.cuh",
-        "mma_m16n8k16.cuh",
-        "swizzle.cuh",
-        "gather_tile.cuh",
-        "flash_fragments.cuh",
-        "online_softmax.cuh",
-        "flash_output.cuh",
-    ),
-    "wgmma": (
-        "mbarrier.cuh",
-        "tma.cuh",
-        "wgmma.cuh",
-        "ldmatrix.cuh",
-        "stmatrix.cuh",
-        "tensor_tile.cuh",
-        "wgmma_output.cuh",
-    ),
-}
 WGMMA_ARCH = "sm_90a"
 DEPENDENT_CAPABILITY = (9, 0)
 """From which on a launch may begin before the one before it has ended (CUDA C++ Programming Guide, programmatic dependent launch)."""
@@ -265,7 +244,7 @@ class ThreeKernel:
             "PV_STAGES",
         )
         return {name: config[name] for name in same} | {
-            "PRODUCT_HEADERS": PRODUCT_HEADERS[config["PRODUCT"]],
+            "PRODUCT": config["PRODUCT"],
             "WGMMA_FUNCTIONS": _wgmma_functions(problem, config),
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "SCORE": ELEMENT_TYPES[problem.dtype if has_tile_softmax(config) else config["S_TYPE"]],

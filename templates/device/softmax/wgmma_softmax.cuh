@@ -1,0 +1,186 @@
+// wgmma_softmax.cuh: the online softmax on wgmma's accumulators. With g = lane / 4, s[i] of a lane is row g + 8 (i / 2
+// % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, D).
+#include "device/ptx/element.cuh"
+#include "device/ptx/exp2.cuh"
+#include "device/ptx/warp.cuh"
+#include "device/softmax/exp2_polynomial.cuh"
+
+template <bool VALUE> struct Flag { static constexpr bool value = VALUE; };
+using True = Flag<true>;
+using False = Flag<false>;
+
+enum class Rescale {
+  ALWAYS,      // shift = row maximum; O and sums are rescaled after every tile
+  LAZY,        // shift = LAZY_OCTAVES above the first maximum; O and sums are rescaled only if a score reaches it
+  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again and treated as ALWAYS
+};
+
+// Rows g and g + 8 of a lane.
+struct RowState {
+  float shift[2];                                  // log2 units: the row maximum so far, or above it
+  float sum[2];                                    // Σ_j 2^(s_j - shift) of this lane's keys
+
+  __device__ __forceinline__ void clear() {
+    shift[0] = shift[1] = -1e38f;                  // no key seen: finite, so that a masked score minus it is -inf and no NaN
+    sum[0] = sum[1] = 0.f;
+  }
+};
+
+// s = -inf for keys that a row does not see: those from `keys` on, and CAUSAL from `row_keys` on for row g, `row_keys` + 8 for row g + 8.
+// `first_key` is the tile's.
+template <bool CAUSAL, int FLOATS>
+__device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, int keys, int row_keys, int lane) {
+  const int lane_key = first_key + lane % 4 * 2;           // the lane's first
+  const int low_keys = (CAUSAL ? min(keys, row_keys) : keys) - lane_key, high_keys = (CAUSAL ? min(keys, row_keys + 8) : keys) - lane_key;
+#pragma unroll
+  for (int i = 0; i < FLOATS; ++i) {
+    if (i / 4 * 8 + i % 2 >= (i & 2 ? high_keys : low_keys)) s[i] = NEGATIVE_INFINITY;
+  }
+}
+
+// Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains a row hide the latency.
+template <int FLOATS> __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+  float other[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) maximum[row] = fmaxf(s[2 * row], s[2 * row + 1]), other[row] = fmaxf(s[4 + 2 * row], s[5 + 2 * row]);
+#pragma unroll
+  for (int i = 8; i < FLOATS; i += 8)
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      maximum[row] = fmaxf(maximum[row], fmaxf(s[i + 2 * row], s[i + 2 * row + 1]));
+      other[row] = fmaxf(other[row], fmaxf(s[i + 4 + 2 * row], s[i + 5 + 2 * row]));
+    }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    maximum[row] = fmaxf(maximum[row], other[row]);
+    maximum[row] = fmaxf(maximum[row], __shfl_xor_sync(ALL_LANES, maximum[row], 1));
+    maximum[row] = fmaxf(maximum[row], __shfl_xor_sync(ALL_LANES, maximum[row], 2));
+  }
+}
+
+// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER unless FIRST or MASKED.
+// Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST: the first tile, O is still 0. MASKED: some
+// row may see none or the first of its keys in this tile.
+template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int FLOATS>
+__device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
+  constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
+  bool rescale = false;
+  if constexpr (FIRST || MASKED || !LAZY) {        // shift = max(shift, max_j s_j · scale + room)
+    float maximum[2];
+    row_max(s, maximum);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float old_shift = state.shift[row], scaled = maximum[row] * scale;
+      state.shift[row] = !LAZY ? fmaxf(scaled, old_shift) : scaled > old_shift ? scaled + LAZY_OCTAVES : old_shift;
+      if constexpr (!FIRST) {
+        factor[row] = exp2_approx(old_shift - state.shift[row]);
+        state.sum[row] *= factor[row];
+        rescale |= scaled > old_shift;
+      }
+    }
+    if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
+  }
+  int all_negative = -1;
+#pragma unroll
+  for (int i = 0; i < FLOATS; ++i) {
+    s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
+    if constexpr (TESTED) all_negative &= __float_as_int(s[i]);
+  }
+  if constexpr (TESTED) {                          // one sign bit a score tells whether any reached its shift after all
+    rescale = __any_sync(ALL_LANES, all_negative >= 0);
+    if (rescale) {
+      float rise[2];
+      row_max(s, rise);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        rise[row] = rise[row] >= 0.f ? rise[row] + LAZY_OCTAVES : 0.f;
+        state.shift[row] += rise[row];
+        factor[row] = exp2_approx(-rise[row]);
+        state.sum[row] *= factor[row];
+      }
+#pragma unroll
+      for (int i = 0; i < FLOATS; ++i) s[i] -= rise[i / 2 % 2];
+    }
+  }
+  return rescale;
+}
+
+// s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums a row hide the latency.
+template <int EIGHTHS, int FLOATS> __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
+  float odd[2] = {0.f, 0.f};
+#pragma unroll
+  for (int i = 0; i < FLOATS; ++i) {
+    s[i] = i * EIGHTHS % 8 + EIGHTHS > 7 ? exp2_polynomial(s[i]) : exp2_approx(s[i]);
+    (i % 2 ? odd : sum)[i / 2 % 2] += s[i];
+  }
+  sum[0] += odd[0], sum[1] += odd[1];
+}
+
+// LAZY_AFTER: the sums of a tile show that all its probabilities fit fp16; an infinite one, or NaN, shows the contrary.
+__device__ __forceinline__ bool too_high(const float (&sum)[2]) {
+  constexpr float LIMIT = 32768.f;
+  return __any_sync(ALL_LANES, !(sum[0] <= LIMIT && sum[1] <= LIMIT));
+}
+
+// P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called by a warp that lost
+// its scores.
+template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, typename ScoresAgain, int FLOATS>
+__device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
+                                             ScoresAgain scores_again) {
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED>(state, s, scale, factor);
+  if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
+    float sum[2] = {0.f, 0.f};
+    exponentiate<EIGHTHS>(s, sum);
+    rescale = too_high(sum);
+    if (rescale) {
+      scores_again();
+      shift_scores<Rescale::ALWAYS, 0, false, false>(state, s, scale, factor);
+      sum[0] = sum[1] = 0.f;
+      exponentiate<EIGHTHS>(s, sum);
+    }
+    state.sum[0] += sum[0], state.sum[1] += sum[1];
+  } else {
+    exponentiate<EIGHTHS>(s, state.sum);
+  }
+  return rescale;
+}
+
+// P in the element type, as the A operand of the next product: the accumulators of 16 keys are its registers in order.
+template <typename Element, int STEPS>
+__device__ __forceinline__ void pack_probabilities(uint32_t (&p)[STEPS][4], const float (&s)[8 * STEPS]) {
+#pragma unroll
+  for (int i = 0; i < 4 * STEPS; ++i) p[i / 4][i % 4] = pack2<Element>(s[2 * i], s[2 * i + 1]);
+}
+
+template <int FLOATS> __device__ __forceinline__ void scale_rows(float (&o)[FLOATS], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < FLOATS; ++i) o[i] *= factor[i / 2 % 2];
+}
+
+// Σ over all keys of rows g and g + 8: the four lanes of a row hold different ones.
+__device__ __forceinline__ float row_sum(const RowState& state, int row) {
+  float sum = state.sum[row];
+  sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+  sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+  return sum;
+}
+
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below `rows`; -inf for no
+// key, whose shift is finite.
+__device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows, int lane) {
+  constexpr float LN_2 = 0.693147180559945309f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sum = row_sum(state, i);
+    if (lane % 4 == 0 && row + 8 * i < rows) lse_gmem[row + 8 * i] = (state.shift[i] + __log2f(sum)) * LN_2;
+  }
+}
+
+// 1 / Σ of rows g and g + 8; 0 for a row that saw no key, whose O is 0.
+__device__ __forceinline__ void inverse_sums(const RowState& state, float (&inverse)[2]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float sum = row_sum(state, row);
+    inverse[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+  }
+}
