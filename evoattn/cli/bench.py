@@ -15,7 +15,7 @@ from evoattn.model.paths import default_database
 def bench(
     problems: Annotated[
         list[str],
-        typer.Argument(metavar="PROBLEM...", help="Names of `evoattn problems`, or shapes as for `search --shape`."),
+        typer.Argument(metavar="PROBLEM", help="Names of `evoattn problems`, or shapes as for `search --shape`."),
     ],
     gpu: Annotated[str, typer.Option(metavar="NAME", help="The GPU that must be here, or auto.")] = "auto",
     db: Annotated[
@@ -34,9 +34,10 @@ def bench(
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table or json.")] = "table",
     output: Output = None,
 ) -> None:
-    """Time the best recorded kernels of each problem (else its starting configs) beside every installed peer.
+    """Time the best kernels beside every peer.
 
-    Each kernel is checked before and after it is timed. Needs a CUDA device.
+    The best recorded kernels of each problem (else its starting configs) take turns with every installed peer. Each
+    kernel is checked before and after it is timed. Needs a CUDA device.
     """
     with errors():
         require_one_of("format", format, ("table", "json"))

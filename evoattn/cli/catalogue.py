@@ -16,10 +16,9 @@ DEFAULT_GPU = "h100"
 
 def _table(**columns: str) -> Table:
     """A table with these columns: name="left", "right" or "fold" (left, and long texts take several lines)."""
-    from rich import box
-    from rich.table import Table
+    from evoattn.report.text import make_table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = make_table()
     for name, kind in columns.items():
         table.add_column(name.replace("_", " "), justify="right" if kind == "right" else "left", no_wrap=kind != "fold")
     return table
@@ -29,17 +28,18 @@ def problems() -> None:
     """List the problems that have a name."""
     with errors():
         from evoattn.model.named_problems import named_problems
+        from evoattn.report.text import print_text
 
         table = _table(name="left", shape="fold")
         for name, problem in named_problems().items():
             table.add_row(name, problem.with_().describe())
         screen = console()
         screen.print(table)
-        screen.print("Any other shape: `evoattn search --shape B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`.")
+        print_text(screen, "Any other shape: `evoattn search --shape B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`.")
 
 
 def gpus() -> None:
-    """List the GPUs that evoattn knows, and what is in this machine."""
+    """List the GPUs that evoattn knows, and what is here."""
     with errors():
         from evoattn.model.gpu import GPUS, detect_devices
 
@@ -70,34 +70,37 @@ def gpus() -> None:
 
 def families(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show the parameters of this family.", show_default="all")
+        str | None, typer.Argument(metavar="FAMILY", help="Show the parameters of this family.", show_default="all")
     ] = None,
     gpu: Annotated[
         str, typer.Option(metavar="NAME", help="The values that a search for this GPU chooses from.")
     ] = DEFAULT_GPU,
 ) -> None:
-    """List the families of kernels, or one family's parameters: what each means and which values it may take."""
+    """List the families, or one family's parameters.
+
+    Of each parameter: which values it may take, and what it means.
+    """
     with errors():
         from evoattn.families import registry
         from evoattn.model.gpu import lookup
         from evoattn.model.space import load_space, spelling
+        from evoattn.report.text import print_text
 
         spec, screen = lookup(gpu), console()
         if name is None:
-            table = _table(family="left", what_it_is="fold", devices="fold", dtypes="fold", points="right")
             for family in registry.FAMILIES.values():
-                space = load_space(family.name, spec)
-                row = (family.name, family.summary, family.devices, ", ".join(family.dtypes), f"{space.size:.1e}")
-                table.add_row(*row)
-            screen.print(table)
-            screen.print("points: combinations of parameter values. `evoattn families NAME` lists the parameters.")
+                points = load_space(family.name, spec).size
+                print_text(screen, f"{family.name}: {family.summary}", "bold")
+                print_text(screen, f"{family.devices}; {', '.join(family.dtypes)}; {points:.1e} configs", indent="  ")
+            screen.print()
+            print_text(screen, "`evoattn families NAME` lists the parameters of one, with their values.")
             return
         family, space = registry.lookup(name), load_space(name, spec)
-        screen.print(f"{family.name}: {family.summary}", markup=False)
-        screen.print(f"Runs on {family.devices}; {', '.join(family.dtypes)}. Values for the {spec.product}:")
+        print_text(screen, f"{family.name}: {family.summary}", "bold")
+        print_text(screen, f"Runs on {family.devices}; {', '.join(family.dtypes)}. Values for the {spec.product}:")
         table = _table(parameter="left", values="fold", meaning="fold")
         for parameter in space.parameters:
             values = ", ".join(spelling(value) for value in parameter.values)
             table.add_row(parameter.name, values, parameter.meaning)
         screen.print(table)
-        screen.print(f"Choose some by `evoattn search --family {name} --set NAME=V1,V2`.", markup=False)
+        print_text(screen, f"Choose some by `evoattn search --family {name} --set NAME=V1,V2`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,10 +88,11 @@ def require_one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def console() -> Console:
-    """Terminals tell their width; pipes and files get room for a whole table row."""
+    """Terminals tell their width; pipes and files get room for a whole table row, unless COLUMNS is set."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if known else PIPE_WIDTH, highlight=False)
 
 
 def print_plainly(*lines: str) -> None:

@@ -31,7 +31,10 @@ def export(
     gpu: GpuOfBest = None,
     db: Database = None,
 ) -> None:
-    """Write one .cu file that plain nvcc builds: the recorded kernel, a check of its answer and a timing."""
+    """Write a recorded kernel to one .cu file.
+
+    Plain nvcc builds it: the kernel as recorded, a check of its answer and a timing.
+    """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.export.check import export_source
 
@@ -54,7 +57,10 @@ def reproduce(
     ] = False,
     db: Database = None,
 ) -> None:
-    """Render, recompile, validate and time a trial again. Exit code 0 only if it reproduced."""
+    """Run a recorded trial again.
+
+    It is rendered, compiled, checked and timed anew, and compared with the record. Exit code 0 only if it reproduced.
+    """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.search.reproduce import reproduce as run_again
 

@@ -10,7 +10,7 @@ from evoattn.correctness import sanitizer
 from evoattn.model.records import Study
 from evoattn.report import summarise
 from evoattn.report.screen import print_result
-from evoattn.report.text import print_text
+from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
 from evoattn.search.loop import Search, SearchError
 from evoattn.search.request import DEFAULT_CACHE
@@ -31,14 +31,14 @@ def _why_not_sanitized(prepared: PreparedSearch) -> str:
     return "" if sanitizer.find() else sanitizer.NOT_INSTALLED
 
 
-def _earlier(prepared: PreparedSearch, earlier: Study) -> str:
+def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> None:
     leaders = prepared.storage.leaderboard(earlier, 1)
     best = f", best {leaders[0].timing.median_us:.2f} µs" if leaders and leaders[0].timing else ""
     trials = sum(prepared.storage.counts(earlier).values())
-    return (
-        f"Searched before: study {earlier.name} ({trials} trials{best}). To go on with it instead of beginning anew: "
-        f"evoattn search --resume --study {earlier.name}"
-    )
+    print_text(console, f"Searched before, in study {earlier.name} ({trials} trials{best}). To go on with that one:")
+    db = [["--db", prepared.words.db]] if prepared.words.db else []
+    words = [["evoattn", "search"], ["--resume"], ["--study", earlier.name], *db]
+    print_lines(console, command(words, min(console.width, WIDEST)))
 
 
 def run_search(prepared: PreparedSearch, console: Console) -> None:
@@ -49,7 +49,7 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
         if prepared.words.resume:
             print_text(console, f"Problem {wanted.problem.describe()}, on {wanted.gpu.name}.")
         if prepared.earlier:
-            print_text(console, _earlier(prepared, prepared.earlier))
+            _say_earlier(prepared, prepared.earlier, console)
         here = collect(wanted.device)
         storage.use_environment(here)
         if changed := differences(study.versions, here):

@@ -27,7 +27,7 @@ from evoattn.cli.common import (
 
 def report(
     study: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="Name of the study.", show_default="the latest")
+        str | None, typer.Argument(metavar="STUDY", help="Name of the study.", show_default="the latest")
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, json or html.")] = "table",
     output: Output = None,
@@ -38,9 +38,10 @@ def report(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of the leaderboard.")] = 20,
     db: Database = None,
 ) -> None:
-    """Show what a study found: the best kernel, how sure that is, and what to do next.
+    """Show what a study found, and what to do next.
 
-    --full adds the leaderboard and all that was learnt on the way; --format html writes a page of it with plots.
+    The best kernel, how sure that is, where it is kept and the next commands, on one screen. --full adds the
+    leaderboard and all that was learnt on the way; --format html writes a page of it with plots.
     """
     with errors():
         require_one_of("format", format, ("table", "json", "html"))
@@ -80,7 +81,10 @@ def show(
     gpu: GpuOfBest = None,
     db: Database = None,
 ) -> None:
-    """Show all that is recorded of one trial: config, state, evidence and lineage."""
+    """Show all that is recorded of one trial.
+
+    Its config, state, evidence and lineage, and where it ran.
+    """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.report.show import print_trial
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from evoattn.report.data import StudySummary, cost_text
 from evoattn.report.rows import GeneValue
-from evoattn.report.text import add_row, make_table, number, print_text
+from evoattn.report.text import add_row, make_table, number, print_table, print_text
 from evoattn.timing.peers.labels import peer_label
 
 FAILURES_SHOWN = 12
@@ -40,7 +40,7 @@ def print_details(summary: StudySummary, console: Console) -> None:
 def _print_peers(summary: StudySummary, console: Console) -> None:
     if not summary.baselines:
         return
-    table = make_table("Peers on the same device")
+    table = make_table()
     for name in ("peer", "µs", "p10-p90", "TFLOP/s"):
         table.add_column(name, justify="left" if name == "peer" else "right", no_wrap=True)
     table.add_column("timed in")
@@ -50,13 +50,13 @@ def _print_peers(summary: StudySummary, console: Console) -> None:
         else:
             spread = f"{number(b.p10_us, 2)}-{number(b.p90_us, 2)}"
             add_row(table, peer_label(b.backend), number(b.median_us, 2), spread, number(b.tflops, 1), b.stage)
-    console.print(table)
+    print_table(console, "Peers on the same device", table)
 
 
 def _print_failures(summary: StudySummary, console: Console) -> None:
     if not summary.failures:
         return
-    table = make_table("Failures")
+    table = make_table()
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("reason")
@@ -67,7 +67,7 @@ def _print_failures(summary: StudySummary, console: Console) -> None:
         add_row(
             table, str(sum(g.count for g in rest)), "", f"{len(rest)} more kinds of failure: see --format json or html"
         )
-    console.print(table)
+    print_table(console, "Failures", table)
 
 
 def _print_lineage(summary: StudySummary, console: Console) -> None:
@@ -75,7 +75,7 @@ def _print_lineage(summary: StudySummary, console: Console) -> None:
         return
     measured = summary.kind == "measured"
     unit = "µs" if measured else "relative cost"
-    table = make_table(f"Lineage of the best (parameters that differ from its best parent; value in {unit})")
+    table = make_table()
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("made by", no_wrap=True)
@@ -85,7 +85,7 @@ def _print_lineage(summary: StudySummary, console: Console) -> None:
         changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in a.changes.items())
         parents = f" of {', '.join(map(str, a.parents))}" if a.parents else ""
         add_row(table, str(a.trial), a.state if a.value is None else value, f"{a.operator}{parents}", changes)
-    console.print(table)
+    print_table(console, f"Lineage of the best (parameters that differ from its best parent; value in {unit})", table)
 
 
 def _print_improvements(summary: StudySummary, console: Console) -> None:
@@ -93,7 +93,7 @@ def _print_improvements(summary: StudySummary, console: Console) -> None:
         print_text(console, summary.search_gain)
     if len(summary.improvements) < 2:
         return
-    table = make_table("Improvements, the latest first (gain over the best before; parameters against the best parent)")
+    table = make_table()
     for name in ("after", "trial", "value", "gain"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("made by", no_wrap=True)
@@ -104,7 +104,9 @@ def _print_improvements(summary: StudySummary, console: Console) -> None:
         gain = "-" if step.gain is None else f"{step.gain:.2%}"
         changes = " ".join(f"{name} {old}→{new}" for name, (old, new) in found.changes.items())
         add_row(table, f"{step.elapsed_s:.0f} s", str(found.trial), value, gain, found.operator, changes)
-    console.print(table)
+    print_table(
+        console, "Improvements, the latest first (gain over the best before; parameters against the best parent)", table
+    )
 
 
 def _print_genes(summary: StudySummary, console: Console) -> None:
@@ -115,7 +117,7 @@ def _print_genes(summary: StudySummary, console: Console) -> None:
     telling = [gene for gene in winners.values() if gene.tells]
     if not telling:
         return
-    table = make_table("Values that won (share among the best 5 % and among all; paired effect, under 1 is faster)")
+    table = make_table()
     for name in ("family", "parameter"):
         table.add_column(name, no_wrap=True)
     for name in ("best 5 %", "all", "effect", "pairs"):
@@ -124,4 +126,6 @@ def _print_genes(summary: StudySummary, console: Console) -> None:
         effect = number(gene.effect, 3)
         shares = (f"{gene.top_share:.0%}", f"{gene.share:.0%}")
         add_row(table, gene.family, f"{gene.gene}={gene.value}", *shares, effect, str(gene.pairs))
-    console.print(table)
+    print_table(
+        console, "Values that won (share among the best 5 % and among all; paired effect, under 1 is faster)", table
+    )

@@ -8,11 +8,8 @@ from rich.console import Console
 
 from evoattn.report.data import StudySummary, cost_text
 from evoattn.report.rows import Origin, PeerRatio, Winner
-from evoattn.report.text import clean, command, number, print_lines, print_text
+from evoattn.report.text import WIDEST, clean, command, number, print_lines, print_text
 from evoattn.timing.peers.labels import peer_label
-
-WIDEST = 100
-"""Columns up to which the screen uses the terminal's width."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def _print_best(summary: StudySummary, winner: Winner, console: Console) -> None
         print_text(
             console,
             "A relative cost orders the kernels of one problem and GPU. It is the cost model's estimate, not a time: "
-            f"it tells no speedup. Run the search on the {summary.gpu} for times.",
+            "it tells no speedup. For times, search on a machine with that GPU.",
             indent="  ",
         )
         return
@@ -114,6 +111,5 @@ def _counts(summary: StudySummary) -> str:
 def _print_place(summary: StudySummary, console: Console, kept: Kept) -> None:
     trial = f"Kept as trial {summary.winner.row.trial}" if summary.winner else "Kept"
     print_lines(console, [""])
-    print_text(
-        console, f"{trial} of study {summary.study} ({summary.problem_text}, on {summary.gpu}) in {kept.database}"
-    )
+    print_text(console, f"{trial} of study {summary.study} ({summary.problem_text}, on {summary.gpu})")
+    print_text(console, f"in {kept.database}", indent="  ")

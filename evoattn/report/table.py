@@ -12,7 +12,7 @@ from evoattn.report.data import StudySummary, cost_text
 from evoattn.report.details import print_details
 from evoattn.report.rows import LeaderboardRow
 from evoattn.report.screen import Kept, print_result
-from evoattn.report.text import add_row, clean, make_table, number, print_text
+from evoattn.report.text import add_row, clean, make_table, number, print_table, print_text
 
 WIDE = 140
 """Columns from which the leaderboard also holds the resources and both percentiles; below, resources stand beside the
@@ -39,10 +39,16 @@ def _print_leaderboard(summary: StudySummary, console: Console) -> None:
         console.print("No candidate is right yet.")
         return
     wide = console.width >= WIDE
-    console.print(_leaderboard(summary, wide))
+    print_table(console, _title(summary, wide), _leaderboard(summary, wide))
     if summary.verdict:
         print_text(console, summary.verdict)
-    console.print(_configs(summary.leaderboard, resources=not wide))
+    print_table(console, "Configs", _configs(summary.leaderboard, resources=not wide))
+
+
+def _title(summary: StudySummary, wide: bool) -> str:
+    if summary.kind == "estimated":
+        return "Leaderboard by relative cost; nothing was timed"
+    return "Leaderboard, µs per call" + ("" if wide else "; spread: 10th to 90th percentile over the median")
 
 
 def _resources(row: LeaderboardRow) -> list[str]:
@@ -62,12 +68,12 @@ def _leaderboard(summary: StudySummary, wide: bool) -> Table:
     measured = summary.kind == "measured"
     backends = [b.backend for b in summary.baselines if any(b.backend in row.speedups for row in summary.leaderboard)]
     if measured:
-        title = "Leaderboard, µs per call" + ("" if wide else "; spread: 10th to 90th percentile over the median")
         spread = "10-90 %, µs" if wide else "spread"
         values = ["median", spread, "TFLOP/s", "peak", *(f"×{clean(b)}" for b in backends)]
     else:
-        title, values = "Leaderboard by relative cost; nothing was timed", ["relative cost"]
-    table = make_table(title, tight=not wide)
+        values = ["relative cost"]
+    table = make_table()
+    table.padding = (0, 1 if wide else 0, 0, 0)
     for name in ("#", "trial"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("family", no_wrap=True)
@@ -94,7 +100,7 @@ def _leaderboard(summary: StudySummary, wide: bool) -> Table:
 
 def _configs(rows: tuple[LeaderboardRow, ...], resources: bool) -> Table:
     """What each row's config has of its own; what all rows of a family share is said once."""
-    table = make_table("Configs")
+    table = make_table()
     table.add_column("trial", justify="right", no_wrap=True)
     for name in RESOURCES if resources else ():
         table.add_column(name, justify="right", no_wrap=True)

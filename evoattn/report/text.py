@@ -12,23 +12,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+WIDEST = 100
+"""Columns up to which sentences and commands use the terminal's width."""
+
 
 def clean(value: Any) -> str:
     """Text from the database without anything that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in str(value))
 
 
-def make_table(title: str, tight: bool = False) -> Table:
-    """A table with a title, or without one where it is empty."""
-    padding = (0, 0) if tight else (0, 1, 0, 0)
-    return Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=padding,
-        pad_edge=False,
-    )
+def make_table() -> Table:
+    """An empty table of the report."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def print_table(console: Console, title: str, table: Table) -> None:
+    """The table under its title, which is as wide as the console, not as the table."""
+    print_text(console, title, "bold")
+    console.print(table)
 
 
 def add_row(table: Table, *values: object) -> None:
@@ -49,7 +50,7 @@ def print_lines(console: Console, lines: Iterable[str], style: str = "") -> None
 
 def print_text(console: Console, text: str, style: str = "", indent: str = "") -> None:
     """A sentence or more, wrapped between words; further lines begin with two spaces more than `indent`."""
-    print_lines(console, wrapped(clean(text), console.width, indent), style)
+    print_lines(console, wrapped(clean(text), min(console.width, WIDEST), indent), style)
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
