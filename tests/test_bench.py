@@ -226,6 +226,7 @@ def test_without_a_device_it_is_one_sentence(monkeypatch):
     assert done.exit_code == 2 and "no CUDA device" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_problems_come_by_name_or_by_shape(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(gpu, "detect_devices", lambda: [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")])

@@ -48,6 +48,7 @@ def test_search_says_first_what_it_searches_and_last_what_it_found(study):
     assert "never timed" in output and "µs" not in output
 
 
+@pytest.mark.slow
 def test_a_restricted_search_and_its_resumption_stay_in_their_part_of_the_space(tmp_path):
     db = tmp_path / "evoattn.sqlite"
     words = (
@@ -81,6 +82,7 @@ def test_every_trial_is_recorded_with_its_source(study):
     }
 
 
+@pytest.mark.slow
 def test_resume_goes_on_without_repeating(study):
     db, _ = study
     result = run("search", "--resume", "--study", "small", "--budget", "6trials", "--jobs", 2, "--db", db)

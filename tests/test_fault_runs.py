@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from evoattn.model.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_killed_search_and_a_long_one_keep_what_they_promised():

@@ -14,6 +14,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, load_space
 
+pytestmark = pytest.mark.slow
+
 MET = {
     "what blocks of a cluster send is aligned, though one warp's one row ends at 8 bytes": (
         "split_kv",

@@ -14,6 +14,7 @@ from evoattn.model.gpu import GPUS
 H100 = GPUS["h100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", left_out.VARIANTS)
 def test_a_variant_compiles_to_another_kernel(name):
     problem = problems.lookup("seed_h100")

@@ -73,6 +73,7 @@ def test_flash_wgmma_writes_it(genes):
     assert evaluation.state is TrialState.ESTIMATED, evaluation.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong", "word"),
     [

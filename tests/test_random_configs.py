@@ -17,6 +17,8 @@ from evoattn.model.records import Candidate, Evaluation, TrialState
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
 
+pytestmark = pytest.mark.slow
+
 MANY, FEW = 10, 3
 """Configs a problem: of families whose kernels the interpreter runs soon, and of all others, a new one too."""
 COUNTS = {"flash_scalar": MANY, "flash_mma": MANY, "flash_wgmma": MANY}

@@ -304,6 +304,7 @@ def wait_until(condition, seconds=60.0):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
     process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: "No CUDA device" in process.stdout.readline())
@@ -313,6 +314,7 @@ def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
     assert process.returncode == 0 and "Done (interrupted): " in output, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
     db = tmp_path / "db.sqlite"

@@ -23,6 +23,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {
     "flash_scalar": (test_flash_scalar, AttentionProblem(1, 1, 1, 35, 131, 64), "l4"),
     "flash_mma": (test_flash_mma, AttentionProblem(1, 2, 1, 113, 203, 64), "l4"),

@@ -147,6 +147,7 @@ SMALL = {"SCHEDULE": "balanced", "BLOCKS_PER_SM": 1, "STAGES": 1}
 TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PRODUCER": "warpgroup"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "kind", "sm_count", "genes"),
     [

@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from multiprocessing import get_context
 
+import pytest
+
 from evoattn.backends.compiler import compile_source
 from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.render import render
@@ -113,6 +115,7 @@ def fault(pair: tuple[AttentionProblem, KernelConfig]) -> str:
     return f"{problem.describe()} {config.describe()}: {info.spill_store_bytes} bytes spilled, {info.warnings}"
 
 
+@pytest.mark.slow
 def test_accepted_configs_compile_without_a_spill():
     with get_context("spawn").Pool(2) as pool:  # processes: two threads in NVRTC fail
         faults = [text for text in pool.map(fault, draw(), chunksize=8) if text]

@@ -108,6 +108,7 @@ def test_what_the_faults_are_put_into_is_right(stages):
     assert passes({"STAGES": stages})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]

@@ -177,6 +177,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("genes", "line", "old", "new"),
     [
@@ -306,6 +307,7 @@ def test_the_first_of_each_exchange_compiles_without_spills(name, exchange):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "gpu", "fixed"),
     [

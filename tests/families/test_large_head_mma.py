@@ -118,6 +118,7 @@ def test_right_in_a_cluster(p, genes, kind):
     assert result.passed, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -132,6 +133,7 @@ def test_a_fault_injected_into_a_cluster_is_found(old, new):
     assert not result.passed and math.isnan(result.max_error), result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("genes", "old", "new"),
     [
@@ -219,6 +221,7 @@ def test_starting_configs_compile_without_spills(name, which):
     assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)
 
 
+@pytest.mark.slow
 def test_random_valid_configs_are_right():
     draw, right = random.Random(5), 0
     while right < 3:

@@ -116,6 +116,7 @@ RAGGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
 def test_random_valid_configs_are_right(p):
     pool = drawing(load_space("split_kv", L4), p, L4, p.seqlen_k)
@@ -139,6 +140,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     line, old, new, genes = FAULTS[fault]

@@ -188,6 +188,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_found(fault):
     genes, line, old, new = FAULTS[fault]
@@ -296,6 +297,7 @@ def test_all_launches_but_the_first_may_begin_early(softmax):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "p",
     [

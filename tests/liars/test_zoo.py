@@ -8,6 +8,8 @@ from evoattn.model import gpu
 from evoattn.model.records import TrialState
 from evoattn.storage import Storage
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def caught(tmp_path_factory):

@@ -214,6 +214,7 @@ def test_asking_is_quick_when_there_is_much_history(name):
     assert (time.process_time() - started) / 40 < 0.02  # 0.1 to 3 ms; the rest is for a busy machine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["genetic", "tpe"])
 def test_learning_beats_chance(name):
     learned = statistics.mean(best(search(name, seed, 300)) for seed in range(3))

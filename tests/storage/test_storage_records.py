@@ -134,6 +134,7 @@ def test_unknown_records_are_sentences(storage):
         make_study(storage)
 
 
+@pytest.mark.slow
 def test_a_large_study_is_written_and_read_quickly(storage):
     """2000 trials here; 20 000 take ten times as long to record and to read one by one, and a report has 3 s for that."""
     study = make_study(storage)
