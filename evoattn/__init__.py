@@ -10,6 +10,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "AttentionProblem": "evoattn.model.problem",
     "GPUS": "evoattn.model.gpu",
+    "NoKernel": "evoattn.ops.runtime",
+    "attention": "evoattn.ops.attention",
+    "disable": "evoattn.ops.sdpa",
+    "enable": "evoattn.ops.sdpa",
+    "explain": "evoattn.ops.explain",
+    "sdpa": "evoattn.ops.sdpa",
+    "warmup": "evoattn.ops.explain",
 }
 """Public name → the module that defines it."""
 

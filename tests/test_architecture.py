@@ -9,7 +9,7 @@ from evoattn.model.paths import ROOT, TEMPLATES
 
 LAYERS = [  # design §2; a module may import from its own layer's packages and from below
     ["cli"],
-    ["bench", "export", "report", "search"],
+    ["bench", "export", "ops", "report", "search"],
     ["samplers", "storage"],
     ["evaluation"],
     ["timing"],

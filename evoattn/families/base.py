@@ -77,9 +77,13 @@ def why_no_lse(name: str, problem: AttentionProblem) -> str | None:
     )
 
 
-def softmax_scale_log2(problem: AttentionProblem) -> float:
-    """softmax_scale · log2(e): kernels take exponentials base 2, `exp(x) = exp2(x · log2 e)`."""
-    return problem.softmax_scale * math.log2(math.e)
+SOFTMAX_SCALE_LOG2 = "softmax_scale_log2"
+"""Name of the argument by which every kernel takes its softmax scale."""
+
+
+def softmax_scale_log2(problem: AttentionProblem) -> Scalar:
+    """softmax_scale · log2(e), float32: kernels take exponentials base 2, `exp(x) = exp2(x · log2 e)`."""
+    return Scalar("float32", problem.softmax_scale * math.log2(math.e), SOFTMAX_SCALE_LOG2)
 
 
 def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -91,5 +95,5 @@ def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     args: list[KernelArg] = [Buffer(t) for t in "qkvo"]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
     args += [Scalar("int64", stride) for t in "qkvo" for stride in problem.strides(t)[:3]]
-    args.append(Scalar("float32", softmax_scale_log2(problem)))
+    args.append(softmax_scale_log2(problem))
     return tuple(args)

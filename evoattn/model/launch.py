@@ -8,10 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Scalar:
-    """A kernel argument passed by value."""
+    """A kernel argument passed by value. `name` is given where a caller may put another value in its place."""
 
     ctype: Literal["int32", "int64", "float32"]
     value: int | float
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class FlashWgmma:
                 for n in (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)
             ),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]),
-            Scalar("float32", softmax_scale_log2(problem)),
+            softmax_scale_log2(problem),
         )
         return (
             KernelLaunch(

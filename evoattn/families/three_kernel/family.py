@@ -277,7 +277,7 @@ class ThreeKernel:
             return *(Scalar("int32", n) for n in (problem.heads, problem.kv_heads)), *lengths, stride, *strides
 
         threads = tuple((count, 1, 1) for count in threads_a_block(config))
-        scale = Scalar("float32", softmax_scale_log2(problem))
+        scale = softmax_scale_log2(problem)
         scores_args = (Buffer("q"), Buffer("k"), Buffer("s"), tiles, *heads_and_lengths("q", "k"), scale)
         values_args = (p, tiles, rows, Buffer("v"), Buffer("o"), *heads_and_lengths("v", "o"))
         if uses_wgmma(config):

@@ -1,0 +1,1 @@
+"""The found kernels, called from PyTorch: `evoattn.attention` and what stands around it."""

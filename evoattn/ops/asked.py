@@ -1,0 +1,117 @@
+"""What one call asks for: shapes, strides and flags without the data, and why only SDPA can serve it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from evoattn.model.problem import AttentionProblem, ProblemError
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+CAUSAL_KINDS = ("upper_left", "lower_right")
+ALIGNMENT = 16
+"""Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
+SIZE_NAMES = ("batch", "head", "row")
+
+
+@dataclass(frozen=True)
+class StridedProblem(AttentionProblem):
+    """A problem whose tensors lie as a caller's do: `strides_of` holds the strides of q, k, v and o in elements."""
+
+    strides_of: tuple[tuple[int, int, int, int], ...] = ()
+
+    def strides(self, tensor: str) -> tuple[int, int, int, int]:
+        return self.strides_of["qkvo".index(tensor)]
+
+    @property
+    def packed(self) -> AttentionProblem:
+        """The same problem in a memory layout of its own: what a search or a portfolio speaks of."""
+        return AttentionProblem(**{name: getattr(self, name) for name in AttentionProblem.__dataclass_fields__})
+
+
+def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """`strides` with those of dimensions of one element, which mean nothing, replaced by what the other dimensions
+    span.
+    """
+    span = max(stride * size for stride, size in zip(strides, shape, strict=True) if size > 1 or stride == 1)
+    span = -(-span // ALIGNMENT) * ALIGNMENT
+    batch, head, row = (strides[dim] if shape[dim] > 1 else span for dim in range(3))
+    return batch, head, row, strides[3]
+
+
+def _why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str | None:
+    if strides[3] != 1:
+        return f"{name}'s last dimension has stride {strides[3]}, not 1"
+    for dim, what in enumerate(SIZE_NAMES):
+        if shape[dim] > 1 and (strides[dim] <= 0 or strides[dim] * element % ALIGNMENT):
+            return f"{name}'s {what} stride of {strides[dim] * element} bytes is no positive multiple of {ALIGNMENT}"
+    return None
+
+
+def mask_name(is_causal: bool, causal: str) -> str:
+    """The `AttentionProblem.mask` of SDPA's flag and of where the diagonal ends."""
+    return f"causal_{causal}" if is_causal else "full"
+
+
+def why_not_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> str | None:
+    """One reason, without a full stop, why tensors of these shapes and dtypes are no problem of a kernel, or None."""
+    if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
+        found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
+        return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
+    if value.shape[3] != query.shape[3]:
+        return f"the head_dim of value, {value.shape[3]}, is not that of query, {query.shape[3]}"
+    if key.shape != value.shape or key.shape[3] != query.shape[3] or key.shape[0] != query.shape[0]:
+        return "key and value are not of one shape with query's batch and head_dim"
+    if key.shape[1] != query.shape[1] and not enable_gqa:
+        return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
+    return None
+
+
+def problem_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out_strides: tuple[int, ...],
+    *,
+    is_causal: bool,
+    causal: str,
+    enable_gqa: bool,
+    lse: bool,
+) -> StridedProblem | str:
+    """The problem of a call, or one reason, without a full stop, why no kernel takes it."""
+    if reason := why_not_shapes(query, key, value, enable_gqa):
+        return reason
+    if 0 in query.shape or 0 in key.shape:
+        return "a tensor is empty"
+    element, shapes = query.element_size(), (query.shape, key.shape, value.shape, query.shape)
+    strides = (query.stride(), key.stride(), value.stride(), out_strides)
+    for name, shape, stride in zip(("query", "key", "value", "out"), shapes, strides, strict=True):
+        if wrong := _why_wrong_strides(name, tuple(shape), stride, element):
+            return wrong
+    try:
+        return StridedProblem(
+            batch=query.shape[0],
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            seqlen_q=query.shape[2],
+            seqlen_k=key.shape[2],
+            head_dim=query.shape[3],
+            dtype=DTYPES[query.dtype],
+            mask=mask_name(is_causal, causal),
+            layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
+            lse=lse,
+            strides_of=tuple(_plain_strides(tuple(s), t) for s, t in zip(shapes, strides, strict=True)),
+        )
+    except ProblemError as error:
+        return str(error).rstrip(".")
+
+
+def why_not_scale(scale: float | None) -> str | None:
+    """Kernels keep the largest unscaled score of a row, which is the largest scaled one only for a positive scale."""
+    if scale is None or (0 < scale < math.inf):
+        return None
+    return f"kernels take a positive, finite scale, not {scale}"

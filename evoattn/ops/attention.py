@@ -1,0 +1,162 @@
+"""`evoattn.attention`: scaled dot-product attention by the best known kernel, or by torch where there is none."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from evoattn.ops import asked, current, fallback
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.traced import is_fake, traced
+
+_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def _is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform or JIT
+    trace.
+    """
+    return (
+        type(query) in _ORDINARY
+        and type(key) in _ORDINARY
+        and type(value) in _ORDINARY
+        and not _dispatch_modes()
+        and _transforms() is None
+        and _tracing_state() is None
+    )
+
+
+def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as autocast hands them to SDPA: floating ones on devices of that kind in its dtype, float64 as it is."""
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 and t.device.type == kind else t
+        for t in tensors
+    )
+
+
+def _require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
+    """Raise `ValueError` unless `out` can take the answer."""
+    shape = (*query.shape[:-1], value.shape[-1])
+    if tuple(out.shape) != shape or out.dtype != query.dtype or out.device != query.device:
+        raise ValueError(
+            f"out must be a {query.dtype} tensor of shape {list(shape)} on {query.device}, "
+            f"not {out.dtype} {list(out.shape)} on {out.device}."
+        )
+    if torch.is_grad_enabled() and (out.requires_grad or query.requires_grad or value.requires_grad):
+        raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
+
+
+def _is_shared(out: Tensor, *inputs: Tensor) -> bool:
+    """Whether `out` lies in the memory of an input, which a kernel may read after it has written."""
+    start = out.untyped_storage().data_ptr()
+    return any(tensor.untyped_storage().data_ptr() == start for tensor in inputs)
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Literal["upper_left", "lower_right"] = "upper_left",
+    return_lse: Literal[False] = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Literal["upper_left", "lower_right"] = "upper_left",
+    return_lse: Literal[True],
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Literal["upper_left", "lower_right"] = "upper_left",
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    strict: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
+
+    Shapes: query `[batch, heads, seqlen_q, head_dim]`, key and value `[batch, kv_heads, seqlen_k, head_dim]`, of any
+    strides; fewer K/V heads need `enable_gqa`. `scale` is 1/sqrt(head_dim) unless given. With `is_causal` query i sees
+    keys j <= i, or, with `causal="lower_right"`, keys j <= i + seqlen_k - seqlen_q. A query that sees no key has the
+    output 0.
+
+    The answer has query's shape, dtype and order of dimensions in memory; `out` takes it instead of a new tensor.
+    `return_lse` adds the natural logarithm of each query's sum of exponentials, `[batch, heads, seqlen_q]` float32,
+    -inf where it sees no key.
+
+    The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
+    compiles or loads it. What no kernel serves (gradients, other devices and dtypes, unaligned strides …) torch
+    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for shapes
+    that do not fit, and `ValueError` for a wrong `causal` or `out`.
+    """
+    if causal not in asked.CAUSAL_KINDS:
+        raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
+    if torch.compiler.is_compiling():
+        return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    if not _is_ordinary(query, key, value):
+        if is_fake(query):
+            return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+        return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    runtime = current.runtime()
+    if torch.is_autocast_enabled(runtime.device_type):
+        query, key, value = autocast(runtime.device_type, query, key, value)
+    if out is not None:
+        _require_out(out, query, value)
+        if _is_shared(out, query, key, value):
+            answer = runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
+            return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
+    return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+
+
+def _watched(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """SDPA for tensor subclasses, modes and transforms: they know what to do with it."""
+    if strict:
+        raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform or trace is at work.")
+    answer = fallback.attention(
+        query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
+    )
+    answer = answer if out is None else out.copy_(answer)
+    if not return_lse:
+        return answer
+    return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)

@@ -1,0 +1,94 @@
+"""Which kernel a problem gets on a device, or the reason why none: everything short of loading it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from evoattn.families import registry
+from evoattn.families.base import SOFTMAX_SCALE_LOG2, Family
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import KernelLaunch, Scalar
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from evoattn.ops.asked import StridedProblem
+from evoattn.ops.plan import Refusal
+
+
+class Picked(Protocol):
+    """What the op reads of `evoattn.portfolio.pick.Pick`."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def config(self) -> KernelConfig: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def estimated(self) -> bool: ...
+
+
+Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
+
+KernelKey = tuple[str, str, int, str, str, bool, str]
+"""Family, config, head_dim, dtype, mask, log-sum-exp, architecture: what one compiled kernel serves (see `Family`)."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel for a problem. `words` is what `explain` says of it."""
+
+    family: Family
+    config: KernelConfig
+    problem: StridedProblem
+    gpu: GpuSpec
+    words: str
+
+    @property
+    def key(self) -> KernelKey:
+        p = self.problem
+        return self.family.name, self.config.id, p.head_dim, p.dtype, p.mask, p.lse, self.gpu.arch
+
+    def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
+        """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""
+        launches = self.family.launches(self.problem, self.config, self.gpu)
+        if scale is None:
+            return launches
+        value = Scalar("float32", scale * math.log2(math.e), SOFTMAX_SCALE_LOG2)
+        return tuple(
+            replace(
+                launch,
+                args=tuple(
+                    value if isinstance(argument, Scalar) and argument.name == SOFTMAX_SCALE_LOG2 else argument
+                    for argument in launch.args
+                ),
+            )
+            for launch in launches
+        )
+
+
+def choose(problem: StridedProblem, gpu: GpuSpec, pick: Picker, estimated: bool) -> Choice | Refusal:
+    """The picked kernel if it may run. `estimated` allows kernels that were measured on no GPU of this kind.
+
+    A picker that fails (a damaged file) is passed over with a warning.
+    """
+    packed = problem.packed
+    try:
+        picked = pick(packed, gpu)
+    except Exception as error:  # whatever the user's own data does to it, a model must go on
+        warnings.warn(f"evoattn: no kernel could be picked ({error}); SDPA runs.", RuntimeWarning, stacklevel=2)
+        return Refusal(f"the choice of a kernel failed: {error}")
+    if picked is None:
+        return Refusal(f"no portfolio has a kernel for {packed.describe()} on the {gpu.name}")
+    name = f"{picked.family} {picked.config.describe()}"
+    if picked.estimated and not estimated:
+        return Refusal(
+            f"{name} was measured on no {gpu.name}; evoattn.enable(estimated=True) runs it all the same ({picked.why})"
+        )
+    family = registry.lookup(picked.family)
+    if invalid := family.why_invalid(problem, picked.config, gpu):
+        return Refusal(f"{name} cannot serve this call: {invalid.rstrip('.')}")
+    return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")

@@ -1,0 +1,111 @@
+"""Machine code of a kernel, compiled once by NVRTC and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from pathlib import Path
+
+from evoattn.families.base import Family
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.paths import DEVICE_HEADERS, TEMPLATES
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+SUFFIX = ".kernel"
+"""Of a file: one line of JSON about the cubin, then the cubin."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """One kernel's machine code. `digest` is its sha256, `source_hash` that of the CUDA source."""
+
+    code: bytes
+    digest: str
+    source_hash: str
+
+
+@cache
+def _template_digest(name: str) -> str:
+    """sha256 over a family's template and every device header: with the constants, all that the source is made of."""
+    files = [TEMPLATES / f"{name}.cu.j2", *sorted(DEVICE_HEADERS.rglob("*.cuh"))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@cache
+def _compiler_version() -> str:
+    """The version of NVRTC's package, which costs no import of CuPy; NVRTC's own word where it is no package."""
+    try:
+        return package_version("nvidia-cuda-nvrtc")
+    except PackageNotFoundError:
+        from evoattn.backends import compiler
+
+        return compiler.version()
+
+
+def recipe(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str:
+    """sha256 over all that decides the machine code: template, constants, architecture, compiler version and options.
+
+    As good as the hash of the rendered source, without rendering it.
+    """
+    from evoattn.backends.compiler import OPTIONS
+
+    constants = json.dumps(family.constants(problem, config, gpu), sort_keys=True, default=str)
+    parts = (family.name, _template_digest(family.name), constants, gpu.arch, _compiler_version(), *OPTIONS)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _read(path: Path) -> Cubin | None:
+    """The cubin in a file, None where there is none. A file that is not whole is passed over with a warning."""
+    try:
+        head, _, code = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    try:
+        row = json.loads(head)
+        if hashlib.sha256(code).hexdigest() == row["digest"]:
+            return Cubin(code, row["digest"], row["source"])
+    except (ValueError, TypeError, KeyError):
+        pass
+    warnings.warn(f"evoattn: the cached kernel {path} is damaged; it is compiled again.", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in place whole, or not at all. A disk that cannot be written costs the cache, nothing else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        pass
+
+
+def get(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
+    """The kernel's machine code from `folder`, or compiled now and put there. Raises `CompileError`."""
+    path = folder / f"{recipe(family, problem, config, gpu)}{SUFFIX}"
+    found = _read(path)
+    if found is None:
+        found = _compile(family, problem, config, gpu)
+        head = json.dumps({"digest": found.digest, "source": found.source_hash, "config": config.describe()})
+        write_whole(path, head.encode() + b"\n" + found.code)
+    return found
+
+
+def _compile(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Cubin:
+    """Render and compile; imports jinja2 and CuPy, which a process that finds its kernels on disk never does."""
+    from evoattn.backends.compiler import compile_source
+    from evoattn.families.render import render
+
+    candidate = render(family, problem, config, gpu)
+    code = compile_source(candidate.source, candidate.arch).cubin
+    return Cubin(code, hashlib.sha256(code).hexdigest(), candidate.source_hash)

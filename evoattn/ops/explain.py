@@ -1,0 +1,86 @@
+"""What would run and why, and getting it ready before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import current
+from evoattn.ops.asked import StridedProblem
+from evoattn.ops.attention import autocast
+from evoattn.ops.choice import choose
+from evoattn.ops.plan import ADDRESS_BITS, Refusal
+from evoattn.ops.runtime import GRADIENTS, UNALIGNED
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: Literal["upper_left", "lower_right"] = "upper_left",
+    return_lse: bool = False,
+) -> str:
+    """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or
+    why torch's SDPA runs.
+
+    Nothing is compiled, loaded or launched.
+    """
+    runtime = current.runtime()
+    reason = None
+    if attn_mask is not None:
+        reason = "kernels take no mask tensor"
+    elif dropout_p:
+        reason = "kernels have no dropout"
+    elif torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        reason = GRADIENTS
+    if reason is None:
+        if torch.is_autocast_enabled(runtime.device_type):
+            query, key, value = autocast(runtime.device_type, query, key, value)
+        choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None)
+        if isinstance(choice, Refusal):
+            reason = choice.reason
+        elif failure := runtime.failure(choice, query.get_device()):
+            reason = failure
+        elif (query.data_ptr() | key.data_ptr() | value.data_ptr()) & ADDRESS_BITS:
+            reason = UNALIGNED
+        else:
+            return f"{choice.words}."
+    return f"SDPA runs: {reason}."
+
+
+def _strided(problem: AttentionProblem) -> StridedProblem:
+    strides = tuple(problem.strides(tensor) for tensor in "qkvo")
+    return StridedProblem(**problem.to_dict(), strides_of=strides)
+
+
+def warmup(shapes: Iterable[AttentionProblem | str], device: torch.device | int | None = None) -> list[str]:
+    """Compile, load and check the kernels of these problems, so that a CUDA graph can capture them; say of each what
+    will run.
+
+    `shapes` are problems, their names or shapes as on the command line
+    (`B=1,H=16,S=1024,D=64,dtype=bf16,mask=causal`), or what `evoattn.capture` recorded. `device` is torch's current
+    CUDA device unless given. Raises `ProblemError` on an unknown shape.
+    """
+    runtime = current.runtime()
+    problems = [by_name_or_shape(shape) if isinstance(shape, str) else shape for shape in shapes]
+    if runtime.platform is None:
+        return ["SDPA runs: there is no CUDA device."] * len(problems)
+    index = runtime.platform.current_device() if device is None else torch.device(device).index or 0
+    gpu = runtime.platform.spec(index)
+    said = []
+    for problem in problems:
+        choice = choose(_strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
+        plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, index)
+        said.append(f"SDPA runs: {plan.reason}." if isinstance(plan, Refusal) else f"{plan.words}.")
+    return said

@@ -1,0 +1,80 @@
+"""A launch with its arguments in host memory, ready to be enqueued with other addresses and on other streams."""
+
+from __future__ import annotations
+
+import ctypes
+
+from evoattn.backends import tensor_map
+from evoattn.backends.dependent_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
+from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
+from evoattn.ops.platform import Platform
+
+SCALARS: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+}
+SLOT = 8
+"""Bytes of an argument that is no tensor map: the widest is an address or an int64."""
+
+Place = tuple[int, int]
+"""Where a buffer lies: its index among the addresses of a call, and bytes behind that address."""
+
+
+class PackedLaunch:
+    """The arguments of one `KernelLaunch` in one block of host memory, as cuLaunchKernelEx reads them.
+
+    `bind` writes addresses into it, `set_stream` the stream; the driver copies all of it when the launch is enqueued.
+    Neither is safe without a lock where threads share the launch.
+    """
+
+    def __init__(self, launch: KernelLaunch, function: int, places: dict[str, Place], platform: Platform) -> None:
+        """`places` has every buffer that the launch names."""
+        self.kernel = launch.kernel
+        self._platform = platform
+        maps = sum(isinstance(argument, TensorMap) for argument in launch.args)
+        size = maps * tensor_map.BYTES + (len(launch.args) - maps) * SLOT
+        self._memory = ctypes.create_string_buffer(size + tensor_map.ALIGNMENT)
+        begin = -(-ctypes.addressof(self._memory) // tensor_map.ALIGNMENT) * tensor_map.ALIGNMENT
+        next_map, next_slot = begin, begin + maps * tensor_map.BYTES
+        self._maps: list[tuple[TensorMap, int, Place]] = []
+        self._slots: list[tuple[ctypes.c_uint64, Place]] = []
+        addresses = []
+        for argument in launch.args:
+            if isinstance(argument, TensorMap):
+                self._maps.append((argument, next_map, places[argument.buffer]))
+                addresses.append(next_map)
+                next_map += tensor_map.BYTES
+                continue
+            if isinstance(argument, Scalar):
+                SCALARS[argument.ctype].from_address(next_slot).value = argument.value
+            elif isinstance(argument, Buffer):
+                self._slots.append((ctypes.c_uint64.from_address(next_slot), places[argument.name]))
+            addresses.append(next_slot)
+            next_slot += SLOT
+        self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)
+        self._attribute.value.programmatic_stream_serialization_allowed = 1
+        self._config = LaunchConfig(
+            *launch.grid, *launch.block, launch.smem_bytes, None, ctypes.pointer(self._attribute), int(launch.overlaps)
+        )
+        self.config = ctypes.c_void_p(ctypes.addressof(self._config))
+        self.function = ctypes.c_void_p(function)
+        self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
+        self._bound: tuple[int, ...] | None = None
+
+    def set_stream(self, stream: int) -> None:
+        """The CUstream of the next launches."""
+        self._config.stream = stream
+
+    def bind(self, addresses: tuple[int, ...]) -> None:
+        """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""
+        before, self._bound = self._bound, None
+        for slot, (index, offset) in self._slots:
+            slot.value = addresses[index] + offset
+        for tensor, memory, (index, offset) in self._maps:
+            if before is None:
+                self._platform.encode_map(tensor, addresses[index] + offset, memory)
+            elif before[index] != addresses[index]:
+                self._platform.move_map(memory, addresses[index] + offset)
+        self._bound = addresses

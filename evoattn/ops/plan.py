@@ -1,0 +1,127 @@
+"""A call that was decided once: which launches, over which buffers; running it again costs little."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from evoattn.backends.base import LaunchError
+from evoattn.ops.kernel import LoadedKernel
+from evoattn.ops.packed import PackedLaunch
+from evoattn.ops.platform import NO_CONTEXT, Platform
+
+ADDRESS_BITS = 15
+"""Those that are 0 in a multiple of 16 bytes."""
+
+
+class ZeroedScratch:
+    """Memory that holds zeros between launches, one allocation per stream: launches of one stream follow one another.
+
+    A call that a graph records takes zeros of its own, cleared at every replay, since replays may overlap work of
+    other streams.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def get(self, size: int, device: torch.device, index: int, stream: int) -> Tensor:
+        """At least `size` bytes of zeros that launches on `stream` may use and leave zero."""
+        if self._platform.capturing():
+            return torch.zeros(size, dtype=torch.uint8, device=device)
+        kept = self._kept.get((index, stream))
+        if kept is None or kept.numel() < size:
+            kept = self._kept[index, stream] = torch.zeros(size, dtype=torch.uint8, device=device)
+        return kept
+
+    def forget(self) -> None:
+        """Take new memory at the next call: a failed launch may have left something."""
+        self._kept.clear()
+
+
+class Refusal:
+    """A call that SDPA serves: one sentence why."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class CallPlan:
+    """The launches of one call. `words` is one sentence about the kernel."""
+
+    __slots__ = (
+        "_bound",
+        "_launches",
+        "_lock",
+        "_platform",
+        "_scratch_bytes",
+        "_stream",
+        "_zeroed",
+        "_zeroed_bytes",
+        "kernel",
+        "lse_shape",
+        "words",
+    )
+
+    def __init__(
+        self,
+        words: str,
+        kernel: LoadedKernel,
+        launches: tuple[PackedLaunch, ...],
+        lse_shape: tuple[int, int, int] | None,
+        scratch_bytes: int,
+        zeroed_bytes: int,
+        zeroed: ZeroedScratch,
+        platform: Platform,
+    ) -> None:
+        self.words, self.kernel, self.lse_shape = words, kernel, lse_shape
+        self._launches, self._platform = launches, platform
+        self._scratch_bytes, self._zeroed_bytes, self._zeroed = scratch_bytes, zeroed_bytes, zeroed
+        self._lock = threading.Lock()
+        self._bound: tuple[int, ...] = ()
+        self._stream = -1
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> bool:
+        """Enqueue the call on torch's current stream. The device must be the current one.
+
+        False, with nothing enqueued, where an address is no multiple of 16 bytes. Raises `LaunchError` where the
+        driver refuses.
+        """
+        index = self.kernel.index
+        stream = self._platform.stream(index)
+        addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
+        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
+            return False
+        if self._scratch_bytes or self._zeroed_bytes or lse is not None:
+            scratch = zeros = None
+            if self._scratch_bytes:
+                scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=query.device)
+            if self._zeroed_bytes:
+                zeros = self._zeroed.get(self._zeroed_bytes, query.device, index, stream)
+            addresses += tuple(0 if tensor is None else tensor.data_ptr() for tensor in (lse, scratch, zeros))
+        with self._lock:
+            if addresses != self._bound:
+                self._bound = ()
+                for launch in self._launches:
+                    launch.bind(addresses)
+                self._bound = addresses
+            if stream != self._stream:
+                for launch in self._launches:
+                    launch.set_stream(stream)
+                self._stream = stream
+            for launch in self._launches:
+                if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
+                    self._try_again(launch, status)
+        return True
+
+    def _try_again(self, launch: PackedLaunch, status: int) -> None:
+        """A thread's first launch may find no context; every other failure raises `LaunchError`."""
+        if status in NO_CONTEXT:
+            self._platform.make_context_current(self.kernel.index)
+            status = self._platform.launch(launch.config, launch.function, launch.arguments, None)
+        if status:
+            raise LaunchError(f"The launch of {launch.kernel} failed: {self._platform.describe(status)}.")

@@ -1,0 +1,178 @@
+"""What the op asks of a machine: its devices, streams and modules. `CudaPlatform` asks torch, and libcuda by ctypes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from evoattn.backends import tensor_map
+from evoattn.backends.base import LaunchError
+from evoattn.model.gpu import DetectedDevice, GpuSpec
+from evoattn.model.launch import TensorMap
+
+# Enumerators of cuda.h.
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+INVALID_CONTEXT, INVALID_HANDLE = 201, 400
+NO_CONTEXT = frozenset((INVALID_CONTEXT, INVALID_HANDLE))
+"""What a launch answers in a thread in which the device's context is not current yet."""
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+class Platform(Protocol):
+    """The device side of the op. Tests put a recording one in its place.
+
+    `launch(config, function, arguments, None)` is cuLaunchKernelEx: addresses in, the driver's status out, 0 for
+    success.
+    """
+
+    device_type: str
+    launch: Callable[[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, None], int]
+    stream: Callable[[int], int]
+    """The CUstream that torch's work on a device goes to at present in this thread."""
+    capturing: Callable[[], bool]
+    """Whether the current stream records into a CUDA graph."""
+    current_device: Callable[[], int]
+    guard: Callable[[int], contextlib.AbstractContextManager[object]]
+    """Makes a device the current one."""
+
+    def device(self, index: int) -> torch.device:
+        """Torch's name for a device."""
+        ...
+
+    def spec(self, index: int) -> GpuSpec | None:
+        """The GPU, with the number of SMs that it really has; None if evoattn does not know it."""
+        ...
+
+    def identity(self, index: int) -> str:
+        """Product and driver version: what a kernel's check is recorded for."""
+        ...
+
+    def make_context_current(self, index: int) -> None:
+        """Make the device's primary context, which torch uses, current in this thread."""
+        ...
+
+    def load(self, cubin: bytes) -> int:
+        """Load a module into the current context: its handle. Raises `LaunchError`."""
+        ...
+
+    def function(self, module: int, name: str) -> int:
+        """The handle of a kernel of a module. Raises `LaunchError`."""
+        ...
+
+    def allow_shared_memory(self, function: int, smem_bytes: int) -> None:
+        """Let a kernel have so much dynamic shared memory. Raises `LaunchError`."""
+        ...
+
+    def encode_map(self, tensor: TensorMap, address: int, destination: int) -> None:
+        """Write the 128 bytes of a tensor map over the buffer at device `address` to host memory. Raises
+        `LaunchError`.
+        """
+        ...
+
+    def move_map(self, destination: int, address: int) -> None:
+        """Point an encoded tensor map at another buffer of the same shape and strides. Raises `LaunchError`."""
+        ...
+
+    def describe(self, status: int) -> str:
+        """The driver's words for a status."""
+        ...
+
+    def synchronize(self, index: int) -> None:
+        """Wait for the device. Raises `LaunchError` where a kernel failed."""
+        ...
+
+
+@cache
+def _driver_version() -> str:
+    """The kernel module's version, e.g. `580.95.05`; the CUDA version of the driver where the file is not there."""
+    with contextlib.suppress(OSError):
+        words = DRIVER_FILE.read_text().splitlines()[0].split()
+        return next((word for word in words if word[:1].isdigit() and "." in word), words[-1])
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+class CudaPlatform:
+    """The `Platform` of a CUDA build of torch."""
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        """Raises `OSError` where there is no driver, `AttributeError` where it is older than CUDA 12."""
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        launch = self._cuda.cuLaunchKernelEx
+        launch.argtypes, launch.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
+        self.launch: Callable[[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, None], int] = launch
+        self._move_map = self._cuda.cuTensorMapReplaceAddress
+        self._move_map.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
+        self.guard: Callable[[int], contextlib.AbstractContextManager[object]] = torch.cuda.device
+        self._specs: dict[int, GpuSpec | None] = {}
+
+    def device(self, index: int) -> torch.device:
+        return torch.device("cuda", index)
+
+    def spec(self, index: int) -> GpuSpec | None:
+        if index not in self._specs:
+            properties = torch.cuda.get_device_properties(index)
+            found = DetectedDevice(index, properties.name, (properties.major, properties.minor), "").spec
+            self._specs[index] = found and replace(found, sm_count=properties.multi_processor_count)
+        return self._specs[index]
+
+    def identity(self, index: int) -> str:
+        return f"{torch.cuda.get_device_name(index)}, driver {_driver_version()}"
+
+    def make_context_current(self, index: int) -> None:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._require(self._cuda.cuDeviceGet(ctypes.byref(device), index), "find the device")
+        self._require(self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "take the context")
+        self._require(self._cuda.cuCtxSetCurrent(context), "make the context current")
+
+    def load(self, cubin: bytes) -> int:
+        module = ctypes.c_void_p()
+        self._require(self._cuda.cuModuleLoadData(ctypes.byref(module), cubin), "load the module")
+        return module.value or 0
+
+    def function(self, module: int, name: str) -> int:
+        function = ctypes.c_void_p()
+        status = self._cuda.cuModuleGetFunction(ctypes.byref(function), ctypes.c_void_p(module), name.encode())
+        self._require(status, f"find {name}")
+        if hasattr(self._cuda, "cuFuncLoad"):  # CUDA 12.4; modules load lazily, and a capture must not meet that
+            self._require(self._cuda.cuFuncLoad(function), f"load {name}")
+        return function.value or 0
+
+    def allow_shared_memory(self, function: int, smem_bytes: int) -> None:
+        status = self._cuda.cuFuncSetAttribute(ctypes.c_void_p(function), MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes)
+        self._require(status, f"give a block {smem_bytes} bytes of shared memory")
+
+    def encode_map(self, tensor: TensorMap, address: int, destination: int) -> None:
+        ctypes.memmove(destination, tensor_map.encode(tensor, address).ctypes.data, tensor_map.BYTES)
+
+    def move_map(self, destination: int, address: int) -> None:
+        if status := self._move_map(destination, address):
+            raise LaunchError(f"The driver refused to move a tensor map: {self.describe(status)}.")
+
+    def describe(self, status: int) -> str:
+        text = ctypes.c_char_p()
+        self._cuda.cuGetErrorString(status, ctypes.byref(text))
+        return f"{(text.value or b'unknown error').decode()} (CUDA error {status})"
+
+    def synchronize(self, index: int) -> None:
+        try:
+            torch.cuda.synchronize(index)
+        except RuntimeError as error:
+            raise LaunchError(f"The kernel failed: {str(error).splitlines()[0]}") from None
+
+    def _require(self, status: int, what: str) -> None:
+        if status:
+            raise LaunchError(f"The driver could not {what}: {self.describe(status)}.")

@@ -1,0 +1,234 @@
+"""Decides each call once, keeps what it decided, and runs it: the state behind `evoattn.attention`."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import CompileError
+from evoattn.ops import asked, cubins, fallback
+from evoattn.ops.choice import Choice, KernelKey, Picker, choose
+from evoattn.ops.cubins import Cubin
+from evoattn.ops.kernel import TENSORS, LoadedKernel, scratch_places
+from evoattn.ops.plan import CallPlan, Refusal, ZeroedScratch
+from evoattn.ops.platform import Platform
+
+PLANS_KEPT = 4096
+GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
+UNALIGNED = f"an address is no multiple of {asked.ALIGNMENT} bytes"
+COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
+
+
+class NoKernel(RuntimeError):
+    """`strict=True`, and SDPA would have served the call: the message is the reason."""
+
+
+class Runtime:
+    """Plans by call, kernels by device. One serves all threads.
+
+    `folder` keeps compiled kernels and the records of their checks. `estimated` allows kernels that were measured on
+    no GPU of this kind; `forget` makes a change of it, or of what `pick` answers, count.
+    """
+
+    def __init__(
+        self, platform: Platform | None, pick: Picker, folder: Path, build: Callable[..., Cubin] = cubins.get
+    ) -> None:
+        """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does."""
+        self.platform, self.pick, self.folder, self._build = platform, pick, folder, build
+        self.device_type = platform.device_type if platform else "cuda"
+        self.estimated = False
+        self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
+        self._kernels: dict[tuple[int, KernelKey], LoadedKernel] = {}
+        self._zeroed = ZeroedScratch(platform) if platform else None
+        self._lock = threading.RLock()
+        self._said: set[str] = set()
+
+    def forget(self) -> None:
+        """Decide every call anew; loaded kernels stay loaded."""
+        self._plans.clear()
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        causal: str = "upper_left",
+        return_lse: bool = False,
+        out: Tensor | None = None,
+        strict: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See `evoattn.attention`; tensors are ordinary ones, outside of any trace. `out` has been checked."""
+        plan = reason = None
+        try:
+            call = (
+                *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),
+                *(query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device()),
+                *(is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride()),
+            )
+        except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
+            reason = "kernels take strided tensors"
+        else:
+            plan = self._plans.get(call)
+            if plan is None:
+                plan = self._decide(call, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
+            if plan.__class__ is Refusal:
+                reason = plan.reason
+        if reason is None and torch.is_grad_enabled():
+            reason = GRADIENTS if query.requires_grad or key.requires_grad or value.requires_grad else None
+        if reason is None:
+            assert isinstance(plan, CallPlan)
+            answer = torch.empty_like(query) if out is None else out
+            lse = None
+            if plan.lse_shape is not None:
+                lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
+            if self._run(plan, query, key, value, answer, lse):
+                return answer if lse is None else (answer, lse)
+            reason = plan.kernel.failure or UNALIGNED
+        if strict:
+            raise NoKernel(f"No kernel serves this call: {reason}.")
+        answer = fallback.attention(
+            query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
+        )
+        answer = answer if out is None else out.copy_(answer)
+        if not return_lse:
+            return answer
+        return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+
+    def _run(self, plan: CallPlan, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> bool:
+        """Whether the plan was enqueued. A driver that refuses is reported, and the kernel is not used again."""
+        assert self.platform is not None
+        index = plan.kernel.index
+        try:
+            if self.platform.current_device() == index:
+                return plan.run(query, key, value, out, lse)
+            with self.platform.guard(index):
+                return plan.run(query, key, value, out, lse)
+        except LaunchError as error:
+            self._fail(plan.kernel, str(error).rstrip("."))
+            return False
+
+    def _fail(self, kernel: LoadedKernel, reason: str) -> None:
+        """Take a kernel out of use for the rest of the process."""
+        assert self._zeroed is not None
+        kernel.failure = reason
+        self._zeroed.forget()
+        self.forget()
+        self.say(f"{reason}; the kernel is not used again, SDPA runs")
+
+    def say(self, what: str) -> None:
+        """Warn, once for each text."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(f"evoattn: {what}.", RuntimeWarning, stacklevel=4)
+
+    def choice(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        causal: str,
+        lse: bool,
+        out: Tensor | None,
+    ) -> Choice | Refusal:
+        """The kernel for a call, or why none; loads nothing."""
+        platform, kind = self.platform, self.device_type
+        if not query.device.type == key.device.type == value.device.type == kind or platform is None:
+            return Refusal(
+                f"the tensors are on the {query.device.type.upper()}, and kernels run on {kind.upper()} devices"
+            )
+        if not query.device == key.device == value.device:
+            return Refusal("the tensors are on several devices")
+        if reason := asked.why_not_scale(scale):
+            return Refusal(reason)
+        out_strides = (torch.empty_like(query, device="meta") if out is None else out).stride()
+        problem = asked.problem_of(
+            query, key, value, out_strides, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
+        )
+        if isinstance(problem, str):
+            return Refusal(problem)
+        gpu = platform.spec(query.get_device())
+        if gpu is None:
+            return Refusal(f"evoattn does not know this GPU ({platform.identity(query.get_device())})")
+        return choose(problem, gpu, self.pick, self.estimated)
+
+    def failure(self, choice: Choice, index: int) -> str:
+        """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
+        kernel = self._kernels.get((index, choice.key))
+        return kernel.failure if kernel else ""
+
+    def _decide(
+        self,
+        call: tuple[object, ...],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        causal: str,
+        lse: bool,
+        out: Tensor | None,
+    ) -> CallPlan | Refusal:
+        """Decide a call that was never seen, and keep the answer unless it holds for a capture only."""
+        with self._lock:
+            choice = self.choice(query, key, value, is_causal, scale, enable_gqa, causal, lse, out)
+            plan = choice if isinstance(choice, Refusal) else self.prepare(choice, query.get_device(), scale)
+            if plan.__class__ is Refusal and plan.reason is COLD:
+                return plan
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+            self._plans[call] = plan
+            return plan
+
+    def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
+        """The plan of a chosen kernel on a device: compiles, loads and checks it at its first use there, but never
+        inside of a capture.
+        """
+        platform, zeroed = self.platform, self._zeroed
+        assert platform is not None and zeroed is not None
+        with self._lock:
+            problem, launches = choice.problem, choice.launches(scale)
+            kernel = self._kernels.get((index, choice.key))
+            if (kernel is None or not kernel.holds(launches)) and platform.capturing():
+                self.say(f"SDPA was captured for {problem.packed.describe()}: {COLD}")
+                return Refusal(COLD)
+            try:
+                kernel = kernel or self._load(choice, index)
+                if kernel.failure:
+                    return Refusal(kernel.failure)
+                workspace = choice.family.workspace(problem, choice.config, choice.gpu)
+                places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
+                places |= {name: (position, 0) for position, name in enumerate(TENSORS)}
+                packed = kernel.pack(launches, places)
+            except (CompileError, LaunchError, OSError) as error:
+                reason = f"{choice.family.name} {choice.config.describe()} failed: {str(error).rstrip('.')}"
+                self.say(f"{reason}; SDPA runs")
+                return Refusal(reason)
+            lse_shape = problem.lse_shape if problem.lse else None
+            return CallPlan(choice.words, kernel, packed, lse_shape, scratch_bytes, zeroed_bytes, zeroed, platform)
+
+    def _load(self, choice: Choice, index: int) -> LoadedKernel:
+        """The kernel, loaded on the device and checked there. Raises `CompileError` or `LaunchError`."""
+        from evoattn.ops.proof import prove
+
+        assert self.platform is not None
+        family, problem, config, gpu = choice.family, choice.problem.packed, choice.config, choice.gpu
+        cubin = self._build(family, problem, config, gpu, self.folder)
+        kernel = LoadedKernel(cubin.code, self.platform, index)
+        self._kernels[index, choice.key] = kernel
+        if wrong := prove(family, problem, config, gpu, cubin, kernel, self.platform, self.folder):
+            kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
+            self.say(f"{kernel.failure}; it is never used here, SDPA runs")
+        return kernel

@@ -1,0 +1,135 @@
+"""evoattn behind `torch.nn.functional.scaled_dot_product_attention`: for a block, or until further notice.
+
+While any thread has it on, the name in `torch.nn.functional` is a function of ours, which passes calls of other
+threads through. Code that bound torch's function to a name of its own before keeps torch's. Compiled code takes what
+was on when it was compiled, and is compiled again where that has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from evoattn.ops import current, fallback
+from evoattn.ops.attention import attention
+from evoattn.ops.runtime import NoKernel
+
+_everywhere = False
+_lock = threading.Lock()
+_users = 0
+"""How many blocks, and whether `enable`, need the replacement in place."""
+_original: Callable[..., Tensor] = fallback.SDPA
+
+
+class _Thread(threading.local):
+    """What a thread's blocks say: None outside of all of them."""
+
+    def __init__(self) -> None:
+        self.on: bool | None = None
+
+
+_thread = _Thread()
+
+
+def is_on() -> bool:
+    """Whether this thread's calls of SDPA come to evoattn."""
+    return _everywhere if _thread.on is None else _thread.on
+
+
+def _biased(
+    query: Tensor, key: Tensor, value: Tensor, bias: CausalBias, scale: float | None, enable_gqa: bool
+) -> Tensor:
+    """Torch's causal bias objects, which compare the called function with the name that is replaced."""
+    if is_on():
+        with contextlib.suppress(NoKernel):
+            kind: Literal["lower_right", "upper_left"]
+            kind = "lower_right" if bias.variant == CausalVariant.LOWER_RIGHT else "upper_left"
+            return attention(
+                query, key, value, is_causal=True, causal=kind, scale=scale, enable_gqa=enable_gqa, strict=True
+            )
+    return CausalBias._dispatch(query, key, value, bias, 0.0, False, scale, enable_gqa)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`; without a mask tensor and dropout, `evoattn.attention` where
+    it is on.
+    """
+    if isinstance(attn_mask, CausalBias) and not dropout_p and not is_causal:
+        return _biased(query, key, value, attn_mask, scale, enable_gqa)
+    if attn_mask is None and not dropout_p and is_on():
+        return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _hold(count: int) -> None:
+    """Take or give up the name in `torch.nn.functional`. Where somebody else has replaced ours in the meantime, theirs
+    stays.
+    """
+    global _users, _original
+    with _lock:
+        before, _users = _users, _users + count
+        here = torch.nn.functional.scaled_dot_product_attention
+        if before == 0 and _users and here is not scaled_dot_product_attention:
+            _original = here
+            torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+        elif before and _users == 0 and here is scaled_dot_product_attention:
+            torch.nn.functional.scaled_dot_product_attention = _original
+
+
+@contextlib.contextmanager
+def sdpa(on: bool = True) -> Iterator[None]:
+    """This thread's `scaled_dot_product_attention` is evoattn's inside of the block; with `on=False`, torch's.
+
+    Blocks nest, and an exception ends one like its last line. A compiled function takes evoattn if it is first called
+    inside of a block.
+    """
+    before = _thread.on
+    _hold(1)
+    _thread.on = on
+    try:
+        yield
+    finally:
+        _thread.on = before
+        _hold(-1)
+
+
+def enable(estimated: bool = False) -> None:
+    """Put evoattn behind every `scaled_dot_product_attention` of the process.
+
+    `estimated=True` also allows, here and in `evoattn.attention`, kernels that were measured on no GPU of this kind.
+    """
+    global _everywhere
+    runtime = current.runtime()
+    if runtime.estimated != estimated:
+        runtime.estimated = estimated
+        runtime.forget()
+    if not _everywhere:
+        _everywhere = True
+        _hold(1)
+
+
+def disable() -> None:
+    """Undo `enable`. `evoattn.attention` goes on to work, without estimated kernels."""
+    global _everywhere
+    runtime = current.runtime()
+    if runtime.estimated:
+        runtime.estimated = False
+        runtime.forget()
+    if _everywhere:
+        _everywhere = False
+        _hold(-1)

@@ -1,0 +1,108 @@
+"""The op as `torch.compile`, `torch.export` and fake tensors see it: a custom op where a kernel may run, torch's own
+SDPA elsewhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from evoattn.ops import asked, current, fallback
+from evoattn.ops.runtime import GRADIENTS, NoKernel
+
+
+@torch.library.custom_op("evoattn::attention", mutates_args=())
+def attention_op(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
+) -> Tensor:
+    """`evoattn.attention` with an answer laid out in memory as `query` is."""
+    out = torch.empty_like(query)
+    gqa = key.shape[-3] != query.shape[-3]
+    current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict)
+    return out
+
+
+@attention_op.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("evoattn::attention_lse", mutates_args=())
+def attention_lse_op(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
+) -> tuple[Tensor, Tensor]:
+    """`attention_op`, and the log-sum-exp."""
+    out = torch.empty_like(query)
+    gqa = key.shape[-3] != query.shape[-3]
+    answer = current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, True, out, strict)
+    return out, answer[1]
+
+
+@attention_lse_op.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether the tensor has a shape and a device but no data."""
+    return isinstance(tensor, FakeTensor)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _kernels_run_on() -> str:
+    """The kind of device that kernels run on in this process, empty if there is none."""
+    platform = current.runtime().platform
+    return platform.device_type if platform else ""
+
+
+def why_not_traced(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, scale: float | None) -> str | None:
+    """One reason, without a full stop, why a trace takes SDPA at once; what else may speak against a kernel shows when
+    it runs.
+    """
+    kind = _kernels_run_on()
+    if not kind or not query.device.type == key.device.type == value.device.type == kind:
+        return f"the tensors are on the {query.device.type.upper()}"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return GRADIENTS
+    return asked.why_not_shapes(query, key, value, enable_gqa) or asked.why_not_scale(scale)
+
+
+def traced(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `evoattn.attention`."""
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (t.to(dtype) if t.dtype != torch.float64 else t for t in (query, key, value))
+    reason = why_not_traced(query, key, value, enable_gqa, scale)
+    if reason is None:
+        lse = None
+        if return_lse:
+            answer, lse = attention_lse_op(query, key, value, is_causal, causal, scale, strict)
+        else:
+            answer = attention_op(query, key, value, is_causal, causal, scale, strict)
+    else:
+        if strict:
+            raise NoKernel(f"No kernel serves this call: {reason}.")
+        answer = fallback.attention(
+            query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
+        )
+        lse = None
+        if return_lse:
+            lse = fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+    answer = answer if out is None else out.copy_(answer)
+    return answer if lse is None else (answer, lse)

@@ -1,0 +1,224 @@
+"""A device made of host memory: it reads a launch's arguments as a GPU would, and computes attention with torch from
+what they point to.
+
+So an answer is right only if every pointer, stride, length, tensor map and the scale are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from evoattn.backends.base import LaunchError
+from evoattn.backends.dependent_launch import LaunchConfig
+from evoattn.families.base import Family
+from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.launch import TensorMap
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.ops.cubins import Cubin
+from evoattn.ops.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What the op reads of a portfolio's pick."""
+
+    family: str
+    config: KernelConfig
+    why: str = "the test says so"
+    estimated: bool = False
+
+
+TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+PLAIN = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 4 + [ctypes.c_int64] * 12 + [ctypes.c_float]
+"""`families.base.attention_args`."""
+MAPPED = [None] * 4 + [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 3 + [ctypes.c_float]
+"""Of flash_wgmma: maps of q, k, v and o; o, lse, two scratch buffers; sizes; strides of o; the scale."""
+
+
+def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Host memory as a tensor."""
+    items = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    raw = (ctypes.c_char * (items * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(raw, dtype=dtype).as_strided(shape, strides)
+
+
+def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
+    """In place of NVRTC: what the fake device has to know of the source."""
+    constants = dict(family=family.name, dtype=problem.dtype, mask=problem.mask, head_dim=problem.head_dim)
+    code = json.dumps({**constants, "lse": problem.lse, "config": config.id}).encode()
+    return Cubin(code, hashlib.sha256(code).hexdigest(), "source")
+
+
+@dataclass
+class Launched:
+    """One launch that arrived."""
+
+    kernel: str
+    stream: int
+    grid: tuple[int, int, int]
+    smem_bytes: int
+    addresses: tuple[int, ...]
+    scale_log2: float
+
+
+@dataclass
+class FakeDevice:
+    """A `Platform` on the CPU. Set its fields to make it misbehave."""
+
+    gpu: GpuSpec | None = GPUS["h100"]
+    device_type: str = "cpu"
+    now: int = 0
+    """The current stream."""
+    is_capturing: bool = False
+    status: int = 0
+    """What the next launches answer."""
+    error: float = 0.0
+    """Added to every output."""
+    here: int = -1
+    launches: list[Launched] = field(default_factory=list)
+    loads: int = 0
+    encoded: list[tuple[TensorMap, int]] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    contexts: int = 0
+    guards: list[int] = field(default_factory=list)
+    _modules: list[dict] = field(default_factory=list)
+    _functions: list[tuple[dict, str]] = field(default_factory=list)
+
+    def device(self, index: int) -> torch.device:
+        return torch.device("cpu")
+
+    def spec(self, index: int) -> GpuSpec | None:
+        return self.gpu
+
+    def identity(self, index: int) -> str:
+        return "a fake GPU, driver 1.0"
+
+    def stream(self, index: int) -> int:
+        return self.now
+
+    def capturing(self) -> bool:
+        return self.is_capturing
+
+    def current_device(self) -> int:
+        return self.here
+
+    @contextlib.contextmanager
+    def guard(self, index: int) -> Iterator[None]:
+        self.guards.append(index)
+        yield
+
+    def make_context_current(self, index: int) -> None:
+        self.contexts += 1
+
+    def load(self, cubin: bytes) -> int:
+        assert not self.is_capturing
+        self.loads += 1
+        self._modules.append(json.loads(cubin))
+        return len(self._modules)
+
+    def function(self, module: int, name: str) -> int:
+        assert not self.is_capturing
+        self._functions.append((self._modules[module - 1], name))
+        return len(self._functions)
+
+    def allow_shared_memory(self, function: int, smem_bytes: int) -> None:
+        assert smem_bytes <= GPUS["h100"].smem_per_block
+
+    def encode_map(self, tensor: TensorMap, address: int, destination: int) -> None:
+        if address % 16 or any(stride % 16 for stride in tensor.strides_bytes):
+            raise LaunchError("The driver refused the tensor map.")
+        self.encoded.append((tensor, address))
+        (ctypes.c_uint64 * 2).from_address(destination)[:] = [address, len(self.encoded) - 1]
+
+    def move_map(self, destination: int, address: int) -> None:
+        self.moved.append(address)
+        ctypes.c_uint64.from_address(destination).value = address
+
+    def describe(self, status: int) -> str:
+        return f"fake error {status}"
+
+    def synchronize(self, index: int) -> None:
+        pass
+
+    def launch(self, config: ctypes.c_void_p, function: ctypes.c_void_p, arguments: ctypes.c_void_p, _: None) -> int:
+        if self.status:
+            return self.status
+        launch = LaunchConfig.from_address(config.value or 0)
+        kernel, name = self._functions[(function.value or 0) - 1]
+        types = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
+        pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
+        values = [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
+        tensors, lse = self._mapped(kernel, values) if types is MAPPED else (self._plain(kernel, values), None)
+        grid = launch.grid_x, launch.grid_y, launch.grid_z
+        addresses = tuple(t.data_ptr() for t in tensors)
+        self.launches.append(Launched(name, launch.stream or 0, grid, launch.smem_bytes, addresses, values[-1]))
+        self._attend(kernel, *tensors, lse, values[-1] / math.log2(math.e))
+        return 0
+
+    def _plain(self, kernel: dict, values: list) -> tuple[torch.Tensor, ...]:
+        heads, kv_heads, seqlen_q, seqlen_k = values[4:8]
+        batch = kernel.get("batch") or self._batch
+        shape_q = batch, heads, seqlen_q, kernel["head_dim"]
+        shape_k = batch, kv_heads, seqlen_k, kernel["head_dim"]
+        shapes = (shape_q, shape_k, shape_k, shape_q)
+        strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]
+        return tuple(tensor_at(values[i], shapes[i], strides[i], TORCH[kernel["dtype"]]) for i in range(4))
+
+    _batch = 1
+    """Which a plain launch says by its grid alone: a test sets it."""
+
+    def _mapped(self, kernel: dict, values: list) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+        batch, heads, kv_heads, seqlen_q, seqlen_k = values[8:13]
+        shape_q = batch, heads, seqlen_q, kernel["head_dim"]
+        shape_k = batch, kv_heads, seqlen_k, kernel["head_dim"]
+        tensors = []
+        for at, shape in zip(values[:4], (shape_q, shape_k, shape_k, shape_q), strict=True):
+            address, number = (ctypes.c_uint64 * 2).from_address(at)
+            tensor, _ = self.encoded[number]
+            row, *others = tensor.strides_bytes
+            strides = others[-1] // 2, others[-2] // 2, row // 2, 1
+            tensors.append(tensor_at(address, shape, strides, TORCH[kernel["dtype"]]))
+        assert tensors[3].data_ptr() == values[4]
+        assert tensors[3].stride()[:3] == tuple(values[13:16])
+        lse = tensor_at(values[5], shape_q[:3], (heads * seqlen_q, seqlen_q, 1), torch.float32) if values[5] else None
+        return tuple(tensors), lse
+
+    def _attend(self, kernel: dict, q, k, v, o, lse, scale: float) -> None:
+        k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        scores = q.double() @ k.transpose(-1, -2) * scale
+        if kernel["mask"] != "full":
+            offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0
+            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(offset)
+            scores = scores.masked_fill(~seen, -math.inf)
+        o.copy_(torch.softmax(scores, -1).nan_to_num(0) @ v + self.error)
+        if lse is not None:
+            lse.copy_(torch.logsumexp(scores, -1))
+
+
+WGMMA = {
+    **dict(BLOCK_M=64, BLOCK_N=64, STAGES=1, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=False, PING_PONG=False),
+    **dict(RESCALE="always", KEY_SPLIT=1, SCHEDULE="single", TILE_ORDER="by_head", CAUSAL_SKIP=False),
+    **dict(POLYNOMIAL_EIGHTHS=0, Q_IN_REGISTERS=False, STORE="rows"),
+}
+
+
+def wgmma_pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
+    """One small kernel for everything that flash_wgmma takes."""
+    if problem.dtype == "fp32" or problem.head_dim > 256:
+        return None
+    config = load_space("flash_wgmma", gpu).make_config(WGMMA)
+    return Pick("flash_wgmma", config)
+
+
+def fake_runtime(device: FakeDevice, folder: Path, pick=wgmma_pick) -> Runtime:
+    return Runtime(device, pick, folder, build=build)
