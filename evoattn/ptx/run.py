@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evoattn.ptx.errors import ImpossibleLaunch
 from evoattn.ptx.machine.launch import DEFAULT_STEP_LIMIT, Execution, Machine
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.tensor_map import TiledMap
+from evoattn.ptx.program.arrays import Octets
 from evoattn.ptx.program.kernel import Program
 from evoattn.ptx.program.parser import parse_program
 from evoattn.ptx.races.grid_dependency import Touched
@@ -45,7 +48,7 @@ def run_launch(
     grid: Extent,
     block: Extent,
     args: Sequence[Argument] = (),
-    buffers: Mapping[str, np.ndarray] | None = None,
+    buffers: Mapping[str, NDArray[Any]] | None = None,
     *,
     smem_bytes: int = 0,
     cluster: Extent = 1,
@@ -100,9 +103,10 @@ def _three(extent: Extent) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _flattened(buffers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _flattened(buffers: Mapping[str, NDArray[Any]]) -> dict[str, Octets]:
     """Each buffer as a one-dimensional view of its bytes."""
-    flat, spans = {}, []
+    flat: dict[str, Octets] = {}
+    spans: list[tuple[int, int, str]] = []
     for name, array in buffers.items():
         if not array.flags.c_contiguous:
             raise ValueError(f"The buffer {name} is not C-contiguous.")

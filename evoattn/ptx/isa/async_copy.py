@@ -5,18 +5,20 @@ Groups are counted for each thread, so that warps may run apart. From issue to l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from evoattn.ptx.errors import unsupported
-from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
+from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.memory.address_space import as_elements
+from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads
-from evoattn.ptx.races.detector import COPY, READ
+from evoattn.ptx.races.access import COPY, READ
 from evoattn.ptx.state.context import Context
 
 _PREFETCH = r"(?:\.L2::(?:64B|128B|256B))?"
@@ -26,11 +28,11 @@ _PREFETCH = r"(?:\.L2::(?:64B|128B|256B))?"
 class _Copy:
     """Copies issued by one instruction; `group` is the number of groups that each thread had committed then."""
 
-    threads: np.ndarray
-    group: np.ndarray
-    index: np.ndarray
+    threads: Numbers
+    group: Numbers
+    index: Numbers
     size: int
-    values: np.ndarray
+    values: Lanes
 
 
 class AsyncCopies:
@@ -44,7 +46,7 @@ class AsyncCopies:
         self.in_flight: list[_Copy] = []
         self.everyone = np.arange(context.count)
 
-    def issue(self, index: np.ndarray, size: int, values: np.ndarray, active: ActiveThreads) -> None:
+    def issue(self, index: Numbers, size: int, values: Lanes, active: ActiveThreads) -> None:
         threads = self.everyone if active.mask is None else active.index
         group = self.committed if active.mask is None else self.committed[threads]
         self.in_flight.append(_Copy(threads, group, index, size, values))
@@ -62,17 +64,15 @@ class AsyncCopies:
             limit = np.where(active.mask, limit, -1)
         left: list[_Copy] = []
         landing: list[_Copy] = []
-        known: dict[tuple[int, int], np.ndarray | bool] = {}
+        known: dict[tuple[int, int], Mask | bool] = {}
         for copy in self.in_flight:
             key = (id(copy.threads), id(copy.group))
             if key not in known:
-                done = copy.group < limit[copy.threads]
-                known[key] = True if done.all() else done if done.any() else False
+                over: Mask = copy.group < limit[copy.threads]
+                known[key] = True if over.all() else over if over.any() else False
             done = known[key]
-            if done is True:
-                landing.append(copy)
-            elif done is False:
-                left.append(copy)
+            if isinstance(done, bool):
+                (landing if done else left).append(copy)
             else:
                 for part, chosen in ((landing, done), (left, ~done)):
                     part.append(
@@ -84,7 +84,7 @@ class AsyncCopies:
         for copy in landing:
             self.context.shared.elements(copy.size)[copy.index // copy.size] = copy.values
             if self.context.races is not None:
-                self.context.races.land(copy.index, copy.size, copy.threads)
+                self.context.races.shared.land(copy.index, copy.size, copy.threads)
 
 
 def _copies(context: Context) -> AsyncCopies:
@@ -94,7 +94,7 @@ def _copies(context: Context) -> AsyncCopies:
 @instruction(
     "cp", r"\.async\.(?P<cache>ca|cg)\.shared(?:::cta)?\.global" + _PREFETCH, kind="memory", pure=False, writes=0
 )
-def copy(context: Context, ins: Instruction, fields: Fields):
+def copy(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`cp.async [destination], [source], size{, valid bytes}`: what is not valid is not read, and zero in shared memory.
 
     A predicate in place of the valid bytes means: if true, write zeros and read nothing.
@@ -122,7 +122,7 @@ def copy(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-def _valid_bytes(context: Context, ins: Instruction, size: int):
+def _valid_bytes(context: Context, ins: Instruction, size: int) -> Callable[[], Lanes] | None:
     """A callable that gives each thread's number of bytes to read, or None for always all."""
     if len(ins.operands) < 4:
         return None
@@ -136,7 +136,7 @@ def _valid_bytes(context: Context, ins: Instruction, size: int):
     return lambda: np.minimum(count, np.uint32(size))
 
 
-def _read_partly(context: Context, ins: Instruction, count: np.ndarray, size: int, active: ActiveThreads) -> np.ndarray:
+def _read_partly(context: Context, ins: Instruction, count: Lanes, size: int, active: ActiveThreads) -> Lanes:
     """Of each thread's `size` bytes the first `count` (uint32 over threads, or 0-d) as they are in global memory, the others zero."""
     octets = np.zeros((context.count, size), np.uint8)
     count = np.broadcast_to(count, (context.count,))
@@ -144,10 +144,11 @@ def _read_partly(context: Context, ins: Instruction, count: np.ndarray, size: in
         part = active.where(count == number)
         if number == 0 or part is None:
             continue
-        [(memory, first, _)] = Locator(context, ins, ins.operands[1], "global", 1, None)(part)
+        [(_, first, _)] = Locator(context, ins, ins.operands[1], "global", 1, None)(part)
+        memory = context.global_memory
         memory.check_range(first, int(number), part, ins)
-        if context.global_races is not None:
-            context.global_races.access(
+        if context.races is not None:
+            context.races.grid.access(
                 READ, (first[:, None] + np.arange(number)).ravel(), 1, np.repeat(part.index, number), ins
             )
         octets[part.index, :number] = memory.data[first[:, None] + np.arange(number)]
@@ -155,12 +156,12 @@ def _read_partly(context: Context, ins: Instruction, count: np.ndarray, size: in
 
 
 @instruction("cp", r"\.async\.commit_group", kind="other", pure=False, writes=0)
-def commit(context: Context, ins: Instruction, fields: Fields):
+def commit(context: Context, ins: Instruction, fields: Fields) -> Action:
     return _copies(context).commit
 
 
 @instruction("cp", r"\.async\.(?:wait_group|wait_all)", kind="other", pure=False, writes=0)
-def wait(context: Context, ins: Instruction, fields: Fields):
+def wait(context: Context, ins: Instruction, fields: Fields) -> Action:
     pending = int(ins.operands[0], 0) if ins.operands else None
     copies = _copies(context)
     return lambda active: copies.wait(active, pending)

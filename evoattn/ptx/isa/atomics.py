@@ -5,15 +5,19 @@ They race with weak accesses of global memory only, and order blocks as `global_
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from evoattn.ptx.errors import unsupported
-from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.half import from_float, to_float32
-from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context
 
 _SCOPE = r"(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?P<scope>cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared))?(?:::cta)?"
@@ -31,12 +35,12 @@ _TYPES = {
 }
 
 
-def _add_halves(old: np.ndarray, value: np.ndarray, kind: str) -> np.ndarray:
+def _add_halves(old: Any, value: Any, kind: str) -> Any:
     both = [to_float32(np.atleast_1d(x).view(np.uint16), kind) for x in (old, value)]
     return from_float(both[0] + both[1], kind).view(old.dtype)[0]
 
 
-_UPDATE = {
+_UPDATE: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda old, v: old + v,
     "min": lambda old, v: min(old, v),
     "max": lambda old, v: max(old, v),
@@ -59,7 +63,7 @@ _UPDATE = {
     pure=False,
     writes=0,
 )
-def atomic(context: Context, ins: Instruction, fields: Fields):
+def atomic(context: Context, ins: Instruction, fields: Fields) -> Action:
     action, kind = fields["action"], parse_type(fields["type"])
     returns = fields["op"] == "atom"
     if fields["type"] not in _TYPES.get(action, ()) or (not returns and action in ("exch", "cas")):
@@ -70,7 +74,7 @@ def atomic(context: Context, ins: Instruction, fields: Fields):
     size = kind.bits // 8
     locate = Locator(context, ins, address, fields["space"], size, None)
 
-    def update(old, thread: int):
+    def update(old: Any, thread: int) -> Any:
         operand = [s[thread] if s.ndim else s[()] for s in sources]
         if action == "cas":
             return operand[1] if old == operand[0] else old
@@ -78,28 +82,28 @@ def atomic(context: Context, ins: Instruction, fields: Fields):
             return _add_halves(old, operand[0], kind.kind)
         return _UPDATE[action](old, operand[0])
 
-    races = context.global_races
-    orders = races is not None and bool(races.grid_warps) and fields["scope"] not in ("cta", "cluster")
+    races = context.races
+    in_grid = fields["scope"] not in ("cta", "cluster")
     acquires, releases = (
         returns and fields["order"] in ("acquire", "acq_rel"),
         fields["order"] in ("release", "acq_rel"),
     )
 
-    def tell(place: int, thread: int) -> None:
-        context.races.synchronize()
+    def tell(races: Races, place: int, thread: int) -> None:
+        races.synchronize()
         if returns:
-            races.order_of_blocks.observe(thread, place, acquires)
-        races.order_of_blocks.publish(thread, place, releases, continues=True)
+            races.grid.order_of_blocks.observe(thread, place, acquires)
+        races.grid.order_of_blocks.publish(thread, place, releases, continues=True)
 
     def run(active: ActiveThreads) -> None:
         for memory, index, part in locate(active):
             is_global = memory is context.global_memory
             if races is not None and is_global:
-                races.strong(True, index, size, part.index, ins)
+                races.grid.strong(True, index, size, part.index, ins)
             cells = memory.elements(size).view(kind.dtype)
             for cell, thread in zip(index // size, part.index):
-                if orders and is_global:
-                    tell(int(cell) * size, int(thread))
+                if races is not None and races.grid.grid_warps and in_grid and is_global:
+                    tell(races, int(cell) * size, int(thread))
                 old = cells[cell]
                 cells[cell] = update(old, thread)
                 if target is not None:

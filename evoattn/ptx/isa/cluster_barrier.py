@@ -13,16 +13,18 @@ import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
 from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.program.arrays import Lanes, Mask
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.ending import Ending
 from evoattn.ptx.state.mbarriers import mbarriers_of
 
 _IDLE, _ARRIVED, _COMPLETE = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class ClusterArrival:
+class ClusterArrival(Ending):
     """Signals and goes on; a `relaxed` one orders no memory."""
 
     ins: Instruction
@@ -30,7 +32,7 @@ class ClusterArrival:
 
 
 @dataclass(frozen=True)
-class ClusterWait:
+class ClusterWait(Ending):
     """Goes on when the phase that its thread arrived at is complete."""
 
     ins: Instruction
@@ -41,15 +43,15 @@ class ClusterBarriers:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.waiting_at: dict[int, np.ndarray] = {}
+        self.waiting_at: dict[int, Lanes] = {}
         self._state = np.full(context.count, _IDLE, np.int8)
         clusters = context.threads.block_count // context.threads.cluster
-        self._arriving: list[list[np.ndarray]] = [[] for _ in range(clusters)]
+        self._arriving: list[list[Lanes]] = [[] for _ in range(clusters)]
         """By cluster: what this phase's arrivals hand over, see `HappensBefore.arrive`."""
-        self._handed_over: list[list[np.ndarray]] = [[] for _ in range(clusters)]
+        self._handed_over: list[list[Lanes]] = [[] for _ in range(clusters)]
         self._mbarriers = mbarriers_of(context)
 
-    def arrive(self, arrival: ClusterArrival, active: ActiveThreads) -> list[tuple[int, np.ndarray]]:
+    def arrive(self, arrival: ClusterArrival, active: ActiveThreads) -> list[tuple[int, Mask]]:
         """Note the arrival; returns (pc, mask) of waiting threads that may go on. Raises `AsyncFault` on a second arrival at one phase."""
         self._require(active, _IDLE, "arrives twice", arrival.ins)
         self._state[active.index] = _ARRIVED
@@ -61,7 +63,7 @@ class ClusterBarriers:
                 self._arriving[warp // self.context.threads.cluster_warps].append(known)
         return self.release()
 
-    def wait(self, wait: ClusterWait, active: ActiveThreads, following_pc: int) -> list[tuple[int, np.ndarray]]:
+    def wait(self, wait: ClusterWait, active: ActiveThreads, following_pc: int) -> list[tuple[int, Mask]]:
         """(pc, mask) of the threads that go on at once; the others are parked. Raises `AsyncFault` if one of them has not arrived."""
         idle = active.select(self._state) == _IDLE
         if idle.any():
@@ -71,7 +73,7 @@ class ClusterBarriers:
         at |= active.full_mask
         return self.release()
 
-    def release(self) -> list[tuple[int, np.ndarray]]:
+    def release(self) -> list[tuple[int, Mask]]:
         """Complete the phases at which all threads that are left have arrived; also called when threads exit."""
         size = self.context.threads.cluster_warps * WARP
         missing = (self.context.alive & (self._state != _ARRIVED)).reshape(-1, size).any(1)
@@ -92,7 +94,7 @@ class ClusterBarriers:
                     del self.waiting_at[pc]
         return released
 
-    def _pass(self, going: np.ndarray) -> None:
+    def _pass(self, going: Mask) -> None:
         self._state[going] = _IDLE
         warps = np.flatnonzero(going.reshape(-1, WARP).any(1))
         self._mbarriers.hear(warps)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
+from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.memory.address_space import RANK_SHIFT, SHARED_WINDOW, as_elements
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
@@ -19,7 +19,7 @@ _U32 = parse_type("u32")
 
 
 @instruction("mapa", r"(?P<space>\.shared::cluster)?\.(?P<type>u32|u64)", kind="int", pure=False)
-def map_address(context: Context, ins: Instruction, fields: Fields):
+def map_address(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`mapa d, address, rank`: what lies at this address of the own block, in the block of that rank; without a space all are generic."""
     kind = parse_type(fields["type"])
     target, address = context.destination(ins.operands[0], kind), context.source(ins.operands[1], kind)
@@ -44,18 +44,18 @@ _STORE = r"\.async(?:\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\
 
 
 @instruction("st", _STORE, kind="memory", pure=False, writes=0)
-def store(context: Context, ins: Instruction, fields: Fields):
+def store(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`[destination], values, [mbarrier]`, both in one block of the cluster.
 
     The bytes are written when they are asked for, as early as a device may; that nobody reads them before the mbarrier's phase has ended is
-    for `async_races.py` to see. A warp stores as one.
+    for `async_proxy.py` to see. A warp stores as one.
     """
     kind = parse_type("b" + fields["type"][1:])
     sources = [context.source(o, kind) for o in vector_parts(ins.operands[1])]
     size = kind.bits // 8 * len(sources)
     destination = Locator(context, ins, ins.operands[0], "shared::cluster", size, None)
     places = Locator(context, ins, ins.operands[2], "shared::cluster", BYTES, None)
-    barriers, async_races, stride = mbarriers_of(context), context.async_races, context.shared.stride
+    barriers, races, stride = mbarriers_of(context), context.races, context.shared.stride
 
     def run(active: ActiveThreads) -> None:
         [(memory, index, _)], [(_, barrier_at, _)] = destination(active), places(active)
@@ -66,12 +66,12 @@ def store(context: Context, ins: Instruction, fields: Fields):
             chosen = (keys[0] == warp) & (keys[1] == at)
             barrier = barriers.find(at, int(active.index[int(chosen.argmax())]), ins)
             agent = 0
-            if async_races is not None:
-                agent = async_races.copies(at // stride, at % stride, "asynchronous stores")
-                shift, count = context.races.shift, max(size >> context.races.shift, 1)
+            if races is not None:
+                agent = races.proxy.copies(at // stride, at % stride, "asynchronous stores")
+                shift, count = races.shared.shift, max(size >> races.shared.shift, 1)
                 granules = ((index[chosen] >> shift)[:, None] + np.arange(count)).ravel()
-                async_races.write(agent, context.count + warp, granules, ins, at // stride, proxied=False)
-            barriers.complete(at, barrier, size * int(np.count_nonzero(chosen)), agent, to_cluster=True)
+                races.proxy.write(agent, context.count + warp, granules, ins, at // stride, proxied=False)
+            barriers.complete(barrier, size * int(np.count_nonzero(chosen)), agent, to_cluster=True)
         values = np.stack([active.select(s) for s in sources], axis=1)
         memory.elements(size)[index // size] = as_elements(np.ascontiguousarray(values).reshape(-1), size)
 

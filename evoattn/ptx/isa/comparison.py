@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from evoattn.ptx.errors import unsupported
-from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.floating import flush
 from evoattn.ptx.isa.half import to_float32
+from evoattn.ptx.program.arrays import Lanes, Mask
 from evoattn.ptx.program.dtypes import PtxType, parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.state.registers import Binder
 
 _PREDICATE = parse_type("pred")
+Compare = Callable[[Lanes, Lanes, Mask], object]
+"""`(a, b, out)`."""
 _ORDERED = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -29,14 +33,14 @@ _COMPARE = r"\.(?P<compare>[a-z]{2,3})"
 _TYPE = r"\.(?P<type>[bus](?:16|32|64)|f32|f64|f16|bf16)"
 
 
-def _integer_comparison(ins: Instruction, compare: str, kind: PtxType):
+def _integer_comparison(ins: Instruction, compare: str, kind: PtxType) -> Compare:
     ufunc = _ORDERED.get(compare) or (_UNSIGNED.get(compare) if kind.kind == "u" else None)
     if ufunc is None or (kind.kind == "b" and compare not in ("eq", "ne")):
         raise unsupported(ins, f"the comparison .{compare} of a .{kind.kind} type")
     return ufunc
 
 
-def _float_comparison(ins: Instruction, compare: str):
+def _float_comparison(ins: Instruction, compare: str) -> Compare:
     """`(a, b, out)`. Ordered comparisons are false if either is NaN, those with `u` (equ, ltu, …) true."""
     if compare in _ORDERED and compare != "ne":
         return _ORDERED[compare]  # NumPy's are false on NaN, except !=
@@ -45,12 +49,9 @@ def _float_comparison(ins: Instruction, compare: str):
     if compare == "neu":
         return np.not_equal
     if compare in ("nan", "num"):
-        either = lambda a, b: np.isnan(a) | np.isnan(b)  # noqa: E731
-        return (
-            (lambda a, b, out: np.copyto(out, either(a, b)))
-            if compare == "nan"
-            else (lambda a, b, out: np.copyto(out, ~either(a, b)))
-        )
+        if compare == "nan":
+            return lambda a, b, out: np.logical_or(np.isnan(a), np.isnan(b), out)
+        return lambda a, b, out: np.invert(np.isnan(a) | np.isnan(b), out)
     if compare[-1] == "u" and compare[:-1] in _ORDERED:
         opposite = {
             "equ": np.not_equal,
@@ -65,7 +66,7 @@ def _float_comparison(ins: Instruction, compare: str):
     raise unsupported(ins, f"the comparison .{compare}")
 
 
-def _comparison(binder: Binder, ins: Instruction, fields: Fields):
+def _comparison(binder: Binder, ins: Instruction, fields: Fields) -> Callable[[Mask], object]:
     """A callable that writes the comparison of operands 1 and 2 into a bool array."""
     kind = parse_type(fields["type"])
     a, b = (binder.source(o, kind) for o in ins.operands[1:3])
@@ -87,39 +88,45 @@ def _comparison(binder: Binder, ins: Instruction, fields: Fields):
 
 
 @instruction("setp", _COMPARE + r"(?:\.(?P<combine>and|or|xor))?(?P<ftz>\.ftz)?" + _TYPE, kind="int")
-def set_predicate(binder: Binder, ins: Instruction, fields: Fields):
+def set_predicate(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """`setp d|e, a, b, c`: d = (a ? b) combined with c, e = !(a ? b) combined with c."""
     compare = _comparison(binder, ins, fields)
     d, *e = (binder.destination(o.strip(), _PREDICATE) for o in ins.operands[0].split("|"))
     if not fields["combine"] and not e:
         return partial(compare.func, *compare.args, d) if isinstance(compare, partial) else partial(compare, d)
-    other = combine = None
+    other: Mask | None = None
+    combine: np.ufunc | None = None
     if fields["combine"]:
         other = binder.source(ins.operands[3].lstrip("!"), _PREDICATE)
         combine = _COMBINE[fields["combine"]]
     negated = len(ins.operands) > 3 and ins.operands[3].startswith("!")
     result = np.zeros(binder.count, np.bool_)
 
-    def run():
+    def run() -> None:
         compare(result)
-        third = None if other is None else (~other if negated else other)
         opposite = ~result
-        np.copyto(d, result if combine is None else combine(result, third))
+        if combine is None or other is None:
+            np.copyto(d, result)
+            if e:
+                np.copyto(e[0], opposite)
+            return
+        third = ~other if negated else other
+        combine(result, third, d)
         if e:
-            np.copyto(e[0], opposite if combine is None else combine(opposite, third))
+            combine(opposite, third, e[0])
 
     return run
 
 
 @instruction("set", _COMPARE + r"(?P<ftz>\.ftz)?\.(?P<result>u32|s32|f32)" + _TYPE, kind="int")
-def set_number(binder: Binder, ins: Instruction, fields: Fields):
+def set_number(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """All ones, or 1.0, where the comparison holds."""
     compare = _comparison(binder, ins, fields)
     d = binder.destination(ins.operands[0], parse_type(fields["result"]))
     yes = d.dtype.type(1) if fields["result"] == "f32" else np.uint32(0xFFFFFFFF).astype(d.dtype)
     result = np.zeros(binder.count, np.bool_)
 
-    def run():
+    def run() -> None:
         compare(result)
         np.copyto(d, np.where(result, yes, d.dtype.type(0)))
 
@@ -127,7 +134,7 @@ def set_number(binder: Binder, ins: Instruction, fields: Fields):
 
 
 @instruction("selp", r"\.(?P<type>[bus](?:16|32|64)|f32|f64)", kind="int")
-def select(binder: Binder, ins: Instruction, fields: Fields):
+def select(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     kind = parse_type(fields["type"])
     raw = parse_type(f"b{kind.bits}")
     a, b = (binder.source(o, kind).view(raw.dtype) for o in ins.operands[1:3])

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from evoattn.ptx.errors import unsupported
 from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.program.arrays import Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.ending import Ending
 
 
 @dataclass(frozen=True)
-class Branch:
+class Branch(Ending):
     """To the label in the instruction's operand."""
 
 
 @dataclass(frozen=True)
-class Exit:
+class Exit(Ending):
     """The threads are done."""
 
 
 @dataclass(frozen=True)
-class Trap:
+class Trap(Ending):
     """The program says that it failed."""
 
 
 @dataclass(frozen=True)
-class BarrierArrival:
+class BarrierArrival(Ending):
     """At barrier `number` (over threads, or 0-d) of `expected` threads, None for the whole block; `waits` is false for `bar.arrive`."""
 
-    number: np.ndarray
+    number: Numbers
     expected: int | None
     waits: bool
 

@@ -6,13 +6,25 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TypeVar
 
 from evoattn.ptx.errors import UnsupportedInstruction
 from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.ending import Ending
 
+Operation = Callable[[], object]
+"""Of a pure instruction: reads and writes registers of all threads."""
+Action = Callable[[ActiveThreads], object]
+"""Of any other: what the active threads do."""
+Prepared = Operation | Action | Ending
 Fields = dict[str, str]
 """Named groups of the pattern that an opcode matched; the value of an absent optional group is an empty string."""
+
+
+Prepare = Callable[[Context, Instruction, Fields], Prepared]
+_P = TypeVar("_P", bound=Prepare)
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,7 @@ class Entry:
     """
 
     expression: str
-    prepare: Callable[..., Callable[..., Any]]
+    prepare: Prepare
     pure: bool
     writes: int
     kind: str
@@ -39,13 +51,15 @@ class Entry:
 _ENTRIES: dict[str, list[Entry]] = {}
 
 
-def instruction(words: str, modifiers: str = "", *, kind: str, pure: bool = True, writes: int = 1):
+def instruction(
+    words: str, modifiers: str = "", *, kind: str, pure: bool = True, writes: int = 1
+) -> Callable[[_P], _P]:
     """Register the decorated function for every opcode that is one of `words`, then what the expression `modifiers` matches, and no more.
 
     The word is the field `op`.
     """
 
-    def register(prepare):
+    def register(prepare: _P) -> _P:
         for word in words.split():
             entry = Entry(f"(?P<op>{word}){modifiers}", prepare, pure, writes, kind)
             _ENTRIES.setdefault(word, []).append(entry)

@@ -8,32 +8,33 @@ from functools import partial
 import numpy as np
 
 from evoattn.ptx.errors import unsupported
-from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.integer import operands
+from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import PtxType, parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.state.registers import Binder
 
 _ROUNDED = r"(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<type>f32|f64)"
 _BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+Extreme = Callable[..., Lanes]
+"""`(a, b, out=None)`."""
 SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
-def flush(values: np.ndarray) -> np.ndarray:
+def flush(values: Lanes) -> Lanes:
     """Subnormal float32 → zero of the same sign."""
     return np.where(np.abs(values) < SMALLEST_NORMAL, np.copysign(np.float32(0), values), values)
 
 
-def finish(
-    compute: Callable[..., object], sources: tuple[np.ndarray, ...], d: np.ndarray, fields: Fields
-) -> Callable[[], None]:
+def finish(compute: Callable[..., object], sources: tuple[Lanes, ...], d: Lanes, fields: Fields) -> Operation:
     """`compute(*sources, out=d)` with what `.ftz` and `.sat` ask for around it. Saturation takes NaN to 0."""
     ftz, sat = fields.get("ftz"), fields.get("sat")
     if not ftz and not sat:
         return partial(compute, *sources, out=d)
     result = np.empty_like(d)
 
-    def run():
+    def run() -> None:
         compute(*(flush(s) for s in sources) if ftz else sources, out=result)
         if ftz:
             np.copyto(result, flush(result))
@@ -44,14 +45,16 @@ def finish(
     return run
 
 
-def zeros_in_order(choose: np.ufunc) -> Callable[..., np.ndarray]:
+def zeros_in_order(choose: np.ufunc) -> Extreme:
     """NumPy's minimum or maximum with -0 below +0, as the PTX ISA has them: NumPy takes either, by the length of the array."""
     sign = -1 if choose in (np.fmin, np.minimum) else 1
 
-    def run(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def run(a: Lanes, b: Lanes, out: Lanes | None = None) -> Lanes:
         tied = (a == 0) & (b == 0)
+        result: Lanes
         if not tied.any():
-            return choose(a, b, out=out)
+            result = choose(a, b, out=out)
+            return result
         result = np.where(tied, sign * (sign * a + sign * b), choose(a, b))  # a sum of zeros is -0 only if both are
         if out is not None:
             np.copyto(out, result)
@@ -60,26 +63,26 @@ def zeros_in_order(choose: np.ufunc) -> Callable[..., np.ndarray]:
     return run
 
 
-LOSING_NAN = {"min": zeros_in_order(np.fmin), "max": zeros_in_order(np.fmax)}
+LOSING_NAN: dict[str, Extreme] = {"min": zeros_in_order(np.fmin), "max": zeros_in_order(np.fmax)}
 """A NaN operand loses to a number."""
-KEEPING_NAN = {"min": zeros_in_order(np.minimum), "max": zeros_in_order(np.maximum)}
+KEEPING_NAN: dict[str, Extreme] = {"min": zeros_in_order(np.minimum), "max": zeros_in_order(np.maximum)}
 
 
 @instruction("add sub mul", _ROUNDED, kind="fp32")
-def binary(binder: Binder, ins: Instruction, fields: Fields):
+def binary(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     a, b, d = operands(binder, ins, _type(ins, fields))
     return finish(_BINARY[fields["op"]], (a, b), d, fields)
 
 
 @instruction("add", r"\.rm\.(?P<type>f32)", kind="fp32")
-def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields):
+def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error exactly.
 
     A sum of zero is -0 unless both operands are +0 (IEEE 754, rounding towards negative infinity).
     """
     a, b, d = operands(binder, ins, _type(ins, fields))
 
-    def run():
+    def run() -> None:
         total = a + b
         part = total - a
         error = (a - (total - part)) + (b - part)
@@ -93,7 +96,7 @@ def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields):
 
 
 @instruction("min max", r"(?P<ftz>\.ftz)?(?P<nan>\.NaN)?(?P<xor>\.xorsign\.abs)?\.(?P<type>f32|f64)", kind="fp32")
-def extreme(binder: Binder, ins: Instruction, fields: Fields):
+def extreme(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Without `.NaN` a NaN operand loses to a number."""
     if fields["xor"]:
         raise unsupported(ins, ".xorsign.abs")
@@ -108,26 +111,26 @@ def _type(ins: Instruction, fields: Fields) -> PtxType:
 
 
 @instruction("neg abs", r"(?P<ftz>\.ftz)?\.(?P<type>f32|f64)", kind="fp32")
-def sign(binder: Binder, ins: Instruction, fields: Fields):
+def sign(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     a, d = operands(binder, ins, _type(ins, fields))
     return finish(np.negative if fields["op"] == "neg" else np.absolute, (a,), d, fields)
 
 
 @instruction("copysign", r"\.(?P<type>f32|f64)", kind="fp32")
-def copy_sign(binder: Binder, ins: Instruction, fields: Fields):
+def copy_sign(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """The sign of the first operand on the magnitude of the second."""
     a, b, d = operands(binder, ins, parse_type(fields["type"]))
     return partial(np.copysign, b, a, d)
 
 
-def fused_multiply_add(binder: Binder) -> Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]:
+def fused_multiply_add(binder: Binder) -> Callable[[Lanes, Lanes, Lanes, Lanes], None]:
     """`(a, b, c, out)` for float32: the product is exact in float64 and the sum is rounded there, then to float32.
 
     The two roundings differ from one only where the float64 sum falls exactly between two float32, at most 2^-29 of the cases.
     """
     x, y = binder.scratch(np.float64, 0), binder.scratch(np.float64, 1)
 
-    def run(a, b, c, out):
+    def run(a: Lanes, b: Lanes, c: Lanes, out: Lanes) -> None:
         np.copyto(x, a)
         np.copyto(y, b)
         np.multiply(x, y, x)
@@ -140,13 +143,13 @@ def fused_multiply_add(binder: Binder) -> Callable[[np.ndarray, np.ndarray, np.n
 
 @instruction("fma", r"\.rn(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<type>f32)", kind="fp32")
 @instruction("mad", r"(?:\.rn)?(?P<ftz>\.ftz)?(?P<sat>\.sat)?\.(?P<type>f32)", kind="fp32")
-def multiply_add(binder: Binder, ins: Instruction, fields: Fields):
+def multiply_add(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     *sources, d = operands(binder, ins, parse_type("f32"))
     return finish(fused_multiply_add(binder), tuple(sources), d, fields)
 
 
 @instruction("fma", r"\.rn\.(?P<type>f64)", kind="fp32")
-def multiply_add_double(binder: Binder, ins: Instruction, fields: Fields):
+def multiply_add_double(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     a, b, c, d = operands(binder, ins, parse_type("f64"))
     if np.longdouble(0).itemsize <= 8:
         raise unsupported(ins, "this machine has no wider float to round once from")
@@ -155,20 +158,20 @@ def multiply_add_double(binder: Binder, ins: Instruction, fields: Fields):
 
 @instruction("div", r"(?:\.approx|\.full|\.rn)(?P<ftz>\.ftz)?\.(?P<type>f32)", kind="sfu")
 @instruction("div", r"\.rn\.(?P<type>f64)", kind="sfu")
-def divide(binder: Binder, ins: Instruction, fields: Fields):
+def divide(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     a, b, d = operands(binder, ins, parse_type(fields["type"]))
     return finish(np.divide, (a, b), d, fields)
 
 
-def _reciprocal(a, out):
+def _reciprocal(a: Lanes, out: Lanes) -> None:
     np.divide(a.dtype.type(1), a, out)
 
 
-def _reciprocal_root(a, out):
+def _reciprocal_root(a: Lanes, out: Lanes) -> None:
     np.divide(1.0, np.sqrt(a, dtype=np.float64), out, casting="same_kind")
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., object]] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "sin": np.sin,
@@ -184,17 +187,17 @@ _FUNCTIONS = {
 @instruction("rcp sqrt", r"(?:\.approx|\.rn)(?P<ftz>\.ftz)?\.(?P<type>f32)", kind="sfu")
 @instruction("rcp sqrt", r"\.rn\.(?P<type>f64)", kind="sfu")
 @instruction("tanh", r"\.approx\.(?P<type>f32)", kind="sfu")
-def function(binder: Binder, ins: Instruction, fields: Fields):
+def function(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     """Approximations are computed to full accuracy: they differ from hardware by the few ulp that the PTX ISA allows it."""
     a, d = operands(binder, ins, parse_type(fields["type"]))
     return finish(_FUNCTIONS[fields["op"]], (a,), d, fields)
 
 
 @instruction("testp", r"\.(?P<test>finite|infinite|number|notanumber)\.(?P<type>f32|f64)", kind="fp32")
-def classify(binder: Binder, ins: Instruction, fields: Fields):
+def classify(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     a = binder.source(ins.operands[1], parse_type(fields["type"]))
     d = binder.destination(ins.operands[0], parse_type("pred"))
-    tests = {
+    tests: dict[str, Callable[..., object]] = {
         "finite": np.isfinite,
         "infinite": np.isinf,
         "notanumber": np.isnan,

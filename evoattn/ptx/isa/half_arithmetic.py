@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from evoattn.ptx.errors import unsupported
-from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dispatch import Fields, Operation, instruction
 from evoattn.ptx.isa.floating import KEEPING_NAN, LOSING_NAN
 from evoattn.ptx.isa.half import from_float, to_float32
+from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import PtxType, parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.state.registers import Binder
@@ -17,12 +20,13 @@ _ANY = r"\.(?P<type>f16x2|bf16x2|f16|bf16)"
 _FP16_SMALLEST_NORMAL = np.float32(2.0**-14)
 
 
-def _product_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _product_sum(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """a·b + c in float64: exact for fp16, and for bf16 but for sums that span more than 53 bits."""
-    return a.astype(np.float64) * b + c
+    total: Lanes = a.astype(np.float64) * b + c
+    return total
 
 
-_COMPUTE = {
+_COMPUTE: dict[str, Callable[..., Lanes]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -35,7 +39,7 @@ _COMPUTE = {
 }
 
 
-def _unpacked(binder: Binder, operand: str, kind: PtxType) -> np.ndarray:
+def _unpacked(binder: Binder, operand: str, kind: PtxType) -> Lanes:
     """uint16 view of an operand: `[threads]`, or `[threads, 2]` for a pair (0-d or `[2]` for a constant)."""
     array = binder.source(operand, kind)
     if not kind.packed:
@@ -52,7 +56,7 @@ def _unpacked(binder: Binder, operand: str, kind: PtxType) -> np.ndarray:
 @instruction("ex2 tanh", r"\.approx" + _FP16, kind="sfu")
 @instruction("ex2", r"\.approx\.ftz\.(?P<type>bf16x2|bf16)", kind="sfu")
 @instruction("tanh", r"\.approx\.(?P<type>bf16x2|bf16)", kind="sfu")
-def arithmetic(binder: Binder, ins: Instruction, fields: Fields):
+def arithmetic(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
     kind = parse_type(fields["type"])
     if fields.get("ftz") and kind.kind == "bf":
         raise unsupported(ins, ".ftz is for fp16")
@@ -62,7 +66,7 @@ def arithmetic(binder: Binder, ins: Instruction, fields: Fields):
     compute = (KEEPING_NAN if fields.get("nan") else _COMPUTE)[fields["op"]]
     ftz, sat = fields.get("ftz"), fields.get("sat")
 
-    def run():
+    def run() -> None:
         values = [to_float32(s, kind.kind) for s in sources]
         if ftz:
             values = [_flush(v) for v in values]
@@ -78,5 +82,5 @@ def arithmetic(binder: Binder, ins: Instruction, fields: Fields):
     return run
 
 
-def _flush(values: np.ndarray) -> np.ndarray:
+def _flush(values: Lanes) -> Lanes:
     return np.where(np.abs(values) < _FP16_SMALLEST_NORMAL, np.copysign(0, values), values).astype(values.dtype)

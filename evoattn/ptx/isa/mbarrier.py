@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
+from evoattn.ptx.isa.locator import Locator
+from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.state.context import Context
-from evoattn.ptx.state.mbarriers import BYTES, PhaseWait, mbarriers_of
+from evoattn.ptx.state.mbarriers import BYTES, mbarriers_of
+from evoattn.ptx.state.phase_waits import PhaseWait
 
 _SPACE = r"(?:\.(?P<space>shared::cluster|shared)(?:::cta)?)?\.b64"
 _OWN = r"(?:\.(?P<space>shared)(?:::cta)?)?\.b64"
@@ -27,7 +29,7 @@ class _Places:
         self.ins = ins
         self.locator = Locator(context, ins, operand, space, BYTES, None)
 
-    def __call__(self, active: ActiveThreads) -> np.ndarray:
+    def __call__(self, active: ActiveThreads) -> Lanes:
         located = self.locator(active)
         if len(located) > 1 or located[0][0] is not self.locator.context.shared:
             raise AsyncFault(f"An mbarrier outside shared memory is used in {self.ins}.")
@@ -35,7 +37,7 @@ class _Places:
 
 
 @instruction("mbarrier", r"\.init" + _OWN, kind="barrier", pure=False, writes=0)
-def initialize(context: Context, ins: Instruction, fields: Fields):
+def initialize(context: Context, ins: Instruction, fields: Fields) -> Action:
     barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
     count = context.source(ins.operands[1], _U32)
 
@@ -47,7 +49,7 @@ def initialize(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("mbarrier", r"\.inval" + _OWN, kind="barrier", pure=False, writes=0)
-def invalidate(context: Context, ins: Instruction, fields: Fields):
+def invalidate(context: Context, ins: Instruction, fields: Fields) -> Action:
     barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
 
     def run(active: ActiveThreads) -> None:
@@ -60,7 +62,7 @@ def invalidate(context: Context, ins: Instruction, fields: Fields):
 @instruction(
     "mbarrier", r"\.arrive(?P<expect>\.expect_tx)?(?:\.release\.(?:cta|cluster))?" + _SPACE, kind="barrier", pure=False
 )
-def arrive(context: Context, ins: Instruction, fields: Fields):
+def arrive(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`arrive state, [mbarrier]{, count}`; `arrive.expect_tx state, [mbarrier], bytes` makes one arrival."""
     barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[1], fields["space"])
     state = None if ins.operands[0] == "_" else context.destination(ins.operands[0], _U64)
@@ -77,7 +79,7 @@ def arrive(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("mbarrier", r"\.expect_tx(?:\.relaxed\.(?:cta|cluster))?" + _SPACE, kind="barrier", pure=False, writes=0)
-def expect_bytes(context: Context, ins: Instruction, fields: Fields):
+def expect_bytes(context: Context, ins: Instruction, fields: Fields) -> Action:
     barriers, places = mbarriers_of(context), _Places(context, ins, ins.operands[0], fields["space"])
     number = context.source(ins.operands[1], _U32)
 

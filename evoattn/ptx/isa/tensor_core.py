@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.errors import DivergentCollective
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.half import FP16_VALUES
-from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.isa.warp import assign
+from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.operands import vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.races.detector import READ, WRITE
+from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context
 
 _B32, _F32 = parse_type("b32"), parse_type("f32")
@@ -28,16 +30,18 @@ class MatrixRows:
         self.all = matrices == 4
         self.locate = Locator(context, ins, operand, "shared", 16, kind, by_warp=True)
 
-    def __call__(self, active: ActiveThreads) -> tuple[np.ndarray, ActiveThreads]:
+    def __call__(self, active: ActiveThreads) -> tuple[Lanes, ActiveThreads]:
         """Byte index of each row, and the threads that gave them. The whole warp counts as the one that accesses them."""
         self.context.require_whole_warps(active, self.ins)
         giving = active if self.all else active.where(self.gives_address)
+        if giving is None:
+            raise DivergentCollective(f"No thread that gives an address executes {self.ins}.")
         [(_, index, _)] = self.locate(giving)
         return index, giving
 
 
 @instruction("ldmatrix", _MATRIX, kind="memory", pure=False)
-def load_matrices(context: Context, ins: Instruction, fields: Fields):
+def load_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
     """Lane l gets elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of each matrix, of its columns with `.trans`."""
     count = int(fields["count"][1])
     targets = [context.destination(o, _B32) for o in vector_parts(ins.operands[0])]
@@ -63,7 +67,7 @@ def load_matrices(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("stmatrix", _MATRIX, kind="memory", pure=False, writes=0)
-def store_matrices(context: Context, ins: Instruction, fields: Fields):
+def store_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
     """The inverse of ldmatrix."""
     count = int(fields["count"][1])
     sources = [context.source(o, _B32) for o in vector_parts(ins.operands[1])]
@@ -84,7 +88,7 @@ def store_matrices(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-def _unpack(bits: np.ndarray, kind: str, out: np.ndarray) -> None:
+def _unpack(bits: Lanes, kind: str, out: Lanes) -> None:
     """Registers `[n, threads]` uint32 → `[n, threads, 2]` float32 (`[n, threads]` for tf32)."""
     if kind == "f16":
         FP16_VALUES.take(bits.view(np.uint16).reshape(out.shape), out=out, mode="clip")
@@ -128,13 +132,13 @@ class Fragments:
         split = self.product.reshape(warps, 2, 8, 4, 2)
         self.products = [split[:, i // 2, :, :, i % 2] for i in range(4)]
 
-    def load_a(self, registers: list[np.ndarray]) -> None:
+    def load_a(self, registers: list[Lanes]) -> None:
         for row, register in zip(self.a_bits, registers):
             row[:] = register
         _unpack(self.a_bits, self.kind, self.a_values)
         np.copyto(self.a_matrix, self.a_view)
 
-    def load_b(self, registers: list[np.ndarray]) -> None:
+    def load_b(self, registers: list[Lanes]) -> None:
         for row, register in zip(self.b_bits, registers):
             row[:] = register
         _unpack(self.b_bits, self.kind, self.b_values)
@@ -150,7 +154,7 @@ class Fragments:
 @instruction(
     "mma", r"\.sync\.aligned\.m16n8k(?P<depth>8|4)\.row\.col\.f32\.(?P<type>tf32)\.tf32\.f32", kind="tensor", pure=False
 )
-def multiply_matrices(context: Context, ins: Instruction, fields: Fields):
+def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
     """D = A·B + C with 16 rows and 8 columns, accumulated in float32 (hardware's order of additions is not specified)."""
     fragments = context.cached(
         ("mma", fields["depth"], fields["type"]), lambda: Fragments(context, int(fields["depth"]), fields["type"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from evoattn.ptx.errors import unsupported
-from evoattn.ptx.isa.dispatch import Fields, instruction
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
+from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
@@ -22,7 +25,7 @@ _REDUCE = {
 }
 
 
-def assign(target: np.ndarray, values: np.ndarray, active: ActiveThreads) -> None:
+def assign(target: Lanes, values: Lanes, active: ActiveThreads) -> None:
     """Write the active threads' elements of `values` (over all threads)."""
     if active.mask is None:
         np.copyto(target, values)
@@ -30,14 +33,14 @@ def assign(target: np.ndarray, values: np.ndarray, active: ActiveThreads) -> Non
         np.copyto(target, values, where=active.mask)
 
 
-def _members(context: Context, ins: Instruction, operand: str) -> np.ndarray | None:
+def _members(context: Context, ins: Instruction, operand: str) -> Lanes | None:
     """A member mask for `require_whole_warps`; None if it names all threads."""
     mask = context.source(operand, _U32)
     return None if mask.ndim == 0 and mask == 0xFFFFFFFF else mask
 
 
 @instruction("shfl", r"\.sync\.(?P<mode>up|down|bfly|idx)\.b32", kind="shuffle", pure=False)
-def shuffle(context: Context, ins: Instruction, fields: Fields):
+def shuffle(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`shfl d|p, a, b, c, members`: c has the segment mask in bits 8-12 and the clamp in bits 0-4 (PTX ISA, shfl.sync)."""
     mode = fields["mode"]
     d, *p = (o.strip() for o in ins.operands[0].split("|"))
@@ -48,7 +51,7 @@ def shuffle(context: Context, ins: Instruction, fields: Fields):
     lane = context.threads.lane
     first = context.threads.warp_of * WARP
 
-    def sources() -> tuple[np.ndarray, np.ndarray]:
+    def sources() -> tuple[Lanes, Lanes]:
         b, c = distance.astype(np.int64) & 31, bounds.astype(np.int64)
         segment, clamp = c >> 8 & 31, c & 31
         highest, lowest = (lane & segment) | (clamp & ~segment), lane & segment
@@ -73,32 +76,32 @@ def shuffle(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-def _source_predicate(context: Context, operand: str):
-    predicate = context.source(operand.lstrip("!"), _PREDICATE)
+def _source_predicate(context: Context, operand: str) -> Callable[[], Mask]:
+    predicate: Mask = context.source(operand.lstrip("!"), _PREDICATE)
     return (lambda: ~predicate) if operand.startswith("!") else (lambda: predicate)
 
 
-def _companions(active: ActiveThreads, members: np.ndarray) -> np.ndarray:
+def _companions(active: ActiveThreads, members: Numbers) -> Lanes:
     """`[warp, lane, other lane]` bool: the active threads that each lane's member mask names. One row a warp if the mask is constant."""
     lanes = active.by_warp[:, None, :]
     masks = members.reshape(-1, WARP)[:, :, None] if members.ndim else members
     return lanes & (masks >> np.arange(WARP, dtype=np.uint32) & np.uint32(1)).astype(np.bool_)
 
 
-def _pack(lanes: np.ndarray) -> np.ndarray:
+def _pack(lanes: Mask) -> Lanes:
     """Bool `[…, 32]` → uint32 `[…]`, lane 0 the lowest bit."""
-    return np.bitwise_or.reduce(
-        np.where(lanes, np.uint32(1) << np.arange(WARP, dtype=np.uint32), np.uint32(0)), axis=-1
-    )
+    bits = np.where(lanes, np.uint32(1) << np.arange(WARP, dtype=np.uint32), np.uint32(0))
+    packed: Lanes = np.bitwise_or.reduce(bits, axis=-1)
+    return packed
 
 
-def _by_lane(values: np.ndarray, count: int) -> np.ndarray:
+def _by_lane(values: Lanes, count: int) -> Lanes:
     """`[warp, lane]`, or one column for all lanes of a warp, → one element a thread."""
     return np.broadcast_to(values, (count // WARP, WARP)).reshape(-1)
 
 
 @instruction("vote", r"\.sync\.(?P<mode>all|any|uni|ballot)\.(?P<type>pred|b32)", kind="shuffle", pure=False)
-def vote(context: Context, ins: Instruction, fields: Fields):
+def vote(context: Context, ins: Instruction, fields: Fields) -> Action:
     mode = fields["mode"]
     if (mode == "ballot") != (fields["type"] == "b32"):
         raise unsupported(ins, "the type does not fit the mode")
@@ -110,12 +113,13 @@ def vote(context: Context, ins: Instruction, fields: Fields):
         context.require_whole_warps(active, ins, wanted)
         companions = _companions(active, members)
         yes = np.broadcast_to(predicate(), (context.count,)).reshape(-1, 1, WARP) & companions
+        result: Lanes
         if mode == "ballot":
             result = _pack(yes)
         elif mode == "any":
-            result = yes.any(-1)
+            result = np.any(yes, axis=-1)
         else:
-            result = (yes == companions).all(-1)
+            result = np.all(yes == companions, axis=-1)
             if mode == "uni":
                 result |= ~yes.any(-1)
         assign(target, _by_lane(result, context.count), active)
@@ -124,7 +128,7 @@ def vote(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("match", r"\.(?P<mode>any|all)\.sync\.(?P<type>b32|b64)", kind="shuffle", pure=False)
-def match(context: Context, ins: Instruction, fields: Fields):
+def match(context: Context, ins: Instruction, fields: Fields) -> Action:
     """The lanes whose value equals this lane's (`any`), or all members if all are equal, else none (`all`)."""
     d, *p = (o.strip() for o in ins.operands[0].split("|"))
     target = context.destination(d, _B32)
@@ -148,14 +152,14 @@ def match(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("activemask", r"\.b32", kind="shuffle", pure=False)
-def active_mask(context: Context, ins: Instruction, fields: Fields):
+def active_mask(context: Context, ins: Instruction, fields: Fields) -> Action:
     target = context.destination(ins.operands[0], _B32)
     return lambda active: assign(target, np.repeat(_pack(active.by_warp), WARP), active)
 
 
 @instruction("redux", r"\.sync\.(?P<action>add|min|max)\.(?P<type>u32|s32)", kind="shuffle", pure=False)
 @instruction("redux", r"\.sync\.(?P<action>and|or|xor)\.(?P<type>b32)", kind="shuffle", pure=False)
-def reduce(context: Context, ins: Instruction, fields: Fields):
+def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
     kind = parse_type(fields["type"])
     target, value = context.destination(ins.operands[0], kind), context.source(ins.operands[1], kind)
     members, ufunc = context.source(ins.operands[2], _U32), _REDUCE[fields["action"]]
@@ -173,7 +177,7 @@ def reduce(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("elect", r"\.sync", kind="shuffle", pure=False)
-def elect(context: Context, ins: Instruction, fields: Fields):
+def elect(context: Context, ins: Instruction, fields: Fields) -> Action:
     """The lowest member lane is the leader."""
     d, p = (o.strip() for o in ins.operands[0].split("|"))
     target, chosen = context.destination(d, _B32), context.destination(p, _PREDICATE)
@@ -189,7 +193,7 @@ def elect(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("bar", r"\.warp\.sync", kind="shuffle", pure=False, writes=0)
-def synchronize_warp(context: Context, ins: Instruction, fields: Fields):
+def synchronize_warp(context: Context, ins: Instruction, fields: Fields) -> Action:
     """Orders memory between the threads of a warp that the mask names; nothing else in this module does."""
     members, wanted = context.source(ins.operands[0], _U32), _members(context, ins, ins.operands[0])
 

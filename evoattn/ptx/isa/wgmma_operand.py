@@ -7,6 +7,7 @@ import numpy as np
 from evoattn.ptx.errors import AsyncFault, MemoryFault
 from evoattn.ptx.isa.half import to_float32
 from evoattn.ptx.memory.matrix_descriptor import CHUNK, operand_chunks
+from evoattn.ptx.program.arrays import Lanes, Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.state.context import Context
@@ -24,7 +25,7 @@ class SharedOperand:
         self.context, self.ins, self.side, self.transposed, self.kind = context, ins, side, transposed, kind
         self.descriptor = context.source(operand, _U64)
 
-    def __call__(self, lead_threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, lead_threads: Numbers) -> tuple[Lanes, Lanes]:
         """(float32 `[warpgroup, side, 16]`, transposed `[warpgroup, 16, side]`; chunks of `shared.data`, `[warpgroup, …]`).
 
         The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`.
@@ -37,7 +38,7 @@ class SharedOperand:
         elements = shared.elements(CHUNK).take(chunks).view(np.uint16)
         return to_float32(elements, self.kind), chunks
 
-    def _chunks(self, descriptor: int, thread: int) -> np.ndarray:
+    def _chunks(self, descriptor: int, thread: int) -> Lanes:
         chunks = operand_chunks(descriptor, self.side, self.transposed)
         if chunks is None:
             raise AsyncFault(f"The matrix descriptor {descriptor:#x} has a base offset or unknown bits in {self.ins}.")

@@ -79,7 +79,6 @@ class RegistersInFlight:
         if pc not in self._operands:
             d, a = self.kernel.instructions[pc].operands[:2]
             flow: Flow = self.flow
-            self._operands[pc] = tuple(
-                flow.bits(operand_registers(o, self.kernel)) if o.startswith("{") else 0 for o in (d, a)
-            )
+            both = [flow.bits(operand_registers(o, self.kernel)) if o.startswith("{") else 0 for o in (d, a)]
+            self._operands[pc] = both[0], both[1]
         return self._operands[pc]

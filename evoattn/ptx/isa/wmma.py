@@ -7,17 +7,20 @@ Memory is read and written in pieces of 16 bytes, as ldmatrix does it, and each 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from evoattn.ptx.isa.dispatch import Fields, instruction
-from evoattn.ptx.isa.load_store import Locator
+from evoattn.ptx.isa.dispatch import Action, Fields, instruction
+from evoattn.ptx.isa.locator import Located, Locator
 from evoattn.ptx.isa.tensor_core import Fragments
 from evoattn.ptx.isa.warp import assign
+from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.operands import vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
-from evoattn.ptx.races.detector import READ, WRITE
+from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context
 
 _SIDE, _PIECE = 16, 16
@@ -41,14 +44,14 @@ class _Tile:
         # Pieces of a line lie side by side; lane l and pass p take line l % 16 and piece l / 16 + 2p.
         self.by_lane = self.lines.reshape(-1, _SIDE, self.pieces // 2, 2, _PIECE).transpose(2, 0, 3, 1, 4)
 
-    def _passes(self, active: ActiveThreads):
+    def _passes(self, active: ActiveThreads) -> Iterator[tuple[int, Located]]:
         self.context.require_whole_warps(active, self.ins)
         lane = self.context.threads.lane
         start = (lane % _SIDE) * self.distance.astype(np.int64) * self.item + lane // _SIDE * _PIECE
         for number in range(self.pieces // 2):
             yield number, self.locate(active, start + number * 2 * _PIECE)
 
-    def load(self, active: ActiveThreads) -> np.ndarray:
+    def load(self, active: ActiveThreads) -> Lanes:
         """`[warp, line, element]` as unsigned integers; only active warps' lines are current."""
         for number, located in self._passes(active):
             view = self.by_lane[number]
@@ -57,7 +60,7 @@ class _Tile:
                 view[part.warps] = octets
         return self.lines.view(f"u{self.item}")
 
-    def store(self, lines: np.ndarray, active: ActiveThreads) -> None:
+    def store(self, lines: Lanes, active: ActiveThreads) -> None:
         np.copyto(self.lines, np.ascontiguousarray(lines).view(np.uint8).reshape(self.lines.shape))
         for number, located in self._passes(active):
             view = self.by_lane[number]
@@ -67,13 +70,13 @@ class _Tile:
                 )
 
 
-def _quarters(matrix: np.ndarray) -> np.ndarray:
+def _quarters(matrix: Lanes) -> Lanes:
     """`[warp, 16, 16]` → `[warp, row half, g, column half, t, e]`."""
     return matrix.reshape(-1, 2, 8, 2, 4, 2)
 
 
 @instruction("wmma", rf"\.load\.(?P<matrix>a|b){_SHAPE}{_SPACE}\.(?:f16|bf16)", kind="memory", pure=False)
-def load_operand(context: Context, ins: Instruction, fields: Fields):
+def load_operand(context: Context, ins: Instruction, fields: Fields) -> Action:
     targets = [context.destination(o, _B32) for o in vector_parts(ins.operands[0])]
     tile = _Tile(
         context, ins, ins.operands[1], ins.operands[2] if len(ins.operands) > 2 else None, fields["space"], 2, READ
@@ -92,14 +95,14 @@ def load_operand(context: Context, ins: Instruction, fields: Fields):
     return run
 
 
-def _accumulator_views(matrix: np.ndarray) -> list[np.ndarray]:
+def _accumulator_views(matrix: Lanes) -> list[Lanes]:
     """Views `[warp, g, t]` of `[warp, 16, 16]`, one a register."""
     parts = _quarters(matrix)
     return [parts[:, i % 4 // 2, :, i // 4, :, i % 2] for i in range(8)]
 
 
 @instruction("wmma", rf"\.load\.c{_SHAPE}{_SPACE}\.f32", kind="memory", pure=False)
-def load_accumulator(context: Context, ins: Instruction, fields: Fields):
+def load_accumulator(context: Context, ins: Instruction, fields: Fields) -> Action:
     targets = [context.destination(o, _B32) for o in vector_parts(ins.operands[0])]
     tile = _Tile(
         context, ins, ins.operands[1], ins.operands[2] if len(ins.operands) > 2 else None, fields["space"], 4, READ
@@ -117,7 +120,7 @@ def load_accumulator(context: Context, ins: Instruction, fields: Fields):
 
 
 @instruction("wmma", rf"\.store\.d{_SHAPE}{_SPACE}\.f32", kind="memory", pure=False, writes=0)
-def store_accumulator(context: Context, ins: Instruction, fields: Fields):
+def store_accumulator(context: Context, ins: Instruction, fields: Fields) -> Action:
     sources = [context.source(o, _B32) for o in vector_parts(ins.operands[1])]
     tile = _Tile(
         context, ins, ins.operands[0], ins.operands[2] if len(ins.operands) > 2 else None, fields["space"], 4, WRITE
@@ -135,7 +138,7 @@ def store_accumulator(context: Context, ins: Instruction, fields: Fields):
 
 @instruction("wmma", _MMA + r"\.f32\.f32", kind="tensor", pure=False)
 @instruction("wmma", _MMA + r"\.f32\.(?P<type>bf16)\.bf16\.f32", kind="tensor", pure=False)
-def multiply(context: Context, ins: Instruction, fields: Fields):
+def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     """D = A·B + C. The layouts were taken care of by the loads."""
     kind = fields.get("type") or "f16"
     fragments = context.cached(("mma", "16", kind), lambda: Fragments(context, 16, kind))

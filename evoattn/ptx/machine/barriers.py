@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evoattn.ptx.isa.control import BarrierArrival
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
 
@@ -15,13 +16,13 @@ from evoattn.ptx.state.context import Context
 class _Barrier:
     """One barrier number in all blocks."""
 
-    waiting: np.ndarray
+    waiting: Mask
     """Bool over threads."""
-    expected: np.ndarray
+    expected: Numbers
     """Threads a block, 0 for all that are left."""
-    signalled: np.ndarray
+    signalled: Numbers
     """Threads a block that arrived without waiting."""
-    handed_over: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    handed_over: dict[int, list[Numbers]] = field(default_factory=dict)
     """By block: what those knew of the others' accesses, for the race detector."""
 
 
@@ -30,7 +31,7 @@ class Barriers:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.waiting_at: dict[int, np.ndarray] = {}
+        self.waiting_at: dict[int, Mask] = {}
         self._barriers: dict[int, _Barrier] = {}
 
     def passes_at_once(self, arrival: BarrierArrival, active: ActiveThreads) -> bool:
@@ -41,13 +42,13 @@ class Barriers:
         if arrival.expected not in (None, threads.block_threads) or int(arrival.number) in self._barriers:
             return False
         if self.context.races is not None:
-            self.context.races.barrier(np.arange(threads.block_count))
+            self.context.races.shared.barrier(np.arange(threads.block_count))
         return True
 
-    def arrive(self, arrival: BarrierArrival, active: ActiveThreads, following_pc: int) -> list[tuple[int, np.ndarray]]:
+    def arrive(self, arrival: BarrierArrival, active: ActiveThreads, following_pc: int) -> list[tuple[int, Mask]]:
         """Note the arrival; returns (pc, mask) of the threads that may go on."""
         numbers = np.unique(active.select(arrival.number))
-        released: list[tuple[int, np.ndarray]] = []
+        released: list[tuple[int, Mask]] = []
         for number in numbers.tolist():
             mask = active.full_mask if len(numbers) == 1 else active.full_mask & (arrival.number == number)
             barrier = self._barriers.setdefault(number, self._new())
@@ -66,17 +67,18 @@ class Barriers:
         count = self.context.threads.block_count
         return _Barrier(np.zeros(self.context.count, np.bool_), np.zeros(count, np.int64), np.zeros(count, np.int64))
 
-    def _per_block(self, mask: np.ndarray) -> np.ndarray:
-        return np.count_nonzero(mask.reshape(self.context.threads.block_count, -1), axis=1)
+    def _per_block(self, mask: Mask) -> Numbers:
+        per_block: Numbers = np.count_nonzero(mask.reshape(self.context.threads.block_count, -1), axis=1)
+        return per_block
 
-    def _signal(self, barrier: _Barrier, mask: np.ndarray) -> None:
+    def _signal(self, barrier: _Barrier, mask: Mask) -> None:
         barrier.signalled += self._per_block(mask)
         if self.context.races is not None:
             for warp in np.flatnonzero(mask.reshape(-1, WARP).any(1)):
                 block = int(warp) // self.context.threads.block_warps
                 barrier.handed_over.setdefault(block, []).append(self.context.races.synchronize().arrive(int(warp)))
 
-    def release(self) -> list[tuple[int, np.ndarray]]:
+    def release(self) -> list[tuple[int, Mask]]:
         """Let go of the barriers that are complete; also called when threads exit, since the others no longer wait for them."""
         free = np.zeros(self.context.count, np.bool_)
         left = self._per_block(self.context.alive)
@@ -105,14 +107,14 @@ class Barriers:
                     del self.waiting_at[pc]
         return released
 
-    def _order(self, barrier: _Barrier, complete: np.ndarray, everyone: np.ndarray) -> None:
+    def _order(self, barrier: _Barrier, complete: Mask, everyone: Mask) -> None:
         """Tell the race detector who met whom."""
         races = self.context.races
         if races is None:
             return
         whole = complete & everyone
         if whole.any():
-            races.barrier(np.flatnonzero(whole))
+            races.shared.barrier(np.flatnonzero(whole))
         for block in np.flatnonzero(complete & ~everyone).tolist():
             size = self.context.threads.block_threads
             warps = np.flatnonzero(barrier.waiting[block * size : (block + 1) * size].reshape(-1, WARP).any(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -12,9 +11,11 @@ import numpy as np
 import evoattn.ptx.isa.table  # noqa: F401  fills the table of instructions
 from evoattn.ptx.errors import ImpossibleLaunch, PtxError, UnsupportedInstruction
 from evoattn.ptx.isa.flow import Flow, flow_of
-from evoattn.ptx.machine.counters import CLASS_FIELDS, Counters
+from evoattn.ptx.machine.counters import Counters
+from evoattn.ptx.machine.counting import count_instructions
 from evoattn.ptx.machine.scheduler import Scheduler
 from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.arrays import Numbers
 from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.threads import WARP, Threads
 from evoattn.ptx.races.global_accesses import GlobalRaces
@@ -146,13 +147,10 @@ class Machine:
             except PtxError as error:
                 faults.append(str(error))
             if context.races is not None:
-                context.races.check()
-                faults += [text for _, text in sorted(context.races.found.items())] + [
-                    text for _, text in sorted(races.found.items())
-                ]
-                races.detach()
-            if self.count:
-                counters += count_instructions(self.flow, scheduler, context)
+                faults += context.races.faults()
+                context.races.grid.detach()
+            if context.traffic is not None:
+                counters += count_instructions(self.flow, scheduler.executions(), context.traffic)
             steps += scheduler.steps
             if faults:
                 break
@@ -161,7 +159,7 @@ class Machine:
         return Execution(tuple(faults), counters, steps, Touched() if races is None else races.touched)
 
 
-def _pack(kernel: Kernel, params: Sequence[object]) -> np.ndarray:
+def _pack(kernel: Kernel, params: Sequence[object]) -> Numbers:
     """The parameter space, uint8, padded so that every type can be read from it."""
     if len(params) != len(kernel.parameters):
         raise ImpossibleLaunch(f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(params)}.")
@@ -172,36 +170,3 @@ def _pack(kernel: Kernel, params: Sequence[object]) -> np.ndarray:
             raise ImpossibleLaunch(f"The parameter {parameter.name} has {parameter.size} bytes, not {len(raw)}.")
         space[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(raw, np.uint8)
     return space
-
-
-_TENSOR_FLOPS = {"m16n8k16": 4096, "m16n8k8": 2048, "m16n8k4": 1024, "m16n16k16": 8192}
-"""Two a multiply-add, for a whole warp."""
-
-
-def _tensor_flops(opcode: str) -> int:
-    """Of one warp: a quarter of a warpgroup's for wgmma."""
-    if shape := re.search(r"\.m64n(\d+)k16\.", opcode):
-        return 2 * 16 * 16 * int(shape[1])
-    return next((n for shape, n in _TENSOR_FLOPS.items() if f".{shape}." in opcode), 0)
-
-
-def count_instructions(flow: Flow, scheduler: Scheduler, context: Context) -> Counters:
-    """Counters of one scheduler's execution."""
-    totals = dict.fromkeys(Counters.__dataclass_fields__, 0.0)
-    for ins, (entry, _), executed in zip(flow.kernel.instructions, flow.entries, scheduler.executions().tolist()):
-        if not executed or entry.kind == "move":
-            continue
-        totals["issue_slots"] += executed
-        if entry.kind == "tensor":
-            totals["tensor_flops"] += executed * _tensor_flops(ins.opcode)
-        elif entry.kind in CLASS_FIELDS:
-            totals[CLASS_FIELDS[entry.kind]] += executed
-    traffic = context.traffic
-    totals |= {
-        "shared_wavefronts": traffic.wavefronts,
-        "shared_wavefronts_ideal": traffic.wavefronts_ideal,
-        "global_sectors": traffic.sectors,
-        "global_bytes": traffic.global_bytes,
-        "async_copy_bytes": traffic.copied_bytes,
-    }
-    return Counters(**{name: float(value) for name, value in totals.items()})

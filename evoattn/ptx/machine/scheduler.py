@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,30 +11,17 @@ from evoattn.ptx.isa.cluster_barrier import ClusterArrival, ClusterBarriers, Clu
 from evoattn.ptx.isa.control import BarrierArrival, Branch, Exit
 from evoattn.ptx.isa.flow import Flow, ends_run
 from evoattn.ptx.machine.barriers import Barriers
-from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.machine.runs import Runs
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.state.context import Context, NotConverged
-from evoattn.ptx.state.mbarriers import PhaseWait, mbarriers_of
+from evoattn.ptx.state.phase_waits import PhaseWait, PhaseWaits
 
 _RUN_COST = 4
 """Steps that a run counts beside its instructions: what entering it takes, so that the limit bounds time for short loops too."""
 
-Step = tuple[Callable, bool]
-"""A callable, and whether it takes the active threads."""
-
-
-@dataclass
-class _Run:
-    """A straight run of instructions, `start` ≤ pc < `end`, and what ends it (None if the run goes on into the next)."""
-
-    start: int
-    end: int
-    together: list[Callable[[], None]]
-    """For all threads at once."""
-    apart: dict[frozenset[int], list[Step]]
-    """For a part of the threads, by the pcs at which the others wait."""
-
-
+Groups = list[tuple[int, ActiveThreads]]
+"""Who goes on at which pc."""
 MAX_POLLS_IN_VAIN = 1000
 """Runs of polling loops, one after another with no other in between, after which they are taken to be for ever."""
 
@@ -49,88 +34,15 @@ class Scheduler:
         self.steps = 0
         self.instructions = context.kernel.instructions
         self._everyone = ActiveThreads(context.threads, None)
-        self._operations = [self._prepare(i) for i in range(flow.count)]
-        self._runs: dict[int, _Run] = {}
+        self._runs = Runs(context, flow)
         self._entered = np.zeros(flow.count + 1, np.int64)
         self._barriers = Barriers(context)
         self._clusters = ClusterBarriers(context)
-        self._phases = mbarriers_of(context)
+        self._phases = PhaseWaits(context)
         self._ready: dict[int, ActiveThreads] = {}
-        self._stalled: dict[int, np.ndarray] = {}
+        self._stalled: dict[int, Mask] = {}
         self._interned: dict[bytes, ActiveThreads] = {}
-        self._predicates: dict[int, Callable[[], np.ndarray] | None] = {}
         self._polls_in_vain = 0
-
-    # ---- preparation
-
-    def _prepare(self, pc: int):
-        entry, fields = self.flow.entries[pc]
-        return entry.prepare(self.context, self.instructions[pc], fields)
-
-    def _predicate(self, pc: int) -> Callable[[], np.ndarray] | None:
-        predicate = self.instructions[pc].predicate
-        if predicate is None:
-            return None
-        array = self.context.source(predicate[0], parse_type("pred"))
-        return (lambda: ~array) if predicate[1] else (lambda: array)
-
-    def _masked(self, pc: int) -> Callable[[ActiveThreads], None]:
-        """A pure operation that changes the registers of active threads only."""
-        operation = self._operations[pc]
-        targets = [self.context.register(name) for name in self.flow.written[pc]]
-
-        def run(active: ActiveThreads) -> None:
-            if active.mask is None:
-                operation()
-                return
-            before = [target.copy() for target in targets]
-            operation()
-            for target, old in zip(targets, before):
-                np.copyto(target, old, where=active.inactive)
-
-        return run
-
-    def _step(self, pc: int, keep_others: bool) -> Step:
-        """The instruction at `pc`; `keep_others` if registers that it writes are wanted by threads that wait elsewhere."""
-        pure = self.flow.entries[pc][0].pure
-        predicate = self._predicate(pc)
-        if pure and predicate is None and not keep_others:
-            return self._operations[pc], False
-        operation = self._masked(pc) if pure else self._operations[pc]
-        if predicate is None:
-            return operation, True
-
-        def run(active: ActiveThreads) -> None:
-            chosen = active.where(predicate())
-            if chosen is not None:
-                operation(chosen)
-
-        return run, True
-
-    def _run_from(self, pc: int) -> _Run:
-        run = self._runs.get(pc)
-        if run is None:
-            end = self.flow.end_of_run(pc)
-            steps = [self._step(i, False) for i in range(pc, end)]
-            together = [partial(f, self._everyone) if takes else f for f, takes in steps]
-            run = self._runs[pc] = _Run(pc, end, together, {})
-        return run
-
-    def _steps_apart(self, run: _Run) -> list[Step]:
-        at_barriers = (*self._barriers.waiting_at, *self._clusters.waiting_at, *self._phases.waiting_at)
-        waiting = frozenset((*self._ready, *self._stalled, *at_barriers))
-        steps = run.apart.get(waiting)
-        if steps is None:
-            wanted = 0
-            for pc in waiting:
-                wanted |= self.flow.live(pc)
-            steps = [
-                self._step(i, bool(self.flow.bits(self.flow.written[i]) & wanted)) for i in range(run.start, run.end)
-            ]
-            run.apart[waiting] = steps
-        return steps
-
-    # ---- execution
 
     def run(self) -> None:
         """Run to the end. Raises a `PtxError` on the first fault that stops execution."""
@@ -175,11 +87,11 @@ class Scheduler:
                 "ended."
             )
 
-    def _execute(self, pc: int, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
+    def _execute(self, pc: int, active: ActiveThreads) -> Groups:
         """Run from `pc` to what ends the run; returns who goes on where."""
         if pc >= self.flow.count:
             return self._exit(active)
-        run = self._run_from(pc)
+        run = self._runs.run_from(pc)
         self.steps += run.end - pc + _RUN_COST
         if self.steps > self.step_limit:
             raise StepLimitExceeded(
@@ -195,11 +107,8 @@ class Scheduler:
                 operation()
         else:
             try:
-                for operation, takes in self._steps_apart(run):
-                    if takes:
-                        operation(active)
-                    else:
-                        operation()
+                for step in self._runs.steps_apart(run, self._waiting_pcs()):
+                    step(active)
             except NotConverged as stop:
                 self._entered[stop.ins.index] -= warps
                 return self._stall(stop, active)
@@ -210,15 +119,19 @@ class Scheduler:
         self._entered[end + 1] -= warps
         return self._end_run(end, active)
 
-    def _end_run(self, pc: int, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
+    def _waiting_pcs(self) -> Iterator[int]:
+        """Where others are to go on."""
+        yield from self._ready
+        yield from self._stalled
+        yield from self._barriers.waiting_at
+        yield from self._clusters.waiting_at
+        yield from self._phases.waiting_at
+
+    def _end_run(self, pc: int, active: ActiveThreads) -> Groups:
         """The instruction that ends a run."""
-        ending = self._operations[pc]
-        predicate = self._predicate_at(pc)
-        if predicate is None:
-            acting, rest = active, None
-        else:
-            acting, rest = self._split(active, predicate())
-        following = [] if rest is None else [(pc + 1, rest)]
+        ending, predicate = self._runs.ending(pc), self._runs.predicate(pc)
+        acting, rest = (active, None) if predicate is None else self._split(active, predicate)
+        following: Groups = [] if rest is None else [(pc + 1, rest)]
         if acting is None:
             return following
         if isinstance(ending, Branch):
@@ -240,15 +153,10 @@ class Scheduler:
             return [*following, *([(pc + 1, self._intern(passing))] if passing.any() else [])]
         raise Trapped(f"{self.context.threads.describe(acting.index[0])} executed {self.instructions[pc]}.")
 
-    def _predicate_at(self, pc: int):
-        if pc not in self._predicates:
-            self._predicates[pc] = self._predicate(pc)
-        return self._predicates[pc]
-
     def _targets(self, pc: int) -> int:
         return self.flow.target(self.instructions[pc])
 
-    def _split(self, active: ActiveThreads, predicate: np.ndarray) -> tuple[ActiveThreads | None, ActiveThreads | None]:
+    def _split(self, active: ActiveThreads, predicate: Mask) -> tuple[ActiveThreads | None, ActiveThreads | None]:
         """Those for which the predicate holds, and the rest; None for nobody."""
         mask = predicate if active.mask is None else active.mask & predicate
         count = np.count_nonzero(mask)
@@ -258,7 +166,7 @@ class Scheduler:
             return active, None
         return self._intern(mask), self._intern(active.full_mask & ~mask)
 
-    def _intern(self, mask: np.ndarray) -> ActiveThreads:
+    def _intern(self, mask: Mask) -> ActiveThreads:
         """The same object for the same mask, so that what it derives is derived once."""
         key = mask.tobytes()
         found = self._interned.get(key)
@@ -270,7 +178,7 @@ class Scheduler:
             )
         return found
 
-    def _interned_groups(self, groups: list[tuple[int, np.ndarray]]) -> list[tuple[int, ActiveThreads]]:
+    def _interned_groups(self, groups: list[tuple[int, Mask]]) -> Groups:
         return [(pc, self._intern(mask)) for pc, mask in groups]
 
     def _make_ready(self, pc: int, threads: ActiveThreads) -> None:
@@ -282,7 +190,7 @@ class Scheduler:
             joined = joined | self._stalled.pop(pc)
         self._ready[pc] = threads if joined is threads.full_mask else self._intern(joined)
 
-    def _stall(self, stop: NotConverged, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
+    def _stall(self, stop: NotConverged, active: ActiveThreads) -> Groups:
         """Threads of incomplete warps wait for the rest of their warp; the whole warps go on."""
         pc = stop.ins.index
         others = active.full_mask & ~stop.partial
@@ -293,7 +201,7 @@ class Scheduler:
             self._execute(pc, self._intern(others)) if others.any() else []
         )  # at once: a ready group would join those that stall
 
-    def _exit(self, active: ActiveThreads) -> list[tuple[int, ActiveThreads]]:
+    def _exit(self, active: ActiveThreads) -> Groups:
         """Remove threads; barriers and warp-wide instructions no longer wait for them."""
         for told in self.context.at_exit:
             told(active)
@@ -302,11 +210,10 @@ class Scheduler:
         if self.context.races is not None:
             blocks = self.context.alive.reshape(self.context.threads.block_count, -1)
             ended = np.flatnonzero(~blocks.any(1))
-            if self.context.async_races is not None:
-                self.context.async_races.retire(ended)
+            self.context.races.proxy.retire(ended)
             self.context.remote.retire(ended)
             size = self.context.threads.cluster
-            self.context.races.retire(np.flatnonzero(np.repeat(~blocks.any(1).reshape(-1, size).any(1), size)))
+            self.context.races.shared.retire(np.flatnonzero(np.repeat(~blocks.any(1).reshape(-1, size).any(1), size)))
         following = self._interned_groups(self._barriers.release() + self._clusters.release())
         following += self._interned_groups(list(self._stalled.items()))
         self._stalled.clear()
@@ -324,14 +231,14 @@ class Scheduler:
         at_barriers = sorted([*self._barriers.waiting_at.items(), *self._clusters.waiting_at.items()])
         waiting = [(self.instructions[pc - 1], mask) for pc, mask in at_barriers]
         waiting += [(self.instructions[pc], mask) for pc, mask in sorted(self._stalled.items())]
-        places = [f"{np.count_nonzero(mask)} threads at {ins}" for ins, mask in waiting] + self._phases.describe_waits()
+        places = [f"{np.count_nonzero(mask)} threads at {ins}" for ins, mask in waiting] + self._phases.describe()
         if places:
             raise Deadlock(
                 f"{self.context.kernel.name} is deadlocked: all threads that are left wait, " + "; ".join(places) + "."
             )
         if self.context.races is not None:
-            self.context.races.check()
+            self.context.races.shared.check()
 
-    def executions(self) -> np.ndarray:
+    def executions(self) -> Numbers:
         """How many warps executed each instruction."""
         return np.cumsum(self._entered)[:-1]

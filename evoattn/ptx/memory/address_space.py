@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from evoattn.ptx.errors import MemoryFault
+from evoattn.ptx.program.arrays import Numbers
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads, Threads
 
@@ -16,7 +20,7 @@ RANK_SHIFT = 24
 """Of an address in the memory of a cluster: from this bit on the rank of the block plus one, or 0 for the own block."""
 
 
-def as_elements(data: np.ndarray, size: int) -> np.ndarray:
+def as_elements(data: NDArray[Any], size: int) -> NDArray[Any]:
     """Bytes as elements of `size` bytes (1 to 16): what a gather or scatter moves in one piece."""
     return data.view(np.complex128 if size == 16 else f"u{size}")
 
@@ -24,19 +28,19 @@ def as_elements(data: np.ndarray, size: int) -> np.ndarray:
 class BankedMemory:
     """Memory of which every owner (a block, or a thread) has its own range of `limit` bytes, starting at its address 0."""
 
-    def __init__(self, name: str, threads: Threads, owner_of: np.ndarray, owners: int, limit: int, fill: int) -> None:
+    def __init__(self, name: str, threads: Threads, owner_of: Numbers, owners: int, limit: int, fill: int) -> None:
         self.name, self.threads, self.limit = name, threads, limit
         self.stride = max(-(-limit // 16) * 16, 16)
         self.data = np.full(self.stride * owners, fill, np.uint8)
         self.base = owner_of.astype(np.int64) * self.stride
-        self._offset_bases: dict[int, np.ndarray] = {}
+        self._offset_bases: dict[int, Numbers] = {}
         self._elements = {size: as_elements(self.data, size) for size in (1, 2, 4, 8, 16)}
 
-    def elements(self, size: int) -> np.ndarray:
+    def elements(self, size: int) -> NDArray[Any]:
         """`data` as elements of `size` bytes."""
         return self._elements[size]
 
-    def locate(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> np.ndarray:
+    def locate(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> Numbers:
         """Index of the first byte in `data` (int64, one an active thread) of an access of `size` bytes at `base + offset`.
 
         `base` has one address an active thread, or is 0-d. Raises `MemoryFault` out of bounds or misaligned.
@@ -49,11 +53,12 @@ class BankedMemory:
         start = self._offset_bases.get(offset)
         if start is None:
             start = self._offset_bases[offset] = self.base + offset
-        return np.add(base, active.select(start), dtype=np.int64, casting="unsafe")
+        place: Numbers = np.add(base, active.select(start), dtype=np.int64, casting="unsafe")
+        return place
 
     def locate_in_cluster(
-        self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction
-    ) -> np.ndarray:
+        self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction
+    ) -> Numbers:
         """As `locate`, of addresses that may name another block of the cluster."""
         address = np.broadcast_to(base, (len(active),)).astype(np.int64)
         rank = address >> RANK_SHIFT
@@ -70,9 +75,10 @@ class BankedMemory:
         self._check_exactly(inside, offset, size, active, ins)
         block = self.threads.block_of[active.index]
         target = np.where(rank == 0, block, block // cluster * cluster + rank - 1)
-        return target * self.stride + inside + offset
+        place: Numbers = target * self.stride + inside + offset
+        return place
 
-    def _check_exactly(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> None:
+    def _check_exactly(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> None:
         address = np.broadcast_to(base, (len(active),)).astype(np.int64) + offset
         outside = (address < 0) | (address + size > self.limit)
         if outside.any():

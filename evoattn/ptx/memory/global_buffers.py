@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evoattn.ptx.errors import MemoryFault
 from evoattn.ptx.memory.address_space import GLOBAL_BASE, as_elements
+from evoattn.ptx.program.arrays import Numbers, Octets
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads
 
@@ -22,17 +25,17 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._arrays: list[np.ndarray] = []
+        self._arrays: list[Octets] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.data = np.zeros(0, np.uint8)
-        self._elements: dict[int, np.ndarray] = {}
+        self._elements: dict[int, NDArray[Any]] = {}
 
-    def elements(self, size: int) -> np.ndarray:
+    def elements(self, size: int) -> NDArray[Any]:
         """The arena as elements of `size` bytes."""
         return self._elements[size]
 
-    def map(self, name: str, array: np.ndarray) -> int:
+    def map(self, name: str, array: Octets) -> int:
         """Add a buffer, a one-dimensional uint8 array; returns its address. What a run writes is in `array` after it."""
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ValueError("a buffer is a one-dimensional uint8 array")
@@ -57,7 +60,7 @@ class GlobalMemory:
         for array, start, end in zip(self._arrays, self._starts, self._ends):
             np.copyto(array, self.data[start:end])
 
-    def locate(self, base: np.ndarray, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> np.ndarray:
+    def locate(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> Numbers:
         """Index of the first byte in the arena (int64, one an active thread); see `BankedMemory.locate`."""
         index = np.add(base, offset - GLOBAL_BASE, dtype=np.int64, casting="unsafe")
         if index.ndim == 0:
@@ -74,7 +77,7 @@ class GlobalMemory:
             )
         return index
 
-    def check_range(self, index: np.ndarray, size: int, active: ActiveThreads, ins: Instruction) -> None:
+    def check_range(self, index: Numbers, size: int, active: ActiveThreads, ins: Instruction) -> None:
         """Raise `MemoryFault` for the first access of `size` bytes at arena `index` that is not whole inside one buffer."""
         if not self._starts:
             outside = np.ones(len(index), np.bool_)
@@ -92,7 +95,7 @@ class GlobalMemory:
         """The number of the buffer that a byte of the arena is in."""
         return bisect_right(self._starts, index) - 1
 
-    def buffers_at(self, index: np.ndarray) -> np.ndarray:
+    def buffers_at(self, index: Numbers) -> Numbers:
         """As `buffer_at`, of each of these bytes."""
         return np.searchsorted(self._starts, index, side="right") - 1
 

@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from evoattn.ptx.program.arrays import Numbers
+
 DEPTH = 16
 CHUNK = 16
 """Bytes, eight elements: what swizzling moves in one piece."""
@@ -15,7 +17,7 @@ _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62
 
 
 @lru_cache(maxsize=1024)
-def operand_chunks(descriptor: int, side: int, transposed: bool) -> np.ndarray | None:
+def operand_chunks(descriptor: int, side: int, transposed: bool) -> Numbers | None:
     """Number of each 16-byte chunk of an operand from the start of the block's memory: `[side, 2]`, or transposed `[16, side / 8]`.
 
     `side` is M or N. Transposed means that M or N is contiguous. None for a descriptor with a base offset or unknown bits. With w chunks

@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evoattn.ptx.errors import ImpossibleLaunch, MemoryFault
 from evoattn.ptx.memory.address_space import GLOBAL_BASE
@@ -62,7 +63,7 @@ class TiledMap:
             return "the inner side of a box is a multiple of 16 bytes and no longer than the swizzle"
         return ""
 
-    def view(self, memory: GlobalMemory) -> np.ndarray:
+    def view(self, memory: GlobalMemory) -> NDArray[np.uint16]:
         """The tensor as it lies in memory, uint16, outermost dimension first. Raises `MemoryFault` if it reaches outside its buffer."""
         start = self.address - GLOBAL_BASE
         strides = (ELEMENT_BYTES, *self.strides_bytes)

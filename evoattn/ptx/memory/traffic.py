@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.memory.address_space import BankedMemory
+from evoattn.ptx.program.arrays import Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 
 _BANKS, _SECTOR_BYTES = 32, 32
@@ -15,9 +16,9 @@ class Traffic:
 
     def __init__(self) -> None:
         self.wavefronts = self.wavefronts_ideal = self.sectors = self.global_bytes = self.copied_bytes = 0
-        self._known: dict[tuple, tuple[int, int]] = {}
+        self._known: dict[tuple[int, bytes, bytes | None], tuple[int, int]] = {}
 
-    def shared(self, memory: BankedMemory, index: np.ndarray, size: int, active: ActiveThreads) -> None:
+    def shared(self, memory: BankedMemory, index: Numbers, size: int, active: ActiveThreads) -> None:
         """An access of `size` bytes at `index` by each active thread.
 
         4 bytes a bank, 32 banks; a warp's 8-byte accesses go in two phases of 16 threads, its 16-byte accesses (and ldmatrix) in four of 8
@@ -31,7 +32,7 @@ class Traffic:
         self.wavefronts += passes
         self.wavefronts_ideal += ideal
 
-    def global_access(self, index: np.ndarray, size: int, active: ActiveThreads) -> None:
+    def global_access(self, index: Numbers, size: int, active: ActiveThreads) -> None:
         """An access of `size` bytes at arena `index` by each active thread."""
         self.sectors += len(np.unique(active.select(active.threads.warp_of) << 40 | index // _SECTOR_BYTES))
         self.global_bytes += len(index) * size
@@ -50,7 +51,7 @@ class Traffic:
         self.wavefronts_ideal += passes
 
 
-def _wavefronts(offset: np.ndarray, size: int, active: ActiveThreads) -> tuple[int, int]:
+def _wavefronts(offset: Numbers, size: int, active: ActiveThreads) -> tuple[int, int]:
     phases = max(1, size // 4)
     lane, warp = active.select(active.threads.lane), active.select(active.threads.warp_of)
     phase = warp * phases + lane * phases // WARP

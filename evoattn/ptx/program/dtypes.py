@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
 
-UNSIGNED = {
+UNSIGNED: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.bool_),
     8: np.dtype(np.uint8),
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
 }
-SIGNED = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32), 64: np.dtype(np.int64)}
-FLOAT = {32: np.dtype(np.float32), 64: np.dtype(np.float64)}
+SIGNED: dict[int, np.dtype[Any]] = {
+    8: np.dtype(np.int8),
+    16: np.dtype(np.int16),
+    32: np.dtype(np.int32),
+    64: np.dtype(np.int64),
+}
+FLOAT: dict[int, np.dtype[Any]] = {32: np.dtype(np.float32), 64: np.dtype(np.float64)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +38,7 @@ class PtxType:
     packed: bool = False
 
     @cached_property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """NumPy type of a register of this type. 16-bit floats are kept as their bits."""
         if self.kind == "s":
             return SIGNED[self.bits]

@@ -62,7 +62,7 @@ def _read_parameters(kernel: Kernel, text: str) -> None:
         kernel.parameter_bytes = offset + size
 
 
-def _declare_variable(kernel: Kernel, match: re.Match) -> None:
+def _declare_variable(kernel: Kernel, match: re.Match[str]) -> None:
     space, alignment, kind, name, count = match.groups()
     width = parse_type(kind).bits // 8
     alignment = int(alignment or width)
@@ -133,7 +133,10 @@ def _read_statement(kernel: Kernel, text: str, scopes: list[dict[str, str]], ope
                 f'The directive "{text}" (PTX line {line}) is outside the interpreter\'s whitelist.'
             )
         return
-    negated, predicate, opcode, rest = _INSTRUCTION.match(text).groups()
+    match = _INSTRUCTION.match(text)
+    if match is None:
+        raise UnsupportedInstruction(f'The statement "{text}" (PTX line {line}) is not understood.')
+    negated, predicate, opcode, rest = match.groups()
     if any(scopes):
         names = {name: full for scope in scopes for name, full in scope.items()}
         rest = _REGISTER.sub(lambda m: names.get(m.group(), m.group()), rest)

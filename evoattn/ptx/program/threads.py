@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.ptx.program.arrays import Mask, Numbers
 
 WARP = 32
+_T = TypeVar("_T", bound=np.generic)
 
 
 class Threads:
@@ -39,11 +44,11 @@ class Threads:
         self.warp_of = index // WARP
         self.exists = self.in_block < self.real_threads
 
-    def special_register(self, name: str) -> np.ndarray | None:
+    def special_register(self, name: str) -> Numbers | None:
         """The uint32 values of `%tid.x` and its like; None for a name that is none of them."""
         base, _, axis = name.partition(".")
         position = "xyz".find(axis) if axis else -1
-        values: np.ndarray | int | None = None
+        values: Numbers | int | None = None
         if base in ("%ntid", "%nctaid") and position >= 0:
             values = (self.block if base == "%ntid" else self.grid)[position]
         elif base in ("%cluster_nctaid", "%nclusterid") and position >= 0:
@@ -57,7 +62,7 @@ class Threads:
             bit = np.uint64(1) << self.lane.astype(np.uint64)
             below = bit - np.uint64(1)
             everything = np.uint64(0xFFFFFFFF)
-            values = {
+            others: dict[str, Numbers | int] = {
                 "%cluster_ctarank": self.block_of % self.cluster,
                 "%cluster_nctarank": self.cluster,
                 "%laneid": self.lane,
@@ -69,7 +74,8 @@ class Threads:
                 "%lanemask_le": below | bit,
                 "%lanemask_ge": everything & ~below,
                 "%lanemask_gt": everything & ~(below | bit),
-            }.get(base)
+            }
+            values = others.get(base)
         if values is None:
             return None
         return np.broadcast_to(np.asarray(values).astype(np.uint32), (self.count,)).copy()
@@ -85,50 +91,54 @@ class Threads:
 class ActiveThreads:
     """A set of threads that execute one instruction together. Immutable, so what is derived from the mask is derived once."""
 
-    def __init__(self, threads: Threads, mask: np.ndarray | None) -> None:
+    def __init__(self, threads: Threads, mask: Mask | None) -> None:
         """`mask` is a bool array over all threads, or None for all of them."""
         self.threads = threads
         self.mask = mask
+        self.whole_warps_at: int | None = None
+        """Which version of the living threads showed that their warps are whole; None for none."""
+        self.whole_warpgroups = False
+        """Whether their warpgroups have been found whole."""
 
     @property
     def all(self) -> bool:
         return self.mask is None
 
     @cached_property
-    def full_mask(self) -> np.ndarray:
+    def full_mask(self) -> Mask:
         return np.ones(self.threads.count, np.bool_) if self.mask is None else self.mask
 
     @cached_property
-    def inactive(self) -> np.ndarray:
+    def inactive(self) -> Mask:
         return ~self.full_mask
 
     @cached_property
-    def index(self) -> np.ndarray:
+    def index(self) -> Numbers:
         """Indices of the active threads, ascending."""
         return np.flatnonzero(self.full_mask)
 
     @cached_property
-    def by_warp(self) -> np.ndarray:
+    def by_warp(self) -> Mask:
         """The mask as `[warp, lane]`."""
         return self.full_mask.reshape(-1, WARP)
 
     @cached_property
-    def warps(self) -> np.ndarray:
+    def warps(self) -> Numbers:
         """Indices of the warps that have an active thread, ascending."""
         return np.flatnonzero(self.by_warp.any(1))
 
     @cached_property
-    def warpgroups(self) -> np.ndarray:
+    def warpgroups(self) -> Numbers:
         """First warps of the warpgroups (four warps from a multiple of four on in their block) that have an active thread, ascending."""
         return np.unique(self.warps - self.warps % self.threads.block_warps % 4)
 
     @cached_property
-    def blocks(self) -> np.ndarray:
+    def blocks(self) -> Numbers:
         """Indices of the blocks that have an active thread, ascending."""
         return np.unique(self.warps // self.threads.block_warps)
 
     @cached_property
-    def cluster_blocks(self) -> np.ndarray:
+    def cluster_blocks(self) -> Numbers:
         """Indices of all blocks of the clusters that have an active thread, ascending: those whose shared memory may be accessed."""
         size = self.threads.cluster
         if size == 1:
@@ -139,13 +149,13 @@ class ActiveThreads:
     def warp_count(self) -> int:
         return len(self.warps)
 
-    def select(self, values: np.ndarray) -> np.ndarray:
+    def select(self, values: NDArray[_T]) -> NDArray[_T]:
         """The active threads' elements of an array over all threads (or a 0-d array, made one element a thread)."""
         if self.mask is None:
             return values if values.ndim else np.broadcast_to(values, (self.threads.count,))
         return values[self.index] if values.ndim else np.broadcast_to(values, (len(self.index),))
 
-    def where(self, predicate: np.ndarray) -> ActiveThreads | None:
+    def where(self, predicate: Mask) -> ActiveThreads | None:
         """Those of them for which `predicate` (bool, over all threads) holds; None if there are none."""
         mask = predicate if self.mask is None else self.mask & predicate
         count = np.count_nonzero(mask)

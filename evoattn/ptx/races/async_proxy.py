@@ -15,17 +15,19 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
-from evoattn.ptx.races.detector import LANE_BITS, LANE_MASK, THREAD_BITS, THREAD_MASK, RaceDetector
 from evoattn.ptx.races.happens_before import SEVERAL
+from evoattn.ptx.races.read_table import LANE_BITS, LANE_MASK
+from evoattn.ptx.races.shared_accesses import THREAD_BITS, THREAD_MASK, SharedRaces
 
 WARPGROUP_WARPS = 4
 MAX_MBARRIERS = 256
 """Of a block that are watched."""
 _ALWAYS = 1 << 39
 """Later than any time, and before that of a block that has ended."""
-Granules = slice | np.ndarray
+Granules = slice | Numbers
 
 
 def agent_names(threads: Threads) -> tuple[list[str], int]:
@@ -36,15 +38,15 @@ def agent_names(threads: Threads) -> tuple[list[str], int]:
     return [*readers, *["an asynchronous copy"] * (MAX_MBARRIERS * threads.cluster)], len(readers)
 
 
-def _lane_bits(lanes: np.ndarray) -> int:
+def _lane_bits(lanes: Mask) -> int:
     """Bool `[32]` → a bit for each."""
     return int(np.packbits(lanes, bitorder="little").view(np.uint32)[0])
 
 
 class AsyncRaces:
-    """What the asynchronous proxy tells a `RaceDetector`. Issuers are actors: threads, or warps from `threads.count` on."""
+    """What the asynchronous proxy tells a `SharedRaces`. Issuers are actors: threads, or warps from `threads.count` on."""
 
-    def __init__(self, detector: RaceDetector) -> None:
+    def __init__(self, detector: SharedRaces) -> None:
         self.detector, self.order, self.threads = detector, detector.order, detector.threads
         self._first_store = -(-self.threads.block_warps // WARPGROUP_WARPS)
         self._block_readers = self._first_store + self.threads.block_warps
@@ -80,7 +82,7 @@ class AsyncRaces:
                     f"More than {MAX_MBARRIERS} mbarriers in a block are outside the interpreter's whitelist."
                 )
         agent = self.threads.cluster * self._block_readers + block % self.threads.cluster * MAX_MBARRIERS + number
-        self.detector.agents[agent] = f"{what} to the mbarrier at byte {offset}"
+        self.detector.actors.agents[agent] = f"{what} to the mbarrier at byte {offset}"
         return agent
 
     # ---- what it is told
@@ -92,31 +94,31 @@ class AsyncRaces:
             self._fences.setdefault(warp, []).append((order.now, _lane_bits(active.by_warp[warp])))
         order.now += 1
 
-    def read(self, agent: int, issuers: np.ndarray, granules: Granules, ins: Instruction) -> None:
+    def read(self, agent: int, issuers: Numbers, granules: Granules, ins: Instruction) -> None:
         """An agent reads granules of the issuers' block, from now until its issuers wait for it."""
         self.detector.check()
         self._check_against_writes("reads", issuers, granules, ins)
-        self.detector.last_read[granules, self.threads.cluster_warps + agent] = self.order.now << LANE_BITS | SEVERAL
+        self.detector.reads.table[granules, self.threads.cluster_warps + agent] = self.order.now << LANE_BITS | SEVERAL
 
     def write(
         self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True
     ) -> None:
         """An agent writes granules of a block, from now until the phase of its mbarrier ends; not `proxied`: as threads write."""
         self.detector.check()
-        self.detector.record_reads([np.array([block])])
+        self.detector.reads.record([np.array([block])])
         self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
         self._check_against_reads(issuer, granules, ins, proxied)
         self.detector.last_write[granules] = self.order.now << THREAD_BITS | self.order.first_agent + agent
         self.detector.newest_write[block] = _ALWAYS
         self._last_copy[block, agent] = self.order.now, ins
 
-    def retire(self, blocks: np.ndarray) -> None:
+    def retire(self, blocks: Numbers) -> None:
         """All threads of these blocks have exited: somebody must have waited for every copy to their shared memory."""
         for (block, agent), (time, ins) in list(self._last_copy.items()):
             if block in blocks:
                 warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
                 if time > self.order.clock[warps, self.threads.cluster_warps + agent].max():
-                    copy = self.detector.agents[agent]
+                    copy = self.detector.actors.agents[agent]
                     self.detector.report(
                         ins, f"block {block + self.threads.first_block} ends and nobody has waited for {copy}"
                     )
@@ -125,7 +127,7 @@ class AsyncRaces:
     # ---- checking
 
     def _check_against_writes(
-        self, verb: str, issuers: np.ndarray, granules: Granules, ins: Instruction, proxied: bool = True
+        self, verb: str, issuers: Numbers, granules: Granules, ins: Instruction, proxied: bool = True
     ) -> None:
         stamps = self.detector.last_write[granules]
         different = stamps[:1] if (stamps == stamps[0]).all() else np.unique(stamps)
@@ -136,14 +138,17 @@ class AsyncRaces:
             wrong = self._why_unordered(stamp >> THREAD_BITS, stamp & THREAD_MASK, issuers, proxied)
             if wrong:
                 self._tell(
-                    int(issuers[0]), verb, f"what {self.detector.name(stamp & THREAD_MASK)} wrote last, {wrong}", ins
+                    int(issuers[0]),
+                    verb,
+                    f"what {self.detector.actors.name(stamp & THREAD_MASK)} wrote last, {wrong}",
+                    ins,
                 )
             else:
                 self._known_ordered.add(key)
         if self.detector.copies and self.detector.in_flight[granules].any():
             self._tell(int(issuers[0]), verb, "an asynchronous copy that its thread has not yet waited for", ins)
 
-    def _why_unordered(self, time: int, writer: int, issuers: np.ndarray, proxied: bool) -> str:
+    def _why_unordered(self, time: int, writer: int, issuers: Numbers, proxied: bool) -> str:
         """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing is."""
         if writer < self.order.first_agent and proxied:
             fenced = self._fenced(writer, time)
@@ -175,19 +180,22 @@ class AsyncRaces:
         order, detector = self.order, self.detector
         warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
         block, own = warp // self.threads.block_warps, warp % self.threads.cluster_warps
-        reads = detector.last_read[granules]
-        known = order.clock[warp, : detector.columns].copy()
+        reads = detector.reads.table[granules]
+        known = order.clock[warp, : detector.reads.columns].copy()
         known[: self.threads.cluster_warps] = np.maximum(known[: self.threads.cluster_warps], order.block_floor[block])
         late = reads.max(0) >> LANE_BITS > known
         late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
         for column in np.flatnonzero(late).tolist():
             self._tell(
-                issuer, "overwrites", f"what {detector.name_of_column(column)} has read, with no barrier between", ins
+                issuer,
+                "overwrites",
+                f"what {detector.actors.name_of_column(column)} has read, with no barrier between",
+                ins,
             )
         if proxied and not late.any():
             self._check_fences_after(reads[:, : self.threads.cluster_warps], issuer, warp - own, ins)
 
-    def _check_fences_after(self, reads: np.ndarray, issuer: int, first_warp: int, ins: Instruction) -> None:
+    def _check_fences_after(self, reads: Numbers, issuer: int, first_warp: int, ins: Instruction) -> None:
         """Of reads by the warps of a cluster, `[granule, warp]`: each needs a fence of its proxy before the issuer's write."""
         for column in np.flatnonzero(reads.any(0)).tolist():
             for stamp in np.unique(reads[:, column]).tolist():
@@ -198,11 +206,11 @@ class AsyncRaces:
                 reader = self.threads.count + warp if lane == SEVERAL else warp * WARP + lane
                 wrong = self._why_unordered(time, reader, np.array([issuer]), True)
                 if wrong:
-                    self._tell(issuer, "overwrites", f"what {self.detector.name(reader)} has read, {wrong}", ins)
+                    self._tell(issuer, "overwrites", f"what {self.detector.actors.name(reader)} has read, {wrong}", ins)
                 else:
                     self._known_fenced.add(key)
 
     def _tell(self, issuer: int, verb: str, what: str, ins: Instruction) -> None:
         block = int(self.order.warp_of[issuer]) // self.threads.block_warps + self.threads.first_block
         by = "an asynchronous store of" if ins.opcode.startswith("st.") else "the asynchronous proxy for"
-        self.detector.report(ins, f"{by} {self.detector.name(issuer)} of block {block} {verb} {what}")
+        self.detector.report(ins, f"{by} {self.detector.actors.name(issuer)} of block {block} {verb} {what}")

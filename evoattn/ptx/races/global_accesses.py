@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction, Kernel
 from evoattn.ptx.program.threads import WARP, Threads
-from evoattn.ptx.races.detector import READ
+from evoattn.ptx.races.access import READ
 from evoattn.ptx.races.global_order import GlobalOrder, orders_blocks
 from evoattn.ptx.races.granules import global_granule
 from evoattn.ptx.races.grid_dependency import GridDependency, Touched
@@ -29,8 +30,8 @@ _THREAD_MASK = (1 << _THREAD_BITS) - 1
 class _Reads:
     """By one instruction, at one time."""
 
-    granules: np.ndarray
-    threads: np.ndarray
+    granules: Numbers
+    threads: Numbers
     """Of the grid."""
     time: int
 
@@ -86,7 +87,7 @@ class GlobalRaces:
 
     # ---- what the machine tells it
 
-    def access(self, kind: str, index: np.ndarray, size: int, threads: np.ndarray, ins: Instruction) -> None:
+    def access(self, kind: str, index: Numbers, size: int, threads: Numbers, ins: Instruction) -> None:
         """Weak accesses of `size` bytes at `index` of the arena, one a thread of the machine."""
         if self.dependency is not None:
             self.dependency.access(kind != READ, index, threads, ins)
@@ -112,7 +113,7 @@ class GlobalRaces:
             self._last_write[granules] = stamped
             self._check_together(stamped, granules, actors, ins)
 
-    def strong(self, writes: bool, index: np.ndarray, size: int, threads: np.ndarray, ins: Instruction) -> None:
+    def strong(self, writes: bool, index: Numbers, size: int, threads: Numbers, ins: Instruction) -> None:
         """As `access`, of strong accesses; `order_of_blocks` is told on its own."""
         if self.dependency is not None:
             self.dependency.access(writes, index, threads, ins)
@@ -129,17 +130,17 @@ class GlobalRaces:
 
     # ---- checking
 
-    def _expand(self, index: np.ndarray, size: int, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _expand(self, index: Numbers, size: int, threads: Numbers) -> tuple[Numbers, Numbers]:
         granules, count = index >> self._shift, max(size >> self._shift, 1)
         if count == 1:
             return granules, threads
         return (granules[:, None] + np.arange(count)).ravel(), np.repeat(threads, count)
 
-    def _unordered(self, actors: np.ndarray, others: np.ndarray, time: np.ndarray) -> np.ndarray:
+    def _unordered(self, actors: Numbers, others: Numbers, time: Numbers) -> Mask:
         """Bool: which accesses by other threads of the grid are not ordered before what these threads of the machine do now."""
         threads, order = self.threads, self.order
         warps, other_warps = order.warp_of[actors], others // WARP
-        result = others != actors + self._first_thread
+        result: Mask = others != actors + self._first_thread
         if self.grid_warps:
             result &= time > self.order_of_blocks.known[warps, other_warps]
         local = others - self._first_thread
@@ -152,7 +153,7 @@ class GlobalRaces:
             result[near] = late
         return result
 
-    def _check_against_writes(self, kind: str, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+    def _check_against_writes(self, kind: str, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         last = self._last_write[granules]
         written = np.flatnonzero(last)
         if len(written):
@@ -162,7 +163,7 @@ class GlobalRaces:
                 at = written[racing[0]]
                 self._tell(ins, int(actors[at]), kind, int(granules[at]), int(writers[racing[0]]), "wrote")
 
-    def _check_against_reads(self, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+    def _check_against_reads(self, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         if not self._reads or not self._was_read[granules].any():
             return
         writers = dict(zip(granules.tolist(), actors.tolist()))
@@ -178,7 +179,7 @@ class GlobalRaces:
                     )
                     return
 
-    def _check_against_strong(self, kind: str, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+    def _check_against_strong(self, kind: str, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         for at in np.flatnonzero(np.isin(granules, list(self._strong))).tolist():
             accesses = self._strong[int(granules[at])]
             others, (times, wrote) = np.array(list(accesses)), np.array(list(accesses.values())).T
@@ -190,7 +191,7 @@ class GlobalRaces:
                 if time > known and (kind != READ or wrote_too):
                     self._tell(ins, int(actors[at]), kind, int(granules[at]), other, "atomically accessed")
 
-    def _check_together(self, stamped: np.ndarray, granules: np.ndarray, actors: np.ndarray, ins: Instruction) -> None:
+    def _check_together(self, stamped: Numbers, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         """Threads of several blocks that wrote one place by one instruction."""
         left = self._last_write[granules]
         for at in np.flatnonzero(left != stamped)[:1].tolist():
@@ -213,7 +214,7 @@ class GlobalRaces:
         )
 
 
-def bytes_of(part: np.ndarray, memory: GlobalMemory) -> np.ndarray:
+def bytes_of(part: Numbers, memory: GlobalMemory) -> Numbers:
     """Index in the arena of every element of a view into it."""
     index = np.array([part.__array_interface__["data"][0] - memory.data.ctypes.data])
     for count, stride in zip(part.shape, part.strides):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.happens_before import HappensBefore
@@ -34,36 +35,34 @@ class _Observed:
 
     warp: int
     time: int
-    known: np.ndarray
+    known: Numbers
 
 
 class GlobalOrder:
     """Of one launch; `attach` gives it the clocks of the blocks that run now."""
 
     def __init__(self) -> None:
-        self._released: dict[int, np.ndarray] = {}
+        self._released: dict[int, Numbers] = {}
         """By byte of the arena: what releases there hand over, by warp of the grid."""
 
     def attach(self, threads: Threads, order: HappensBefore) -> None:
         self.threads, self.order = threads, order
         self._first = order.clock.shape[1] - order.foreign
-        self._fences: dict[
-            int, list[tuple[np.ndarray, np.ndarray]]
-        ] = {}  # by warp: (lanes, what they knew), newest first
+        self._fences: dict[int, list[tuple[Numbers, Numbers]]] = {}  # by warp: (lanes, what they knew), newest first
         self._whole: dict[
-            int, tuple[list[int], list[np.ndarray]]
+            int, tuple[list[int], list[Numbers]]
         ] = {}  # by warp: times of fences by all of it, what they knew
         self._observed: dict[int, list[_Observed]] = {}  # by block
 
     @property
-    def known(self) -> np.ndarray:
+    def known(self) -> Numbers:
         """`[warp, warp of the grid]`: up to when a warp knows what another has done."""
         return self.order.clock[:, self._first :]
 
-    def _view(self, warp: int) -> np.ndarray:
+    def _view(self, warp: int) -> Numbers:
         """What a warp knows now, by warp of the grid, itself included."""
         threads, order = self.threads, self.order
-        view = self.known[warp].copy()
+        view: Numbers = self.known[warp].copy()
         cluster = warp // threads.cluster_warps * threads.cluster_warps
         at = cluster + threads.first_block * threads.block_warps
         view[at : at + threads.cluster_warps] = np.maximum(
@@ -79,7 +78,7 @@ class GlobalOrder:
 
     # ---- what threads do
 
-    def fence(self, active: ActiveThreads, alive: np.ndarray) -> None:
+    def fence(self, active: ActiveThreads, alive: Mask) -> None:
         """A fence of the GPU by these threads; `alive` (bool over threads) are those that are left."""
         for warp in active.warps.tolist():
             block = warp // self.threads.block_warps
@@ -122,13 +121,13 @@ class GlobalOrder:
             self._released[place] = known
         self.order.now += 1
 
-    def overwrite(self, first: int, last: int, places: np.ndarray) -> None:
+    def overwrite(self, first: int, last: int, places: Numbers) -> None:
         """Weak writes at these bytes, `first` to `last`: what was released there is gone."""
         for place in [p for p in self._released if first <= p <= last]:
             if (places == place).any():
                 del self._released[place]
 
-    def _fenced(self, thread: int) -> np.ndarray | None:
+    def _fenced(self, thread: int) -> Numbers | None:
         """What fences before now make visible to whom sees a strong write of this thread; None without any."""
         warp, lane = divmod(thread, WARP)
         block = warp // self.threads.block_warps
@@ -139,4 +138,4 @@ class GlobalOrder:
             newest = bisect_right(times, known) - 1
             if newest >= 0:
                 parts.append(views[newest])
-        return np.max(parts, axis=0) if parts else None
+        return np.maximum.reduce(parts) if parts else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.memory.global_buffers import GlobalMemory
+from evoattn.ptx.program.arrays import Numbers
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads, Threads
 
@@ -47,7 +48,7 @@ class GridDependency:
         self._waited |= active.full_mask
         self.somebody_waited = True
 
-    def access(self, writes: bool, index: np.ndarray, threads: np.ndarray, ins: Instruction) -> None:
+    def access(self, writes: bool, index: Numbers, threads: Numbers, ins: Instruction) -> None:
         """Accesses at `index` of the arena, one a thread of the machine."""
         read_only = "nc" in ins.opcode.split(".")
         early = ~self._waited[threads] | read_only

@@ -7,7 +7,7 @@ synchronization between the two, in which both their warps took part, carries it
 - an mbarrier hands what arriving warps knew to those that see its phase end (`arrive`, `acquire`).
 
 An actor is a thread, or (from `threads.count` on) a warp acting as one, or (after those) an agent of the asynchronous proxy: see
-`async_races.py`. A warp's clock has a column for each warp of its cluster (its block, where there are none), then one for each agent. No
+`async_proxy.py`. A warp's clock has a column for each warp of its cluster (its block, where there are none), then one for each agent. No
 barrier orders what an agent does: a warp knows of it what it has waited for, or been told by a warp that had. In a cluster a barrier of a
 block is one of some warps, for other blocks have access to its memory. Last come columns for warps of other blocks: see `global_order.py`.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, Threads
 
 SEVERAL = 63
@@ -39,14 +40,14 @@ class HappensBefore:
         self.warp_floor = np.zeros(threads.warp_count, np.int64)
         self.clock = np.zeros((threads.warp_count, threads.cluster_warps + agents + foreign), np.int64)
         """`[warp, column]`: what the warp knows of a warp or an agent of its cluster, then of every warp of the grid, up to then."""
-        self._lane_clock: dict[int, np.ndarray] = {}  # of warps that synchronized in parts: [lane, other lane]
+        self._lane_clock: dict[int, Numbers] = {}  # of warps that synchronized in parts: [lane, other lane]
         self.warp_of = np.concatenate([threads.warp_of, np.arange(threads.warp_count)])
         self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count + agents, SEVERAL)])
         self.column_of = np.concatenate(
             [self.warp_of % threads.cluster_warps, threads.cluster_warps + np.arange(agents)]
         )
 
-    def barrier(self, blocks: np.ndarray) -> None:
+    def barrier(self, blocks: Numbers) -> None:
         """All threads of these blocks met."""
         if self.threads.cluster > 1:
             for block in blocks.tolist():
@@ -63,27 +64,27 @@ class HappensBefore:
             known[blocks] = known[blocks].max(1, keepdims=True)
         self.now += 1
 
-    def retire(self, blocks: np.ndarray) -> None:
+    def retire(self, blocks: Numbers) -> None:
         """All threads of these blocks have exited, and of their clusters."""
         self.block_floor[blocks] = ENDED
 
-    def arrive(self, warp: int) -> np.ndarray:
+    def arrive(self, warp: int) -> Numbers:
         """A warp signals a barrier without waiting: what it hands over, `[column]`."""
-        known = self.clock[warp].copy()
+        known: Numbers = self.clock[warp].copy()
         known[warp % self.threads.cluster_warps] = self.now
         self.now += 1
         return known
 
-    def acquire(self, warps: np.ndarray, known: np.ndarray) -> None:
+    def acquire(self, warps: Numbers, known: Numbers) -> None:
         """These warps of one cluster learn what was handed over, `[column]`."""
         self.clock[warps] = np.maximum(self.clock[warps], known)
 
-    def learn(self, warps: np.ndarray, agent: int, time: int) -> None:
+    def learn(self, warps: Numbers, agent: int, time: int) -> None:
         """These warps know of what an agent has done up to `time`."""
         column = self.threads.cluster_warps + agent
         self.clock[warps, column] = np.maximum(self.clock[warps, column], time)
 
-    def barrier_of_warps(self, warps: np.ndarray, arrived: list[np.ndarray]) -> None:
+    def barrier_of_warps(self, warps: Numbers, arrived: list[Numbers]) -> None:
         """Some warps of one block met; `arrived` is what others that only signalled handed over."""
         known = np.max([self.clock[warps].max(0), *arrived], axis=0)
         known[warps % self.threads.cluster_warps] = self.now
@@ -91,12 +92,12 @@ class HappensBefore:
         self.warp_floor[warps] = self.now
         self.now += 1
 
-    def warp_sync(self, warps: np.ndarray) -> None:
+    def warp_sync(self, warps: Numbers) -> None:
         """`bar.warp.sync` by all threads that are left of these warps."""
         self.warp_floor[warps] = self.now
         self.now += 1
 
-    def warp_sync_in_parts(self, warps: np.ndarray, companions: np.ndarray) -> None:
+    def warp_sync_in_parts(self, warps: Numbers, companions: Mask) -> None:
         """`bar.warp.sync` by threads of these warps; `companions` (bool `[len(warps), lane, lane]`) tells who synchronized with whom."""
         for warp, groups in zip(warps.tolist(), companions):
             clock = self._lane_clock.setdefault(warp, np.zeros((WARP, WARP), np.int64))
@@ -106,16 +107,16 @@ class HappensBefore:
                 clock[group] = known
         self.now += 1
 
-    def floor(self, actors: np.ndarray) -> np.ndarray | int:
+    def floor(self, actors: Numbers) -> Numbers | int:
         """Time up to which everything in an actor's block is ordered before it."""
         first = int(self.block_floor[0])
         if len(self.block_floor) == 1 or (self.block_floor == first).all():
             return first
-        return np.repeat(self.block_floor, self.threads.block_warps)[self.warp_of[actors]]
+        by_warp = np.repeat(self.block_floor, self.threads.block_warps)
+        floors: Numbers = by_warp[self.warp_of[actors]]
+        return floors
 
-    def unordered(
-        self, actors: np.ndarray, other_column: np.ndarray, other_lane: np.ndarray, time: np.ndarray
-    ) -> np.ndarray:
+    def unordered(self, actors: Numbers, other_column: Numbers, other_lane: Numbers, time: Numbers) -> Mask:
         """Bool: which accesses, made by others of the actors' clusters at `time`, are not ordered before what the actors do now.
 
         The actors are threads and warps; the others are given by their column of the clock and their lane. An actor's own earlier
@@ -123,7 +124,7 @@ class HappensBefore:
         is `floor`'s matter.
         """
         warp, lane = self.warp_of[actors], self.lane_of[actors]
-        result = time > self.clock[warp, other_column]
+        result: Mask = time > self.clock[warp, other_column]
         same = warp % self.threads.cluster_warps == other_column
         result[same] = ((time > self.warp_floor[warp]) & ((lane != other_lane) | (lane == SEVERAL)))[same]
         if self._lane_clock:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from evoattn.ptx.errors import MemoryFault
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import ActiveThreads, Threads
-from evoattn.ptx.races.detector import RaceDetector
+from evoattn.ptx.races.shared_accesses import SharedRaces
 
 
 class RemoteAccesses:
     """Accesses from block to block of one machine."""
 
-    def __init__(self, threads: Threads, stride: int, alive: np.ndarray, races: RaceDetector | None) -> None:
+    def __init__(self, threads: Threads, stride: int, alive: Mask, races: SharedRaces | None) -> None:
         """`stride` is the bytes of shared memory a block; `alive` (bool over threads) is kept up to date by others."""
         self.threads, self.stride, self.alive, self.races = threads, stride, alive, races
         self._last: dict[tuple[int, int], tuple[int, Instruction]] = {}  # by target block and column of the clock
 
-    def note(self, index: np.ndarray, kind: str | None, active: ActiveThreads, ins: Instruction) -> None:
+    def note(self, index: Numbers, kind: str | None, active: ActiveThreads, ins: Instruction) -> None:
         """Accesses at bytes `index` of shared memory; of no `kind`: others see that they are complete. Raises `MemoryFault`."""
         target = index // self.stride
         foreign = target != self.threads.block_of[active.index]
         if not foreign.any():
             return
-        living = self.alive.reshape(self.threads.block_count, -1).any(1)
+        living: Mask = np.logical_or.reduce(self.alive.reshape(self.threads.block_count, -1), axis=1)
         if not living[target].all():
             bad = int(np.flatnonzero(~living[target])[0])
             raise MemoryFault(
@@ -36,13 +37,15 @@ class RemoteAccesses:
             for block, column in set(zip(target[foreign].tolist(), columns[foreign].tolist())):
                 self._last[block, column] = self.races.order.now, ins
 
-    def retire(self, blocks: np.ndarray) -> None:
+    def retire(self, blocks: Numbers) -> None:
         """All threads of these blocks have exited: they must have known of every access to their memory."""
+        if self.races is None:
+            return
         for (block, column), (time, ins) in list(self._last.items()):
             if block in blocks:
                 warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
                 if time > self.races.order.clock[warps, column].max():
-                    who = self.races.name_of_column(column)
+                    who = self.races.actors.name_of_column(column)
                     self.races.report(
                         ins, f"block {block + self.threads.first_block} may end before {who} accesses its memory"
                     )

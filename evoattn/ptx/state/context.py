@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
 from evoattn.ptx.memory.address_space import BankedMemory
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.traffic import Traffic
+from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction, Kernel
 from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS, AsyncRaces, agent_names
-from evoattn.ptx.races.detector import RaceDetector
 from evoattn.ptx.races.global_accesses import GlobalRaces
 from evoattn.ptx.races.granules import shared_granule
 from evoattn.ptx.races.remote import RemoteAccesses
+from evoattn.ptx.races.shared_accesses import SharedRaces
+from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.registers import Binder
 
 T = TypeVar("T")
@@ -27,7 +29,7 @@ POISON = 0xFF
 class NotConverged(Exception):
     """A warp-wide instruction met by a part of a warp, `partial` (bool over threads): the scheduler lets that part wait for the rest."""
 
-    def __init__(self, ins: Instruction, partial: np.ndarray) -> None:
+    def __init__(self, ins: Instruction, partial: Mask) -> None:
         super().__init__(str(ins))
         self.ins, self.partial = ins, partial
 
@@ -40,7 +42,7 @@ class Context(Binder):
         kernel: Kernel,
         threads: Threads,
         memory: GlobalMemory,
-        parameters: np.ndarray,
+        parameters: Lanes,
         dynamic_smem_bytes: int,
         global_races: GlobalRaces | None,
         count: bool,
@@ -64,12 +66,12 @@ class Context(Binder):
         asynchronous = any(
             ins.opcode.startswith(("mbarrier.", "cp.async.bulk.", "wgmma.")) for ins in kernel.instructions
         )
-        agents = agent_names(threads) if asynchronous else ((), 0)
-        self.global_races, self.races, self.async_races = global_races, None, None
+        agents, readers = agent_names(threads) if asynchronous else ([], 0)
+        self.races: Races | None = None
         if global_races is not None:
-            self.races = RaceDetector(threads, self.shared, shared_granule(kernel), *agents, global_races.grid_warps)
-            self.async_races = AsyncRaces(self.races) if asynchronous else None
-            global_races.attach(threads, self.races.order)
+            shared = SharedRaces(threads, self.shared, shared_granule(kernel), agents, readers, global_races.grid_warps)
+            self.races = Races(shared, AsyncRaces(shared), global_races)
+            global_races.attach(threads, shared.order)
         self.at_exit: list[Callable[[ActiveThreads], None]] = []
         """Called when threads exit, before they are gone."""
         self.before_run: list[Callable[[int, int, ActiveThreads], None]] = []
@@ -77,21 +79,21 @@ class Context(Binder):
         self.traffic = Traffic() if count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
-        self.remote = RemoteAccesses(threads, self.shared.stride, self.alive, self.races)
+        self.remote = RemoteAccesses(threads, self.shared.stride, self.alive, self.races.shared if self.races else None)
         self._cached: dict[object, object] = {}
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
         """What a group of instructions shares on this machine, made by the first that asks for it."""
         if key not in self._cached:
             self._cached[key] = make()
-        return self._cached[key]
+        return cast(T, self._cached[key])  # every key is asked for with one `make` alone
 
-    def require_whole_warps(self, active: ActiveThreads, ins: Instruction, members: np.ndarray | None = None) -> None:
+    def require_whole_warps(self, active: ActiveThreads, ins: Instruction, members: Numbers | None = None) -> None:
         """Raise `NotConverged` unless every warp with an active thread has all its threads that are left active.
 
         `members` (uint32, over threads or 0-d) is the member mask: only the threads that it names need be there.
         """
-        if active.all or getattr(active, "whole_at", None) == self.alive_version:
+        if active.all or active.whole_warps_at == self.alive_version:
             return
         missing = self.alive.reshape(-1, WARP) & ~active.by_warp
         missing &= active.by_warp.any(1, keepdims=True)
@@ -100,7 +102,7 @@ class Context(Binder):
             named = np.bitwise_or.reduce(np.where(active.by_warp, wanted, np.uint32(0)), axis=1)
             missing &= (named[:, None] >> np.arange(WARP, dtype=np.uint32) & np.uint32(1)).astype(np.bool_)
         elif members is None and not missing.any():
-            active.whole_at = self.alive_version
+            active.whole_warps_at = self.alive_version
         if missing.any():
             partial = active.by_warp & missing.any(1, keepdims=True)
             raise NotConverged(ins, partial.ravel())
@@ -110,7 +112,7 @@ class Context(Binder):
 
         A warpgroup is four warps from a multiple of four on in their block.
         """
-        if (active.all and self.threads.block_warps % WARPGROUP_WARPS == 0) or getattr(active, "whole_groups", False):
+        if (active.all and self.threads.block_warps % WARPGROUP_WARPS == 0) or active.whole_warpgroups:
             return
         first = self.threads.in_block // (WARP * WARPGROUP_WARPS)
         group = self.threads.block_of * (int(first[-1]) + 1) + first
@@ -118,4 +120,4 @@ class Context(Binder):
         partial = active.full_mask & (members != WARP * WARPGROUP_WARPS)[group]
         if partial.any():
             raise NotConverged(ins, partial)
-        active.whole_groups = True
+        active.whole_warpgroups = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from evoattn.ptx.errors import UnsupportedInstruction
+from evoattn.ptx.program.arrays import Lanes
 from evoattn.ptx.program.dtypes import UNSIGNED, PtxType, parse_type
 from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.operands import split_address
@@ -21,28 +23,26 @@ _FLOAT = re.compile(r"0([fF])([0-9A-Fa-f]{8})$|0([dD])([0-9A-Fa-f]{16})$")
 class Address:
     """`[base + offset]`: `base` is an array over threads (uint32 or uint64) or a 0-d array."""
 
-    base: np.ndarray
+    base: Lanes
     offset: int
 
 
 class Binder:
     """Turns operand text into arrays for one machine. `prepare` functions of the instruction table work with it."""
 
-    def __init__(
-        self, kernel: Kernel, threads: Threads, shared_symbols: dict[str, int], parameters: np.ndarray
-    ) -> None:
+    def __init__(self, kernel: Kernel, threads: Threads, shared_symbols: dict[str, int], parameters: Lanes) -> None:
         self.kernel, self.threads = kernel, threads
         self.shared_symbols = shared_symbols
         self.parameters = parameters
-        self._registers: dict[str, np.ndarray] = {}
-        self._sources: dict[tuple[str, PtxType], np.ndarray] = {}
-        self._scratch: dict[tuple[np.dtype, int], np.ndarray] = {}
+        self._registers: dict[str, Lanes] = {}
+        self._sources: dict[tuple[str, PtxType], Lanes] = {}
+        self._scratch: dict[tuple[np.dtype, int], Lanes] = {}
 
     @property
     def count(self) -> int:
         return self.threads.count
 
-    def register(self, name: str) -> np.ndarray:
+    def register(self, name: str) -> Lanes:
         """The register's bits, unsigned (bool for a predicate). Raises `UnsupportedInstruction` on an undeclared name."""
         array = self._registers.get(name)
         if array is None:
@@ -52,14 +52,14 @@ class Binder:
             array = self._registers[name] = np.zeros(self.count, UNSIGNED[declared.bits])
         return array
 
-    def scratch(self, dtype: type | np.dtype, number: int = 0) -> np.ndarray:
+    def scratch(self, dtype: type | np.dtype, number: int = 0) -> Lanes:
         """An array over threads, shared by all instructions, whose content lasts only for one instruction."""
         key = (np.dtype(dtype), number)
         if key not in self._scratch:
             self._scratch[key] = np.zeros(self.count, dtype)
         return self._scratch[key]
 
-    def source(self, operand: str, kind: PtxType) -> np.ndarray:
+    def source(self, operand: str, kind: PtxType) -> Lanes:
         """An operand to read: a view over threads, or a 0-d array for a constant. A wider register gives its low part."""
         key = (operand, kind)
         found = self._sources.get(key)
@@ -67,7 +67,7 @@ class Binder:
             found = self._sources[key] = self._find_source(operand, kind)
         return found
 
-    def _find_source(self, operand: str, kind: PtxType) -> np.ndarray:
+    def _find_source(self, operand: str, kind: PtxType) -> Lanes:
         if operand in self.kernel.registers:
             return self._as(self.register(operand), kind, operand)
         special = self.threads.special_register(operand) if operand[0] in "%W" else None
@@ -75,7 +75,7 @@ class Binder:
             return self._constant(operand, kind)
         return special.astype(kind.dtype) if kind.bits == 64 else self._as(special, kind, operand)
 
-    def destination(self, operand: str, kind: PtxType) -> np.ndarray:
+    def destination(self, operand: str, kind: PtxType) -> Lanes:
         """An operand to write: a view over threads, as wide as its register (so that a narrow value is extended on assignment)."""
         if operand == "_":
             return self.scratch(kind.dtype, -1)
@@ -98,7 +98,7 @@ class Binder:
             return Address(self.register(name), offset)
         return Address(self._constant(name, parse_type("u64")), offset)
 
-    def _as(self, array: np.ndarray, kind: PtxType, operand: str) -> np.ndarray:
+    def _as(self, array: Lanes, kind: PtxType, operand: str) -> Lanes:
         if (array.dtype == np.bool_) != (kind.kind == "pred"):
             raise UnsupportedInstruction(f'The operand "{operand}" is not a .{kind.kind}{kind.bits}.')
         if array.dtype.itemsize == kind.dtype.itemsize:
@@ -107,13 +107,13 @@ class Binder:
             raise UnsupportedInstruction(f'The register "{operand}" is narrower than .{kind.kind}{kind.bits}.')
         return array.view(kind.dtype)[:: array.dtype.itemsize // kind.dtype.itemsize]  # little endian: the low part
 
-    def _constant(self, operand: str, kind: PtxType) -> np.ndarray:
+    def _constant(self, operand: str, kind: PtxType) -> Lanes:
         if match := _FLOAT.match(operand):
             single, double = match.group(2), match.group(4)
-            value = (
-                np.uint32(int(single, 16)).view(np.float32) if single else np.uint64(int(double, 16)).view(np.float64)
-            )
-            bits = value.astype(kind.dtype) if kind.kind == "f" else value.view(UNSIGNED[kind.bits])
+            number: np.floating[Any] = np.uint64(int(double or "0", 16)).view(np.float64)
+            if single:
+                number = np.uint32(int(single, 16)).view(np.float32)
+            bits = number.astype(kind.dtype) if kind.kind == "f" else number.view(UNSIGNED[kind.bits])
             return np.asarray(bits, kind.dtype)
         if _INTEGER.match(operand):
             value = int(operand.rstrip("U"), 0) & ((1 << max(kind.bits, 8)) - 1)

@@ -1,0 +1,127 @@
+"""Straight runs of instructions, made ready to be executed by some threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from evoattn.ptx.isa.dispatch import Action, Operation, Prepared
+from evoattn.ptx.isa.flow import Flow
+from evoattn.ptx.program.arrays import Mask
+from evoattn.ptx.program.dtypes import parse_type
+from evoattn.ptx.program.threads import ActiveThreads
+from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.ending import Ending
+
+
+@dataclass
+class Run:
+    """A straight run of instructions, `start` ≤ pc < `end`."""
+
+    start: int
+    end: int
+    together: list[Operation]
+    """For all threads at once."""
+    apart: dict[frozenset[int], list[Action]]
+    """For a part of the threads, by the pcs at which the others wait."""
+
+
+class Runs:
+    """Those of one kernel on one machine, each made when it is first entered."""
+
+    def __init__(self, context: Context, flow: Flow) -> None:
+        self.context, self.flow = context, flow
+        self.instructions = context.kernel.instructions
+        self._everyone = ActiveThreads(context.threads, None)
+        self._prepared: list[Prepared] = [
+            entry.prepare(context, ins, fields) for ins, (entry, fields) in zip(self.instructions, flow.entries)
+        ]
+        self._runs: dict[int, Run] = {}
+        self._predicates: dict[int, Callable[[], Mask] | None] = {}
+
+    def run_from(self, pc: int) -> Run:
+        """The run that is entered at `pc`."""
+        run = self._runs.get(pc)
+        if run is None:
+            end = self.flow.end_of_run(pc)
+            run = self._runs[pc] = Run(pc, end, [self._for_all(i) for i in range(pc, end)], {})
+        return run
+
+    def steps_apart(self, run: Run, waiting: Iterable[int]) -> list[Action]:
+        """The steps for threads that run while others are to go on at the pcs `waiting`."""
+        key = frozenset(waiting)
+        steps = run.apart.get(key)
+        if steps is None:
+            wanted = 0
+            for pc in key:
+                wanted |= self.flow.live(pc)
+            steps = run.apart[key] = [self._step(i, wanted) for i in range(run.start, run.end)]
+        return steps
+
+    def ending(self, pc: int) -> Ending:
+        """What the instruction at `pc`, which ends a run, asks the scheduler to do."""
+        ending = self._prepared[pc]
+        assert isinstance(ending, Ending)
+        return ending
+
+    def predicate(self, pc: int) -> Mask | None:
+        """For which threads the instruction at `pc` is executed, of those that come there; None for all."""
+        if pc not in self._predicates:
+            self._predicates[pc] = self._predicate(pc)
+        read = self._predicates[pc]
+        return None if read is None else read()
+
+    def _predicate(self, pc: int) -> Callable[[], Mask] | None:
+        predicate = self.instructions[pc].predicate
+        if predicate is None:
+            return None
+        array: Mask = self.context.source(predicate[0], parse_type("pred"))
+        return (lambda: ~array) if predicate[1] else (lambda: array)
+
+    def _is_pure(self, pc: int) -> bool:
+        return self.flow.entries[pc][0].pure
+
+    def _for_all(self, pc: int) -> Operation:
+        """The instruction at `pc` for all threads together."""
+        if self._is_pure(pc) and self._predicate(pc) is None:
+            return cast(Operation, self._prepared[pc])  # `Entry.pure` says which of the two it is
+        return partial(self._step(pc, 0), self._everyone)
+
+    def _step(self, pc: int, wanted: int) -> Action:
+        """The instruction at `pc` for a part of the threads; the registers `wanted` (bits) must stay as they are for all others."""
+        prepared, predicate = self._prepared[pc], self._predicate(pc)
+        if not self._is_pure(pc):
+            action = cast(Action, prepared)
+        elif predicate is None and not self.flow.bits(self.flow.written[pc]) & wanted:
+            operation = cast(Operation, prepared)
+            return lambda active: operation()
+        else:
+            action = self._masked(pc, cast(Operation, prepared))
+        if predicate is None:
+            return action
+        return partial(_act_where, predicate, action)
+
+    def _masked(self, pc: int, operation: Operation) -> Action:
+        """A pure operation that changes the registers of active threads only."""
+        targets = [self.context.register(name) for name in self.flow.written[pc]]
+
+        def run(active: ActiveThreads) -> None:
+            if active.mask is None:
+                operation()
+                return
+            before = [target.copy() for target in targets]
+            operation()
+            for target, old in zip(targets, before):
+                np.copyto(target, old, where=active.inactive)
+
+        return run
+
+
+def _act_where(predicate: Callable[[], Mask], action: Action, active: ActiveThreads) -> None:
+    chosen = active.where(predicate())
+    if chosen is not None:
+        action(chosen)

@@ -1,0 +1,217 @@
+"""Data races in shared memory, as FastTrack finds them (Flanagan and Freund, PLDI 2009).
+
+Memory is divided into granules of the smallest access that the kernel makes. For each granule the last write and each warp's last read are
+kept, with their times; `happens_before.py` says which times are ordered.
+
+A cp.async copy is in flight from its issue until its own thread has waited for it. Any access to its destination meanwhile is a race; from
+then on the copy counts as a write by that thread at that moment. What the asynchronous proxy of sm_90 does is told by `async_proxy.py`, on
+the same tables.
+
+Accesses are gathered and checked together at the next synchronization: between two of them no access can be ordered against another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evoattn.ptx.memory.address_space import BankedMemory
+from evoattn.ptx.program.arrays import Numbers
+from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.threads import ActiveThreads, Threads
+from evoattn.ptx.races.access import COPY, READ, WRITE, Access, Accesses, chunks, expand, those
+from evoattn.ptx.races.actors import Actors
+from evoattn.ptx.races.happens_before import HappensBefore
+from evoattn.ptx.races.read_table import LANE_BITS, LANE_MASK, ReadTable
+
+THREAD_BITS = 20
+THREAD_MASK = (1 << THREAD_BITS) - 1
+_LOG_LIMIT = 1 << 22
+"""Accesses (one per thread) kept before they are checked though nothing synchronized: 32 MiB."""
+
+
+class SharedRaces:
+    """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its pc."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        shared: BankedMemory,
+        granule: int,
+        agents: Sequence[str] = (),
+        reading_agents: int = 0,
+        foreign: int = 0,
+    ) -> None:
+        """`granule` is in bytes, a power of two. `agents` has the name of each agent of the asynchronous proxy in a cluster; the first
+        `reading_agents` of them read. `foreign` warps of the grid can be ordered with those of this machine."""
+        self.threads = threads
+        self.found: dict[int, str] = {}
+        self.shift = granule.bit_length() - 1
+        granules = len(shared.data) >> self.shift
+        self.order = HappensBefore(threads, len(agents), foreign)
+        self.actors = Actors(threads, self.order, agents)
+        self.last_write = np.zeros(granules, np.int64)
+        """By granule: time << 20 | actor."""
+        self.reads = ReadTable(self.order, granules, self.shift, reading_agents)
+        self.in_flight = np.zeros(granules, np.int32)
+        """By granule: the thread that has a cp.async copy to it in flight, plus one; 0 for none."""
+        self.copies = 0
+        """Granules that are in flight."""
+        self.newest_write = np.zeros(threads.block_count, np.int64)
+        """By block: the time of the last write to its memory."""
+        self._everyone = np.arange(threads.count)
+        self._log: list[Access] = []
+        self._logged = 0
+        self._last_kind_was_copy = False
+
+    # ---- what the machine tells it
+
+    def access(
+        self, kind: str, index: Numbers, size: int, active: ActiveThreads, ins: Instruction, by_warp: bool
+    ) -> None:
+        """`index` (byte of shared memory) of each active thread's access. With `by_warp` the accesses are made for the whole warp."""
+        actors: Numbers = self._everyone if active.all else active.index
+        if by_warp:
+            actors = self.threads.count + self.threads.warp_of[actors]
+        is_copy = kind == COPY
+        if self._log and (is_copy != self._last_kind_was_copy or self._logged > _LOG_LIMIT):
+            self.check()
+        self._last_kind_was_copy = is_copy
+        self._log.append(Access(kind, index, size, actors, active.cluster_blocks, ins))
+        self._logged += len(index)
+
+    def land(self, index: Numbers, size: int, actors: Numbers) -> None:
+        """Copies whose threads have waited for them."""
+        self.check()
+        granules, actors = expand(index, size, actors, self.shift)
+        self.in_flight[granules] = 0
+        self.copies -= len(granules)
+        self.last_write[granules] = (self.order.now << THREAD_BITS) | actors
+        self.newest_write[self.order.warp_of[actors] // self.threads.block_warps] = self.order.now
+
+    def collide(self, thread: int, ins: Instruction) -> None:
+        """Two threads wrote different values to one place by one instruction."""
+        who = self.threads.describe(thread)
+        self.report(ins, f"{who} writes where another thread writes a different value by the same instruction")
+
+    def synchronize(self) -> HappensBefore:
+        """The clocks, for a synchronization that happens now: what was accessed before it is checked first."""
+        self.check()
+        return self.order
+
+    def barrier(self, blocks: Numbers) -> None:
+        """All threads of these blocks met."""
+        self.synchronize().barrier(blocks)
+        self.reads.forget()
+
+    def retire(self, blocks: Numbers) -> None:
+        """All threads of these blocks have exited."""
+        self.synchronize().retire(blocks)
+        self.reads.forget()
+
+    def report(self, ins: Instruction, what: str) -> None:
+        self.found.setdefault(ins.index, f"Race in shared memory: {what}, in {ins}.")
+
+    # ---- checking
+
+    def check(self) -> None:
+        """Check the accesses gathered since the last synchronization."""
+        if not self._log:
+            return
+        log, self._log, self._logged = self._log, [], 0
+        if self._last_kind_was_copy:
+            self.reads.record([access.blocks for access in log])
+            self._check_copies(Accesses(log, self.shift))
+            return
+        writes = [access for access in log if access.kind == WRITE]
+        reads = [access for access in log if access.kind == READ]
+        if writes:
+            self.reads.record([access.blocks for access in writes])
+            self._check_writes(Accesses(writes, self.shift))
+            for access in writes:
+                self.newest_write[access.blocks] = self.order.now
+        if reads:
+            self._check_reads(reads)
+            self.reads.add(reads)
+
+    def _check_writes(self, accesses: Accesses) -> None:
+        self._check_against_writes(accesses)
+        self._check_against_reads(accesses)
+        stamped = (self.order.now << THREAD_BITS) | accesses.actors
+        self.last_write[accesses.granules] = stamped
+        lost = np.flatnonzero(self.last_write[accesses.granules] != stamped)
+        if len(lost):
+            self._check_overwritten(accesses, np.flatnonzero(np.isin(accesses.granules, accesses.granules[lost])))
+
+    def _check_reads(self, reads: list[Access]) -> None:
+        if not self.copies:
+            floor = self.order.block_floor
+            reads = those(reads, lambda blocks: bool((self.newest_write[blocks] > floor[blocks]).any()))
+        for chunk in chunks(reads):
+            self._check_against_writes(Accesses(chunk, self.shift))
+
+    def _check_copies(self, accesses: Accesses) -> None:
+        self._check_against_writes(accesses)
+        self._check_against_reads(accesses)
+        granules, issuers = accesses.granules, accesses.actors + 1
+        self.in_flight[granules] = issuers
+        self.copies += len(granules)
+        for at in accesses.first_of_each(np.flatnonzero(self.in_flight[granules] != issuers)):
+            other = self.actors.name(int(self.in_flight[granules[at]]) - 1)
+            self._tell(accesses, at, f"an asynchronous copy of {other}")
+
+    def _check_against_writes(self, accesses: Accesses) -> None:
+        granules, actors = accesses.granules, accesses.actors
+        last = self.last_write[granules]
+        suspected = last >= (self.order.floor(actors) + 1) << THREAD_BITS
+        if self.order.agents:
+            # No barrier of the block orders what an agent wrote.
+            suspected |= last & THREAD_MASK >= self.order.first_agent
+        suspects = np.flatnonzero(suspected & (last & THREAD_MASK != actors))
+        if len(suspects):
+            writer, time = last[suspects] & THREAD_MASK, last[suspects] >> THREAD_BITS
+            columns, lanes = self.order.column_of[writer], self.order.lane_of[writer]
+            racing = suspects[self.order.unordered(actors[suspects], columns, lanes, time)]
+            for at in accesses.first_of_each(racing):
+                self._tell(accesses, at, f"what {self.actors.name(int(last[at]) & THREAD_MASK)} wrote last")
+        if self.copies:
+            for at in accesses.first_of_each(np.flatnonzero(self.in_flight[granules])):
+                issuer = self.actors.name(int(self.in_flight[granules[at]]) - 1)
+                self._tell(accesses, at, f"an asynchronous copy that {issuer} has not yet waited for")
+
+    def _check_against_reads(self, accesses: Accesses) -> None:
+        last = self.reads.table[accesses.granules]
+        floor = np.asarray(self.order.floor(accesses.actors))
+        limit = (floor[..., None] + 1) << LANE_BITS
+        if self.reads.columns > self.threads.cluster_warps:  # what agents read is ordered by no barrier of the block
+            of_warps = np.arange(self.reads.columns) < self.threads.cluster_warps
+            limit = np.where(of_warps, limit, 1 << LANE_BITS)
+        row, column = np.nonzero(last >= limit)
+        if not len(row):
+            return
+        values = last[row, column].astype(np.int64)
+        racing = self.order.unordered(accesses.actors[row], column, values & LANE_MASK, values >> LANE_BITS)
+        readers = dict(zip(row[racing].tolist(), column[racing].tolist()))
+        for at in accesses.first_of_each(np.unique(row[racing])):
+            self._tell(accesses, at, f"what {self.actors.name_of_column(readers[at])} has read")
+
+    def _check_overwritten(self, accesses: Accesses, at: Numbers) -> None:
+        """Elements `at` are of granules that several actors wrote since the last synchronization.
+
+        Equal values by one instruction are no race; `collide` is told of unequal ones.
+        """
+        entry = accesses.numbers(at)
+        order = np.argsort(accesses.granules[at], kind="stable")
+        at, entry = at[order], entry[order]
+        granules, actors = accesses.granules[at], accesses.actors[at]
+        racing = (granules[1:] == granules[:-1]) & (actors[1:] != actors[:-1]) & (entry[1:] != entry[:-1])
+        others = dict(zip(at[1:][racing].tolist(), actors[:-1][racing].tolist()))
+        for index in accesses.first_of_each(np.sort(at[1:][racing])):
+            self._tell(accesses, index, f"what {self.actors.name(others[index])} wrote")
+
+    def _tell(self, accesses: Accesses, at: int, what: str) -> None:
+        access, actor = accesses.at(at), int(accesses.actors[at])
+        verb = {READ: "reads", WRITE: "overwrites", COPY: "starts an asynchronous copy over"}[access.kind]
+        who = f"{self.actors.name(actor)} of block {self.actors.block_of(actor)}"
+        self.report(access.ins, f"{who} {verb} {what}, with no barrier between")
