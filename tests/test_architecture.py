@@ -25,7 +25,6 @@ HOMES = {  # files, or rooms of which any file may
     "sqlalchemy": {"storage"},
     "alembic": {"storage"},
     "jinja2": {"families/render.py", "report/page.py"},
-    "plotly": {"report"},
     "typer": {"cli"},
     "pynvml": {"timing/clocks.py"},
 }

@@ -12,7 +12,7 @@ from evoattn.model import paths
 from evoattn.model.records import Candidate
 from evoattn.storage import Storage, StorageError
 
-HEAVY = ("torch", "numpy", "cupy", "optuna", "sqlalchemy", "alembic", "jinja2", "plotly", "rich", "typer", "yaml")
+HEAVY = ("torch", "numpy", "cupy", "optuna", "sqlalchemy", "alembic", "jinja2", "rich", "typer", "yaml")
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -46,7 +46,7 @@ SEARCH_MODULES = {"evoattn.model.named_problems", "evoattn.model.safe_yaml", "ev
 
 def test_a_kernel_that_was_found_needs_no_library_of_the_search():
     values = {
-        "SEARCH_ONLY": {"optuna", "sqlalchemy", "alembic", "jinja2", "plotly", "rich", "typer", "yaml", "platformdirs"},
+        "SEARCH_ONLY": {"optuna", "sqlalchemy", "alembic", "jinja2", "rich", "typer", "yaml", "platformdirs"},
         "SEARCH_MODULES": SEARCH_MODULES,
         "PACKAGE": str(Path(evoattn.__file__).parent),
     }

@@ -54,7 +54,7 @@ def report(
             if format == "json":
                 write(render_json(summary), output)
             elif format == "html":
-                write(render_html(summary), output)
+                write(render_html(summary, kept.db), output)
             elif output:
                 from rich.console import Console
 

@@ -22,6 +22,7 @@ from evoattn.report.rows import (
     StartingConfig,
     Winner,
 )
+from evoattn.timing.peers.labels import peer_label
 from evoattn.timing.ranking import Ratio
 
 
@@ -109,6 +110,17 @@ class StudySummary:
         )
 
     @property
+    def peer_verdict(self) -> str:
+        """The winner beside the fastest peer of its final; empty where no peer took turns with it."""
+        peer = self.winner.peer if self.winner else None
+        if peer is None:
+            return ""
+        name = f"{peer_label(peer.backend)} ({peer.median_us:.2f} µs), the fastest peer"
+        if peer.tie:
+            return f"{peer.speedup:.2f} × as fast as {name}: a tie."
+        return f"{peer.speedup:.2f} × as fast as {name}{'' if peer.speedup >= 1 else ', which stays ahead'}."
+
+    @property
     def search_gain(self) -> str:
         """What the search gained over what it began with, measured in one final; empty where no starting config took
         part."""
@@ -151,5 +163,5 @@ def _finite(value: Any) -> Any:
 
 def render_json(summary: StudySummary) -> str:
     """The fields of `StudySummary` as JSON, with a line break at the end."""
-    said = {name: getattr(summary, name) for name in ("trials", "notice", "verdict", "search_gain")}
+    said = {name: getattr(summary, name) for name in ("trials", "notice", "verdict", "peer_verdict", "search_gain")}
     return json.dumps(_finite(asdict(summary) | said), indent=1, ensure_ascii=False) + "\n"

@@ -1,22 +1,31 @@
-"""The summary as one self-contained page: plotly.js inside, no network."""
+"""The summary as one page that holds all it needs: data, scripts and styles; it loads nothing."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import shlex
+from collections.abc import Callable
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.report.data import StudySummary, cost_text
+from evoattn.report.figures import ceilings, family_colours, figures
+from evoattn.report.instructions import CLASSES, Counts, count_instructions
+from evoattn.report.rows import LeaderboardRow, Winner
+from evoattn.report.text import command
+from evoattn.report.winner import setting
 from evoattn.timing.peers.labels import peer_label
+
+SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "figures.js", "parameters.js", "page.js")
 
 
 def _inline_json(value: object) -> Markup:
     """JSON that no text in it can end: `<` only as its escape."""
-    return Markup(json.dumps(value, ensure_ascii=True).replace("<", "\\u003c"))
+    return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _source_hash(script: str) -> str:
@@ -24,15 +33,32 @@ def _source_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def render_html(summary: StudySummary) -> str:
-    """The page. All text of the database is escaped, and the page's policy runs its own two scripts only and loads
-    nothing."""
-    from plotly.offline import get_plotlyjs  # here, because a search that prints its table needs no plots
+def _commands(winner: Winner, db: str | None) -> list[tuple[str, str]]:
+    """What to do with the winner, and the command for it; `db` is the value of --db, None where none is needed."""
+    trial, place = str(winner.row.trial), ["--db", db] if db else []
+    return [
+        ("export", shlex.join(["evoattn", "export", trial, *place, "-o", "kernel.cu"])),
+        ("check again", shlex.join(["evoattn", "reproduce", trial, *place])),
+        ("all that is recorded", shlex.join(["evoattn", "show", trial, *place])),
+    ]
 
-    from evoattn.report import plots
 
-    figures = {"progress": plots.progress_figure(summary), "roofline": plots.roofline_figure(summary)}
-    figures |= {f"importance-{n}": plots.importance_figure(i) for n, i in enumerate(summary.importances) if i.shares}
+def _config_text(winner: Winner) -> str:
+    """The config as options of `evoattn search`, on lines that a shell joins."""
+    settings = [["--set", f"{name}={value}"] for name, value in winner.settings.items()]
+    return "\n".join(command([["--family", winner.row.family], *settings], width=1, indent=""))
+
+
+def render_html(
+    summary: StudySummary,
+    db: str | None = None,
+    count: Callable[[str, str], Counts | str] = count_instructions,
+) -> str:
+    """The page. All text of the database is escaped, and the page's policy runs its own scripts only and loads nothing.
+
+    `db` is the value of --db for the commands on the page, None where they need none. `count` takes the winner's source
+    and architecture and gives its instructions, or says why not.
+    """
     environment = Environment(
         loader=FileSystemLoader(REPORT_TEMPLATES),
         autoescape=True,
@@ -40,22 +66,41 @@ def render_html(summary: StudySummary) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    library, script = get_plotlyjs(), (REPORT_TEMPLATES / "page.js").read_text()
-    rows = summary.leaderboard
+    measured, rows, winner = summary.kind == "measured", summary.leaderboard, summary.winner
+    scripts = [(REPORT_TEMPLATES / name).read_text() for name in SCRIPTS]
+    drawn = figures(summary)
+    instructions = count(winner.source, summary.arch) if winner else {}
+    counted = {} if isinstance(instructions, str) else instructions
+
+    def worth(row: LeaderboardRow) -> float | None:
+        return row.median_us if measured else row.relative_cost
+
+    def value_text(value: float | None) -> str:
+        if value is None:
+            return "–"
+        return f"{value:.2f}" if measured else cost_text(value)
+
     return environment.get_template("page.html.j2").render(
         s=summary,
-        measured=summary.kind == "measured",
-        best=rows[0] if rows else None,
-        cost=cost_text,
+        measured=measured,
+        unit="median µs" if measured else "relative cost",
+        worth=worth,
+        value_text=value_text,
+        setting=setting,
         peer=peer_label,
+        colours=family_colours(summary),
         genes=list(dict.fromkeys(name for row in rows for name in row.config)),
         backends=[b.backend for b in summary.baselines if any(b.backend in row.speedups for row in rows)],
-        rival=next((b for b in summary.baselines if b.median_us is not None), None),
-        drawn=len(plots.drawn_points(summary.progress)),
+        telling=[gene for gene in summary.genes if gene.tells],
+        commands=_commands(winner, db) if winner else [],
+        config_text=_config_text(winner) if winner else "",
+        instructions=instructions,
+        classes=[name for name, _ in CLASSES if any(name in counts for counts in counted.values())],
+        most_instructions=max((n for counts in counted.values() for n in counts.values()), default=1),
+        ceilings=ceilings(summary),
+        figures=drawn,
+        figures_json=_inline_json(drawn),
         style=Markup((REPORT_TEMPLATES / "page.css").read_text()),
-        library=Markup(library),
-        script=Markup(script),
-        script_sources=Markup(f"{_source_hash(library)} {_source_hash(script)}"),
-        figures=_inline_json({name: json.loads(figure.to_json()) for name, figure in figures.items() if figure}),
-        shown=[name for name, figure in figures.items() if figure],
+        scripts=[Markup(script) for script in scripts],
+        script_sources=Markup(" ".join(map(_source_hash, scripts))),
     )

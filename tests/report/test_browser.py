@@ -1,0 +1,131 @@
+"""The page in headless Chromium, wide and narrow, light and dark. Debian: apt-get install chromium chromium-driver."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from evoattn.report import render_html, summarise
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+COUNTS = {"flash_wgmma": {"tensor cores": 58, "floating point": 460}}
+HEIGHTS = {1280: 900, 390: 844}
+"""Of the first screen, by width: a laptop, a phone."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs Selenium (pip install '.[test]')")
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Chromium and its driver (apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(timed, tmp_path_factory):
+    """Files by kind of study."""
+    storage, study = timed
+    folder = tmp_path_factory.mktemp("pages")
+    summary = summarise(storage, study)
+    page = folder / "measured.html"
+    page.write_text(render_html(summary, count=lambda source, arch: COUNTS))
+    return {"measured": page, "winner": summary.winner}
+
+
+def show(browser, path, width, scheme):
+    """Load the page as it is on a screen of `width` pixels in the colour scheme, with the logs emptied before."""
+    size = {"width": width, "height": HEIGHTS[width], "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get_log("browser"), browser.get_log("performance")
+    browser.get(path.as_uri())
+
+
+def requests(browser):
+    """Addresses that the page asked for since it was shown, its own among them."""
+    events = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
+    return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.mark.parametrize("scheme", ("light", "dark"))
+@pytest.mark.parametrize("width", HEIGHTS)
+def test_the_page_loads_clean_and_fits(browser, pages, width, scheme):
+    path = pages["measured"]
+    show(browser, path, width, scheme)
+    assert browser.get_log("browser") == []
+    assert requests(browser) == [path.as_uri()]
+    wide = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    assert not browser.execute_script(wide)
+    drawn = "return [...document.querySelectorAll('#progress svg, #parallel svg, #slices svg, #lineage svg')].length"
+    assert browser.execute_script(drawn) > 4
+    box = browser.execute_script("return document.getElementById('config').getBoundingClientRect().toJSON()")
+    assert box["top"] >= 0 and box["bottom"] <= HEIGHTS[width]  # the winner's config is on the first screen
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(", "))) / 3
+    assert brightness > 200 if scheme == "light" else brightness < 60
+
+
+@pytest.mark.parametrize("width", HEIGHTS)
+def test_nothing_covers_a_button(browser, pages, width):
+    show(browser, pages["measured"], width, "light")
+    covered = browser.execute_script("""
+        document.querySelectorAll("details").forEach((details) => { details.open = true; });
+        return [...document.querySelectorAll("button")].filter((button) => {
+          button.scrollIntoView({block: "center", inline: "center"});
+          const box = button.getBoundingClientRect();
+          const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+          return top && top !== button && !button.contains(top);
+        }).map((button) => button.textContent)""")
+    assert covered == []
+
+
+def test_copying_and_sorting(browser, pages):
+    show(browser, pages["measured"], 1280, "light")
+    browser.execute_script("""
+        window.copied = [];
+        Object.defineProperty(navigator, "clipboard", {value: {writeText: async (text) => { copied.push(text); }}});""")
+    for selector in ("[data-copy]", "details#source summary", "[data-copy-from]"):
+        browser.execute_script("document.querySelector(arguments[0]).click()", selector)
+    config, source = browser.execute_script("return copied")
+    winner = pages["winner"]
+    assert config.split(" \\\n  ") == [
+        f"--family {winner.row.family}",
+        *(f"--set {name}={value}" for name, value in winner.settings.items()),
+    ]
+    assert source == winner.source
+    column = """
+        const table = document.querySelector("#leaderboard table");
+        const heading = [...table.tHead.rows[0].cells].find((cell) => cell.textContent.trim() === "median µs");
+        heading.querySelector("button").click();
+        const column = [...table.tBodies[0].rows].map((row) => +row.cells[heading.cellIndex].textContent);
+        return [heading.ariaSort, column];"""
+    direction, up = browser.execute_script(column)
+    assert direction == "ascending" and up == sorted(up)
+    direction, down = browser.execute_script(column)
+    assert direction == "descending" and down == sorted(up, reverse=True) and down != up
+
+
+def test_a_family_can_be_hidden_and_another_one_chosen(browser, pages):
+    show(browser, pages["measured"], 1280, "light")
+    count = "return document.querySelectorAll('#progress svg circle').length"
+    before = browser.execute_script(count)
+    browser.execute_script("document.querySelector('#progress-controls .gap + button').click()")
+    assert browser.execute_script(count) < before
+    text = "return document.getElementById('parallel').textContent"
+    first = browser.execute_script(text)
+    browser.execute_script("document.querySelector('#family-controls button:last-child').click()")
+    assert browser.execute_script(text) != first
+    assert browser.get_log("browser") == []

@@ -1,0 +1,132 @@
+"""What a study's report says, and what it must never say."""
+
+import json
+
+import pytest
+from report_studies import add, make_study, printed, timing
+
+from evoattn.model import gpu
+from evoattn.model.records import Timing, TrialState
+from evoattn.report import render_html, render_json, summarise
+from evoattn.report.analysis import group_failures, rank_cost_model
+
+
+def test_numbers_of_the_leader(measured):
+    summary = summarise(*measured, 20)
+    row = summary.leaderboard[0]
+    assert (row.rank, row.median_us, row.stage) == (1, 20.0, "final")
+    assert (row.p10_us, row.p90_us) == (18.0, 22.0)
+    assert row.tflops == pytest.approx(4 * 16 * 1024 * 1024 * 64 / 20e-6 / 1e12)
+    assert row.peak_share == pytest.approx(row.tflops / gpu.lookup("h100").peak_tflops("fp16"))
+    assert row.spill_bytes == 12
+
+
+def test_speedups_only_between_finals(measured):
+    summary = summarise(*measured, 20)
+    assert summary.leaderboard[0].speedups == {"flash": 1.5}  # math was timed in no final, cudnn not at all
+    assert all(row.speedups == {} for row in summary.leaderboard if row.stage != "final")
+    assert {b.backend: b.median_us for b in summary.baselines} == {"flash": 30.0, "math": 200.0, "cudnn": None}
+
+
+def test_failures_that_differ_in_numbers_are_one(measured):
+    invalid, compile_error = summarise(*measured, 5).failures
+    assert (invalid.state, invalid.count, invalid.variants) == ("INVALID_CONFIG", 3, 3)
+    assert compile_error.count == 1
+    assert len(group_failures([(TrialState.TIMEOUT, "x" * 5000 + "\nlog", 2)])[0].reason) < 300
+
+
+def test_cost_model_rank(measured, storage):
+    rank = summarise(*measured, 5).cost_model
+    assert rank.trials == 60 and rank.correlation > 0.95
+    trials = list(storage.iter_trials(measured[1]))
+    assert rank_cost_model(trials[:9]) is None
+    from scipy.stats import spearmanr
+
+    pairs = [(t.relative_cost, t.timing.median_us) for t in trials if t.timing]
+    assert rank.correlation == pytest.approx(spearmanr(*zip(*pairs, strict=True)).statistic)
+
+
+def test_progress_and_lineage(measured):
+    summary = summarise(*measured, 5)
+    best = [summary.progress.value[i] for i in summary.progress.improvements]
+    assert best == sorted(best, reverse=True) and best[-1] == min(summary.progress.value)
+    first, second = summary.lineage[:2]
+    assert first.trial == summary.leaderboard[0].trial and first.parents == (second.trial,)
+    assert first.changes["A"] == (second.trial % 4 - 1, 3)
+
+
+@pytest.mark.parametrize("width", (100, 160))
+def test_table_fits_and_keeps_the_terminal_safe(measured, width):
+    text = printed(summarise(*measured, 20), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "\x1b" not in text and "[bold]" in text and "…" not in text
+    leader = next(line for line in text.splitlines() if line.split()[:1] == ["1"])
+    assert "20.00" in leader and "1.50" in leader and "COMPLETE" in leader
+
+
+def test_json_survives_infinities(storage):
+    study = make_study(storage, offline=True)
+    add(storage, study, TrialState.ESTIMATED, cost=float("inf"), A=1)
+    summary = summarise(storage, study, 5)
+    assert json.loads(render_json(summary), parse_constant=pytest.fail)["leaderboard"][0]["relative_cost"] is None
+    assert 'id="progress"' not in render_html(summary)
+
+
+def test_a_time_of_zero_is_no_time(storage):
+    study = make_study(storage)
+    add(storage, study, TrialState.COMPLETE, us=[("final", 0.0)], A=1)
+    storage.add_baseline(study, "flash", timing(0.0, "final"))
+    summary = summarise(storage, study, 5)
+    assert summary.leaderboard[0].tflops is None and not summary.baselines and not summary.progress.value
+    assert render_html(summary) and printed(summary, 160)
+
+
+def test_a_tie_in_the_final_is_said_to_be_one_and_the_disqualified_are_off_the_leaderboard(storage):
+    study = make_study(storage)
+    numbers = [add(storage, study, TrialState.COMPLETE, us=[("screen", 10.0)], cost=1.0, A=n).number for n in range(4)]
+    wobble = [0.01 * (n % 5) for n in range(25)]
+    finals = {
+        numbers[0]: [10 + w for w in wobble],
+        numbers[1]: [10.001 + w for w in reversed(wobble)],
+        numbers[2]: [10.9 + w for w in wobble],
+        numbers[3]: [5.0 + w for w in wobble],
+    }
+    for number, samples in finals.items():
+        protocol = {"stage": "final", "run": "f"} | (
+            {"disqualified": "In the final: it lies."} if number == numbers[3] else {}
+        )
+        storage.add_timing(number, Timing(tuple(samples), protocol))
+    summary = summarise(storage, study, 1)
+    assert summary.leaderboard[0].trial == numbers[0]
+    assert summary.verdict.startswith(f"Trial {numbers[0]} ties with trial {numbers[1]}:")
+    assert [t.number for t in storage.leaderboard(study, 9)] == numbers[:3]
+    assert storage.trial(numbers[3]).disqualified == "In the final: it lies."
+    assert summary.verdict in render_html(summary) and json.loads(render_json(summary))["verdict"] == summary.verdict
+    storage.add_timing(numbers[1], Timing(tuple((10 + w) * 1.001 for w in wobble), {"stage": "final", "run": "f"}))
+    assert "ties with" in summarise(storage, study).verdict  # a gap under `ranking.RESOLUTION` in every round is none
+    storage.add_timing(numbers[1], Timing(tuple(10.5 + w for w in wobble), {"stage": "final", "run": "f"}))
+    assert "is ahead of all other finalists" in summarise(storage, study).verdict
+
+
+def test_what_the_search_gained_over_the_best_starting_config_is_one_line(storage):
+    study = make_study(storage)
+    operators = ("mutation", "starting", "starting", "random")
+    numbers = [
+        add(storage, study, TrialState.COMPLETE, us=[("screen", 9.0)], operator=o, A=n).number
+        for n, o in enumerate(operators)
+    ]
+    assert not summarise(storage, study).search_gain
+    for number, us in zip(numbers[:3], (8.0, 10.0, 12.0), strict=True):
+        storage.add_timing(
+            number, Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "f"})
+        )
+    summary = summarise(storage, study, 1)
+    line = f"The best starting config, trial {numbers[1]}, takes 10.02 µs in the same final: the search gained 20.0%."
+    assert summary.search_gain == line and line in printed(summary, 200) and line in render_html(summary)
+    assert json.loads(render_json(summary))["search_gain"] == line
+    again = [Timing(tuple(us + 0.01 * (n % 5) for n in range(25)), {"stage": "final", "run": "g"}) for us in (8.0, 8.0)]
+    for number, tied in zip(numbers[:2], again, strict=True):
+        storage.add_timing(number, tied)
+    assert summarise(storage, study).search_gain.endswith(
+        "the search gained 0.0%, which its rounds do not tell from nothing."
+    )
