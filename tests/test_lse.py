@@ -42,7 +42,7 @@ def test_a_problem_without_it_is_recorded_as_before():
         and asked.describe() == plain.describe() + " lse"
     )
     assert asked.bytes == plain.bytes + 4 * 400
-    for text in ("lse=2", "lse=true", "lse=", "lse=1,lse=1"):
+    for text in ("lse=2", "lse=maybe", "lse=", "lse=1,lse=1"):
         with pytest.raises(ProblemError, match="lse"):
             parse_shape(f"B=1,H=4,S=100,D=64,{text}")
 

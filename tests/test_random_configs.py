@@ -1,19 +1,15 @@
 """Valid configs, drawn at random over many problems: each is right on the interpreter, with no race and no access out of bounds."""
 
-import os
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from evoattn.evaluation.evaluate import Compiled
-from evoattn.evaluation.handlers import COMPILE_SECONDS, CompileHandler
-from evoattn.evaluation.workers import Ending, Handler, Pool, wait_for_any
+from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, Evaluation, TrialState
+from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
 
@@ -59,38 +55,11 @@ def draw(space: SearchSpace, problem: AttentionProblem, spec: gpu.GpuSpec, count
     return [KernelConfig(*pool.draw(space.family)) for _ in range(count)]
 
 
-class AnyProblem(Handler):
-    """The compile pool's process of an offline search, for the problem of each task: to start one takes longer than a config."""
-
-    def __call__(self, task: tuple[AttentionProblem, gpu.GpuSpec, Candidate, KernelConfig]) -> Compiled | Evaluation:
-        problem, spec, candidate, config = task
-        return CompileHandler(problem, spec, True)((candidate, config))
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool(min(4, os.cpu_count()), AnyProblem)
-    yield pool
-    pool.stop()
-
-
-def wrong_ones(
-    pool: Pool, problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[KernelConfig]
-) -> list[tuple[str, object]]:
+def wrong_ones(problem: AttentionProblem, spec: gpu.GpuSpec, configs: list[KernelConfig]) -> list[tuple[str, object]]:
     """The configs that do not come out `ESTIMATED`, with what became of them."""
-    tasks, outcomes = [(render(FAMILIES[c.family], problem, c, spec), c) for c in configs], []
-    while len(outcomes) < len(configs):
-        for worker in pool.idle():
-            if tasks:
-                candidate, config = tasks.pop()
-                worker.submit(config, (problem, spec, candidate, config), 4 * COMPILE_SECONDS)
-        wait_for_any(pool.workers, 0.1)
-        outcomes += pool.poll()
-    return [
-        (outcome.tag.describe(), outcome.value)
-        for outcome in outcomes
-        if outcome.ending is not Ending.RESULT or outcome.value.state is not TrialState.ESTIMATED
-    ]
+    candidates = [(c, render(FAMILIES[c.family], problem, c, spec)) for c in configs]
+    outcomes = [(c, evaluate_offline(candidate, c, problem, spec)) for c, candidate in candidates]
+    return [(c.describe(), outcome) for c, outcome in outcomes if outcome.state is not TrialState.ESTIMATED]
 
 
 def serving(problem: AttentionProblem, spec: gpu.GpuSpec) -> list[str]:
@@ -103,7 +72,7 @@ def serving(problem: AttentionProblem, spec: gpu.GpuSpec) -> list[str]:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=AttentionProblem.describe)
-def test_random_valid_configs_are_right(pool, problem):
+def test_random_valid_configs_are_right(problem):
     spec, seed = gpu.GPUS["l4"], PROBLEMS.index(problem)
     names = serving(problem, spec)
     assert names
@@ -111,11 +80,11 @@ def test_random_valid_configs_are_right(pool, problem):
     # WRONG_RESULT.
     spaces = {name: load_space(name, spec).restricted({"S_TYPE": ("fp32",)}) for name in names}
     configs = [c for name in names for c in draw(spaces[name], problem, spec, COUNTS.get(name, FEW), seed)]
-    assert not wrong_ones(pool, problem, spec, configs)
+    assert not wrong_ones(problem, spec, configs)
 
 
 @pytest.mark.parametrize("problem", HOPPER_PROBLEMS, ids=AttentionProblem.describe)
-def test_random_valid_configs_are_right_on_hopper(pool, problem):
+def test_random_valid_configs_are_right_on_hopper(problem):
     """Families that no older GPU runs, and the wgmma products of three_kernel."""
     spec, seed = gpu.GPUS["h100"], HOPPER_PROBLEMS.index(problem)
     names = [name for name in serving(problem, spec) if name not in serving(problem, gpu.GPUS["l4"])]
@@ -123,4 +92,4 @@ def test_random_valid_configs_are_right_on_hopper(pool, problem):
     configs = [c for name in names for c in draw(load_space(name, spec), problem, spec, COUNTS.get(name, FEW), seed)]
     space = load_space("three_kernel", spec).restricted({"PRODUCT": ("wgmma",), "SOFTMAX": ("tiles", "tiles_late")})
     configs += draw(space, problem, spec, FEW, seed)
-    assert not wrong_ones(pool, problem, spec, configs)
+    assert not wrong_ones(problem, spec, configs)
