@@ -157,6 +157,8 @@ def chosen(
 ) -> Iterator[tuple[Storage, Trial]]:
     """The database and the trial that the words of `show`, `export` and `reproduce` name."""
     wanted, spec = chosen_problem(shape, problem), chosen_gpu(gpu)
+    if study and wanted:
+        raise WrongUse("Give --study, or --shape or --problem, not both.")
     with opened(db) as storage:
         from evoattn.storage.chosen import chosen_trial
 

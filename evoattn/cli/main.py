@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from evoattn import __version__
-from evoattn.cli import bench, catalogue, kernels, search, studies
+from evoattn.cli import attempt, bench, catalogue, kernels, search, studies
 from evoattn.cli.common import FAILED_RUN
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -89,6 +89,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "show": studies.show,
     "export": kernels.export,
     "reproduce": kernels.reproduce,
+    "try": attempt.attempt,
     "bench": bench.bench,
     "problems": catalogue.problems,
     "gpus": catalogue.gpus,

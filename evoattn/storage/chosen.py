@@ -28,13 +28,11 @@ def chosen_trial(
     problem: AttentionProblem | None = None,
     gpu: GpuSpec | None = None,
 ) -> Trial:
-    """The trial with the number `text`, or for `best` a leader: that of the study called `study`, of all studies of
-    `problem` (see `best_trial`), or of the latest study.
+    """The trial with the number `text`, or for `best` a leader: that of all studies of `problem` (see `best_trial`), of
+    the study called `study`, or of the latest study.
 
-    Raises `UnknownRecord` where there is none, or where both `study` and `problem` are given.
+    Raises `UnknownRecord` where there is none.
     """
-    if study and problem:
-        raise UnknownRecord("Give --study, or --shape or --problem, not both.")
     if text != BEST:
         return storage.trial(trial_number(text))
     if problem:

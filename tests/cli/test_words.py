@@ -1,0 +1,97 @@
+"""What is typed: wrong words are refused at once and in one sentence, before anything slow is imported."""
+
+import subprocess
+import sys
+
+import pytest
+from terminal import WIDTH, refused, run
+
+from evoattn import __version__
+from evoattn.cli.search import SHAPE_HELP
+
+SLOW = ("torch", "optuna", "sqlalchemy", "alembic", "cupy", "jinja2", "plotly", "numpy", "rich")
+
+
+def imported_by(*words: str) -> tuple[int, str, list[str]]:
+    """(exit code, stdout, the slow libraries that were imported) of a command in a process of its own."""
+    code = (
+        "import sys\nfrom evoattn.cli.main import app\n"
+        "try: app(sys.argv[1:])\n"
+        f"finally: print([n for n in {SLOW!r} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    *before, last = done.stdout.splitlines()
+    return done.returncode, "\n".join(before), eval(last)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("search", "--gpu", "l4", "--shape", "B=1,H=16,S=1024,D=64,mask=window"),
+        ("search", "--gpu", "gtx"),
+        ("search", "--gpu", "l4", "--sampler", "oracle"),
+        ("search", "--gpu", "l4", "--budget", "soon"),
+        ("search", "--gpu", "l4", "--famly", "flash_mma"),
+        ("try", "flash_mma", "--gpu", "l4", "--shape", "B=1"),
+        ("show", "best", "--shape", "B=1"),
+        ("report", "--format", "pdf"),
+        ("bench", "nothing"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_slow_is_imported(words):
+    code, said, slow = imported_by(*words)
+    assert (code, said, slow) == (2, "", [])
+
+
+def test_a_search_speaks_before_it_imports_anything_slow():
+    """What stands on the screen first is printed before torch, which takes seconds, is looked for."""
+    code = (
+        "import sys\nclass Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name in {SLOW!r}: raise SystemExit(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "from evoattn.cli.main import app\napp(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code, "search", "--gpu", "l4", "--shape", "B=1,H=2,S=96,D=32"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 1
+    first, second = done.stdout.splitlines()[:2]
+    assert first == "Problem B=1 H=2 S=96 D=32 fp16 full; budget 10m."
+    assert second == "No CUDA device: searching offline for the L4 (sm_89)."
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("serch",), "No such command 'serch'. Did you mean 'search'"),
+        (("search", "--gpuu", "l4"), "No such option: --gpuu"),
+        (("search", "--jobs", "many"), "--jobs"),
+        (("search", "--jobs", "0"), "--jobs"),
+        (("show",), "Missing argument 'TRIAL'"),
+        (("show", "best", "--study", "x", "--shape", "B=1,H=2,S=96,D=32"), "not both"),
+        (("export", "best", "--shape", "B=1,H=2,S=96,D=32", "--problem", "seed_h100"), "not both"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_sentence_too(words, expected):
+    refused(run(*words), 2, expected)
+
+
+def test_the_help_of_search_shows_the_whole_syntax_of_a_shape_at_80_columns():
+    lines = run("search", "--help").stdout.splitlines()
+    assert all(len(line) <= WIDTH for line in lines)
+    shown = " ".join(" ".join(lines).split())
+    assert SHAPE_HELP in shown
+    for part in ("B=1,H=16,S=1024,D=64,mask=causal", "mask=full|causal|causal_lower_right", "dtype=fp16|bf16|fp32"):
+        assert part in SHAPE_HELP and any(part in line for line in lines), part
+
+
+@pytest.mark.parametrize("command", ["", "search", "report", "try", "families", "export"])
+def test_no_help_is_wider_than_the_terminal_or_cut_off(command):
+    lines = run(*command.split(), "--help").stdout.splitlines()
+    assert lines and all(len(line) <= WIDTH and "…" not in line and not line.endswith("...") for line in lines)
+
+
+def test_version_and_completion():
+    assert run("--version").stdout == f"evoattn {__version__}\n"
+    assert "--install-completion" in run("--help").stdout
+    assert "Commands:" in run().output and run().exit_code == 2
