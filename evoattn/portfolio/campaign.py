@@ -1,0 +1,126 @@
+"""A measuring campaign: search all classes at once, then time the best kernels of each on all of its problems, in turns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.strata import by_class, spread
+from evoattn.portfolio.workload import draw
+
+FAMILIES = {
+    "16": ["flash_wgmma", "split_kv", "flash_mma"],
+    "32": ["flash_scalar", "split_kv", "large_head"],
+}
+"""By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim beyond 256."""
+PROBLEMS = {"16 d64": (40, 32), "16 d128": (40, 32), "16": (18, 14), "32": (5, 4)}
+"""Problems of a class, (full, causal), by the longest beginning of its name that fits."""
+WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16": 1.0, "32": 0.3}
+
+
+def _of_class(table: dict[str, Any], name: str) -> Any:
+    return next(table[key] for key in sorted(table, key=len, reverse=True) if name == key or name.startswith(f"{key} "))
+
+
+def make_groups(seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, list[Any]] | None = None) -> list[Group]:
+    """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, before the starting configs."""
+    classes = by_class(p for seed in seeds for p in draw(seed, each))
+    groups = []
+    for name, problems in sorted(classes.items()):
+        counts = _of_class(PROBLEMS, name)
+        chosen = spread(problems, counts[name.endswith("causal")], gpu)
+        group = Group(name, chosen, _of_class(WEIGHTS, name))
+        families = FAMILIES[name.split()[0]]
+        group.given = list((given or {}).get(name, []))
+        group.given += [(f, row["config"]) for f in families for row in load_space(f, gpu).starting]
+        groups.append(group)
+    return groups
+
+
+def contenders(group: Group, most: int) -> list[Kernel]:
+    """The `most` kernels that together leave the least regret on the problems that they were timed on, chosen one by one."""
+    right = [k for k in group.kernels.values() if k.state == "right" and k.times]
+    best = {i: group.best(i) for i in range(len(group.problems))}
+    pool = {k.id: k for i in best for k in group.leaders(i, 4)}
+    candidates = list(pool.values())
+    chosen: list[Kernel] = []
+    covered = {i: 4.0 for i, us in best.items() if us < float("inf")}
+    while candidates and len(chosen) < most and right:
+        def gain(kernel: Kernel) -> float:
+            return sum(
+                max(0.0, covered[i] - min(us / best[i], 4.0)) for i, us in kernel.times.items() if i in covered
+            )
+
+        leader = max(candidates, key=gain)
+        if gain(leader) <= 0.002:
+            break
+        candidates.remove(leader)
+        chosen.append(leader)
+        for i, us in leader.times.items():
+            if i in covered:
+                covered[i] = min(covered[i], us / best[i])
+    return chosen
+
+
+def final_table(engine: Engine, most: int, rounds: int) -> dict[str, Any]:
+    """{class: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders, timed in turns on every problem of their class."""
+    chosen = {g.name: contenders(g, most) for g in engine.groups}
+    table = {}
+    for group in engine.groups:
+        kernels = chosen[group.name]
+        rows = []
+        for index in range(len(group.problems)):
+            valid = [k for k in kernels if index in engine.valid(group, k)]
+            ours, _, _ = engine.final(group, index, valid, rounds)
+            times = {k.id: us for k, us in zip(valid, ours, strict=True)}
+            rows.append([times.get(k.id) for k in kernels])
+        table[group.name] = {"kernels": [k.id for k in kernels], "us": rows}
+    return table
+
+
+def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str, Any]) -> None:
+    """One JSON line about the campaign, then one per group: problems, kernels with their times, the final table."""
+    with gzip.open(path, "wt", compresslevel=6) as file:
+        file.write(json.dumps(about | {"saved": time.strftime("%Y-%m-%d")}) + "\n")
+        for group in groups:
+            row = {
+                "group": group.name,
+                "problems": [p.to_dict() for p in group.problems],
+                "kernels": [_plain(k) for k in group.kernels.values()],
+                "final": table.get(group.name),
+            }
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def _plain(kernel: Kernel) -> dict[str, Any]:
+    row = asdict(kernel) | {"rough": sorted(kernel.rough), "id": kernel.id}
+    row["times"] = {str(i): round(us, 3) for i, us in kernel.times.items()}
+    return row
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
+    """What `save` wrote: (about, groups, final tables)."""
+    with gzip.open(path, "rt") as file:
+        about, *rows = [json.loads(line) for line in file]
+    groups, table = [], {}
+    for row in rows:
+        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]])
+        for k in row["kernels"]:
+            kernel = Kernel(k["family"], k["params"], k["origin"], k["state"], k["registers"], k["spill_bytes"])
+            kernel.times = {int(i): us for i, us in k["times"].items()}
+            kernel.rough = set(k["rough"])
+            group.kernels[k["id"]] = kernel
+        groups.append(group)
+        if row["final"]:
+            table[row["group"]] = row["final"]
+    return about, groups, table

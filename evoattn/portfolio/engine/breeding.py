@@ -1,0 +1,82 @@
+"""Which config to try next in a group: those that were given, children of the fastest, and some at random."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from evoattn.families import registry
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.samplers.pool import ConfigPool
+
+RANDOM_SHARE = 0.12
+CROSSOVER_SHARE = 0.35
+PARENTS = 5
+"""Fastest kernels of the chosen problem that may be parents, the first the likeliest."""
+TRIES = 8
+
+
+class Breeder:
+    """Proposes configs for one group; every one is valid for at least one of its problems and given out once."""
+
+    def __init__(self, group: Group, gpu: GpuSpec, families: list[str], seed: int) -> None:
+        self._group, self._gpu = group, gpu
+        self._rng = random.Random(f"{seed} {group.name}")
+        self._target = 0
+        spaces = {}
+        for name in families:
+            family = registry.lookup(name)
+            if any(not family.why_unsupported(p, gpu) for p in group.problems):
+                spaces[name] = load_space(name, gpu)
+        self.spaces: dict[str, SearchSpace] = spaces
+        self._pool = ConfigPool(spaces, self._why_invalid, self._rng)
+        self._given = [g for g in group.given if g[0] in spaces]
+
+    def _why_invalid(self, family: str, params: dict[str, Any]) -> str | None:
+        problem = self._group.problems[self._target]
+        return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), self._gpu)
+
+    def valid_for(self, kernel: Kernel) -> list[int]:
+        """Indexes of the group's problems that the kernel may serve."""
+        family, config = registry.lookup(kernel.family), kernel.config
+        return [i for i, p in enumerate(self._group.problems) if not family.why_invalid(p, config, self._gpu)]
+
+    def propose(self) -> tuple[Kernel, int] | None:
+        """A new kernel and the problem that it is bred for; None when nothing new was found in some tries."""
+        while self._given:
+            family, params = self._given.pop(0)
+            kernel = Kernel(family, dict(params), "given")
+            valid = self.valid_for(kernel)
+            if valid and self._pool.fits(family, params) and self._pool.mark(kernel.id):
+                return kernel, self._rng.choice(valid)
+        for _ in range(TRIES):
+            self._target = self._rng.randrange(len(self._group.problems))
+            if made := self._breed():
+                family, params, origin = made
+                if claimed := self._pool.claim(family, params):
+                    return Kernel(family, claimed, origin), self._target
+        return None
+
+    def _breed(self) -> tuple[str, dict[str, Any], str] | None:
+        leaders = self._group.leaders(self._target, PARENTS)
+        supported = [
+            f for f in self.spaces
+            if not registry.lookup(f).why_unsupported(self._group.problems[self._target], self._gpu)
+        ]
+        if not supported:
+            return None
+        if not leaders or self._rng.random() < RANDOM_SHARE:
+            family = self._rng.choice(supported)
+            return family, {p.name: self._rng.choice(p.values) for p in self.spaces[family].parameters}, "random"
+        parent = leaders[min(int(self._rng.expovariate(0.7)), len(leaders) - 1)]
+        others = [k for k in leaders if k.family == parent.family and k is not parent]
+        params, origin = dict(parent.params), "mutation"
+        if others and self._rng.random() < CROSSOVER_SHARE:
+            other, origin = self._rng.choice(others), "crossover"
+            params = {name: (other.params if self._rng.random() < 0.5 else params)[name] for name in params}
+        child = self._pool.mutate(parent.family, params)
+        if child == parent.params:
+            child = self._pool.mutate(parent.family, params)
+        return parent.family, child, origin

@@ -1,0 +1,225 @@
+"""Searches several groups of problems at once: compile processes, one GPU process, and a breeder per group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from evoattn.evaluation.workers import Ending, Outcome, Pool, Worker, wait_for_any
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.records import CompiledKernel
+from evoattn.portfolio.engine.breeding import Breeder
+from evoattn.portfolio.engine.compiling import COMPILE_SECONDS, SourceHandler
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.engine.stage import Job, Stage
+
+JOB_SECONDS, FINAL_SECONDS = 15.0, 60.0
+QUEUE = 24
+"""Compiled kernels that may wait for the GPU."""
+SAMPLE = 3
+"""Problems beside its own on which a new kernel is timed first."""
+NEAR = 1.12
+"""A kernel within this factor of the best on one of them is timed on more of the group's problems."""
+
+
+@dataclass
+class _Ready:
+    group: Group
+    kernel: Kernel
+    compiled: CompiledKernel
+    indexes: list[int]
+    rest: list[int]
+    check: bool = True
+
+
+class Engine:
+    """`run` for a time, then look at `groups`. A context manager: leaving it ends all processes.
+
+    `most` is the number of problems of a group on which a promising kernel is timed.
+    """
+
+    def __init__(
+        self, groups: list[Group], gpu: GpuSpec, families: list[str], jobs: int | None = None, seed: int = 0, most: int = 12
+    ) -> None:
+        self.groups, self.gpu, self.most = groups, gpu, most
+        self._breeders = {g.name: Breeder(g, gpu, families, seed) for g in groups}
+        self._pool = Pool(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler)
+        self._stage = Worker(Stage, (gpu,))
+        self._ready: deque[_Ready] = deque()
+        self._sources: dict[str, CompiledKernel] = {}
+        self._registered: set[str] = set()
+        self._pending_registration: deque[Group] = deque(groups)
+        self.measured = self.compiled = 0
+        self.busy_seconds = 0.0
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.stop()
+        self._stage.stop()
+
+    # ---- the search
+
+    def run(self, seconds: float, refresh: Callable[[], None] = lambda: None) -> None:
+        """Search all groups for `seconds` from the moment that the GPU process is up."""
+        self._wait_until(lambda: self._stage.idle, 120)
+        self._register_all()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._feed()
+            wait_for_any([*self._pool.workers, self._stage], 0.05)
+            self._collect()
+            refresh()
+        self._wait_until(lambda: not self._stage.busy, JOB_SECONDS)
+        self._collect()
+
+    def _register_all(self) -> None:
+        """Tell a fresh GPU process which problems there are."""
+        for group in self.groups:
+            self._ask(("register", group.name, group.problems), 60)
+
+    def _ask(self, task: tuple[Any, ...], seconds: float) -> Outcome:
+        """Run one task on the idle GPU process and wait for it."""
+        self._stage.submit("ask", task, seconds)
+        while not (outcome := self._stage.poll()):
+            wait_for_any([self._stage], 0.2)
+        if outcome.ending is not Ending.RESULT:
+            self._wait_until(lambda: self._stage.idle, 120)
+        return outcome
+
+    def _wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not ready() and time.monotonic() < end:
+            wait_for_any([self._stage], 0.1)
+            if outcome := self._stage.poll():
+                self._take(outcome)
+
+    def _feed(self) -> None:
+        for worker in self._pool.idle():
+            if len(self._ready) >= QUEUE:
+                break
+            self._propose(worker)
+        while self._stage.idle and self._ready:
+            item = self._ready.popleft()
+            job = Job(
+                item.group.name, item.kernel.family, item.kernel.config, item.compiled, item.check,
+                tuple(item.indexes), tuple(item.group.best(i) for i in item.indexes),
+            )
+            self._stage.submit(item, ("job", job), JOB_SECONDS)
+
+    def _propose(self, worker: Worker) -> None:
+        for _ in range(4):
+            group = min(self.groups, key=lambda g: g.spent / g.weight)
+            group.spent += 1
+            breeder = self._breeders[group.name]
+            proposal = breeder.propose()
+            if proposal is None:
+                group.spent += 3
+                continue
+            kernel, target = proposal
+            group.kernels[kernel.id] = kernel
+            valid = breeder.valid_for(kernel)
+            rng = breeder._rng
+            others = [i for i in valid if i != target]
+            rng.shuffle(others)
+            problem = group.problems[target]
+            candidate = render(registry.lookup(kernel.family), problem, kernel.config, self.gpu)
+            item = _Ready(group, kernel, None, [target, *others[:SAMPLE]], others[SAMPLE : self.most - 1])
+            if known := self._sources.get(candidate.source_hash):
+                self._compiled(item, known)
+                continue
+            worker.submit((item, candidate.source_hash), (candidate.source, candidate.arch), COMPILE_SECONDS)
+            return
+
+    def _collect(self) -> None:
+        for outcome in self._pool.poll():
+            item, source_hash = outcome.tag
+            self.compiled += 1
+            if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
+                item.kernel.state = f"compile: {outcome.value}"
+                continue
+            self._sources[source_hash] = outcome.value
+            self._compiled(item, outcome.value)
+        if outcome := self._stage.poll():
+            self._take(outcome)
+            self._feed()
+
+    def _compiled(self, item: _Ready, compiled: CompiledKernel) -> None:
+        item.compiled = compiled
+        item.kernel.registers, item.kernel.spill_bytes = compiled.info.registers, compiled.info.spill_bytes
+        self._ready.append(item)
+
+    def _take(self, outcome: Outcome) -> None:
+        """A finished job: its times, and more problems for a promising kernel."""
+        item = outcome.tag
+        if not isinstance(item, _Ready):
+            return
+        self.busy_seconds += outcome.seconds
+        kernel, group = item.kernel, item.group
+        if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
+            kernel.state = str(outcome.value) if outcome.ending is Ending.RESULT else f"launch: {outcome.value}"
+            if not self._stage.idle:
+                self._wait_until(lambda: self._stage.idle, 120)
+                self._register_all()
+            return
+        kernel.state = "right"
+        self.measured += len(outcome.value)
+        near = False
+        for index, (us, rough) in outcome.value.items():
+            near = near or (not rough and us <= NEAR * group.best(index))
+            kernel.times[index] = us
+            if rough:
+                kernel.rough.add(index)
+        if near and item.rest:
+            self._ready.appendleft(_Ready(group, kernel, item.compiled, item.rest, [], check=False))
+
+    def valid(self, group: Group, kernel: Kernel) -> list[int]:
+        """Indexes of the group's problems that the kernel may serve."""
+        return self._breeders[group.name].valid_for(kernel)
+
+    # ---- careful comparisons
+
+    def final(
+        self, group: Group, index: int, kernels: list[Kernel], rounds: int = 5, peers: tuple[str, ...] = ()
+    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
+        """Median µs of each kernel and peer on one problem, taken in turns, and why peers are missing."""
+        entries = [(k.family, k.config, self._compile_now(group, index, k)) for k in kernels]
+        outcome = self._ask(("final", group.name, index, entries, rounds, peers), FINAL_SECONDS)
+        if outcome.ending is not Ending.RESULT:
+            self._register_all()
+            return [None] * len(kernels), {}, {"all": str(outcome.value)}
+        return outcome.value
+
+    def _compile_now(self, group: Group, index: int, kernel: Kernel) -> CompiledKernel:
+        candidate = render(registry.lookup(kernel.family), group.problems[index], kernel.config, self.gpu)
+        if candidate.source_hash not in self._sources:
+            self.compile_all([(group, kernel)])
+        return self._sources[candidate.source_hash]
+
+    def compile_all(self, wanted: list[tuple[Group, Kernel]]) -> None:
+        """Compile the kernels that are not compiled yet, on all processes."""
+        tasks = {}
+        for group, kernel in wanted:
+            candidate = render(registry.lookup(kernel.family), group.problems[0], kernel.config, self.gpu)
+            if candidate.source_hash not in self._sources:
+                tasks[candidate.source_hash] = candidate
+        waiting, running = list(tasks.values()), 0
+        while waiting or running:
+            for worker in self._pool.idle():
+                if waiting:
+                    candidate = waiting.pop()
+                    worker.submit(candidate.source_hash, (candidate.source, candidate.arch), COMPILE_SECONDS)
+                    running += 1
+            wait_for_any(self._pool.workers, 0.2)
+            for outcome in self._pool.poll():
+                if isinstance(outcome.tag, str):
+                    running -= 1
+                    if outcome.ending is Ending.RESULT and not isinstance(outcome.value, str):
+                        self._sources[outcome.tag] = outcome.value

@@ -1,0 +1,227 @@
+"""The device side of the engine: memory shared by all problems, quick checks, and quick or careful times. One process owns the GPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.correctness.reference import TORCH_DTYPES
+from evoattn.correctness.validate import Case, make_case, run_case
+from evoattn.evaluation.workers import Handler
+from evoattn.families import registry
+from evoattn.families.base import starts_zeroed
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel
+from evoattn.model.space import KernelConfig
+
+ALIGNMENT = 1024
+GRAPH_UNDER_US = 100.0
+"""Calls shorter than this are timed in a graph: the CPU cannot launch them one by one as fast as the GPU runs them."""
+GRAPH_US, GRAPH_CALLS = 700.0, (10, 60)
+DIRECT_US, DIRECT_CALLS = 1200.0, (2, 10)
+ROUGH = 1.6
+"""A first call that takes this many times the best so far is its time."""
+
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compiled kernel: `indexes` are the problems to time it on, `best_us` the best so far of each."""
+
+    group: str
+    family: str
+    config: KernelConfig
+    compiled: CompiledKernel
+    check: bool
+    indexes: tuple[int, ...]
+    best_us: tuple[float, ...]
+
+
+class Stage(Handler):
+    """Tasks: `("register", group, problems)`, `("job", Job)`, `("final", group, index, [(family, config, compiled)], rounds, peers)`."""
+
+    def __init__(self, gpu: GpuSpec, seed: int = 0) -> None:
+        from evoattn.backends.cuda import CudaBackend
+
+        self._gpu, self._backend, self._seed = gpu, CudaBackend(), seed
+        self._problems: dict[str, list[AttentionProblem]] = {}
+        self._cases: dict[str, list[Case]] = {}
+        self._memory: dict[torch.dtype, torch.Tensor] = {}
+        self._out = torch.empty(0, dtype=torch.uint8, device=self._backend.device)
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, task: tuple) -> object:
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            return getattr(self, f"_{task[0]}")(*task[1:])
+
+    # ---- memory
+
+    def _register(self, group: str, problems: list[AttentionProblem]) -> None:
+        self._problems[group] = problems
+        for problem in problems:
+            dtype = TORCH_DTYPES[problem.dtype]
+            elements = sum(_padded(problem, t) for t in "qkv") // problem.element_bytes
+            if dtype not in self._memory or self._memory[dtype].numel() < elements:
+                self._memory.pop(dtype, None)
+                generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
+                made = torch.empty(elements, dtype=dtype, device=self._backend.device)
+                for piece in made.split(1 << 27):
+                    piece.normal_(generator=generator)
+                self._memory[dtype] = made
+            if self._out.numel() < _padded(problem, "o"):
+                self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
+        first = problems[0]
+        heads = {"heads": 4, "kv_heads": 2} if any(p.group_size > 1 for p in problems) else {"heads": 2, "kv_heads": 2}
+        shapes = [{"seqlen_q": 203, "seqlen_k": 239}] if first.causal else [
+            {"seqlen_q": 203, "seqlen_k": 239}, {"seqlen_q": 1, "seqlen_k": 799, **{"heads": 8, "kv_heads": 2}}]
+        self._cases[group] = [
+            make_case("quick", first.with_(batch=2, layout="bhsd", **(heads | shape)), self._seed, self._backend.device)
+            for shape in shapes
+        ]
+
+    def _tensors(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
+        memory, start, tensors = self._memory[TORCH_DTYPES[problem.dtype]], 0, {}
+        for name in "qkv":
+            shape, strides = problem.shape(name), problem.strides(name)
+            tensors[name] = memory.as_strided(shape, strides, start)
+            start += _padded(problem, name) // problem.element_bytes
+        out = self._out[: _padded(problem, "o")].view(memory.dtype)
+        tensors["o"] = out.as_strided(problem.shape("o"), problem.strides("o"), 0)
+        return tensors
+
+    def _prepare(self, family: str, problem: AttentionProblem, config: KernelConfig, compiled: CompiledKernel) -> Call:
+        made = registry.lookup(family)
+        tensors = self._tensors(problem)
+        buffers = {name: _flat(t) for name, t in tensors.items()}
+        for name, size in made.workspace(problem, config, self._gpu).items():
+            allocate = torch.zeros if starts_zeroed(name) else torch.empty
+            buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
+        enqueue = self._backend.prepare(compiled, made.launches(problem, config, self._gpu), buffers)
+        return lambda kept=buffers: enqueue()
+
+    # ---- quick times
+
+    def _elapsed(self, work: Call) -> float:
+        start, end = self._events
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    def _job(self, job: Job) -> dict | str:
+        """{index: (µs, rough)} of a right kernel, or a sentence."""
+        self.report(job.config.describe())
+        try:
+            if job.check:
+                for case in self._cases[job.group]:
+                    result, _ = run_case(
+                        self._backend, registry.lookup(job.family), job.config, job.compiled, case, self._gpu
+                    )
+                    if not result.passed:
+                        return f"wrong: {result.reason}"
+            found = {}
+            for index, best in zip(job.indexes, job.best_us, strict=True):
+                found[index] = self._quick(job, self._problems[job.group][index], best)
+            return found
+        except ContextLost as error:
+            self.broken = True
+            return f"launch: {error}"
+        except LaunchError as error:
+            return f"launch: {error}"
+        except RuntimeError as error:
+            self.broken = True
+            return f"launch: {' '.join(str(error).split())[:200]}"
+
+    def _quick(self, job: Job, problem: AttentionProblem, best: float) -> tuple[float, bool]:
+        enqueue = self._prepare(job.family, problem, job.config, job.compiled)
+        enqueue()
+        first = self._elapsed(enqueue)
+        if first > ROUGH * best and first > GRAPH_UNDER_US:
+            return first, True
+        work, calls, _ = self._repeated(enqueue, first)
+        return min(self._elapsed(work) for _ in range(2)) / calls, False
+
+    def _repeated(self, enqueue: Call, first_us: float) -> tuple[Call, int, object]:
+        """(work, calls in it, what must be kept alive): a graph for short calls, a plain loop for long ones."""
+        if first_us >= GRAPH_UNDER_US:
+            low, high = DIRECT_CALLS
+            calls = max(low, min(high, int(DIRECT_US / first_us)))
+
+            def loop() -> None:
+                for _ in range(calls):
+                    enqueue()
+
+            return loop, calls, None
+        low, high = GRAPH_CALLS
+        calls = max(low, min(high, int(GRAPH_US / max(first_us / 2, 3.0))))
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        try:
+            for _ in range(calls):
+                enqueue()
+        finally:
+            graph.capture_end()
+        graph.replay()
+        return graph.replay, calls, (graph, enqueue)
+
+    # ---- careful times
+
+    def _final(
+        self, group: str, index: int, kernels: list[tuple[str, KernelConfig, CompiledKernel]], rounds: int, peers: tuple[str, ...]
+    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
+        """Median µs of each kernel, of each peer, and why peers are missing: all in turns, in shuffled order."""
+        problem = self._problems[group][index]
+        works: list[tuple[Call, int, object] | None] = []
+        for family, config, compiled in kernels:
+            try:
+                enqueue = self._prepare(family, problem, config, compiled)
+                enqueue()
+                works.append(self._repeated(enqueue, self._elapsed(enqueue)))
+            except (LaunchError, RuntimeError):
+                works.append(None)
+        calls, refusals = self._peers(problem, peers)
+        contestants = [(i, work[0], work[1]) for i, work in enumerate(works) if work]
+        contestants += [(name, work, count) for name, (work, count, _) in calls.items()]
+        samples: dict[object, list[float]] = {name: [] for name, _, _ in contestants}
+        shuffle = random.Random(index)
+        for _ in range(rounds):
+            shuffle.shuffle(contestants)
+            for name, work, count in contestants:
+                samples[name].append(self._elapsed(work) / count)
+        ours = [median(samples[i]) if samples.get(i) else None for i in range(len(kernels))]
+        return ours, {name: median(samples[name]) for name in calls}, refusals
+
+    def _peers(self, problem: AttentionProblem, names: tuple[str, ...]):
+        from evoattn.timing.peers.table import PEERS
+
+        tensors, calls, refusals = self._tensors(problem), {}, {}
+        for name in names:
+            try:
+                call = PEERS[name].make(problem, tensors)
+                call()
+                calls[name] = self._repeated(call, min(self._elapsed(call) for _ in range(2)))
+            except Exception as error:  # other people's code: it may raise anything
+                refusals[name] = " ".join(str(error).split())[:160]
+        return calls, refusals
+
+
+def _padded(problem: AttentionProblem, tensor: str) -> int:
+    """Bytes of a tensor, rounded up to ALIGNMENT."""
+    count = problem.element_bytes
+    for extent in problem.shape(tensor):
+        count *= extent
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory from its first element, as the launches take it."""
+    return tensor.as_strided((1,), (1,), tensor.storage_offset())

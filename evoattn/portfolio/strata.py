@@ -1,0 +1,52 @@
+"""Problems to measure a portfolio on: of each class some as they are drawn, the others chosen to lie far from all that are there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.portfolio.features import class_of, features
+
+MOST_FLOPS = {"16": 1.2e12, "32": 4e10}
+"""Per problem, by bits: larger ones are many waves of the same tiles, and take the time of a hundred others."""
+
+
+def canonical(problem: AttentionProblem) -> AttentionProblem:
+    """The problem that stands for its class: bf16 for 16 bits, and the causal mask that all lengths have."""
+    return problem.with_(
+        dtype="fp32" if problem.dtype == "fp32" else "bf16",
+        mask="causal_lower_right" if problem.causal else "full",
+    )
+
+
+def by_class(problems: Iterable[AttentionProblem]) -> dict[str, list[AttentionProblem]]:
+    """Different problems by class, in the order drawn."""
+    classes: dict[str, dict[AttentionProblem, None]] = {}
+    for problem in problems:
+        classes.setdefault(class_of(problem), {})[canonical(problem)] = None
+    return {name: list(rows) for name, rows in classes.items()}
+
+
+def spread(problems: list[AttentionProblem], count: int, gpu: GpuSpec, seed: int = 0) -> list[AttentionProblem]:
+    """`count` of the problems: half at random, half each as far as can be from those chosen before, in the space of `features`."""
+    bits = class_of(problems[0]).split()[0]
+    problems = [p for p in problems if p.flops <= MOST_FLOPS[bits]]
+    rng = random.Random(seed)
+    chosen = problems[: count // 2]
+    rest = problems[count // 2 :]
+    points = {id(p): tuple(features(p, gpu).values()) for p in problems}
+
+    def distance(a: AttentionProblem, b: AttentionProblem) -> float:
+        return sum((x - y) ** 2 for x, y in zip(points[id(a)], points[id(b)], strict=True))
+
+    nearest = {id(p): min((distance(p, c) for c in chosen), default=1.0) for p in rest}
+    rng.shuffle(rest)
+    while rest and len(chosen) < count:
+        farthest = max(rest, key=lambda p: nearest[id(p)])
+        rest.remove(farthest)
+        chosen.append(farthest)
+        for p in rest:
+            nearest[id(p)] = min(nearest[id(p)], distance(p, farthest))
+    return chosen

@@ -1,0 +1,73 @@
+"""Measure what a portfolio is made from, on the GPU that is here.
+
+    python scripts/portfolio_campaign.py OUT.jsonl.gz [--seconds 360] [--most 24] [--rounds 3] [--after EARLIER.jsonl.gz]
+
+All classes of the problem sampler's problems (seeds 0 to 49) are searched at once for the time given; then the best kernels of each class
+are timed in turns on all of its problems. With --after, what an earlier campaign found is tried first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections import Counter
+from pathlib import Path
+
+from evoattn.model.gpu import detect_devices
+from evoattn.portfolio import campaign
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.workload import BUILD_SEEDS
+
+
+def _given(path: Path | None) -> dict[str, list]:
+    if path is None:
+        return {}
+    _, groups, _ = campaign.load(path)
+    return {g.name: [(k.family, k.params) for k in campaign.contenders(g, 60)] for g in groups}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--seconds", type=float, default=360)
+    parser.add_argument("--most", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--each", type=int, default=400)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--after", type=Path)
+    words = parser.parse_args()
+    device = detect_devices()[0]
+    gpu = device.spec
+    started = time.monotonic()
+    groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, _given(words.after))
+    groups = [g for g in groups if g.name.startswith(words.only)]
+    print(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s", flush=True)
+    said = time.monotonic()
+    with Engine(groups, gpu, sorted({f for g in groups for f in campaign.FAMILIES[g.name.split()[0]]})) as engine:
+        def refresh() -> None:
+            nonlocal said
+            if time.monotonic() - said > 20:
+                said = time.monotonic()
+                kernels = [k for g in groups for k in g.kernels.values()]
+                states = Counter(k.state.split(":")[0] for k in kernels)
+                print(f"{said - started:5.0f} s: {len(kernels)} kernels {dict(states)}, {engine.measured} times, "
+                      f"GPU busy {engine.busy_seconds:.0f} s, queue {len(engine._ready)}", flush=True)
+
+        engine.run(words.seconds, refresh)
+        about = {"device": device.product, "driver": device.driver, "host": platform.node(), "seconds": words.seconds,
+                 "measured": engine.measured, "compiled": engine.compiled}
+        campaign.save(words.output, groups, about, {})
+        print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
+        table = campaign.final_table(engine, words.most, words.rounds)
+        campaign.save(words.output, groups, about, table)
+        print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
+    for group in groups:
+        bad = Counter(k.state[:60] for k in group.kernels.values() if k.state != "right")
+        print(group.name, len(group.kernels), json.dumps(bad.most_common(3)), len((table.get(group.name) or {}).get("kernels", [])))
+
+
+if __name__ == "__main__":
+    main()
