@@ -46,7 +46,7 @@ def main() -> None:
     groups = [g for g in groups if g.name.startswith(words.only)]
     print(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s", flush=True)
     said = time.monotonic()
-    with Engine(groups, gpu, sorted({f for g in groups for f in campaign.FAMILIES[g.name.split()[0]]})) as engine:
+    with Engine(groups, gpu) as engine:
         def refresh() -> None:
             nonlocal said
             if time.monotonic() - said > 20:

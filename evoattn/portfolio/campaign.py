@@ -19,8 +19,8 @@ from evoattn.portfolio.strata import by_class, spread
 from evoattn.portfolio.workload import draw
 
 FAMILIES = {
-    "16": ["flash_wgmma", "split_kv", "flash_mma"],
-    "32": ["flash_scalar", "split_kv", "large_head"],
+    "16": ("flash_wgmma", "split_kv", "flash_mma"),
+    "32": ("flash_scalar", "split_kv", "large_head"),
 }
 """By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim beyond 256."""
 PROBLEMS = {"16 d64": (40, 32), "16 d128": (40, 32), "16": (18, 14), "32": (5, 4)}
@@ -39,8 +39,8 @@ def make_groups(seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, 
     for name, problems in sorted(classes.items()):
         counts = _of_class(PROBLEMS, name)
         chosen = spread(problems, counts[name.endswith("causal")], gpu)
-        group = Group(name, chosen, _of_class(WEIGHTS, name))
         families = FAMILIES[name.split()[0]]
+        group = Group(name, chosen, families, _of_class(WEIGHTS, name))
         group.given = list((given or {}).get(name, []))
         group.given += [(f, row["config"]) for f in families for row in load_space(f, gpu).starting]
         groups.append(group)
@@ -114,7 +114,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
         about, *rows = [json.loads(line) for line in file]
     groups, table = [], {}
     for row in rows:
-        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]])
+        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], FAMILIES[row["group"].split()[0]])
         for k in row["kernels"]:
             kernel = Kernel(k["family"], k["params"], k["origin"], k["state"], k["registers"], k["spill_bytes"])
             kernel.times = {int(i): us for i, us in k["times"].items()}

@@ -21,12 +21,12 @@ TRIES = 8
 class Breeder:
     """Proposes configs for one group; every one is valid for at least one of its problems and given out once."""
 
-    def __init__(self, group: Group, gpu: GpuSpec, families: list[str], seed: int) -> None:
+    def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
         self._group, self._gpu = group, gpu
         self._rng = random.Random(f"{seed} {group.name}")
         self._target = 0
         spaces = {}
-        for name in families:
+        for name in group.families:
             family = registry.lookup(name)
             if any(not family.why_unsupported(p, gpu) for p in group.problems):
                 spaces[name] = load_space(name, gpu)

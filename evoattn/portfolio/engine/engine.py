@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from evoattn.evaluation.workers import Ending, Outcome, Pool, Worker, wait_for_any
+from evoattn.evaluation.workers import Ending, Handler, Outcome, Pool, Worker, wait_for_any
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
@@ -45,16 +45,20 @@ class Engine:
     """
 
     def __init__(
-        self, groups: list[Group], gpu: GpuSpec, families: list[str], jobs: int | None = None, seed: int = 0, most: int = 12
+        self,
+        groups: list[Group],
+        gpu: GpuSpec,
+        jobs: int | None = None,
+        seed: int = 0,
+        most: int = 12,
+        stage: Callable[..., Handler] = Stage,
     ) -> None:
         self.groups, self.gpu, self.most = groups, gpu, most
-        self._breeders = {g.name: Breeder(g, gpu, families, seed) for g in groups}
+        self._breeders = {g.name: Breeder(g, gpu, seed) for g in groups}
         self._pool = Pool(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler)
-        self._stage = Worker(Stage, (gpu,))
+        self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
         self._sources: dict[str, CompiledKernel] = {}
-        self._registered: set[str] = set()
-        self._pending_registration: deque[Group] = deque(groups)
         self.measured = self.compiled = 0
         self.busy_seconds = 0.0
 
@@ -196,6 +200,14 @@ class Engine:
             self._register_all()
             return [None] * len(kernels), {}, {"all": str(outcome.value)}
         return outcome.value
+
+    def prove(self, group: Group, index: int, kernel: Kernel) -> str:
+        """Why the kernel is wrong on one problem; an empty string where it is right."""
+        compiled = self._compile_now(group, index, kernel)
+        outcome = self._ask(("prove", group.name, index, kernel.family, kernel.config, compiled), FINAL_SECONDS)
+        if outcome.ending is not Ending.RESULT:
+            self._register_all()
+        return str(outcome.value)
 
     def _compile_now(self, group: Group, index: int, kernel: Kernel) -> CompiledKernel:
         candidate = render(registry.lookup(kernel.family), group.problems[index], kernel.config, self.gpu)

@@ -43,6 +43,7 @@ class Group:
 
     name: str
     problems: list[AttentionProblem]
+    families: tuple[str, ...]
     weight: float = 1.0
     kernels: dict[str, Kernel] = field(default_factory=dict)
     given: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

@@ -173,6 +173,16 @@ class Stage(Handler):
         graph.replay()
         return graph.replay, calls, (graph, enqueue)
 
+    def _prove(self, group: str, index: int, family: str, config: KernelConfig, compiled: CompiledKernel) -> str:
+        """Why the kernel is wrong on the problem itself, run twice between guard bands; an empty string where it is right."""
+        problem = self._problems[group][index]
+        case = make_case("the problem's own shape", problem, self._seed + 1, self._backend.device)
+        try:
+            made = registry.lookup(family)
+            return run_case(self._backend, made, config, compiled, case, self._gpu, repeat=True)[0].reason
+        except LaunchError as error:
+            return str(error)
+
     # ---- careful times
 
     def _final(
