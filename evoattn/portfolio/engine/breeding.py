@@ -16,6 +16,8 @@ CROSSOVER_SHARE = 0.35
 PARENTS = 5
 """Fastest kernels of the chosen problem that may be parents, the first the likeliest."""
 TRIES = 8
+GIVEN_FIRST, GIVEN_SHARE = 24, 0.4
+"""Given configs, in random order: so many before any child, then this share of the proposals until they are used up."""
 
 
 class Breeder:
@@ -33,6 +35,8 @@ class Breeder:
         self.spaces: dict[str, SearchSpace] = spaces
         self._pool = ConfigPool(spaces, self._why_invalid, self._rng)
         self._given = [g for g in group.given if g[0] in spaces]
+        self._rng.shuffle(self._given)
+        self._first = min(GIVEN_FIRST, len(self._given))
 
     def _why_invalid(self, family: str, params: dict[str, Any]) -> str | None:
         problem = self._group.problems[self._target]
@@ -45,11 +49,12 @@ class Breeder:
 
     def propose(self) -> tuple[Kernel, int] | None:
         """A new kernel and the problem that it is bred for; None when nothing new was found in some tries."""
-        while self._given:
+        while self._given and (self._first or self._rng.random() < GIVEN_SHARE):
             family, params = self._given.pop(0)
             kernel = Kernel(family, dict(params), "given")
             valid = self.valid_for(kernel)
             if valid and self._pool.fits(family, params) and self._pool.mark(kernel.id):
+                self._first = max(0, self._first - 1)
                 return kernel, self._rng.choice(valid)
         for _ in range(TRIES):
             self._target = self._rng.randrange(len(self._group.problems))

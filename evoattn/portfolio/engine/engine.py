@@ -11,6 +11,7 @@ from typing import Any
 
 from evoattn.evaluation.workers import Ending, Handler, Outcome, Pool, Worker, wait_for_any
 from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import CompiledKernel
@@ -112,10 +113,8 @@ class Engine:
             self._propose(worker)
         while self._stage.idle and self._ready:
             item = self._ready.popleft()
-            job = Job(
-                item.group.name, item.kernel.family, item.kernel.config, item.compiled, item.check,
-                tuple(item.indexes), tuple(item.group.best(i) for i in item.indexes),
-            )
+            best = tuple(item.group.best(i) for i in item.indexes)
+            job = Job(item.group.name, self._built(item.kernel, item.compiled), item.check, tuple(item.indexes), best)
             self._stage.submit(item, ("job", job), JOB_SECONDS)
 
     def _propose(self, worker: Worker) -> None:
@@ -141,6 +140,9 @@ class Engine:
                 continue
             worker.submit((item, candidate.source_hash), (candidate.source, candidate.arch), COMPILE_SECONDS)
             return
+
+    def _built(self, kernel: Kernel, compiled: CompiledKernel) -> BuiltKernel:
+        return BuiltKernel(registry.lookup(kernel.family), kernel.config, self.gpu, compiled)
 
     def _collect(self) -> None:
         for outcome in self._pool.poll():
@@ -194,7 +196,7 @@ class Engine:
         self, group: Group, index: int, kernels: list[Kernel], rounds: int = 5, peers: tuple[str, ...] = ()
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """Median µs of each kernel and peer on one problem, taken in turns, and why peers are missing."""
-        entries = [(k.family, k.config, self._compile_now(group, index, k)) for k in kernels]
+        entries = [self._built(k, self._compile_now(group, index, k)) for k in kernels]
         outcome = self._ask(("final", group.name, index, entries, rounds, peers), FINAL_SECONDS)
         if outcome.ending is not Ending.RESULT:
             self._register_all()
@@ -203,8 +205,8 @@ class Engine:
 
     def prove(self, group: Group, index: int, kernel: Kernel) -> str:
         """Why the kernel is wrong on one problem; an empty string where it is right."""
-        compiled = self._compile_now(group, index, kernel)
-        outcome = self._ask(("prove", group.name, index, kernel.family, kernel.config, compiled), FINAL_SECONDS)
+        built = self._built(kernel, self._compile_now(group, index, kernel))
+        outcome = self._ask(("prove", group.name, index, built), FINAL_SECONDS)
         if outcome.ending is not Ending.RESULT:
             self._register_all()
         return str(outcome.value)

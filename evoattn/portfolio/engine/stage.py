@@ -13,12 +13,10 @@ from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.correctness.reference import TORCH_DTYPES
 from evoattn.correctness.validate import Case, make_case, run_case
 from evoattn.evaluation.workers import Handler
-from evoattn.families import registry
 from evoattn.families.base import starts_zeroed
+from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompiledKernel
-from evoattn.model.space import KernelConfig
 
 ALIGNMENT = 1024
 GRAPH_UNDER_US = 100.0
@@ -36,16 +34,14 @@ class Job:
     """One compiled kernel: `indexes` are the problems to time it on, `best_us` the best so far of each."""
 
     group: str
-    family: str
-    config: KernelConfig
-    compiled: CompiledKernel
+    kernel: BuiltKernel
     check: bool
     indexes: tuple[int, ...]
     best_us: tuple[float, ...]
 
 
 class Stage(Handler):
-    """Tasks: `("register", group, problems)`, `("job", Job)`, `("final", group, index, [(family, config, compiled)], rounds, peers)`."""
+    """Tasks: `("register", group, problems)`, `("job", Job)`, `("final", group, index, kernels, rounds, peers)`."""
 
     def __init__(self, gpu: GpuSpec, seed: int = 0) -> None:
         from evoattn.backends.cuda import CudaBackend
@@ -97,14 +93,13 @@ class Stage(Handler):
         tensors["o"] = out.as_strided(problem.shape("o"), problem.strides("o"), 0)
         return tensors
 
-    def _prepare(self, family: str, problem: AttentionProblem, config: KernelConfig, compiled: CompiledKernel) -> Call:
-        made = registry.lookup(family)
+    def _prepare(self, kernel: BuiltKernel, problem: AttentionProblem) -> Call:
         tensors = self._tensors(problem)
         buffers = {name: _flat(t) for name, t in tensors.items()}
-        for name, size in made.workspace(problem, config, self._gpu).items():
+        for name, size in kernel.workspace(problem).items():
             allocate = torch.zeros if starts_zeroed(name) else torch.empty
             buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
-        enqueue = self._backend.prepare(compiled, made.launches(problem, config, self._gpu), buffers)
+        enqueue = self._backend.prepare(kernel.compiled, kernel.launches(problem), buffers)
         return lambda kept=buffers: enqueue()
 
     # ---- quick times
@@ -119,13 +114,11 @@ class Stage(Handler):
 
     def _job(self, job: Job) -> dict | str:
         """{index: (µs, rough)} of a right kernel, or a sentence."""
-        self.report(job.config.describe())
+        self.report(job.kernel.config.describe())
         try:
             if job.check:
                 for case in self._cases[job.group]:
-                    result, _ = run_case(
-                        self._backend, registry.lookup(job.family), job.config, job.compiled, case, self._gpu
-                    )
+                    result, _ = run_case(self._backend, job.kernel, case)
                     if not result.passed:
                         return f"wrong: {result.reason}"
             found = {}
@@ -142,7 +135,7 @@ class Stage(Handler):
             return f"launch: {' '.join(str(error).split())[:200]}"
 
     def _quick(self, job: Job, problem: AttentionProblem, best: float) -> tuple[float, bool]:
-        enqueue = self._prepare(job.family, problem, job.config, job.compiled)
+        enqueue = self._prepare(job.kernel, problem)
         enqueue()
         first = self._elapsed(enqueue)
         if first > ROUGH * best and first > GRAPH_UNDER_US:
@@ -173,27 +166,24 @@ class Stage(Handler):
         graph.replay()
         return graph.replay, calls, (graph, enqueue)
 
-    def _prove(self, group: str, index: int, family: str, config: KernelConfig, compiled: CompiledKernel) -> str:
+    def _prove(self, group: str, index: int, kernel: BuiltKernel) -> str:
         """Why the kernel is wrong on the problem itself, run twice between guard bands; an empty string where it is right."""
         problem = self._problems[group][index]
         case = make_case("the problem's own shape", problem, self._seed + 1, self._backend.device)
         try:
-            made = registry.lookup(family)
-            return run_case(self._backend, made, config, compiled, case, self._gpu, repeat=True)[0].reason
+            return run_case(self._backend, kernel, case, repeat=True)[0].reason
         except LaunchError as error:
             return str(error)
 
     # ---- careful times
 
-    def _final(
-        self, group: str, index: int, kernels: list[tuple[str, KernelConfig, CompiledKernel]], rounds: int, peers: tuple[str, ...]
-    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
+    def _final(self, group: str, index: int, kernels: list[BuiltKernel], rounds: int, peers: tuple[str, ...]) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """Median µs of each kernel, of each peer, and why peers are missing: all in turns, in shuffled order."""
         problem = self._problems[group][index]
         works: list[tuple[Call, int, object] | None] = []
-        for family, config, compiled in kernels:
+        for kernel in kernels:
             try:
-                enqueue = self._prepare(family, problem, config, compiled)
+                enqueue = self._prepare(kernel, problem)
                 enqueue()
                 works.append(self._repeated(enqueue, self._elapsed(enqueue)))
             except (LaunchError, RuntimeError):
