@@ -35,6 +35,7 @@ def slowdowns_of(table: dict[str, Any]) -> list[list[float | None]]:
 
 def tune(classes: dict[str, Any]) -> None:
     """Change one weight at a time while the mean objective over all classes falls; prints the weights."""
+
     def objective() -> float:
         return fmean(judge(c["features"], c["chosen"]).objective for c in classes.values())
 
@@ -67,8 +68,12 @@ def build(groups: list, tables: dict[str, Any], gpu: str, wanted_tune: bool) -> 
         at = [features(p, spec) for p in problems]
         columns, judged = choose(at, slow)
         made[group.name] = {
-            "features": at, "all": slow, "problems": problems, "kernels": [kernels[k] for k in columns],
-            "chosen": [[row[k] for k in columns] for row in slow], "judged": judged,
+            "features": at,
+            "all": slow,
+            "problems": problems,
+            "kernels": [kernels[k] for k in columns],
+            "chosen": [[row[k] for k in columns] for row in slow],
+            "judged": judged,
         }
     if wanted_tune:
         tune(made)
@@ -89,16 +94,22 @@ def main() -> None:
         judged: Judged = judge(c["features"], c["chosen"])
         oracle = [min(s for s in row if s) for row in c["chosen"] if any(row)]
         every += judged.regrets
-        print(f"{name:18} {len(c['kernels'])} kernels of {len(c['all'][0]):2}, {len(c['problems']):2} problems: regret {judged.geomean:.3f}, "
-              f"worst {judged.worst:.3f}; best of its kernels {math.exp(fmean(map(math.log, oracle))):.3f}, {max(oracle):.3f}  "
-              f"{sorted({k.family for k in c['kernels']})}")
+        print(
+            f"{name:18} {len(c['kernels'])} kernels of {len(c['all'][0]):2}, {len(c['problems']):2} problems: regret {judged.geomean:.3f}, "
+            f"worst {judged.worst:.3f}; best of its kernels {math.exp(fmean(map(math.log, oracle))):.3f}, {max(oracle):.3f}  "
+            f"{sorted({k.family for k in c['kernels']})}"
+        )
         classes[name] = {
             "kernels": [{"family": k.family, "params": k.params} for k in c["kernels"]],
             "problems": [[getattr(p, f) for f in PROBLEM_FIELDS] for p in c["problems"]],
-            "slowdowns": c["chosen"], "regret": round(judged.geomean, 4), "worst": round(judged.worst, 4),
+            "slowdowns": c["chosen"],
+            "regret": round(judged.geomean, 4),
+            "worst": round(judged.worst, 4),
         }
     every.sort()
-    print(f"all: geomean {math.exp(fmean(map(math.log, every))):.4f}, 95 % {every[int(0.95 * len(every))]:.3f}, worst {every[-1]:.3f}")
+    print(
+        f"all: geomean {math.exp(fmean(map(math.log, every))):.4f}, 95 % {every[int(0.95 * len(every))]:.3f}, worst {every[-1]:.3f}"
+    )
     output = words.output or DATA / f"{words.gpu}.json"
     output.parent.mkdir(exist_ok=True)
     output.write_text(json.dumps({"about": about, "classes": classes}, separators=(",", ":")))

@@ -44,21 +44,34 @@ def main() -> None:
     started = time.monotonic()
     groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, _given(words.after))
     groups = [g for g in groups if g.name.startswith(words.only)]
-    print(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s", flush=True)
+    print(
+        f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s",
+        flush=True,
+    )
     said = time.monotonic()
     with Engine(groups, gpu) as engine:
+
         def refresh() -> None:
             nonlocal said
             if time.monotonic() - said > 20:
                 said = time.monotonic()
                 kernels = [k for g in groups for k in g.kernels.values()]
                 states = Counter(k.state.split(":")[0] for k in kernels)
-                print(f"{said - started:5.0f} s: {len(kernels)} kernels {dict(states)}, {engine.measured} times, "
-                      f"GPU busy {engine.busy_seconds:.0f} s, queue {len(engine._ready)}", flush=True)
+                print(
+                    f"{said - started:5.0f} s: {len(kernels)} kernels {dict(states)}, {engine.measured} times, "
+                    f"GPU busy {engine.busy_seconds:.0f} s, queue {len(engine._ready)}",
+                    flush=True,
+                )
 
         engine.run(words.seconds, refresh)
-        about = {"device": device.product, "driver": device.driver, "host": platform.node(), "seconds": words.seconds,
-                 "measured": engine.measured, "compiled": engine.compiled}
+        about = {
+            "device": device.product,
+            "driver": device.driver,
+            "host": platform.node(),
+            "seconds": words.seconds,
+            "measured": engine.measured,
+            "compiled": engine.compiled,
+        }
         campaign.save(words.output, groups, about, {})
         print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
         table = campaign.final_table(engine, words.most, words.rounds)
@@ -66,7 +79,12 @@ def main() -> None:
         print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
     for group in groups:
         bad = Counter(k.state[:60] for k in group.kernels.values() if k.state != "right")
-        print(group.name, len(group.kernels), json.dumps(bad.most_common(3)), len((table.get(group.name) or {}).get("kernels", [])))
+        print(
+            group.name,
+            len(group.kernels),
+            json.dumps(bad.most_common(3)),
+            len((table.get(group.name) or {}).get("kernels", [])),
+        )
 
 
 if __name__ == "__main__":

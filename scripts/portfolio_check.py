@@ -48,7 +48,10 @@ def main() -> None:
     rows, started = [], time.monotonic()
     with Engine(groups, gpu, most=1) as engine:
         engine.run(words.seconds * len(groups))
-        print(f"searched for {time.monotonic() - started:.0f} s: {engine.compiled} compiles, {engine.measured} times", flush=True)
+        print(
+            f"searched for {time.monotonic() - started:.0f} s: {engine.compiled} compiles, {engine.measured} times",
+            flush=True,
+        )
         for group, problem, chosen in zip(groups, problems, picks, strict=True):
             rows.append(_row(engine, group, problem, chosen, words))
             print(_line(rows[-1]), flush=True)
@@ -67,9 +70,16 @@ def _row(engine, group, problem, chosen, words) -> dict:
     best = min(known) if known else None
     winner = contestants[times.index(best)] if best else None
     return {
-        "problem": problem.describe(), "class": class_of(problem), "pick": ours and [ours.family, ours.params], "wrong": wrong,
-        "pick_us": times[0] if ours else None, "best_us": best, "winner": winner and [winner.family, winner.params],
-        "candidates": len(group.kernels), "peers": peers, "refusals": refusals,
+        "problem": problem.describe(),
+        "class": class_of(problem),
+        "pick": ours and [ours.family, ours.params],
+        "wrong": wrong,
+        "pick_us": times[0] if ours else None,
+        "best_us": best,
+        "winner": winner and [winner.family, winner.params],
+        "candidates": len(group.kernels),
+        "peers": peers,
+        "refusals": refusals,
         "regret": times[0] / best if ours and times[0] and best else None,
     }
 
@@ -78,21 +88,27 @@ def _line(row: dict) -> str:
     peers = min(row["peers"].items(), key=lambda p: p[1], default=("-", math.nan))
     regret = f"{row['regret']:.3f}" if row["regret"] else "-"
     ours = row["pick_us"] or math.nan
-    return (f"{regret:>6} {ours:9.2f} µs, best of {row['candidates']:4} {row['best_us'] or math.nan:9.2f}, {peers[0]:>9} {peers[1]:9.2f} "
-            f"({ours / peers[1]:.2f}) {row['problem']} {row['wrong'][:60]}")
+    return (
+        f"{regret:>6} {ours:9.2f} µs, best of {row['candidates']:4} {row['best_us'] or math.nan:9.2f}, {peers[0]:>9} {peers[1]:9.2f} "
+        f"({ours / peers[1]:.2f}) {row['problem']} {row['wrong'][:60]}"
+    )
 
 
 def summary(rows: list[dict]) -> str:
     regrets = [r["regret"] for r in rows if r["regret"]]
-    sdpa = [(r["pick_us"], min(us for n, us in r["peers"].items() if n not in ("fa3", "fa4"))) for r in rows
-            if r["pick_us"] and any(n not in ("fa3", "fa4") for n in r["peers"])]
+    sdpa = [
+        (r["pick_us"], min(us for n, us in r["peers"].items() if n not in ("fa3", "fa4")))
+        for r in rows
+        if r["pick_us"] and any(n not in ("fa3", "fa4") for n in r["peers"])
+    ]
     every = [(r["pick_us"], min(r["peers"].values())) for r in rows if r["pick_us"] and r["peers"]]
     worst = sorted((r for r in rows if r["regret"]), key=lambda r: -r["regret"])[:10]
     lines = [
         f"{len(rows)} problems, {len(regrets)} with a pick, {sum(bool(r['wrong']) for r in rows)} wrong or without",
         f"regret: geomean {math.exp(fmean(map(math.log, regrets))):.4f}, 95th percentile {quantiles(regrets, n=20)[-1]:.3f}, worst {max(regrets):.3f}",
         f"ahead of the best SDPA backend on {sum(a < b for a, b in sdpa)} of {len(sdpa)}, of every peer on {sum(a < b for a, b in every)} of {len(every)}",
-        "worst:", *(f"  {r['regret']:.3f} {r['problem']}: {r['pick'][0]} -> {r['winner'][0]}" for r in worst),
+        "worst:",
+        *(f"  {r['regret']:.3f} {r['problem']}: {r['pick'][0]} -> {r['winner'][0]}" for r in worst),
     ]
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from evoattn.model.paths import ROOT, TEMPLATES
 LAYERS = [  # design §2; a module may import from its own layer's packages and from below
     ["cli"],
     ["bench", "export", "ops", "report", "search"],
+    ["portfolio"],
     ["samplers", "storage"],
     ["evaluation"],
     ["timing"],

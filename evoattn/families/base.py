@@ -36,6 +36,14 @@ class Family(Protocol):
         """One sentence if this config cannot be, else None. All that is knowable before compiling is said here."""
         ...
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        """One sentence if this config cannot serve the problem, else None: `why_invalid` without what is merely redundant there.
+
+        A search passes over a config that does on its problem what a smaller one does. A kernel that was found for another problem
+        may run it all the same: every kernel climbs a ladder of small problems, on which most of its genes are redundant.
+        """
+        ...
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         """Everything that the template may see.
 

@@ -157,6 +157,14 @@ class FlashMma:
             or _why_too_big(problem, config, gpu)
         )
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(config)
+            or _why_wrong_ring(config)
+            or _why_too_big(problem, config, gpu)
+        )
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         order = config["BLOCK_ORDER"]
         k_stages, v_stages = _stages(config)

@@ -131,6 +131,9 @@ class FlashScalar:
             or _why_resources(problem, config, gpu)
         )
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return self.why_unsupported(problem, gpu) or _why_shape(problem, config) or _why_resources(problem, config, gpu)
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         return {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],

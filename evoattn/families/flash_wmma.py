@@ -154,6 +154,13 @@ class FlashWmma:
             or _why_too_big(problem, config, gpu)
         )
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config)
+            or _why_too_big(problem, config, gpu)
+        )
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = (
             "BLOCK_M",

@@ -311,6 +311,13 @@ class LargeHead:
             or _why_redundant(problem, config)
         )
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config, gpu)
+            or _why_too_big(problem, config, gpu)
+        )
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = (
             "BLOCK_M",

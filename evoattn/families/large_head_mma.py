@@ -180,6 +180,13 @@ class LargeHeadMma:
             or _why_too_big(problem, config, gpu)
         )
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config, gpu)
+            or _why_too_big(problem, config, gpu)
+        )
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         order = config["BLOCK_ORDER"]
         same = (

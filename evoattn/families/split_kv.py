@@ -156,20 +156,18 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     filled = math.ceil(problem.seqlen_k / keys)
     if filled <= config["SPLITS"] * LEAST_SPLITS:
         return f"SPLITS={config['SPLITS']} makes only {filled} of {keys} keys, as fewer SPLITS do."
-    if _cluster(config) > 1 and gpu.capability < (9, 0):
-        return f"MERGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
-    if _cluster(config) > MAX_CLUSTER:
-        return f"SPLITS={config['SPLITS']}: with MERGE=cluster they are the blocks of a cluster, at most {MAX_CLUSTER}."
+    if reason := _why_not_on_card(config, gpu):
+        return reason
     if keys <= block_n // config["WARPS"] * (config["WARPS"] - 1):
         return f"WARPS={config['WARPS']}: with {keys} keys a split in tiles of {block_n} the last warp never sees one."
     tiles = math.ceil(keys / block_n)
     if config["STAGES"] > tiles:
         return f"STAGES={config['STAGES']} is more than the {tiles} tiles of {block_n} keys that a split makes."
-    if config["DEPENDENT_LAUNCH"] != "none":
-        if gpu.capability < (9, 0):
-            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
-        if splits == 1 or config["MERGE"] != "kernel":
-            return f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch to overlap."
+    if config["DEPENDENT_LAUNCH"] != "none" and (splits == 1 or config["MERGE"] != "kernel"):
+        return (
+            f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']}: only MERGE=kernel with several SPLITS has a second launch to "
+            "overlap."
+        )
     if splits == 1:
         return (
             None
@@ -179,6 +177,20 @@ def _why_useless(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) 
     blocks = row_blocks(problem, config) * problem.kv_heads * problem.batch
     if blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"SPLITS={config['SPLITS']} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
+    return None
+
+
+def _why_not_on_card(config: KernelConfig, gpu: GpuSpec) -> str | None:
+    """What the card lacks, whatever the problem."""
+    if _cluster(config) > 1 and gpu.capability < (9, 0):
+        return f"MERGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
+    if _cluster(config) > MAX_CLUSTER:
+        return f"SPLITS={config['SPLITS']}: with MERGE=cluster they are the blocks of a cluster, at most {MAX_CLUSTER}."
+    if config["DEPENDENT_LAUNCH"] != "none" and gpu.capability < (9, 0):
+        return (
+            f"DEPENDENT_LAUNCH={config['DEPENDENT_LAUNCH']} needs griddepcontrol of sm_90 and newer, and {gpu.name} is "
+            f"{gpu.arch}."
+        )
     return None
 
 
@@ -243,6 +255,15 @@ class SplitKv:
             or _why_wrong_shape(problem, config)
             or _why_no_tensor_map(config, gpu)
             or _why_useless(problem, config, gpu)
+            or _why_too_big(problem, config, gpu)
+        )
+
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu)
+            or _why_wrong_shape(problem, config)
+            or _why_no_tensor_map(config, gpu)
+            or _why_not_on_card(config, gpu)
             or _why_too_big(problem, config, gpu)
         )
 

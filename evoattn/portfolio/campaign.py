@@ -32,7 +32,9 @@ def _of_class(table: dict[str, Any], name: str) -> Any:
     return next(table[key] for key in sorted(table, key=len, reverse=True) if name == key or name.startswith(f"{key} "))
 
 
-def make_groups(seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, list[Any]] | None = None) -> list[Group]:
+def make_groups(
+    seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, list[Any]] | None = None
+) -> list[Group]:
     """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, before the starting configs."""
     classes = by_class(p for seed in seeds for p in draw(seed, each))
     groups = []
@@ -56,10 +58,9 @@ def contenders(group: Group, most: int) -> list[Kernel]:
     chosen: list[Kernel] = []
     covered = {i: 4.0 for i, us in best.items() if us < float("inf")}
     while candidates and len(chosen) < most and right:
+
         def gain(kernel: Kernel) -> float:
-            return sum(
-                max(0.0, covered[i] - min(us / best[i], 4.0)) for i, us in kernel.times.items() if i in covered
-            )
+            return sum(max(0.0, covered[i] - min(us / best[i], 4.0)) for i, us in kernel.times.items() if i in covered)
 
         leader = max(candidates, key=gain)
         if gain(leader) <= 0.002:

@@ -53,7 +53,9 @@ def _columns(slowdowns: Slowdowns, chosen: Sequence[int]) -> Slowdowns:
     return [[row[k] for k in chosen] for row in slowdowns]
 
 
-def choose(measured: Sequence[dict[str, float]], slowdowns: Slowdowns, most: int = MOST_KERNELS) -> tuple[list[int], Judged]:
+def choose(
+    measured: Sequence[dict[str, float]], slowdowns: Slowdowns, most: int = MOST_KERNELS
+) -> tuple[list[int], Judged]:
     """Columns of `slowdowns` (kernels) to keep, and how the rule does with them."""
     chosen: list[int] = []
     best = Judged([4.0] * len(slowdowns))

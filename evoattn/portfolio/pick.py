@@ -74,10 +74,13 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
             whose = f"class {name!r} of {card.name}"
             why = f"{whose}: the kernel that did best on the measured problems most like this one"
             if estimated:
-                why += f"; not measured on {gpu.name}" if card.name != gpu.name else f"; head_dim {problem.head_dim} was not measured"
+                why += (
+                    f"; not measured on {gpu.name}"
+                    if card.name != gpu.name
+                    else f"; head_dim {problem.head_dim} was not measured"
+                )
             return Pick(config.family, config, why, estimated, None if estimated else kernels.regret, "portfolio")
     return None
-
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:

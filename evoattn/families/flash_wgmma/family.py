@@ -122,10 +122,19 @@ def _why_redundant(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec
         return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
     if _persistent(config) and row_blocks * heads <= gpu.sm_count * config["BLOCKS_PER_SM"]:
         return f"SCHEDULE={config['SCHEDULE']}: the {row_blocks * heads} tiles are one wave, so that no block takes a second one."
-    if config["SCHEDULE"] == "balanced" and key_tiles > MAX_KEY_TILES:
-        return f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} of {block_n}."
     if config["SCHEDULE"] == "balanced" and row_blocks * heads % (gpu.sm_count * config["BLOCKS_PER_SM"]) == 0:
         return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
+    return None
+
+
+def _why_too_long(problem: AttentionProblem, config: KernelConfig) -> str | None:
+    """More key tiles than a balanced schedule can count."""
+    key_tiles = math.ceil(problem.seqlen_k / config["BLOCK_N"])
+    if config["SCHEDULE"] == "balanced" and key_tiles > MAX_KEY_TILES:
+        return (
+            f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} "
+            f"of {config['BLOCK_N']}."
+        )
     return None
 
 
@@ -222,6 +231,15 @@ class FlashWgmma:
             self.why_unsupported(problem, gpu)
             or _why_useless(problem, config)
             or _why_redundant(problem, config, gpu)
+            or _why_too_long(problem, config)
+            or _why_too_big(problem, config, gpu)
+        )
+
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return (
+            self.why_unsupported(problem, gpu)
+            or _why_useless(problem, config)
+            or _why_too_long(problem, config)
             or _why_too_big(problem, config, gpu)
         )
 

@@ -225,6 +225,11 @@ class ThreeKernel:
             or why_too_big(problem, config, gpu)
         )
 
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return self.why_invalid(
+            problem, config, gpu
+        )  # its scratch grows with the lengths: no kernel for other problems
+
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         same = (
             "PRODUCT",

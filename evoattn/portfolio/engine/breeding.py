@@ -67,7 +67,8 @@ class Breeder:
     def _breed(self) -> tuple[str, dict[str, Any], str] | None:
         leaders = self._group.leaders(self._target, PARENTS)
         supported = [
-            f for f in self.spaces
+            f
+            for f in self.spaces
             if not registry.lookup(f).why_unsupported(self._group.problems[self._target], self._gpu)
         ]
         if not supported:

@@ -76,8 +76,11 @@ class Stage(Handler):
                 self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
         first = problems[0]
         heads = {"heads": 4, "kv_heads": 2} if any(p.group_size > 1 for p in problems) else {"heads": 2, "kv_heads": 2}
-        shapes = [{"seqlen_q": 203, "seqlen_k": 239}] if first.causal else [
-            {"seqlen_q": 203, "seqlen_k": 239}, {"seqlen_q": 1, "seqlen_k": 799, **{"heads": 8, "kv_heads": 2}}]
+        shapes = (
+            [{"seqlen_q": 203, "seqlen_k": 239}]
+            if first.causal
+            else [{"seqlen_q": 203, "seqlen_k": 239}, {"seqlen_q": 1, "seqlen_k": 799, **{"heads": 8, "kv_heads": 2}}]
+        )
         self._cases[group] = [
             make_case("quick", first.with_(batch=2, layout="bhsd", **(heads | shape)), self._seed, self._backend.device)
             for shape in shapes
@@ -177,7 +180,9 @@ class Stage(Handler):
 
     # ---- careful times
 
-    def _final(self, group: str, index: int, kernels: list[BuiltKernel], rounds: int, peers: tuple[str, ...]) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
+    def _final(
+        self, group: str, index: int, kernels: list[BuiltKernel], rounds: int, peers: tuple[str, ...]
+    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """Median µs of each kernel, of each peer, and why peers are missing: all in turns, in shuffled order."""
         problem = self._problems[group][index]
         works: list[tuple[Call, int, object] | None] = []
