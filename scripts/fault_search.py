@@ -1,25 +1,62 @@
-"""`evoattn search` for the fault runs: it writes down what it was promised, so that another program can hold the database to it.
+"""A search for the fault runs: it writes down what it was promised, so that another program can hold the database to it.
 
-    python scripts/fault_search.py JOURNAL (real|fake) WORDS-OF-SEARCH...
+    python scripts/fault_search.py JOURNAL (real|fake) --db FILE --budget BUDGET [--gpu GPU] [--shape SHAPE] [--family NAME] [--study NAME]
+                                   [--jobs N] [--resume]
 
-JOURNAL gets a line for each trial as soon as the storage has acknowledged it (`trial NUMBER CONFIG_ID`) and for each worker process started
-(`worker HANDLER PID`). `fake` stands in for compiler and GPU: the loop, the worker processes and the storage are the real ones, on a made-up H100.
+JOURNAL gets a line for each trial as soon as the storage has acknowledged it (`trial NUMBER CONFIG_ID`), and one for each worker process
+that started (`worker HANDLER PID`). `fake` stands in for compiler and GPU: the loop, the worker processes and the storage are the real
+ones, on a made-up H100. The words are those of `evoattn search`.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from evoattn.evaluation.workers import Handler, Worker
-from evoattn.model.gpu import DetectedDevice
-from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from rich.console import Console
+
+from evoattn.cli.run import run_search
+from evoattn.evaluation.handlers import CompileHandler, DeviceHandler
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Compiled, DeviceTask, HoldFinal
+from evoattn.model.errors import FailedRun
+from evoattn.model.gpu import DetectedDevice, detect_devices
+from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
+from evoattn.search.request import SearchWords
+from evoattn.search.setup import prepare_search
+from evoattn.search.tools import Tools
+from evoattn.storage import Storage
+from evoattn.timing.finalists import FinalResult
 
 KERNEL = CompiledKernel(b"", "", CompileInfo(registers=64))
 FAKE_SECONDS = 0.02
 """What a compile and an evaluation take: long enough that a kill hits some of them."""
+MADE_UP = DetectedDevice(0, "NVIDIA H100 (made up)", (9, 0), "13.0")
+
+
+def note(journal: str, line: str) -> None:
+    """Append a line, whole."""
+    descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+
+
+class JournaledStorage(Storage):
+    """Notes each trial once it is recorded."""
+
+    journal = ""
+
+    def record(self, *args: Any, **named: Any) -> Trial:
+        trial = super().record(*args, **named)
+        note(self.journal, f"trial {trial.number} {trial.config_id}")
+        return trial
 
 
 def made_up_us(config_id: str) -> float:
@@ -30,14 +67,11 @@ class FakeCompiler(Handler):
     """Compiles nothing."""
 
     def __init__(self, problem, gpu, offline) -> None:
-        from evoattn.evaluation.evaluate import Compiled  # slow to import (torch), so only where it is used
-
-        self._compiled = Compiled
+        pass
 
     def __call__(self, task):
-        candidate, config = task
         time.sleep(FAKE_SECONDS)
-        return self._compiled(KERNEL, None, made_up_us(config.id))
+        return Compiled(KERNEL, None, made_up_us(task.config.id))
 
 
 class FakeDevice(Handler):
@@ -46,44 +80,63 @@ class FakeDevice(Handler):
     def __init__(self, problem, gpu, cache) -> None:
         pass
 
-    def __call__(self, task):
-        method, args = task
+    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult:
         time.sleep(FAKE_SECONDS)
-        if method == "final":
+        if isinstance(task, HoldFinal):
             run = {"stage": "final", "run": os.urandom(4).hex()}
-            found = {name: Timing((made_up_us(config.id),), run) for name, (_, config, _) in args[0].items()}
-            return found | {"flash": Timing((30.0,), run)}, {}, True
-        return Evaluation(
-            TrialState.COMPLETE, "", KERNEL.info, None, (Timing((made_up_us(args[1].id),), {"stage": "screen"}),)
+            found = {name: Timing((made_up_us(f.config.id),), run) for name, f in task.finalists.items()}
+            return FinalResult(found | {"flash": Timing((30.0,), run)}, {})
+        timing = Timing((made_up_us(task.kernel.config.id),), {"stage": "screen"})
+        return Evaluation(TrialState.COMPLETE, "", KERNEL.info, None, (timing,))
+
+
+def journaled(journal: str, handler: Callable[..., Handler], *args: Any) -> Handler:
+    """In the worker process: the handler, once its process is noted."""
+    note(journal, f"worker {handler.__name__} {os.getpid()}")
+    return handler(*args)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("journal")
+    parser.add_argument("kind", choices=["real", "fake"])
+    for name in ("--db", "--budget"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--gpu", default="auto")
+    for name in ("--shape", "--study", "--family"):
+        parser.add_argument(name)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--resume", action="store_true")
+    words = parser.parse_args()
+    fake = words.kind == "fake"
+    compiler, device = (FakeCompiler, FakeDevice) if fake else (CompileHandler, DeviceHandler)
+    tools = Tools(
+        make_compiler=partial(journaled, words.journal, compiler),
+        make_device=partial(journaled, words.journal, device),
+    )
+    if fake:
+        tools = replace(tools, compile=lambda candidate: KERNEL)
+    JournaledStorage.journal = words.journal
+    try:
+        search = SearchWords(
+            gpu=words.gpu,
+            budget=words.budget,
+            shape=words.shape,
+            families=(words.family,) if words.family else (),
+            study=words.study,
+            db=words.db,
+            jobs=words.jobs,
+            resume=words.resume,
         )
+        prepared = prepare_search(search, [MADE_UP] if fake else detect_devices())
+        prepared.storage.close()
+        prepared = replace(prepared, storage=JournaledStorage.open(words.db, create=False))
+        run_search(prepared, Console(width=160, highlight=False), tools)
+    except FailedRun as error:
+        print(f"evoattn: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def main(journal: str, kind: str, *words: str) -> None:
-    from evoattn.cli.main import main as cli
-    from evoattn.model import gpu
-    from evoattn.search import finals
-    from evoattn.search import loop as search
-    from evoattn.storage import Storage
-
-    descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    record, spawn = Storage.record, Worker._spawn
-
-    def recorded(self, *args, **named):
-        trial = record(self, *args, **named)
-        os.write(descriptor, f"trial {trial.number} {trial.config_id}\n".encode())
-        return trial
-
-    def spawned(self):
-        spawn(self)
-        os.write(descriptor, f"worker {self._make_handler.__name__} {self.pid}\n".encode())
-
-    Storage.record, Worker._spawn = recorded, spawned
-    if kind == "fake":
-        search.CompileHandler, search.DeviceHandler = FakeCompiler, FakeDevice
-        finals.compile_candidate = lambda candidate: KERNEL
-        gpu.detect_devices = lambda: [DetectedDevice(0, "NVIDIA H100 (made up)", (9, 0), "13.0")]
-    cli.app(["search", *words])
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+if __name__ == "__main__":  # workers are spawned: they import this file again
+    sys.exit(main())

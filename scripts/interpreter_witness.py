@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 
 from evoattn.evaluation.evaluate import evaluate_offline
+from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -90,7 +91,8 @@ def run(count: int, seed: int, tally: Tally) -> None:
         if config is None:
             continue
         started = time.perf_counter()
-        result = evaluate_offline(render(FAMILIES[family], problem, config, GPUS[gpu]), config, problem, GPUS[gpu])
+        task = Compile(FAMILIES[family], config, render(FAMILIES[family], problem, config, GPUS[gpu]))
+        result = evaluate_offline(task, problem, GPUS[gpu])
         tally.seconds[family] += time.perf_counter() - started
         tally.ran[family] += 1
         if result.state is not TrialState.ESTIMATED:

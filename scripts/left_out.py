@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from evoattn.backends.compiler import compile_candidate  # noqa: E402
 from evoattn.bench.contenders import read_configs  # noqa: E402
-from evoattn.evaluation.evaluate import DeviceEvaluator  # noqa: E402
+from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
 from evoattn.families.render import render  # noqa: E402
 from evoattn.model import gpu as gpus  # noqa: E402
@@ -29,6 +29,7 @@ from evoattn.model.problem import AttentionProblem  # noqa: E402
 from evoattn.model.records import Candidate  # noqa: E402
 from evoattn.model.space import KernelConfig, load_space  # noqa: E402
 from evoattn.timing import benchmark  # noqa: E402
+from evoattn.timing.protocol import FINAL  # noqa: E402
 
 FAMILY = registry.lookup("flash_wgmma")
 
@@ -90,11 +91,9 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
         kernel = compile_candidate(edited(candidate, edits))
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config, gpu), arena.buffers)
         contestants.append(
-            benchmark.Contestant(
-                name, enqueue, benchmark.FINAL, "warm", evaluator.setup.timer, benchmark.Witness(arena, None)
-            )
+            benchmark.Contestant(name, enqueue, FINAL, "warm", evaluator.setup.timer, benchmark.Witness(arena, None))
         )
-    timings = benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks)
+    timings = benchmark.measure(contestants, FINAL, "warm", evaluator.clocks)
     return {name: timing.median_us for name, timing in timings.items()}
 
 

@@ -18,14 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from evoattn.backends.compiler import compile_source  # noqa: E402
 from evoattn.correctness.validate import run_case  # noqa: E402
-from evoattn.evaluation.evaluate import DeviceEvaluator  # noqa: E402
+from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
 from evoattn.families.built import BuiltKernel  # noqa: E402
 from evoattn.families.render import render  # noqa: E402
@@ -34,11 +33,12 @@ from evoattn.model import named_problems as problems  # noqa: E402
 from evoattn.model.records import Candidate, CompiledKernel, Timing  # noqa: E402
 from evoattn.model.space import KernelConfig, SearchSpace, load_space  # noqa: E402
 from evoattn.samplers.registry import make_sampler  # noqa: E402
-from evoattn.search import finals  # noqa: E402
-from evoattn.search import loop as search
 from evoattn.search.budget import Budget  # noqa: E402
+from evoattn.search.loop import Search  # noqa: E402
+from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.timing import benchmark, ranking  # noqa: E402
+from evoattn.timing.protocol import FINAL  # noqa: E402
 from evoattn.timing.timed_run import TimedRun  # noqa: E402
 
 PROBLEM = problems.lookup("seed_h100")
@@ -79,8 +79,8 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
         result, outputs = run_case(evaluator.backend, built, evaluator.own)
         if not result.passed:
             raise RuntimeError(result.reason)
-        contestants.append(TimedRun(evaluator.setup, built, outputs, arena).contestant(name, benchmark.FINAL))
-    return benchmark.measure(contestants, benchmark.FINAL, "warm", evaluator.clocks, seed=seed)
+        contestants.append(TimedRun(evaluator.setup, built, outputs, arena).contestant(name, FINAL))
+    return benchmark.measure(contestants, FINAL, "warm", evaluator.clocks, seed=seed)
 
 
 def a_a_test(evaluator: DeviceEvaluator, kernel: CompiledKernel, repeats: int) -> float:
@@ -142,21 +142,22 @@ def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) ->
         return replace(base, config=config.params, config_id=config.id, source=f"{source}// {config.id}\n")
 
     started = time.monotonic()
-    patches = (mock.patch.object(module, "render", render_planted) for module in (search, finals))
-    with TemporaryDirectory() as folder, next(patches), next(patches):
+    tools = Tools(render=render_planted)
+    with TemporaryDirectory() as folder:
         storage = Storage.open(f"{folder}/noise.sqlite")
         study = storage.create_study(
             f"planted {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {}
         )
         sampler = make_sampler("genetic", spaces, PROBLEM, seed, why_invalid)
-        running = search.Search(storage, study, PROBLEM, spec, spaces, sampler, os.cpu_count() or 1)
+        running = Search(storage, study, PROBLEM, spec, spaces, sampler, os.cpu_count() or 1, tools=tools)
         progress = running.run(Budget(trials=len(valid)))
         leader = storage.leaderboard(study, 1)[0]
         storage.close()
     found = leader.config_id == planted and not progress.tied_with
     who = "the planted one" if leader.config_id == planted else "ANOTHER"
     print(
-        f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, led by {who} at {leader.timing.median_us:.2f} µs, "
+        f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, "
+        f"led by {who} at {leader.timing.median_us:.2f} µs, "
         f"a tie with {len(progress.tied_with)} others: {'found' if found else 'MISSED'}"
     )
     return found

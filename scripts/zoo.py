@@ -1,4 +1,4 @@
-"""Run the zoo of liars (tests/liars) through a whole search: on the CUDA device that is here, or offline on the interpreter.
+"""Run the liars of `scripts/liar_zoo` through a whole search: on the CUDA device that is here, or offline on the interpreter.
 
     python3 scripts/zoo.py [--offline] [--db FILE]
 
@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "liars")]
+sys.path.insert(0, str(ROOT))
 
-from pipeline import run_zoo  # noqa: E402
+from liar_zoo.pipeline import run_zoo  # noqa: E402
 
 from evoattn.correctness.sanitizer import find  # noqa: E402
 from evoattn.model import gpu as gpus  # noqa: E402

@@ -1,32 +1,16 @@
-"""Worker processes of `test_search` that compile and time nothing. They import no torch, nor do their answers: to start one is then a
-matter of a tenth of a second, not of three."""
+"""Worker processes of `test_search` that compile and time nothing. They import no torch, so that one starts in a tenth of a second."""
 
 import os
 import signal
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-from evoattn.evaluation.workers import Handler
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Compiled, HoldFinal
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.timing.finalists import FinalResult
 
 INFO = CompileInfo(registers=64)
-
-
-class Compiled(NamedTuple):
-    """As `evoattn.evaluation.evaluate.Compiled`."""
-
-    kernel: CompiledKernel | None
-    failure: Evaluation | None
-    relative_cost: float | None
-
-
-class FinalResult(NamedTuple):
-    """As `evoattn.timing.contest.FinalResult`."""
-
-    timings: dict[str, Timing]
-    refusals: dict[str, str]
-    complete: bool
 
 
 def cost(params: dict) -> float:
@@ -40,7 +24,7 @@ class FakeCompiler(Handler):
         self.offline = offline
 
     def __call__(self, task):
-        candidate, config = task
+        config = task.config
         if config["WARPS"] == 3:
             time.sleep(60)
         if config["WARPS"] == 6:
@@ -57,13 +41,11 @@ class FakeDevice(Handler):
         pass
 
     def __call__(self, task):
-        method, args = task
-        if method == "final":
-            finalists, _, _ = args
-            run = {"stage": "final", "run": "final" if finalists else "first"}
-            timings = {name: Timing((cost(kernel.config.params),), run) for name, kernel in finalists.items()}
+        if isinstance(task, HoldFinal):
+            run = {"stage": "final", "run": "final" if task.finalists else "first"}
+            timings = {name: Timing((cost(f.config.params),), run) for name, f in task.finalists.items()}
             return FinalResult(timings | {"flash": Timing((30.0,), run)}, {"cudnn": "It needs another head_dim."}, True)
-        config = args[0].config
+        config = task.kernel.config
         if config["STAGES"] == 3:
             os._exit(7)
         if config["STAGES"] == 4 and config["BLOCK_N"] < 64:
@@ -76,14 +58,14 @@ class FakeDevice(Handler):
 
 
 class DiesInFinals(FakeDevice):
-    """A worker killed from outside at its first two measurements of the SDPA backends, and at its first final with candidates."""
+    """A worker killed from outside at its first two measurements of the peers, and at its first final with candidates."""
 
     def __call__(self, task):
-        kind = "final" if task[1][0] else "baselines"
-        if task[0] == "final":
+        if isinstance(task, HoldFinal):
+            kind = "final" if task.finalists else "peers"
             deaths = Path(os.environ["DEATHS"], kind)
             times = len(deaths.read_text()) if deaths.exists() else 0
-            if times < {"baselines": 2, "final": 1}[kind]:
+            if times < {"peers": 2, "final": 1}[kind]:
                 deaths.write_text("x" * (times + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(task)
@@ -93,8 +75,8 @@ class DiesOfAFinalist(FakeDevice):
     """A worker that the first finalist kills at its turn, each time."""
 
     def __call__(self, task):
-        if task[0] == "final":
-            for name in task[1][0]:
+        if isinstance(task, HoldFinal):
+            for name in task.finalists:
                 self.report(name)
                 if name == "1":
                     os._exit(3)
@@ -108,6 +90,6 @@ class SlowToStart(FakeDevice):
         time.sleep(1.0)
 
     def __call__(self, task):
-        if task[0] == "final" and not task[1][0]:
+        if isinstance(task, HoldFinal) and not task.finalists:
             time.sleep(0.5)
         return super().__call__(task)

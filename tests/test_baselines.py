@@ -45,13 +45,13 @@ def honest(q, k, v, causal, num_splits=0):
 
 def test_math_is_right_on_the_cpu():
     tensors, answer = inputs()
-    assert baselines.peer_call("math", PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
+    assert baselines.peer_call(baselines.PEERS["math"], PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
 
 
 def test_flash_attention_gets_views_and_gives_the_logical_shape(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface", fake_flash(honest))
     tensors, answer = inputs()
-    assert baselines.peer_call("fa3", PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
+    assert baselines.peer_call(baselines.PEERS["fa3"], PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
 
 
 def test_a_peer_that_computes_another_mask_is_refused(monkeypatch):
@@ -59,7 +59,7 @@ def test_a_peer_that_computes_another_mask_is_refused(monkeypatch):
         sys.modules, "flash_attn_interface", fake_flash(lambda q, k, v, causal, num_splits: honest(q, k, v, False))
     )
     with pytest.raises(baselines.PeerRefused, match="answer is wrong"):
-        baselines.peer_call("fa3", PROBLEM, *inputs())
+        baselines.peer_call(baselines.PEERS["fa3"], PROBLEM, *inputs())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_peer_that_computes_another_mask_is_refused(monkeypatch):
 def test_refusals_are_sentences(monkeypatch, name, problem, words):
     monkeypatch.setitem(sys.modules, "flash_attn.cute", None)  # absent, whatever this machine has
     with pytest.raises(baselines.PeerRefused, match=words):
-        baselines.peer_call(name, problem, *inputs(problem))
+        baselines.peer_call(baselines.PEERS[name], problem, *inputs(problem))
 
 
 def test_the_reason_is_the_backend_s_own():

@@ -2,25 +2,30 @@
 
 import io
 import json
+import os
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evoattn.bench.contenders import Contender, choose, read_configs, write_configs
+from evoattn.bench.contenders import choose, read_configs, write_configs
 from evoattn.bench.run import Bench
+from evoattn.bench.session import run_bench
 from evoattn.bench.table import render_rows, rows_json
 from evoattn.cli.main import app
-from evoattn.evaluation.workers import Ending, Handler, Outcome
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Compiled, Evaluate
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
-from evoattn.model.gpu import DetectedDevice
+from evoattn.model.gpu import DetectedDevice, GpuError
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import ConfigError, load_space
 from evoattn.storage import Storage
-from evoattn.timing.contest import FinalResult
+from evoattn.timing.finalists import FinalResult
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]
@@ -40,8 +45,8 @@ class FakeCompiler(Handler):
 
     def __call__(self, task):
         if task.family == "flash_wmma":
-            return "no header:\n" + 200 * "x"
-        return CompiledKernel(b"", "", CompileInfo(registers=64))
+            return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, "no header:\n" + 200 * "x"))
+        return Compiled(CompiledKernel(b"", "", CompileInfo(registers=64)), None)
 
 
 class FakeDevice(Handler):
@@ -51,24 +56,47 @@ class FakeDevice(Handler):
         pass
 
     def __call__(self, task):
-        _, method, args = task
-        if method == "evaluate":
-            return Evaluation(
-                TrialState.COMPLETE,
-                "",
-                CompileInfo(registers=64),
-                timings=(timing(args[0].config["BLOCK_M"], "screen", "alone"),),
-            )
-        times = {name: timing(kernel.config["BLOCK_M"], "final", "F") for name, kernel in args[0].items()}
-        for name, kernel in args[0].items():
-            family = kernel.family.name
-            if family == "flash_scalar":
+        return self.evaluate(task.task) if isinstance(task.task, Evaluate) else self.final(task.task)
+
+    def evaluate(self, task):
+        alone = timing(task.kernel.config["BLOCK_M"], "screen", "alone")
+        return Evaluation(TrialState.COMPLETE, "", CompileInfo(registers=64), timings=(alone,))
+
+    def final(self, task):
+        times = {name: timing(f.config["BLOCK_M"], "final", "F") for name, f in task.finalists.items()}
+        for name, finalist in task.finalists.items():
+            if finalist.family.name == "flash_scalar":
                 times[name].protocol["disqualified"] = "In the final: two outputs differ."
-            if family == "three_kernel":
+            if finalist.family.name == "three_kernel":
                 times[name] = Timing.out("The launch failed.", disqualified=True)
         return FinalResult(
             times | {"fa4": timing(100.0, "final", "F")}, {"fa3": "flash-attn-3 is not installed (no vllm)."}
         )
+
+
+class DiesInFinals(FakeDevice):
+    """Each time."""
+
+    def final(self, task):
+        os._exit(3)
+
+
+class DoubtsItself(FakeDevice):
+    """Says of its first verdict that it may be the process's fault; a second one stands."""
+
+    verdicts = 0
+
+    def evaluate(self, task):
+        self.verdicts += 1
+        state = TrialState.WRONG_RESULT if self.verdicts == 1 else TrialState.COMPLETE
+        return replace(super().evaluate(task), state=state, doubtful=self.verdicts == 1)
+
+
+class AlwaysDoubtsItself(FakeDevice):
+    """Says so of every verdict."""
+
+    def evaluate(self, task):
+        return Evaluation(TrialState.WRONG_RESULT, "It differs.", doubtful=True)
 
 
 @pytest.fixture
@@ -88,11 +116,19 @@ def record(storage, config, us, problem=PROBLEM, name="s"):
     )
 
 
+@contextmanager
+def bench_on(device):
+    made = Bench([], GPU, DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0"), 1, 2, "warm", FakeCompiler, device)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
 @pytest.fixture(scope="module")
 def bench():
-    made = Bench([], GPU, DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0"), 1, 2, "warm", FakeCompiler, FakeDevice)
-    yield made
-    made.close()
+    with bench_on(FakeDevice) as made:
+        yield made
 
 
 def run(bench, storage, configs=()):
@@ -155,27 +191,19 @@ def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
     assert [t.number for t in storage.leaderboard(study, 9)] == [numbers["flash_mma"]]
 
 
-def test_a_final_that_cannot_be_held_is_one_note(bench, storage, monkeypatch):
-    ask = bench._ask
-
-    def dies_in_finals(problem, method, args, seconds):
-        return (
-            Outcome(method, Ending.DIED, "Killed.", 0.1) if method == "final" else ask(problem, method, args, seconds)
-        )
-
-    monkeypatch.setattr(bench, "_ask", dies_in_finals)
-    row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])
-    assert row.ours is None and row.notes == ["here: The final could not be held: Killed."]
+def test_a_final_that_cannot_be_held_is_one_note(storage):
+    with bench_on(DiesInFinals) as bench:
+        row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])
+    said = "here: The final could not be held: The worker process ended with exit code 3."
+    assert row.ours is None and row.notes == [said]
 
 
-def test_a_doubtful_verdict_is_asked_for_again_once(bench, monkeypatch):
-    answers = [Evaluation(TrialState.WRONG_RESULT, "It differs.", doubtful=True), Evaluation(TrialState.COMPLETE)]
-    monkeypatch.setattr(bench, "_ask", lambda *words: Outcome("evaluate", Ending.RESULT, answers.pop(0), 0.1))
-    contender = Contender(CONFIGS[0], render(FAMILIES["flash_mma"], PROBLEM, CONFIGS[0], GPU))
-    assert (
-        bench._evaluate(PROBLEM, contender, CompiledKernel(b"", "", CompileInfo())).state is TrialState.COMPLETE
-        and not answers
-    )
+def test_a_doubtful_verdict_is_asked_for_again_once(storage):
+    with bench_on(AlwaysDoubtsItself) as bench:
+        row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])
+    assert row.notes == ["flash_mma trial 1: WRONG_RESULT: It differs."]
+    with bench_on(DoubtsItself) as bench:
+        assert run(bench, storage, [("flash_mma", CONFIGS[0].params)]).ours
 
 
 def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, storage):
@@ -195,7 +223,7 @@ def test_without_records_the_starting_configs_stand(storage):
     assert (
         not notes
         and {c.config.id for c in contenders} >= {c.id for c in CONFIGS}
-        and all(c.trial is None for c in contenders)
+        and all(c.recorded is None for c in contenders)
     )
 
 
@@ -220,22 +248,31 @@ def test_configs_travel_and_are_checked(storage, tmp_path):
             read_configs(path, PROBLEM, "sm_90a")
 
 
-def test_without_a_device_it_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(gpu, "detect_devices", list)
-    done = CliRunner().invoke(app, ["bench", "seed_h100"])
-    assert done.exit_code == 2 and "no CUDA device" in done.stderr and len(done.stderr.splitlines()) == 1
+def test_without_a_device_it_is_one_sentence():
+    with pytest.raises(GpuError, match="no CUDA device"):
+        run_bench(["seed_h100"], "auto", [], None, 4, 1, Console(), devices=[])
 
 
 @pytest.mark.slow
-def test_problems_come_by_name_or_by_shape(monkeypatch, tmp_path):
+def test_problems_come_by_name_or_by_shape(tmp_path):
     asked = []
-    monkeypatch.setattr(gpu, "detect_devices", lambda: [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")])
-    monkeypatch.setattr(
-        Bench, "run", lambda self, problems, configs: asked.extend((p, configs(p)) for p in problems) or iter(())
-    )
+
+    class Recorder:
+        def __init__(self, *words):
+            pass
+
+        def run(self, problems, configs):
+            asked.extend((problem, configs(problem)) for problem in problems)
+            return iter(())
+
+        def close(self):
+            asked.append("closed")
+
+    here = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
     words = ["seed_h100", "B=8,H=32,S=2048,D=64,dtype=bf16", "B=8,H=32,S=4096,D=64,dtype=bf16", "seed_h100"]
-    done = CliRunner().invoke(app, ["bench", *words, "--db", f"sqlite:///{tmp_path}/a.sqlite"])
-    assert done.exit_code == 0, done.output
+    urls = [f"sqlite:///{tmp_path}/a.sqlite"]
+    assert run_bench(words, "auto", urls, None, 4, 1, Console(), here, Recorder) == []
+    assert asked.pop() == "closed"
     assert [(p.name, p.seqlen_q, p.dtype, configs) for p, configs in asked] == [
         ("seed_h100", 1024, "fp16", []),
         ("", 2048, "bf16", []),

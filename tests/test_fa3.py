@@ -35,7 +35,7 @@ def install(monkeypatch, stem, said, **flags):
 
 def refused(problem) -> str:
     with pytest.raises(PeerRefused) as caught:
-        peer_call("fa3", problem, make_inputs(problem, 1, "cpu"), None)
+        peer_call(PEERS["fa3"], problem, make_inputs(problem, 1, "cpu"), None)
     return str(caught.value)
 
 

@@ -11,6 +11,7 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
 from evoattn.correctness.validate import check, make_case
 from evoattn.evaluation.evaluate import evaluate_offline
+from evoattn.evaluation.tasks import Compile
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -69,7 +70,7 @@ def test_the_exact_one_is_that_of_the_scores():
 @pytest.mark.parametrize("genes", FORMS)
 def test_flash_wgmma_writes_it(genes):
     config = SPACE.make_config(BASE | genes)
-    evaluation = evaluate_offline(render(FAMILY, PROBLEM, config, H100), config, PROBLEM, H100)
+    evaluation = evaluate_offline(Compile(FAMILY, config, render(FAMILY, PROBLEM, config, H100)), PROBLEM, H100)
     assert evaluation.state is TrialState.ESTIMATED, evaluation.reason
 
 

@@ -7,40 +7,34 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import fields
 
 import pytest
 from rich.console import Console
 from search_puppets import (
     INFO,
-    Compiled,
     DiesInFinals,
     DiesOfAFinalist,
     FakeCompiler,
     FakeDevice,
-    FinalResult,
     SlowToStart,
     cost,
 )
 
-from evoattn.evaluation import evaluate
-from evoattn.evaluation.workers import Ending, Outcome
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Proposal, Timing, TrialState
+from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.report.show import print_trial
 from evoattn.samplers.base import STARTING
 from evoattn.samplers.registry import make_sampler
-from evoattn.search import finals
-from evoattn.search import loop as search
+from evoattn.search import finalists
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
 from evoattn.search.progress import Progress
+from evoattn.search.tools import Tools
 from evoattn.storage import Storage
-from evoattn.timing import contest
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 GPU = gpu.GPUS["h100"]
@@ -50,32 +44,42 @@ def why_invalid(family: str, params: dict) -> str | None:
     return FAMILIES[family].why_invalid(PROBLEM, KernelConfig(family, params), GPU)
 
 
-def with_puppets(monkeypatch, device):
-    """No compiler, and `device` for one. The protocols of a final, which puppets pass over, stay here: a process imports torch for them."""
-    for name, value in (("CompileHandler", FakeCompiler), ("DeviceHandler", device)):
-        monkeypatch.setattr(search, name, value)
-    for protocol in ("SCREEN", "FINAL"):
-        monkeypatch.setattr(search.benchmark, protocol, None)
-    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
-
-
-def test_puppets_answer_as_workers_do():
-    assert (
-        Compiled._fields == tuple(f.name for f in fields(evaluate.Compiled))
-        and FinalResult._fields == contest.FinalResult._fields
+def puppets(device=FakeDevice, **limits) -> Tools:
+    """No compiler, and `device` for a GPU worker."""
+    return Tools(
+        compile=lambda candidate: CompiledKernel(b"", "", INFO),
+        make_compiler=FakeCompiler,
+        make_device=device,
+        **limits,
     )
 
 
-def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
-    with_puppets(monkeypatch, FakeDevice)
-    monkeypatch.setattr(search, "COMPILE_SECONDS", 1.0)
-    monkeypatch.setattr(search, "DEVICE_SECONDS", 1.0)
+@pytest.fixture
+def storage(tmp_path):
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()
+
+
+def space_of(**choices: str):
+    """flash_mma's space, restricted to values separated by commas."""
+    space = load_space("flash_mma", GPU)
+    return {"flash_mma": space.restricted({name: tuple(v.split(",")) for name, v in choices.items()})}
+
+
+def make_search(storage, spaces, tools, jobs=1, offline=False, sampler="random"):
+    """A search of the study `fake`, new or resumed."""
+    study = storage.find_study("fake") or storage.create_study(
+        "fake", PROBLEM, GPU, offline, sampler, 0, tuple(spaces), {}, {}
+    )
+    made = make_sampler(sampler, spaces, PROBLEM, 0, why_invalid)
+    return Search(storage, study, PROBLEM, GPU, spaces, made, jobs, tools=tools)
+
+
+def test_misbehaving_workers_cost_their_candidates_only(storage):
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(
-        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=3
-    )
+    running = make_search(storage, spaces, puppets(compile_seconds=1.0, device_seconds=1.0), jobs=3)
+    study = running.study
     progress = running.run(Budget(trials=34))
     counts = storage.counts(study)
     assert progress.recorded == 34 == sum(counts.values())
@@ -103,20 +107,13 @@ def test_misbehaving_workers_cost_their_candidates_only(tmp_path, monkeypatch):
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
 
 
-def test_a_small_budget_counts_from_when_the_workers_are_up(tmp_path, monkeypatch):
-    with_puppets(monkeypatch, SlowToStart)
-    space = load_space("flash_mma", GPU).restricted({"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)})
-    spaces = {"flash_mma": space}
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(
-        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1
-    )
+def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
+    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(SlowToStart))
     stages = set()
     progress = running.run(
         Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None))
     )
-    assert progress.measured and storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+    assert progress.measured and storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
     assert progress.starting_seconds > 1.5 > progress.busy_share and progress.seconds > 0.4
     assert {("starting workers", True), ("searching", False)} <= stages
 
@@ -132,49 +129,17 @@ def test_what_no_worker_ever_judged_is_not_measured():
     )
 
 
-def test_a_doubtful_verdict_is_asked_for_again_once(monkeypatch):
-    """A process that a kernel may have harmed gives no verdict on the next one."""
-    running = Search(None, None, PROBLEM, GPU, {}, None, jobs=1)
-    recorded = []
-    monkeypatch.setattr(running, "_record_pending", lambda pending, evaluation: recorded.append(evaluation))
-    kernel = CompiledKernel(b"", "", INFO)
-    pending = search._Pending(
-        Proposal("flash_mma", {}), KernelConfig("flash_mma", {}), Candidate("flash_mma", {}, "", "", "")
-    )
-    doubtful = Evaluation(TrialState.WRONG_RESULT, "It differs.", INFO, doubtful=True)
-    running._timed(Outcome((pending, Compiled(kernel, None, None)), Ending.RESULT, doubtful, 0.1))
-    assert not recorded and len(running._ready) == 1
-    _, _, again, compiled = running._ready[0]
-    running._timed(Outcome((again, compiled), Ending.RESULT, doubtful, 0.1))
-    assert len(recorded) == 1
-
-
-def test_a_device_worker_killed_in_the_finals_costs_another_try(tmp_path, monkeypatch):
+def test_a_device_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monkeypatch):
     monkeypatch.setenv("DEATHS", str(tmp_path))
-    with_puppets(monkeypatch, DiesInFinals)
-    spaces = {"flash_mma": load_space("flash_mma", GPU)}
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(
-        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2
-    )
+    running = make_search(storage, {"flash_mma": load_space("flash_mma", GPU)}, puppets(DiesInFinals), jobs=2)
     assert running.run(Budget(trials=4)).recorded == 4
-    assert [len((tmp_path / kind).read_text()) for kind in ("baselines", "final")] == [2, 1]
-    assert storage.leaderboard(study, 1)[0].timing.protocol["stage"] == "final"
+    assert [len((tmp_path / kind).read_text()) for kind in ("peers", "final")] == [2, 1]
+    assert storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
 
 
-def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(tmp_path, monkeypatch):
-    with_puppets(monkeypatch, DiesOfAFinalist)
-    spaces = {
-        "flash_mma": load_space("flash_mma", GPU).restricted(
-            {"WARPS": ("4",), "STAGES": ("1", "2"), "KEY_WARPS": ("1",)}
-        )
-    }
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
-    running = Search(
-        storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=1
-    )
+def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(storage):
+    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(DiesOfAFinalist))
+    study = running.study
     progress = running.run(Budget(trials=3))
     out = storage.trial(1)
     assert (
@@ -192,10 +157,8 @@ def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(t
     assert "none: The worker process ended with exit code 3" in shown.getvalue()
 
 
-def test_the_best_starting_config_takes_part_in_the_final(tmp_path, monkeypatch):
-    monkeypatch.setattr(finals, "compile_candidate", lambda candidate: CompiledKernel(b"", "", INFO))
+def test_the_best_starting_config_takes_part_in_the_final(storage):
     space = load_space("flash_mma", GPU)
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, ("flash_mma",), {}, {})
     proposals = make_sampler("random", {"flash_mma": space}, PROBLEM, 0, why_invalid).ask(40)
     started, bred = ([p for p in proposals if (p.operator == STARTING) == which] for which in (True, False))
@@ -208,37 +171,31 @@ def test_the_best_starting_config_takes_part_in_the_final(tmp_path, monkeypatch)
         numbers[us] = str(storage.record(study, config, candidate, evaluation, (), proposal.operator).number)
 
     def chosen():
-        return list(finals.choose(storage, study, PROBLEM, GPU, {"flash_mma": space}))
+        return list(finalists.choose(storage, study, PROBLEM, GPU, {"flash_mma": space}, puppets()))
 
-    assert chosen() == [numbers[us] for us in (*range(10, 10 + finals.FINALISTS), 20)]
+    assert chosen() == [numbers[us] for us in (*range(10, 10 + finalists.FINALISTS), 20)]
     storage.add_timing(int(numbers[20]), Timing((99.0,), {"stage": "repeat", "run": "slow"}))
     assert chosen()[-1] == numbers[21]
     storage.add_timing(
         int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f"})
     )  # among the best: no extra seat
-    assert chosen() == [numbers[us] for us in (21, *range(10, 9 + finals.FINALISTS))]
+    assert chosen() == [numbers[us] for us in (21, *range(10, 9 + finalists.FINALISTS))]
     storage.add_timing(int(numbers[21]), Timing((1.0,), {"stage": "final", "run": "f", "disqualified": "It lies."}))
     assert chosen()[-1] == numbers[20]
 
 
-def test_a_finished_search_is_not_overrun_and_repeats_nothing(tmp_path, monkeypatch):
+def test_a_finished_search_is_not_overrun_and_repeats_nothing(storage):
     """Starting again on the same records: the sampler forgot nothing, the table of what ran holds every trial."""
-    monkeypatch.setattr(search, "CompileHandler", FakeCompiler)
-    spaces = {"flash_mma": load_space("flash_mma", GPU).restricted({"WARPS": ("4",)})}
-    storage = Storage.open(str(tmp_path / "db.sqlite"))
-    study = storage.create_study("offline", PROBLEM, GPU, True, "random", 0, tuple(spaces), {}, {})
 
     def run(trials):
-        running = Search(
-            storage, study, PROBLEM, GPU, spaces, make_sampler("random", spaces, PROBLEM, 0, why_invalid), jobs=2
-        )
+        running = make_search(storage, space_of(WARPS="4"), puppets(), jobs=2, offline=True)
         running.run(Budget(trials=trials))
         return running
 
     run(5)
     again = run(4)
-    trials = list(storage.iter_trials(study))
-    assert len(trials) == 9 == len({t.config_id for t in trials}) == len(again._seen)
+    trials = list(storage.iter_trials(again.study))
+    assert len(trials) == 9 == len({t.config_id for t in trials})
     assert {t.state for t in trials} == {TrialState.ESTIMATED}
 
 

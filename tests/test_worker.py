@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from evoattn.evaluation.workers import Ending, Handler, Worker, wait_for_any
+from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.workers import Pool, Worker, WorkerFailed, wait_for_any
 
 
 class Obedient(Handler):
@@ -37,16 +38,6 @@ class CannotStart(Handler):
         return task
 
 
-def finish(worker: Worker, task, seconds: float = 20.0):
-    while not worker.idle:
-        wait_for_any([worker], 0.1)
-        worker.poll()
-    worker.submit("tag", task, seconds)
-    while not (outcome := worker.poll()):
-        wait_for_any([worker], 0.05)
-    return outcome
-
-
 @pytest.fixture(scope="module")
 def worker():
     worker = Worker(Obedient)
@@ -55,22 +46,22 @@ def worker():
 
 
 def test_a_result_comes_back_from_one_process(worker):
-    first, second = finish(worker, ("echo", 0)), finish(worker, ("echo", 0))
-    assert first.ending is Ending.RESULT and first.tag == "tag"
+    first, second = worker.ask(("echo", 0), 20.0), worker.ask(("echo", 0), 20.0)
+    assert first.ending is Ending.RESULT
     assert first.value == second.value
 
 
 def test_a_death_is_told_with_what_the_task_was_about(worker):
-    outcome = finish(worker, ("report and exit", ["this", "that"]))
+    outcome = worker.ask(("report and exit", ["this", "that"]), 20.0)
     assert outcome.ending is Ending.DIED and outcome.doing == "that"
-    assert finish(worker, ("echo", 0)).doing == ""
+    assert worker.ask(("echo", 0), 20.0).doing == ""
 
 
 def test_an_exception_costs_the_task_only(worker):
-    before = finish(worker, ("echo", 0)).value[1]
-    outcome = finish(worker, ("raise", "bad luck"))
+    before = worker.ask(("echo", 0), 20.0).value[1]
+    outcome = worker.ask(("raise", "bad luck"), 20.0)
     assert outcome.ending is Ending.RAISED and "bad luck" in outcome.value
-    assert finish(worker, ("echo", 0)).value[1] == before
+    assert worker.ask(("echo", 0), 20.0).value[1] == before
 
 
 @pytest.mark.parametrize(
@@ -81,14 +72,14 @@ def test_an_exception_costs_the_task_only(worker):
     ],
 )
 def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, words):
-    before = finish(worker, ("echo", 0)).value[1]
-    outcome = finish(worker, task, seconds=1.0)
+    before = worker.ask(("echo", 0), 20.0).value[1]
+    outcome = worker.ask(task, seconds=1.0)
     assert outcome.ending is ending and words in outcome.value
-    assert finish(worker, ("echo", 0)).value[1] != before
+    assert worker.ask(("echo", 0), 20.0).value[1] != before
 
 
 def test_a_killed_process_is_noticed(worker):
-    before = finish(worker, ("echo", 0)).value[1]
+    before = worker.ask(("echo", 0), 20.0).value[1]
     worker.submit("tag", ("hang", 60), 30)
     os.kill(before, signal.SIGKILL)
     while not (outcome := worker.poll()):
@@ -97,17 +88,40 @@ def test_a_killed_process_is_noticed(worker):
 
 
 def test_a_broken_handler_delivers_its_result_and_is_replaced(worker):
-    outcome = finish(worker, ("break", 0))
+    outcome = worker.ask(("break", 0), 20.0)
     assert outcome.ending is Ending.RESULT and outcome.value[0] == "break"
-    assert finish(worker, ("echo", 0)).value[1] != outcome.value[1]
+    assert worker.ask(("echo", 0), 20.0).value[1] != outcome.value[1]
 
 
 def test_a_handler_that_cannot_start_is_counted_with_its_reason():
     worker = Worker(CannotStart)
     try:
-        while worker.failures_to_start < 2:
-            wait_for_any([worker], 0.1)
-            assert worker.poll() is None
-        assert "no device" in worker.start_failure
+        with pytest.raises(WorkerFailed, match="failed to start 3 times; the last time: RuntimeError: no device"):
+            worker.ask("task", 20.0)
     finally:
         worker.stop()
+
+
+def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker):
+    worker.ask(("echo", 0), 20.0)
+    worker.submit("before", ("hang", 0.3), 20.0)
+    earlier, refreshed = [], []
+    outcome = worker.ask(("echo", 1), 20.0, lambda: refreshed.append(1), earlier.append)
+    assert [o.tag for o in earlier] == ["before"] and outcome.tag is None and outcome.value[0] == "echo"
+    assert len(refreshed) >= 3
+
+
+def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
+    pool = Pool(2, Obedient)
+    try:
+        outcomes = pool.ask([("hang", 0.5), ("exit", 3), ("echo", 0), ("raise", "bad luck"), ("echo", 1)], 20.0)
+        assert [o.ending for o in outcomes] == [
+            Ending.RESULT,
+            Ending.DIED,
+            Ending.RESULT,
+            Ending.RAISED,
+            Ending.RESULT,
+        ]
+        assert not pool.ask([], 20.0) and not pool.in_flight
+    finally:
+        pool.stop()

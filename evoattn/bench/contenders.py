@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evoattn.bench.notes import Note
 from evoattn.families import registry
@@ -19,37 +20,46 @@ from evoattn.storage import Storage
 MAX_FILE_BYTES = 16 << 20
 
 
+class Recorded(NamedTuple):
+    """A trial and where it is kept."""
+
+    storage: Storage
+    study: Study
+    trial: Trial
+
+    @property
+    def median_us(self) -> float:
+        """Infinite where the trial has no time."""
+        return self.trial.timing.median_us if self.trial.timing else math.inf
+
+
 @dataclass(frozen=True)
 class Contender:
     """A candidate of today's templates, and the trial that it repeats if its recorded source is the same."""
 
     config: KernelConfig
     candidate: Candidate
-    storage: Storage | None = None
-    study: Study | None = None
-    trial: Trial | None = None
+    recorded: Recorded | None = None
 
 
 def _same(recorded: dict[str, Any], problem: AttentionProblem) -> bool:
     return {**recorded, "name": ""} == problem.with_().to_dict()
 
 
-def recorded_best(
-    storages: list[Storage], problem: AttentionProblem, arch: str, top: int
-) -> list[tuple[Storage, Study, Trial]]:
-    """The best `top` measured trials of any study of `problem` on `arch`, best first, one a config."""
-    found = []
+def recorded_best(storages: list[Storage], problem: AttentionProblem, arch: str, top: int) -> list[Recorded]:
+    """The best `top` measured trials of any study of `problem` on `arch`, best first, one per config."""
+    found: list[Recorded] = []
     for storage in storages:
         for study in storage.studies():
             if study.arch == arch and not study.offline and _same(study.problem, problem):
-                found += [(storage, study, trial) for trial in storage.leaderboard(study, top)]
-    best: dict[str, tuple[Storage, Study, Trial]] = {}
-    for entry in sorted(found, key=lambda e: e[2].timing.median_us):
-        best.setdefault(entry[2].config_id, entry)
+                found += [Recorded(storage, study, trial) for trial in storage.leaderboard(study, top)]
+    best: dict[str, Recorded] = {}
+    for entry in sorted(found, key=lambda e: e.median_us):
+        best.setdefault(entry.trial.config_id, entry)
     return list(best.values())[:top]
 
 
-def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dict) -> Contender:
+def _contender(problem: AttentionProblem, gpu: GpuSpec, family: str, params: dict[str, Any]) -> Contender:
     """Raises `ConfigError` or `FamilyError` for what today's search spaces do not hold."""
     kind = registry.lookup(family)
     config = load_space(family, gpu).make_config(params)
@@ -62,21 +72,22 @@ def choose(
     problem: AttentionProblem,
     gpu: GpuSpec,
     storages: list[Storage],
-    configs: list[tuple[str, dict]],
+    configs: list[tuple[str, dict[str, Any]]],
     top: int,
 ) -> tuple[list[Contender], list[Note]]:
     """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting
     configs."""
     chosen: dict[str, Contender] = {}
     notes = []
-    for storage, study, trial in recorded_best(storages, problem, gpu.arch, top):
+    for recorded in recorded_best(storages, problem, gpu.arch, top):
+        trial = recorded.trial
         try:
             contender = _contender(problem, gpu, trial.family, trial.config)
         except (ConfigError, registry.FamilyError) as error:
-            notes.append(Note(f"trial {trial.number} of study {study.name}", f"passed over: {error}"))
+            notes.append(Note(f"trial {trial.number} of study {recorded.study.name}", f"passed over: {error}"))
             continue
         if contender.candidate.source_hash == trial.source_hash:
-            contender = Contender(contender.config, contender.candidate, storage, study, trial)
+            contender = replace(contender, recorded=recorded)
         chosen[contender.config.id] = contender
     for family, params in configs:
         try:
@@ -107,14 +118,15 @@ def write_configs(storages: list[Storage], top: int) -> str:
                 problems[json.dumps(problem.with_().to_dict(), sort_keys=True), study.arch] = problem
     lines = []
     for (_, arch), problem in problems.items():
-        for _, _, trial in recorded_best(storages, problem, arch, top):
-            best = {"median_us": trial.timing.median_us, "family": trial.family, "config": trial.config}
+        for recorded in recorded_best(storages, problem, arch, top):
+            trial = recorded.trial
+            best = {"median_us": recorded.median_us, "family": trial.family, "config": trial.config}
             row = {"problem": problem.to_dict(), "arch": arch} | best
             lines.append(json.dumps(row) + "\n")
     return "".join(lines)
 
 
-def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple[str, dict]]:
+def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple[str, dict[str, Any]]]:
     """(family, parameters) of each line for `problem` on `arch`, in the file's order. What they hold is checked by `choose`.
 
     Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError` where it cannot

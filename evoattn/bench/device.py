@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from evoattn.backends.compiler import CompileError, compile_candidate
-from evoattn.evaluation.evaluate import DeviceEvaluator
-from evoattn.evaluation.workers import Handler
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Compiled, DeviceTask
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, CompiledKernel
-from evoattn.timing.benchmark import CacheMode
+from evoattn.model.records import Candidate, Evaluation, TrialState
+from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import CacheMode
 
 COMPILE_SECONDS = 60.0
 START_SECONDS = 60.0
@@ -20,31 +20,42 @@ FINAL_SECONDS = 240.0
 
 
 class CompileAny(Handler):
-    """Candidate → its machine code, or the sentence with which it does not compile."""
+    """Candidate → its machine code, or the failure; no cost estimate."""
 
-    def __call__(self, task: Candidate) -> CompiledKernel | str:
+    def __call__(self, task: Candidate) -> Compiled:
+        from evoattn.backends.compiler import CompileError, compile_candidate
+
         try:
-            return compile_candidate(task)
+            return Compiled(compile_candidate(task), None)
         except CompileError as error:
-            return str(error)
+            return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error)))
+
+
+@dataclass(frozen=True)
+class BenchTask:
+    """A task of the GPU worker, for one of the problems."""
+
+    problem: AttentionProblem
+    task: DeviceTask
 
 
 class BenchDevice(Handler):
-    """The GPU worker's process: it lives through all problems, so that a peer is imported once. Tasks: `(problem, method, arguments)`."""
+    """The GPU worker's process: it lives through all problems, so that a peer is imported once. Answers a `BenchTask`."""
 
     def __init__(self, gpu: GpuSpec, cache: CacheMode) -> None:
-        self._gpu, self._cache = gpu, cache
+        from evoattn.evaluation.device import DeviceEvaluator
+
+        self._gpu, self._cache, self._make = gpu, cache, DeviceEvaluator
         self._evaluator: DeviceEvaluator | None = None
 
-    def __call__(self, task: tuple[AttentionProblem, str, tuple]) -> Any:
+    def __call__(self, task: BenchTask) -> Evaluation | FinalResult:
         import torch
 
-        problem, method, args = task
-        if self._evaluator is None or self._evaluator.problem != problem:
+        if self._evaluator is None or self._evaluator.problem != task.problem:
             self._evaluator = None  # its inputs and answers leave the device before the next ones come
             torch.cuda.empty_cache()
-            self._evaluator = DeviceEvaluator(problem, self._gpu, self._cache, report=self.report)
+            self._evaluator = self._make(task.problem, self._gpu, self._cache, report=self.report)
         try:
-            return getattr(self._evaluator, method)(*args)
+            return self._evaluator.do(task.task)
         finally:
             self.broken = self._evaluator.broken

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evoattn.bench.notes import shortened
-from evoattn.bench.run import Row, Time
+from evoattn.bench.row import Row, Time
 from evoattn.timing.peers.table import NOT_INSTALLED
 
 

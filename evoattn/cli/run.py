@@ -12,9 +12,11 @@ from evoattn.report import summarise
 from evoattn.report.screen import print_result
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
-from evoattn.search.loop import Search, SearchError
+from evoattn.search.errors import SearchError
+from evoattn.search.loop import Search
 from evoattn.search.request import DEFAULT_CACHE
 from evoattn.search.setup import PreparedSearch, sampler_of
+from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect, differences
 
 
@@ -41,7 +43,7 @@ def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> 
     print_lines(console, command(words, min(console.width, WIDEST)))
 
 
-def run_search(prepared: PreparedSearch, console: Console) -> None:
+def run_search(prepared: PreparedSearch, console: Console, tools: Tools | None = None) -> None:
     """Run the study under a live display, then print its result. Raises `SearchError` where no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
@@ -56,13 +58,13 @@ def run_search(prepared: PreparedSearch, console: Console) -> None:
             print_text(console, f"Note: not as when the study was made: {'; '.join(changed)}.")
         if prepared.words.sanitize and (why_not := _why_not_sanitized(prepared)):
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
-        _search(prepared, console)
+        _search(prepared, console, tools)
         print_result(summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
     finally:
         storage.close()
 
 
-def _search(prepared: PreparedSearch, console: Console) -> None:
+def _search(prepared: PreparedSearch, console: Console, tools: Tools | None) -> None:
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
     sampler = sampler_of(study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed)
     running = Search(
@@ -75,6 +77,7 @@ def _search(prepared: PreparedSearch, console: Console) -> None:
         prepared.words.processes,
         study.options.get("cache", DEFAULT_CACHE),
         prepared.words.sanitize,
+        tools,
     )
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
     with (

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from evoattn.evaluation.evaluate import Compiled, DeviceEvaluator, compile_and_rank, evaluate_offline
-from evoattn.evaluation.workers import Handler
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, Evaluation
-from evoattn.model.space import KernelConfig
-from evoattn.timing.benchmark import CacheMode
+from evoattn.model.records import Evaluation
+from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import CacheMode
 
 COMPILE_SECONDS = 30.0
 """A compile with its cost estimate takes 0.1 to 2 s; one that takes this long hangs."""
@@ -24,24 +22,26 @@ class CompileHandler(Handler):
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, offline: bool) -> None:
         import torch
 
-        torch.set_num_threads(1)  # the pool is as wide as the machine
-        self._problem, self._gpu, self._offline = problem, gpu, offline
+        from evoattn.evaluation import evaluate
 
-    def __call__(self, task: tuple[Candidate, KernelConfig]) -> Compiled | Evaluation:
-        candidate, config = task
-        work = evaluate_offline if self._offline else compile_and_rank
-        return work(candidate, config, self._problem, self._gpu)
+        torch.set_num_threads(1)  # the pool is as wide as the machine
+        self._problem, self._gpu = problem, gpu
+        self._work = evaluate.evaluate_offline if offline else evaluate.compile_and_rank
+
+    def __call__(self, task: Compile) -> Compiled | Evaluation:
+        return self._work(task, self._problem, self._gpu)
 
 
 class DeviceHandler(Handler):
-    """The GPU worker's process. Tasks: `(method of DeviceEvaluator, arguments)`."""
+    """The GPU worker's process."""
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode) -> None:
+        from evoattn.evaluation.device import DeviceEvaluator
+
         self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
 
-    def __call__(self, task: tuple[str, tuple]) -> Any:
-        method, args = task
+    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult:
         try:
-            return getattr(self._evaluator, method)(*args)
+            return self._evaluator.do(task)
         finally:
             self.broken = self._evaluator.broken

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import os
 import signal
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
+from evoattn.evaluation.process import Ending, Handler, Report, serve
+from evoattn.model.errors import FailedRun
+
 _CONTEXT = multiprocessing.get_context("spawn")  # a forked child would inherit locks and CUDA state
-_PR_SET_PDEATHSIG = 1  # prctl(2), linux/prctl.h
+START_TRIES = 3
+"""Processes that may fail to start in a row."""
+REFRESH_SECONDS = 0.1
+"""Between two calls of `refresh` while a worker is waited for."""
 
 
-class Ending(Enum):
-    """How a task ended."""
-
-    RESULT = "result"
-    TIMEOUT = "timeout"
-    DIED = "died"
-    RAISED = "raised"
+class WorkerFailed(FailedRun):
+    """A worker process cannot be started: its message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -39,62 +36,19 @@ class Outcome:
     """What the task last reported to be about (`Handler.report`)."""
 
 
-@dataclass(frozen=True)
-class _Report:
-    """From the process, while its task goes on."""
-
-    doing: str
-
-
-class Handler(ABC):
-    """What a worker process runs. Made once in the process; `broken` asks for a fresh process after the task at hand."""
-
-    broken = False
-    connection: Connection | None = None
-    """To the parent; set before the first task."""
-
-    def report(self, doing: str) -> None:
-        """Tell the parent what the task at hand is about now: should the process die or hang, its `Outcome` says so."""
-        self.connection.send(_Report(doing))
-
-    @abstractmethod
-    def __call__(self, task: Any) -> Any:
-        """The result of one task; what it raises costs that task only."""
-
-
-def _main(connection: Connection, make_handler: Callable[..., Handler], args: tuple) -> None:
-    """The process: a handler, then tasks until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # a parent killed -9 leaves no worker behind, not even a hung one
-    try:
-        handler = make_handler(*args)
-        handler.connection = connection
-        connection.send((Ending.RESULT, None, False))
-        while True:
-            task = connection.recv()
-            try:
-                message = Ending.RESULT, handler(task)
-            except Exception as error:  # a bug of ours must cost one task, not the search
-                message = Ending.RAISED, _sentence(error)
-            connection.send((*message, handler.broken))
-            if handler.broken:
-                os._exit(0)  # no destructors: they would touch the lost CUDA context
-    except EOFError:
-        pass
-    except Exception as error:
-        connection.send((Ending.RAISED, _sentence(error), True))
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+def _nothing() -> None:
+    pass
 
 
 class Worker:
-    """One process. `submit` a task, then `poll` until its `Outcome` comes; a task over its deadline, or a death, costs that task and a respawn."""
+    """One process. `ask` waits for a task's end; `submit` and `poll` do not wait.
 
-    def __init__(self, make_handler: Callable[..., Handler], args: tuple = (), start_seconds: float = 120.0) -> None:
+    A task over its deadline, or a death, costs that task and a fresh process.
+    """
+
+    def __init__(
+        self, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), start_seconds: float = 120.0
+    ) -> None:
         self._make_handler, self._args, self._start_seconds = make_handler, args, start_seconds
         self.ready = False
         self.failures_to_start, self.start_failure = 0, ""
@@ -105,7 +59,7 @@ class Worker:
 
     def _spawn(self) -> None:
         parent, child = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_main, args=(child, self._make_handler, self._args), daemon=True)
+        self._process = _CONTEXT.Process(target=serve, args=(child, self._make_handler, self._args), daemon=True)
         self._process.start()
         child.close()
         self.connection = parent
@@ -116,12 +70,41 @@ class Worker:
     def idle(self) -> bool:
         return self.ready and not self.busy
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def check(self) -> None:
+        """Raises `WorkerFailed` once the process failed to start `START_TRIES` times in a row."""
+        if self.failures_to_start >= START_TRIES:
+            raise WorkerFailed(
+                f"A worker process failed to start {START_TRIES} times; the last time: {self.start_failure}"
+            )
+
+    def ask(
+        self,
+        task: Any,
+        seconds: float,
+        refresh: Callable[[], None] = _nothing,
+        earlier: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> Outcome:
+        """Wait until the worker is idle, give it the task, and wait for its end.
+
+        The task may take `seconds`, its start not counted. `refresh` is called several times per second meanwhile. `earlier` gets
+        the outcome of the task that the worker still had. Raises `WorkerFailed`.
+        """
+        while not self.idle:
+            if outcome := self._step(refresh):
+                earlier(outcome)
+            self.check()
+        self.submit(None, task, seconds)
+        while not (outcome := self._step(refresh)):
+            pass
+        return outcome
+
+    def _step(self, refresh: Callable[[], None]) -> Outcome | None:
+        wait_for_any([self], REFRESH_SECONDS)
+        refresh()
+        return self.poll()
 
     def submit(self, tag: Any, task: Any, seconds: float) -> None:
-        """Hand over a task that may take `seconds`. Only an idle worker takes one; one found dead takes it after its respawn (see `poll`)."""
+        """Hand a task that may take `seconds` to an idle worker. One found dead loses the task and is replaced (see `poll`)."""
         self._tag, self.busy, self._started, self._doing = tag, True, time.monotonic(), ""
         self._deadline = self._started + seconds
         try:
@@ -134,7 +117,7 @@ class Worker:
         try:
             while self.connection.poll():
                 message = self.connection.recv()
-                if isinstance(message, _Report):
+                if isinstance(message, Report):
                     self._doing = message.doing
                     continue
                 ending, value, broken = message
@@ -176,9 +159,9 @@ class Worker:
 
 
 class Pool:
-    """Several `Worker`s over one queue of tasks."""
+    """Several `Worker`s of one kind."""
 
-    def __init__(self, count: int, make_handler: Callable[..., Handler], args: tuple = ()) -> None:
+    def __init__(self, count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = ()) -> None:
         self.workers = [Worker(make_handler, args) for _ in range(count)]
 
     def idle(self) -> list[Worker]:
@@ -187,6 +170,24 @@ class Pool:
     def poll(self) -> list[Outcome]:
         """All outcomes that are there now."""
         return [outcome for w in self.workers if (outcome := w.poll())]
+
+    def check(self) -> None:
+        """Raises `WorkerFailed` as `Worker.check` does."""
+        for worker in self.workers:
+            worker.check()
+
+    def ask(self, tasks: Sequence[Any], seconds: float, refresh: Callable[[], None] = _nothing) -> list[Outcome]:
+        """The outcomes of all tasks, in their order, once the last has ended. Each may take `seconds`. Raises `WorkerFailed`."""
+        waiting, done = list(enumerate(tasks))[::-1], dict[int, Outcome]()
+        while len(done) < len(tasks):
+            for worker in self.idle()[: len(waiting)]:
+                number, task = waiting.pop()
+                worker.submit(number, task, seconds)
+            wait_for_any(self.workers, REFRESH_SECONDS)
+            refresh()
+            done |= {outcome.tag: outcome for outcome in self.poll()}
+            self.check()
+        return [done[number] for number in range(len(tasks))]
 
     @property
     def in_flight(self) -> int:
@@ -197,6 +198,6 @@ class Pool:
             worker.stop()
 
 
-def wait_for_any(workers: list[Worker], seconds: float) -> None:
+def wait_for_any(workers: Sequence[Worker], seconds: float) -> None:
     """Sleep until one of the workers says something, at most `seconds`."""
     wait([w.connection for w in workers], timeout=seconds)

@@ -34,7 +34,7 @@ def parse_budget(text: str) -> Budget:
 
 
 class Clock:
-    """A budget as it is spent. Its time runs from `start`, not from the call: until the workers are up no candidate can be measured."""
+    """A budget as it is spent. Its time runs from `start`: until the workers are up no candidate can be measured."""
 
     def __init__(self, budget: Budget, reserve: float = 0.0) -> None:
         """`reserve`: seconds of a time budget to leave for what comes after the search, at most half of it."""
@@ -51,4 +51,6 @@ class Clock:
         """Whether the time is over, or `recorded` trials are all that were wanted."""
         if self._budget.trials is not None:
             return recorded >= self._budget.trials
-        return self.started is not None and time.monotonic() >= self.started + self._seconds
+        if self.started is None or self._seconds is None:
+            return False
+        return time.monotonic() >= self.started + self._seconds

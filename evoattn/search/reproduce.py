@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from evoattn.backends.compiler import CompileError, compile_source
-from evoattn.evaluation.evaluate import DeviceEvaluator, evaluate_offline
+from evoattn.evaluation.endings import failed
+from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
-from evoattn.evaluation.workers import Ending, Worker, wait_for_any
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import Compile, Evaluate
+from evoattn.evaluation.workers import Worker
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -15,13 +18,13 @@ from evoattn.model import gpu as gpus
 from evoattn.model import space as configs
 from evoattn.model.errors import FailedRun
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Evaluation, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage
 from evoattn.storage.versions import collect, differences
 
 TIME_TOLERANCE = 0.05
-"""Share by which a time may differ from its record: what an H100 that others use too drifts by from hour to hour. A wider spread of the
+"""Share by which a time may differ from its record: a shared H100 drifts by this much from hour to hour. A wider spread of the
 samples widens it."""
 COST_TOLERANCE = 1e-6
 
@@ -52,12 +55,13 @@ class Reproduction:
 
 
 def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool = False) -> Reproduction:
-    """Run `trial` again. Raises `ReproduceError` if it never ran, or its device is not here; `StorageError` on a broken record.
+    """Run `trial` again.
 
-    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the recorded config, it
-    runs only if `trust_source`.
+    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the recorded
+    config, it runs only if `trust_source`. Raises `ReproduceError` if the trial never ran, or its device is not here; `FamilyError`
+    if its family is not known; `StorageError` on a broken record.
     """
-    if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED):
+    if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED) or trial.source_hash is None:
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
     spec = study.spec
     problem = AttentionProblem(**study.problem)
@@ -67,8 +71,8 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     rendered = _source_finding(trial, problem, config, spec)
     if not (rendered.agrees or trust_source):
         raise ReproduceError(
-            f"{rendered.sentence} Trial {trial.number} was not run: what is recorded is code of whoever wrote the database. Read it with "
-            f"`evoattn show {trial.number}`, then use --trust-source, or run the commit that recorded it."
+            f"{rendered.sentence} Trial {trial.number} was not run: its record is code of whoever wrote the database. "
+            f"Read it with `evoattn show {trial.number} --source`, then use --trust-source, or run the commit that recorded it."
         )
     findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:
@@ -78,16 +82,16 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
         return Reproduction(trial, tuple(findings))
     findings.append(_compile_finding(trial, kernel))
     if trial.state is TrialState.ESTIMATED:
-        evaluation = evaluate_offline(candidate, config, problem, spec)
+        evaluation = evaluate_offline(Compile(registry.lookup(trial.family), config, candidate), problem, spec)
         findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation)]
     else:
         evaluation = _on_device(problem, spec, study, trial, config, kernel)
-        findings += [_validation_finding(trial, evaluation), *_time_finding(trial.timing, evaluation)]
+        findings += [_validation_finding(trial, evaluation), *_time_finding(trial, evaluation)]
     return Reproduction(trial, tuple(findings))
 
 
 def _place_finding(storage: Storage, trial: Trial, study: Study) -> Finding:
-    """What is not here as it was there, field by field; the study's own facts where the trial's were not recorded."""
+    """What differs here from there, field by field; by the study's own facts where the trial's were not recorded."""
     recorded = storage.environments(trial)
     then = recorded[0] if recorded else study.versions
     changed = differences(then, collect(None if study.offline else next(iter(gpus.detect_devices()), None)))
@@ -112,7 +116,7 @@ def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfi
 
 
 def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:
-    then, now = trial.compile_info, kernel.info
+    then, now = trial.compile_info or CompileInfo(), kernel.info
     same = (then.registers, then.spill_bytes) == (now.registers, now.spill_bytes)
     text = f"{now.compiler}: {now.registers} registers, {now.spill_bytes} bytes spilled"
     if same:
@@ -134,7 +138,7 @@ def _validation_finding(trial: Trial, evaluation: Evaluation) -> Finding:
 
 
 def _cost_finding(trial: Trial, evaluation: Evaluation) -> list[Finding]:
-    if evaluation.relative_cost is None:
+    if evaluation.relative_cost is None or trial.relative_cost is None:
         return []
     change = evaluation.relative_cost / trial.relative_cost - 1
     sentence = (
@@ -143,16 +147,17 @@ def _cost_finding(trial: Trial, evaluation: Evaluation) -> list[Finding]:
     return [Finding("cost", sentence, abs(change) <= COST_TOLERANCE)]
 
 
-def _time_finding(then: Timing, evaluation: Evaluation) -> list[Finding]:
-    now = evaluation.timing
-    if now is None:
+def _time_finding(trial: Trial, evaluation: Evaluation) -> list[Finding]:
+    then, now = trial.timing, evaluation.timing
+    if then is None or now is None:
         return []
     spreads = [(t.quantile_us(0.9) - t.quantile_us(0.1)) / t.median_us for t in (then, now)]
     tolerance = max(TIME_TOLERANCE, *spreads)
     change = now.median_us / then.median_us - 1
     within = abs(change) <= tolerance
     verdict = "within" if within else "outside"
-    sentence = f"{now.median_us:.2f} µs, recorded {then.median_us:.2f} µs: {change:+.1%}, {verdict} the noise of ±{tolerance:.1%}."
+    times = f"{now.median_us:.2f} µs, recorded {then.median_us:.2f} µs"
+    sentence = f"{times}: {change:+.1%}, {verdict} the noise of ±{tolerance:.1%}."
     return [Finding("time", sentence, within)]
 
 
@@ -169,21 +174,16 @@ def _on_device(
     if not devices or not spec.is_like(devices[0].spec):
         here = f"this machine has a {devices[0].describe()}" if devices else "this machine has no CUDA device"
         raise ReproduceError(
-            f"Trial {trial.number} was timed on the GPU {spec.name} with {spec.sm_count} SMs, but {here}; run it there, or `evoattn export {trial.number}`."
+            f"Trial {trial.number} was timed on the GPU {spec.name} with {spec.sm_count} SMs, but {here}; "
+            f"run it there, or `evoattn export {trial.number}`."
         )
     worker = Worker(DeviceHandler, (problem, spec, study.options.get("cache", "warm")))
     try:
-        while not worker.idle:
-            wait_for_any([worker], 0.2)
-            worker.poll()
-            if worker.failures_to_start:
-                raise ReproduceError(f"The GPU worker failed to start: {worker.start_failure}")
-        built = BuiltKernel(registry.lookup(trial.family), config, spec, kernel)
-        worker.submit(trial.number, (DeviceEvaluator.evaluate.__name__, (built, None)), DEVICE_SECONDS)
-        while not (outcome := worker.poll()):
-            wait_for_any([worker], 0.2)
+        task = Evaluate(BuiltKernel(registry.lookup(trial.family), config, spec, kernel), None)
+        outcome = worker.ask(task, DEVICE_SECONDS)
     finally:
         worker.stop()
     if outcome.ending is not Ending.RESULT:
-        return Evaluation(TrialState.WORKER_DIED, str(outcome.value))
-    return outcome.value
+        return failed(outcome, "device", kernel.info)
+    evaluation: Evaluation = outcome.value
+    return evaluation

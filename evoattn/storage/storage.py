@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Select, exists, func, insert, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -58,14 +58,14 @@ class Storage:
         self._writer = self._engine.execution_options(writes=True)
         self._environment_id: int | None = None
 
-    @staticmethod
-    def open(url: str, create: bool = True) -> Storage:
+    @classmethod
+    def open(cls, url: str, create: bool = True) -> Self:
         """Open the database at a SQLAlchemy URL or a file path, brought to this version's tables; a read-only one serves reading.
 
         The user's data folder is made if it is not there yet; no other folder is.
         Raises `StorageError` if it is missing (and not `create`), another program's, of a newer evoattn, or cannot be opened.
         """
-        storage = Storage(database.parse_url(url))
+        storage = cls(database.parse_url(url))
         where = database.place(storage.url)
         if not create and storage.url.get_backend_name() == "sqlite" and not Path(where).exists():
             raise StorageError(

@@ -1,4 +1,4 @@
-"""The timing protocol: CUDA-graph replay, warm or cold L2, several contestants interleaved, every replay's output looked at."""
+"""Timing on the device: CUDA-graph replay, warm or cold L2, contestants interleaved, the output of every replay checked."""
 
 from __future__ import annotations
 
@@ -7,45 +7,25 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from evoattn.correctness.arena import UNWRITTEN, Arena, bits
 from evoattn.model.records import Timing
 from evoattn.timing.clocks import Clocks
+from evoattn.timing.protocol import CacheMode, Protocol
 
-CacheMode = Literal["warm", "cold"]
-Enqueue = Callable[[], None]
+Enqueue = Callable[[], object]
+"""Puts work on the current stream."""
 
-
-@dataclass(frozen=True)
-class Protocol:
-    """How long and how often: `samples` replays of a graph, each of about `replay_us` µs of work (at most `max_calls` calls)."""
-
-    stage: Literal["screen", "repeat", "final"]
-    samples: int
-    replay_us: float
-    max_calls: int = 200
-
-
-SCREEN = Protocol("screen", 5, 500.0)
-"""Cheap, for every candidate: 2.5 ms of device time."""
-REPEAT = Protocol("repeat", 15, 1000.0)
-"""For those within `REPEAT_WITHIN` of the best so far."""
-FINAL = Protocol("final", 25, 1000.0)
-"""Rounds of the final, every contestant once a round in shuffled order."""
-REPEAT_WITHIN = 1.05
-HOPELESS = 10.0
-"""A candidate whose first calls take this many times the best so far gets one sample: it has no chance, and may be very slow."""
 FLUSH_FACTOR = 2
 """A cold call is preceded by writing this many times the L2's size."""
 CLOCK_DROP = 0.97
-"""A round of the final after which the SM clock is under this share of the median of all rounds so far is run again …"""
+"""A round of the final is run again where the SM clock falls under this share of its median over the rounds so far."""
 MAX_REPEATED = 0.4
-"""… at most this share of the rounds: a GPU that throttles all the time is timed as it is."""
+"""Share of the rounds that may be run again: a GPU that throttles all the time is timed as it is."""
 
 
 class Timer:
@@ -64,7 +44,7 @@ class Timer:
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        """A stream other than the default one, as capture needs; starts when the device is done, and is done at the end."""
+        """Capture needs a stream other than the default one. The device is idle when it starts and when it ends."""
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -92,8 +72,10 @@ class Timer:
 
 
 class Witness:
-    """Sees to it that what is timed is the work: before a replay the inputs are the originals and the outputs are poisoned, after it both
-    are compared, bit for bit. Costs no wait: the counts stay on the device until they are asked for."""
+    """Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.
+
+    The comparison is bit for bit; its counts stay on the device until `fault` reads them.
+    """
 
     def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None) -> None:
         """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes elsewhere."""
@@ -120,18 +102,21 @@ class Witness:
         if changed:
             return f"{changed} of {self.replays} timed replays changed the inputs."
         if unwritten:
-            return f"{unwritten} of {self.replays} timed replays left outputs unwritten: the kernel does less work when it is timed."
+            return (
+                f"{unwritten} of {self.replays} timed replays left outputs unwritten: "
+                "the kernel does less work when it is timed."
+            )
         if wrong:
             return f"{wrong} of {self.replays} timed replays left another output than the validated one."
         return ""
 
 
 class ContestantFailed(RuntimeError):
-    """A replay failed: whose, and as its cause and message the error that it raised."""
+    """A replay failed. `name` says whose; message and cause are the error that it raised."""
 
     def __init__(self, name: str, error: RuntimeError) -> None:
         super().__init__(str(error))
-        self.name = name
+        self.name, self.error = name, error
 
 
 class Contestant:
@@ -147,7 +132,10 @@ class Contestant:
         witness: Witness,
         flush: Enqueue | None = None,
     ) -> None:
-        """Warms up, estimates the time of one call (`estimate_us`, launch overhead included) and captures the graph. Raises what `enqueue` raises."""
+        """Warms up, estimates the time of one call and captures the graph. Raises what `enqueue` raises.
+
+        `estimate_us`: of one call, launch overhead included.
+        """
         self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
         self._enqueue = enqueue  # a graph does not keep loaded the module that its kernels come from, but this does
         with timer.side_stream():
@@ -163,7 +151,7 @@ class Contestant:
         timer.synchronize()
 
     def sample(self) -> float:
-        """µs a call of one replay. Cold: the L2 is flushed first, outside the timed interval but queued right before it."""
+        """µs per call of one replay. Cold: the L2 is flushed first, outside the timed interval but queued right before it."""
         self.witness.before()
         if self._flush:
             self._flush()
@@ -192,16 +180,18 @@ def measure(
     seed: int = 0,
     watch: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Timing]:
-    """`rounds` (else `protocol.samples`) rounds; each contestant is replayed once a round, in an order shuffled by `seed`, so that drift
-    hits all alike.
+    """Timings by name, from `rounds` (else `protocol.samples`) rounds.
 
-    A round of the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`). `watch` is told whose turn it is.
-    Raises `ContestantFailed`.
+    Each contestant is replayed once per round, in an order shuffled by `seed`, so that drift hits all alike. A round of the final
+    in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`). `watch` is told whose turn it is. Raises
+    `ContestantFailed`.
     """
     run, wanted = f"{time.time_ns():x}", rounds or protocol.samples
-    order, samples = list(contestants), {c.name: [] for c in contestants}
+    order: list[Contestant] = list(contestants)
+    samples: dict[str, list[float]] = {c.name: [] for c in contestants}
     watched = protocol.stage == "final" and clocks.read() is not None
-    spare, repeated, seen = int(MAX_REPEATED * wanted), 0, []
+    spare, repeated = int(MAX_REPEATED * wanted), 0
+    seen: list[float] = []
     shuffle = random.Random(seed)
     while contestants and len(samples[contestants[0].name]) < wanted:
         shuffle.shuffle(order)

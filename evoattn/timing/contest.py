@@ -1,10 +1,9 @@
-"""A final on the device: finalists and peers interleaved over the same memory. Who fails is out with a sentence, and the others go on."""
+"""A final on the device: finalists and peers interleaved over the same memory. One that fails is out; the others go on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
@@ -15,30 +14,17 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import Timing
 from evoattn.timing import benchmark
-from evoattn.timing.benchmark import Contestant, ContestantFailed, Protocol, Witness
+from evoattn.timing.benchmark import Contestant, ContestantFailed, Witness
 from evoattn.timing.clocks import Clocks
-from evoattn.timing.peers import table as baselines
-from evoattn.timing.peers.table import PEERS, PeerRefused
+from evoattn.timing.finalists import Finalists, FinalResult
+from evoattn.timing.peers.table import Peer, PeerRefused, peer_call
+from evoattn.timing.protocol import Protocol
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 
-Finalists = dict[str, BuiltKernel]
-"""By name."""
 NO_MEMORY = "It needs more device memory than is free."
 _HARMLESS = (LaunchError, PeerRefused, torch.cuda.OutOfMemoryError)
-"""What may leave the process as it was. Anything else may not, a failed capture above all: torch's allocator then still takes itself
-to be capturing (`CUDAGraph::capture_end`, whose comment speaks of "all kinds of weird states")."""
-
-
-class FinalResult(NamedTuple):
-    """What came of a final, or of one try at it."""
-
-    timings: dict[str, Timing]
-    """By finalist and peer. A finalist that failed has a timing without samples (`Timing.out`); `disqualified` in a timing's protocol is the
-    sentence by which a finalist proved wrong. A peer's protocol carries its package and `version`."""
-    refusals: dict[str, str]
-    """By peer: why it has no timing."""
-    complete: bool = True
-    """False: the process is lost to who is in here, and the others want another try in a fresh one."""
+"""Errors that may leave the process as it was. Others may not, above all a failed capture: torch's allocator then still
+believes that it is capturing (`CUDAGraph::capture_end`, whose comment speaks of "all kinds of weird states")."""
 
 
 class _DeviceLost(RuntimeError):
@@ -46,8 +32,11 @@ class _DeviceLost(RuntimeError):
 
 
 class Contest:
-    """One try at a final. `alive` says whether the device answers and all inputs are as they were; `report` is told whose turn it is, so
-    that a process that dies or hangs is laid at the right door."""
+    """One try at a final.
+
+    `alive` says whether the device answers and all inputs are as they were. `report` is told whose turn it is, so that a crash is
+    attributed to that contestant.
+    """
 
     def __init__(
         self,
@@ -61,44 +50,46 @@ class Contest:
     ) -> None:
         self._setup, self._gpu, self._clocks, self._arena, self._protocol = setup, gpu, clocks, arena, protocol
         self._alive, self._report = alive, report
+        self._peers: Mapping[str, Peer] = {}
         self._contestants: dict[str, Contestant] = {}
         self._runs: dict[str, TimedRun] = {}
         self._faults: dict[str, str] = {}
         self._out: dict[str, Timing] = {}
         self._refusals: dict[str, str] = {}
 
-    def hold(self, finalists: Finalists, peers: Iterable[str]) -> FinalResult:
-        """Enter, measure and prove all of them. Raises nothing for what a contestant does."""
+    def hold(self, finalists: Finalists, peers: Mapping[str, Peer]) -> FinalResult:
+        """Enter, measure and check all of them. Raises nothing for what a contestant does."""
+        self._peers = peers
         try:
             for name, kernel in finalists.items():
                 with self._turn(name):
                     self._enter(name, kernel)
-            for name in peers:
-                self._arena.restore()  # a finalist that changes its inputs must not make a peer's answer wrong
+            for name, peer in peers.items():
+                self._arena.restore()  # so that a finalist that changes its inputs makes no peer's answer wrong
                 with self._turn(name):
-                    self._enter_peer(name)
+                    self._enter_peer(name, peer)
             timings = self._measure()
             for name in list(self._runs):
                 with self._turn(name):
                     self._prove(name, timings[name])
         except _DeviceLost:
             return FinalResult(self._out, self._refusals, complete=False)
-        for name in timings.keys() & PEERS.keys():
-            timings[name].protocol["version"] = PEERS[name].version(self._setup.own.problem)
+        for name in timings.keys() & peers.keys():
+            timings[name].protocol["version"] = peers[name].version(self._setup.own.problem)
         return FinalResult(timings | self._out, self._refusals)
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:
-        """What is raised inside puts `name` out. Raises `_DeviceLost` where nobody can go on in this process after it."""
+        """An error inside puts `name` out. Raises `_DeviceLost` where nobody can go on in this process after it."""
         self._report(name)
         try:
             yield
         except Exception as error:
-            if name not in PEERS and not isinstance(error, RuntimeError):
-                raise  # a bug of ours, no doing of the kernel's; a peer's code may raise anything
+            if name not in self._peers and not isinstance(error, RuntimeError):
+                raise  # a bug of ours, not the kernel's fault; a peer's code may raise anything
             no_memory = isinstance(error, torch.cuda.OutOfMemoryError)
             sentence = NO_MEMORY if no_memory else " ".join(f"{error}".split())[:300] or type(error).__name__
-            if name not in PEERS:
+            if name not in self._peers:
                 self._out[name] = Timing.out(sentence, disqualified=not no_memory)
             else:
                 self._refusals[name] = (
@@ -115,9 +106,9 @@ class Contest:
         self._contestants[name] = run.contestant(name, self._protocol)
         self._runs[name], self._faults[name] = run, result.reason
 
-    def _enter_peer(self, name: str) -> None:
+    def _enter_peer(self, name: str, peer: Peer) -> None:
         setup = self._setup
-        call = baselines.peer_call(name, setup.own.problem, self._arena.views, setup.own.answer)
+        call = peer_call(peer, setup.own.problem, self._arena.views, setup.own.answer)
         self._contestants[name] = Contestant(
             name, call, self._protocol, setup.cache, setup.timer, Witness(self._arena, None), setup.flush
         )
@@ -132,7 +123,7 @@ class Contest:
                 )
             except ContestantFailed as failed:
                 with self._turn(failed.name):
-                    raise failed.__cause__
+                    raise failed.error from None
                 del self._contestants[failed.name]
                 self._runs.pop(failed.name, None)
 

@@ -1,4 +1,4 @@
-"""One candidate on the timed path, and the proof that the work was done there: a check before the timing says nothing about the timing."""
+"""Times one candidate and checks the timed launches' outputs: a check before the timing says nothing about the timing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Timing
-from evoattn.timing.benchmark import CacheMode, Contestant, Enqueue, Protocol, Timer, Witness
+from evoattn.timing.benchmark import Contestant, Enqueue, Timer, Witness
+from evoattn.timing.protocol import CacheMode, Protocol
 
 BACK_TO_BACK = 4
-"""Launches of the graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it here too."""
+"""Launches of a graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it here."""
 IMPLAUSIBLE_SHARE = 0.95
-"""A time under this share of the roofline floor is a broken measurement; above it the floor's own clock may be a little off."""
+"""A time under this share of the roofline's least time is a broken measurement; the rest allows for the table's clock."""
 
 
 def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> str:
@@ -27,7 +28,10 @@ def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> 
     floor = gpu.floor_us(problem.flops, problem.bytes, problem.dtype)
     if timing.median_us >= IMPLAUSIBLE_SHARE * floor:
         return ""
-    return f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {gpu.product}'s peak rates allow: a broken measurement."
+    return (
+        f"{timing.median_us:.2f} µs is under the {floor:.2f} µs that the {gpu.product}'s peak rates allow: "
+        "a broken measurement."
+    )
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,16 @@ class TimingSetup:
 
 
 class TimedRun:
-    """A candidate over the buffers of `arena`, which holds the bench's own inputs; `outputs` are the validated ones for them, by name."""
+    """A candidate over the buffers of `arena`, which holds the setup's own inputs.
+
+    `outputs` are the validated ones for these inputs, by name; None where the validation saw a fault.
+    """
 
     def __init__(
         self,
         setup: TimingSetup,
         kernel: BuiltKernel,
-        outputs: dict[str, torch.Tensor],
+        outputs: dict[str, torch.Tensor] | None,
         arena: Arena,
     ) -> None:
         """`arena` is shared among the contestants of a final, scratch buffers are not. Raises what `Arena` raises."""
@@ -78,8 +85,8 @@ class TimedRun:
         )
 
     def check_work(self, contestant: Contestant) -> CheckResult:
-        """After the timing: what the replays left, the bands, launches back to back with outputs each, the zeros, and the graph again on
-        fresh inputs in the very buffers that were timed."""
+        """After the timing: the replays' outputs, the guard bands, launches back to back with outputs of their own, buffers that are
+        to stay zero, and the graph once more on fresh inputs in the buffers that were timed."""
         started = time.perf_counter()
         reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
         if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):
@@ -104,11 +111,12 @@ class TimedRun:
         )
 
     def _idle_launches(self) -> str:
-        """Launches back to back in one graph, outputs each: which of them did not do the work."""
+        """Launches back to back in one graph, each with outputs of its own: a sentence if some did not do the work."""
+        expected = self._outputs
+        if expected is None:
+            return ""
         self._arena.restore()
-        flat = [
-            {name: torch.empty_like(self._arena.buffers[name]) for name in self._outputs} for _ in range(BACK_TO_BACK)
-        ]
+        flat = [{name: torch.empty_like(self._arena.buffers[name]) for name in expected} for _ in range(BACK_TO_BACK)]
         for outputs in flat:
             for out in outputs.values():
                 out.view(torch.uint8).fill_(POISON_BYTE)
@@ -121,7 +129,7 @@ class TimedRun:
             {name: out.as_strided(views[name].shape, views[name].stride()) for name, out in outputs.items()}
             for outputs in flat
         ]
-        wrong = sum(different(outputs, self._outputs) > 0 for outputs in written)
+        wrong = sum(different(outputs, expected) > 0 for outputs in written)
         return (
             f"{wrong} of {BACK_TO_BACK} launches back to back, an output each, did not leave the validated one."
             if wrong

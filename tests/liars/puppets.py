@@ -9,17 +9,21 @@ from dataclasses import dataclass, field
 import torch
 
 from evoattn.correctness.reference import exact_attention, exact_lse
-from evoattn.evaluation.evaluate import DeviceEvaluator
+from evoattn.evaluation.device import DeviceEvaluator
+from evoattn.evaluation.tasks import Evaluate
+from evoattn.families import registry
+from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
-from evoattn.families.flash_scalar import FlashScalar
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation
 from evoattn.model.space import load_space
 from evoattn.timing.benchmark import Timer
+from evoattn.timing.peers.table import Peer
 
 PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)
 H100 = gpu.GPUS["h100"]
+FAMILY = registry.lookup("flash_scalar")
 CONFIG = load_space("flash_scalar", H100).starting_configs(PROBLEM)[0]
 
 
@@ -111,15 +115,18 @@ class PuppetTimer(Timer):
         pass
 
 
-def built(puppet: Puppet) -> BuiltKernel:
+def built(puppet: Puppet, family: Family = FAMILY) -> BuiltKernel:
     """The puppet as a kernel of flash_scalar."""
-    return BuiltKernel(FlashScalar(), CONFIG, H100, puppet)
+    return BuiltKernel(family, CONFIG, H100, puppet)
 
 
-def make_evaluator(problem: AttentionProblem = PROBLEM) -> DeviceEvaluator:
+def make_evaluator(problem: AttentionProblem = PROBLEM, **peers: Peer) -> DeviceEvaluator:
+    """On puppets; against `peers` alone in a final."""
     backend = PuppetBackend()
-    return DeviceEvaluator(problem, H100, backend=backend, timer=PuppetTimer(backend))
+    return DeviceEvaluator(problem, H100, backend=backend, timer=PuppetTimer(backend), peers=peers)
 
 
-def evaluate(evaluator: DeviceEvaluator, play: Callable[[Launch], None], us: float = 50.0) -> Evaluation:
-    return evaluator.evaluate(built(Puppet(play, us)), None)
+def evaluate(
+    evaluator: DeviceEvaluator, play: Callable[[Launch], None], us: float = 50.0, family: Family = FAMILY
+) -> Evaluation:
+    return evaluator.evaluate(Evaluate(built(Puppet(play, us), family), None))

@@ -5,11 +5,13 @@ import torch
 from puppets import Launch, Puppet, built, make_evaluator
 
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.evaluation.workers import Ending, Outcome
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import HoldFinal
+from evoattn.evaluation.workers import Outcome
 from evoattn.search.finals import Final, FinalFailed
-from evoattn.timing.benchmark import Protocol
-from evoattn.timing.contest import FinalResult
-from evoattn.timing.peers.table import PEERS, Peer
+from evoattn.timing.finalists import FinalResult
+from evoattn.timing.peers.table import Peer
+from evoattn.timing.protocol import Protocol
 
 SHORT = Protocol("final", 3, 200.0)
 FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 12, 21
@@ -18,15 +20,8 @@ FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 12, 21
 
 @pytest.fixture(scope="module")
 def evaluator():
+    """Without a peer."""
     return make_evaluator()
-
-
-@pytest.fixture(autouse=True)
-def peers(monkeypatch):
-    """The table of peers, empty."""
-    for name in list(PEERS):
-        monkeypatch.delitem(PEERS, name)
-    return PEERS
 
 
 def honest(launch: Launch) -> None:
@@ -46,6 +41,10 @@ def entered(**plays):
     return {name: built(Puppet(play)) for name, play in plays.items()}
 
 
+def hold(evaluator, refused=(), **plays):
+    return evaluator.final(HoldFinal(entered(**plays), SHORT, refused))
+
+
 def make_peer(call) -> Peer:
     return Peer(lambda problem, tensors: lambda: call(tensors), "torch")
 
@@ -58,14 +57,13 @@ def right(tensors) -> torch.Tensor:
 @pytest.mark.parametrize(
     "error, harmless", [(LaunchError("Too many registers."), True), (ContextLost("An illegal address."), False)]
 )
-def test_a_finalist_that_fails_is_out_and_the_others_go_on(evaluator, peers, at, error, harmless):
-    peers["rival"] = make_peer(right)
-    final = Final(entered(a=honest, b=fails(error, at), c=honest))
+def test_a_finalist_that_fails_is_out_and_the_others_go_on(at, error, harmless):
+    evaluator = make_evaluator(rival=make_peer(right))
+    final = Final(entered(a=honest, b=fails(error, at), c=honest), SHORT, ["rival"])
     tries = 0
     while not final.result:
         tries += 1
-        finalists, refused = final.task
-        result = evaluator.final(finalists, SHORT, refused)
+        result = evaluator.final(final.task)
         assert evaluator.broken != result.complete
         final.take(Outcome("final", Ending.RESULT, result, 1.0))
     assert tries == (1 if harmless else 2)
@@ -80,9 +78,7 @@ def test_a_finalist_that_fails_is_out_and_the_others_go_on(evaluator, peers, at,
 
 
 def test_a_finalist_without_room_is_out_but_not_disqualified(evaluator):
-    timings, _, complete = evaluator.final(
-        entered(a=honest, b=fails(torch.cuda.OutOfMemoryError("2 GiB"), FIRST_CALL)), SHORT
-    )
+    timings, _, complete = hold(evaluator, a=honest, b=fails(torch.cuda.OutOfMemoryError("2 GiB"), FIRST_CALL))
     assert (
         complete
         and not timings["b"].disqualified
@@ -97,7 +93,7 @@ def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(eval
         if launch.count >= PROOF:
             launch.views["o"].add_(1)
 
-    timings, _, complete = evaluator.final(entered(a=honest, b=wrong_when_proved), SHORT)
+    timings, _, complete = hold(evaluator, a=honest, b=wrong_when_proved)
     assert (
         complete
         and timings["b"].samples_us
@@ -115,7 +111,7 @@ def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(eval
         (20, RuntimeError("Lost."), "It fails when it is timed: Lost."),
     ],
 )
-def test_a_peer_that_fails_is_refused_and_the_others_go_on(evaluator, peers, calls, error, sentence):
+def test_a_peer_that_fails_is_refused_and_the_others_go_on(calls, error, sentence):
     count = [0]
 
     def call(tensors):
@@ -124,30 +120,29 @@ def test_a_peer_that_fails_is_refused_and_the_others_go_on(evaluator, peers, cal
             raise error
         return right(tensors)
 
-    peers |= {"bad": make_peer(call), "good": make_peer(right)}
-    timings, refusals, complete = evaluator.final(entered(a=honest), SHORT)
+    evaluator = make_evaluator(bad=make_peer(call), good=make_peer(right))
+    timings, refusals, complete = hold(evaluator, a=honest)
     assert refusals == {"bad": sentence} and complete == (calls == 0)
     if not complete:
-        timings, refusals, complete = evaluator.final(entered(a=honest), SHORT, tuple(refusals))
+        timings, refusals, complete = hold(evaluator, tuple(refusals), a=honest)
     assert complete and set(timings) == {"a", "good"} and timings["good"].protocol["version"].startswith("torch ")
 
 
-def test_a_peer_that_refuses_but_lost_the_device_costs_the_process(evaluator, peers, monkeypatch):
+def test_a_peer_that_refuses_but_lost_the_device_costs_the_process():
     def call(tensors):
         evaluator.ladder[0].answer.exact[0, 0, 0, 0] += 1  # what an illegal write may hit
         raise RuntimeError("An illegal address.")
 
-    peers["bad"] = make_peer(call)
+    evaluator = make_evaluator(bad=make_peer(call))
     assert (
-        evaluator.final(entered(a=honest), SHORT) == FinalResult({}, {"bad": "An illegal address."}, complete=False)
+        hold(evaluator, a=honest) == FinalResult({}, {"bad": "An illegal address."}, complete=False)
         and evaluator.broken
     )
-    evaluator.ladder[0].answer.exact[0, 0, 0, 0] -= 1
 
 
 def test_a_bug_of_ours_is_no_finalist_s_fault(evaluator):
     with pytest.raises(KeyError):
-        evaluator.final(entered(a=fails(KeyError("q"), ROUNDS)), SHORT)
+        hold(evaluator, a=fails(KeyError("q"), ROUNDS))
     assert evaluator.broken
 
 
@@ -155,9 +150,8 @@ def ended(how: Ending, doing: str = "") -> Outcome:
     return Outcome("final", how, "The worker process ended with exit code 1.", 1.0, doing)
 
 
-def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
-    peers |= {"fa3": make_peer(right), "fa4": make_peer(right)}
-    final = Final({"7": None, "8": None, "9": None})
+def test_who_kills_the_process_twice_or_hangs_it_is_out():
+    final = Final({"7": None, "8": None, "9": None}, peers=["fa3", "fa4"])
     for how, doing, left in (
         (Ending.DIED, "fa3", ["7", "8", "9"]),
         (Ending.DIED, "fa3", ["7", "8", "9"]),
@@ -167,8 +161,8 @@ def test_who_kills_the_process_twice_or_hangs_it_is_out(peers):
         (Ending.DIED, "9", ["7"]),
     ):
         final.take(ended(how, doing))
-        assert list(final.task[0]) == left and not final.result
-    assert final.task[1] == ("fa3", "fa4")
+        assert list(final.task.finalists) == left and not final.result
+    assert final.task.refused == ("fa3", "fa4")
     final.take(Outcome("final", Ending.RESULT, FinalResult({}, {"math": "No memory."}), 1.0))
     assert set(final.result.refusals) == {"fa3", "fa4", "math"}
     assert "exit code 1. So it did 2 times" in final.result.refusals["fa3"]

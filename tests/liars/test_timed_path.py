@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from puppets import PROBLEM, Launch, Puppet, built, evaluate, make_evaluator
+from puppets import FAMILY, PROBLEM, Launch, Puppet, built, evaluate, make_evaluator
 
 from evoattn.correctness import reference
-from evoattn.families.registry import FAMILIES
+from evoattn.evaluation.tasks import HoldFinal
 from evoattn.model.records import TrialState
-from evoattn.timing.benchmark import FINAL
+from evoattn.timing.protocol import FINAL
 
 CHECKED = 18
 """Launches before the timing: eight cases and the problem's own shape, twice each."""
@@ -177,11 +177,10 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
     assert found.state is TrialState.WRONG_RESULT and found.doubtful and evaluator.broken
 
 
-def test_a_finalist_that_lies_in_the_final_is_disqualified(monkeypatch):
+def test_a_finalist_that_lies_in_the_final_is_disqualified():
     evaluator = make_evaluator()
-    monkeypatch.setattr("evoattn.evaluation.evaluate.PEERS", {})
     kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
-    timings, _, complete = evaluator.final({n: built(k) for n, k in kernels.items()}, FINAL)
+    timings, _, complete = evaluator.final(HoldFinal({n: built(k) for n, k in kernels.items()}, FINAL))
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
     assert complete
     assert not verdicts["1"] and "does less work when it is timed" in verdicts["2"] and "peak rates" in verdicts["3"]
@@ -226,6 +225,13 @@ def test_the_log_sum_exp_is_watched_as_the_output_is(lse_evaluator, liar, words)
     assert evaluate(lse_evaluator, honest).state is TrialState.COMPLETE
 
 
+class WithScratch(type(FAMILY)):
+    """The family, as if its kernels used scratch buffers, one of which stays zero."""
+
+    def workspace(self, *words):
+        return {"partials": 16, "tickets_zeroed": 8}
+
+
 def counts_tickets_and_clears_them(launch: Launch) -> None:
     assert not launch.buffers["tickets_zeroed"].any() and (
         launch.count >= CHECKED or (launch.buffers["partials"] == 0xFF).all()
@@ -256,12 +262,8 @@ def leaves_its_tickets_when_timed(launch: Launch) -> None:
         ),
     ],
 )
-def test_scratch_that_must_stay_zero_is_so_before_and_after_the_timing(evaluator, monkeypatch, play, words):
-    scratch = {"partials": 16, "tickets_zeroed": 8}
-    monkeypatch.setattr(type(FAMILIES["flash_scalar"]), "workspace", lambda self, problem, config, gpu: scratch)
-    evaluator.broken, evaluator._canary = False, None
-    found = evaluate(evaluator, play)
+def test_scratch_that_must_stay_zero_is_so_before_and_after_the_timing(play, words):
+    found = evaluate(make_evaluator(), play, family=WithScratch())
     assert found.state is (TrialState.WRONG_RESULT if words else TrialState.COMPLETE) and words in found.reason, (
         found.reason
     )
-    evaluator._canary = None

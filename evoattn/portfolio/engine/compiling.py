@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evoattn.backends.compiler import CompileError, compile_source
-from evoattn.evaluation.workers import Handler
+from evoattn.evaluation.process import Handler
 from evoattn.model.records import CompiledKernel
 
 COMPILE_SECONDS = 40.0

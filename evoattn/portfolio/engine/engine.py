@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from evoattn.evaluation.workers import Ending, Handler, Outcome, Pool, Worker, wait_for_any
+from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.workers import Outcome, Pool, Worker, wait_for_any
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render

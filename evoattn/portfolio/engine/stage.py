@@ -12,7 +12,7 @@ import torch
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.correctness.reference import TORCH_DTYPES
 from evoattn.correctness.validate import Case, make_case, run_case
-from evoattn.evaluation.workers import Handler
+from evoattn.evaluation.process import Handler
 from evoattn.families.base import starts_zeroed
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec

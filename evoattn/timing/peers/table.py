@@ -123,12 +123,11 @@ PEERS: dict[str, Peer] = {
 """The one table of peers: those of torch by the name of their backend."""
 
 
-def peer_call(name: str, problem: AttentionProblem, tensors: Tensors, answer: Answer) -> Call:
-    """A call of the peer `name` on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by `answer`.
+def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: Answer) -> Call:
+    """A call of the peer on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by `answer`.
 
     Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not stand beside ours.
     """
-    peer = PEERS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

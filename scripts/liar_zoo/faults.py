@@ -1,7 +1,7 @@
-"""The zoo: kernels that lie in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
+"""Kernels that lie in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
 
-A liar enters the real pipeline where a rendered candidate does: `lie` stands in for `evoattn.families.render.render`, and everything behind it (compile pool,
-interpreter or device worker, storage, leaderboard) is the product's own.
+A liar enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the fault of the config
+at hand. Everything behind it (compile pool, interpreter or GPU worker, storage, leaderboard) is the product's own.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ GENES = dict(
     THREADS_PER_ROW=4,
     ROWS_PER_THREAD=1,
     VECTOR_WIDTH=8,
-    PADDING=8,
     KV_STAGES=1,
     Q_IN_REGISTERS=False,
     P_IN_SHARED=True,
-    BLOCK_ORDER="tiles",
-    BLOCKS_PER_SM=1,
-    UNROLL=1,
 )
-CONTROL_AFTER = dict(UNROLL=2)
-"""The genes in which a second honest control differs: it runs after all that the liars did."""
+FREE = {"PADDING": (8, 0), "BLOCKS_PER_SM": (1, 3, 4), "BLOCK_ORDER": ("tiles", "heads"), "UNROLL": (1, 2, 4)}
+"""Parameters in which the configs of the liars differ: each is honest, and each liar has its own."""
 WRONG, REFUSED = TrialState.WRONG_RESULT, TrialState.LAUNCH_ERROR
 
 KERNEL = 'extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_scalar('
@@ -54,8 +50,11 @@ COUNTED_END = (
 
 @dataclass(frozen=True)
 class Liar:
-    """A fault: text of the honest source and what stands in its place. `states` and `words` (any of them) are what the device's verdict must be;
-    `offline` those of the interpreter, which stops at an instruction outside its whitelist where it cannot judge."""
+    """A fault: text of the honest source and what stands in its place.
+
+    `states` and `words` (any of them) say what the device's verdict is to be; `offline_states` and `offline_words` what the
+    interpreter's is, which stops at an instruction outside its whitelist where it cannot judge.
+    """
 
     name: str
     edits: tuple[tuple[str, str], ...]

@@ -1,40 +1,47 @@
-"""The zoo through the product: a search whose sampler proposes one honest config, and whose sources each have a fault planted in them."""
+"""Every liar through the product: a search over as many honest configs, each of whose sources has a fault planted in it."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from unittest import mock
 
-from zoo import CONTROL_AFTER, GENES, HONEST, LIARS, PROBLEM, Liar, lie
-
-from evoattn.families import registry
+from evoattn.families.base import Family
+from evoattn.families.registry import lookup
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.search import finals
-from evoattn.search import loop as search
 from evoattn.search.budget import Budget
+from evoattn.search.loop import Search
+from evoattn.search.tools import Tools
 from evoattn.storage import Storage
+from liar_zoo.faults import FREE, GENES, HONEST, LIARS, PROBLEM, Liar, lie
 
 LOOP_SECONDS = 10.0
 """Given to a kernel on the device: an evaluation takes a twentieth of it, and one that loops for ever all of it."""
+FAMILY = lookup("flash_scalar")
+
+
+def configs_of(liars: tuple[Liar, ...], gpu: GpuSpec) -> dict[str, tuple[KernelConfig, Liar]]:
+    """By id: a valid config for each liar. Raises `ValueError` if there are too few."""
+    space = load_space(FAMILY.name, gpu)
+    points = (GENES | dict(zip(FREE, values, strict=True)) for values in itertools.product(*FREE.values()))
+    valid = (c for c in map(space.make_config, points) if FAMILY.why_invalid(PROBLEM, c, gpu) is None)
+    chosen = {config.id: (config, liar) for config, liar in zip(valid, liars, strict=False)}
+    if len(chosen) < len(liars):
+        raise ValueError(f"flash_scalar has {len(chosen)} configs for {len(liars)} liars.")
+    return chosen
 
 
 class Script:
-    """A sampler that proposes the same honest config for each liar; the last one is a second control, another config."""
+    """A sampler that proposes given configs in order."""
 
-    rejected: Counter[str] = Counter()
-
-    def __init__(self, liars: tuple[Liar, ...]) -> None:
-        self._left = [
-            Proposal("flash_scalar", GENES | (CONTROL_AFTER if n == len(liars) - 1 else {}), operator=str(n))
-            for n in range(len(liars))
-        ]
+    def __init__(self, configs: Iterable[KernelConfig]) -> None:
+        self.rejected: Counter[str] = Counter()
+        self._left = [Proposal(c.family, c.params, operator=str(n)) for n, c in enumerate(configs)]
 
     def ask(self, n: int) -> list[Proposal]:
         taken, self._left = self._left[:n], self._left[n:]
@@ -43,7 +50,7 @@ class Script:
     def tell(self, proposal: Proposal, trial: Trial) -> None:
         pass
 
-    def restore(self, trials: Iterator[Trial]) -> None:
+    def restore(self, trials: Iterable[Trial]) -> None:
         pass
 
 
@@ -69,43 +76,24 @@ class Caught:
         return self.trial.validation.backend if self.trial.validation else "the launch"
 
 
-@contextmanager
-def _liars_for_candidates(liars: tuple[Liar, ...]) -> Iterator[None]:
-    order = iter(liars)
-
-    def render_again(trial: Trial, config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> Candidate:
-        return lie(render(registry.lookup(trial.family), problem, config, gpu), liars[int(trial.operator)])
-
-    with (
-        mock.patch.object(search, "render", lambda *words: lie(render(*words), next(order))),
-        mock.patch.object(finals, "render_again", render_again),
-        mock.patch.object(search, "DEVICE_SECONDS", LOOP_SECONDS),
-    ):
-        yield
-
-
 def run_zoo(
     storage: Storage, gpu: GpuSpec, offline: bool, jobs: int, sanitize: bool = False
 ) -> tuple[Study, list[Caught]]:
     """Every liar between two honest controls, searched on the device or offline. Raises what `Search.run` raises."""
-    liars = (HONEST, *LIARS, HONEST)
-    study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, ("flash_scalar",), {}, {})
-    running = search.Search(
-        storage,
-        study,
-        PROBLEM,
-        gpu,
-        {"flash_scalar": load_space("flash_scalar", gpu)},
-        Script(liars),
-        jobs,
-        sanitize=sanitize,
-    )
-    with _liars_for_candidates(liars):
-        running.run(Budget(trials=len(liars)))
+    chosen = configs_of((HONEST, *LIARS, HONEST), gpu)
+
+    def render_liar(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
+        return lie(render(family, problem, config, gpu), chosen[config.id][1])
+
+    study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
+    spaces, sampler = {FAMILY.name: load_space(FAMILY.name, gpu)}, Script(config for config, _ in chosen.values())
+    tools = Tools(render=render_liar, device_seconds=LOOP_SECONDS)
+    running = Search(storage, study, PROBLEM, gpu, spaces, sampler, jobs, sanitize=sanitize, tools=tools)
+    running.run(Budget(trials=len(chosen)))
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
     caught = []
     for trial in sorted(storage.iter_trials(study, evidence=True), key=lambda t: int(t.operator)):
-        liar = liars[int(trial.operator)]
+        liar = chosen[trial.config_id][1]
         caught.append(
             Caught(liar, trial, trial.number in leaders, _as_expected(liar, trial, offline, trial.number in leaders))
         )

@@ -1,0 +1,76 @@
+"""Where the bench keeps its results: in the trials that it repeats, else in a study of its own."""
+
+from __future__ import annotations
+
+from evoattn.bench.contenders import Contender
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import DetectedDevice, GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Evaluation, Study, Timing, TrialState
+from evoattn.storage import Storage
+from evoattn.storage.versions import collect
+from evoattn.timing.protocol import CacheMode
+
+
+class BenchRecords:
+    """The records of one problem's bench. Every method raises `StorageError`."""
+
+    def __init__(
+        self, storage: Storage, gpu: GpuSpec, device: DetectedDevice, cache: CacheMode, problem: AttentionProblem
+    ) -> None:
+        """`storage` takes what is new."""
+        self.problem = problem
+        self._storage, self._gpu, self._device, self._cache = storage, gpu, device, cache
+        self._own: Study | None = None
+        self._timed: dict[tuple[int, int], tuple[Storage, Study]] = {}
+        """The studies that have a finalist with a time which stands."""
+
+    def record(self, contender: Contender, evaluation: Evaluation) -> int:
+        """The number of the trial that the contender repeats, if it is right still, else of a new one."""
+        repeated = contender.recorded
+        if repeated and evaluation.state is TrialState.COMPLETE:
+            return repeated.trial.number
+        trial = self._storage.record(self._study(), contender.config, contender.candidate, evaluation, (), "bench")
+        return trial.number
+
+    def add_timing(self, contender: Contender, number: int, timing: Timing) -> None:
+        """A finalist's time goes to its trial `number`."""
+        repeated = contender.recorded
+        storage, study = (repeated.storage, repeated.study) if repeated else (self._storage, self._study())
+        storage.add_timing(number, timing)
+        if timing.samples_us and not timing.disqualified:
+            self._timed[id(storage), study.id] = storage, study
+
+    def add_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
+        """The peers of the final go to every study that has one of its finalists."""
+        for storage, study in self._timed.values():
+            for name, timing in timings.items():
+                storage.add_baseline(study, name, timing)
+            for name, reason in refusals.items():
+                storage.add_baseline(study, name, None, reason)
+
+    def _study(self) -> Study:
+        """The study of this problem's benched configs; made when first needed. A search can go on with it."""
+        self._own = self._own or self._find() or self._make()
+        return self._own
+
+    @property
+    def _stem(self) -> str:
+        return f"bench_{self.problem.name or 'shape'}_{self._gpu.name}"
+
+    def _find(self) -> Study | None:
+        fields = self.problem.to_dict()
+        for study in self._storage.studies():
+            if study.name.startswith(self._stem) and study.problem == fields and not study.offline:
+                return study
+        return None
+
+    def _make(self) -> Study:
+        families = tuple(
+            name for name, family in FAMILIES.items() if family.why_unsupported(self.problem, self._gpu) is None
+        )
+        taken = {study.name for study in self._storage.studies()}
+        stem = self._stem
+        name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+        facts, options = collect(self._device), {"cache": self._cache}
+        return self._storage.create_study(name, self.problem, self._gpu, False, "genetic", 0, families, facts, options)

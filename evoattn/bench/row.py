@@ -1,0 +1,46 @@
+"""One problem's line of the bench table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from evoattn.model.records import Timing
+
+
+@dataclass(frozen=True)
+class Time:
+    """µs per call: the median, and the 10th and 90th percentiles of the samples."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+
+    @staticmethod
+    def of(timing: Timing) -> Time:
+        """Of a timing that has samples."""
+        return Time(timing.median_us, timing.quantile_us(0.1), timing.quantile_us(0.9))
+
+
+@dataclass
+class Row:
+    """Our best kernel that is right, in the final too (None with a note that says why), and every peer's time or refusal."""
+
+    problem: dict[str, Any]
+    describe: str
+    ours: Time | None = None
+    tflops: float | None = None
+    trial: int | None = None
+    family: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    peers: dict[str, Time] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float | None:
+        """Our median over the best peer's: under 1 we are faster. None where one of them is missing."""
+        if self.ours is None or not self.peers:
+            return None
+        return self.ours.median_us / min(time.median_us for time in self.peers.values())

@@ -1,0 +1,158 @@
+"""On the device: validate and time candidates. Every failure becomes a state with a sentence."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from evoattn.backends.base import Backend, ContextLost, LaunchError
+from evoattn.correctness.arena import Arena, Vault
+from evoattn.correctness.validate import OUTSIDE, check, device_cases, make_arena, make_case, run_case
+from evoattn.evaluation.tasks import DeviceTask, Evaluate, HoldFinal
+from evoattn.families.built import BuiltKernel
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
+from evoattn.timing import benchmark
+from evoattn.timing.benchmark import Timer
+from evoattn.timing.clocks import Clocks
+from evoattn.timing.contest import Contest
+from evoattn.timing.finalists import FinalResult
+from evoattn.timing.peers.table import PEERS, Peer
+from evoattn.timing.protocol import HOPELESS, REPEAT, REPEAT_WITHIN, SCREEN, CacheMode
+from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
+
+
+class DeviceEvaluator:
+    """Validates and times candidates for one problem on one device. Lives in the worker process.
+
+    `broken` once its CUDA context is lost, or may have been harmed. The inputs' seed is drawn for each process, so that no kernel
+    can have been made for them.
+    """
+
+    def __init__(
+        self,
+        problem: AttentionProblem,
+        gpu: GpuSpec,
+        cache: CacheMode = "warm",
+        backend: Backend | None = None,
+        timer: Timer | None = None,
+        report: Callable[[str], None] = lambda name: None,
+        peers: Mapping[str, Peer] = PEERS,
+    ) -> None:
+        """`backend` and `timer` are CUDA device 0's unless given. `report` is told whose turn it is in a final."""
+        self.problem, self.gpu, self.cache, self.broken = problem, gpu, cache, False
+        self.backend = backend or _cuda_backend()
+        dev = self.backend.device
+        self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
+        self.seed = int.from_bytes(os.urandom(4))
+        self.ladder = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
+        self.own = make_case("the problem's own shape", problem, self.seed, dev)
+        self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
+        cases = (*self.ladder, self.own, self.fresh)
+        self.vault = Vault(
+            [t for case in cases for t in (*case.tensors.values(), case.answer.exact, case.answer.lse) if t is not None]
+        )
+        flush = benchmark.l2_flush(dev) if cache == "cold" else None
+        self.setup = TimingSetup(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
+        self._report, self._peers = report, peers
+        self._known_right: BuiltKernel | None = None
+
+    def do(self, task: DeviceTask) -> Evaluation | FinalResult:
+        """The answer to a task of the GPU worker."""
+        return self.evaluate(task) if isinstance(task, Evaluate) else self.final(task)
+
+    def evaluate(self, task: Evaluate) -> Evaluation:
+        """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of `task.best_us`, the
+        check of the work that was timed, plausibility."""
+        started = time.perf_counter()
+        checks: list[CheckResult] = []
+        timings: list[Timing] = []
+        doubtful = False
+        try:
+            state, reason = self._climb(task, checks, timings)
+            if not self.vault.intact():
+                self.broken = True
+                state = TrialState.WRONG_RESULT
+                reason = "The kernel overwrote memory that it was never given: the original inputs, or answers."
+            elif state is TrialState.WRONG_RESULT:
+                doubtful = not self._is_still_right()
+                self.broken = doubtful or OUTSIDE in reason
+            elif state is TrialState.COMPLETE and self._known_right is None:
+                self._known_right = task.kernel
+        except LaunchError as error:
+            state, reason, self.broken = TrialState.LAUNCH_ERROR, str(error), not self._context_lives()
+        except ContextLost as error:
+            self.broken, state, reason = True, TrialState.LAUNCH_ERROR, str(error)
+        except RuntimeError as error:  # torch's own complaint about a failed capture or a lost context
+            self.broken, state = True, TrialState.LAUNCH_ERROR
+            reason = f"Timing failed: {' '.join(str(error).split())[:200]}"
+        report = ValidationReport("cuda", tuple(checks), self.seed) if checks else None
+        seconds = time.perf_counter() - started
+        return Evaluation(
+            state, reason, task.kernel.compiled.info, report, tuple(timings), seconds=seconds, doubtful=doubtful
+        )
+
+    def _context_lives(self) -> bool:
+        """Whether the device still answers, and no input changed: a refused launch harms nothing, a faulty one may look refused."""
+        try:
+            return self.vault.intact()
+        except RuntimeError:
+            return False
+
+    def _is_still_right(self) -> bool:
+        """Whether the first right candidate of this process still is: if not, the process may be at fault, not the candidate."""
+        known = self._known_right
+        return known is None or check(self.backend, known, self.own).passed
+
+    def _climb(self, task: Evaluate, checks: list[CheckResult], timings: list[Timing]) -> tuple[TrialState, str]:
+        """Cheap checks first; what they find is added to `checks` and `timings`."""
+        outputs: dict[str, torch.Tensor] = {}
+        for case in (*self.ladder, self.own):
+            result, found = run_case(self.backend, task.kernel, case, repeat=True)
+            checks.append(result)
+            if not result.passed or found is None:
+                return TrialState.WRONG_RESULT, result.reason
+            outputs = found
+        run = TimedRun(self.setup, task.kernel, outputs, self.timed_arena())
+        contestant, best_us = run.contestant("candidate", SCREEN), task.best_us
+        hopeless = best_us is not None and contestant.estimate_us > HOPELESS * best_us
+        rounds = 1 if hopeless else None
+        timings += benchmark.measure([contestant], SCREEN, self.cache, self.clocks, rounds=rounds).values()
+        if best_us is None or timings[0].median_us <= best_us * REPEAT_WITHIN:
+            contestant = run.contestant("candidate", REPEAT)
+            timings += benchmark.measure([contestant], REPEAT, self.cache, self.clocks).values()
+        checks.append(run.check_work(contestant))
+        if not checks[-1].passed:
+            return TrialState.WRONG_RESULT, checks[-1].reason
+        reason = why_implausible(timings[-1], self.problem, self.gpu)
+        return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
+
+    def timed_arena(self) -> Arena:
+        """Buffers with the problem's own inputs, ready for a `TimedRun`."""
+        arena = make_arena(self.own, {}, self.backend.device)
+        arena.arm()
+        return arena
+
+    def final(self, task: HoldFinal) -> FinalResult:
+        """The finalists, and every peer that is not refused and answers right, over the same inputs in the same memory.
+
+        The process is `broken` after a result that is not complete. Raises only for a bug of ours.
+        """
+        self.broken = True
+        peers = {name: peer for name, peer in self._peers.items() if name not in task.refused}
+        contest = Contest(
+            self.setup, self.gpu, self.clocks, self.timed_arena(), task.protocol, self._context_lives, self._report
+        )
+        result = contest.hold(task.finalists, peers)
+        self.broken = not result.complete
+        return result
+
+
+def _cuda_backend() -> Backend:
+    from evoattn.backends.cuda import CudaBackend  # makes a CUDA context: only where one is wanted
+
+    return CudaBackend()

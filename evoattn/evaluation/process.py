@@ -1,0 +1,77 @@
+"""The inside of a worker process: a handler that answers one task after another over a pipe."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # prctl(2), linux/prctl.h
+_MAX_SENTENCE = 300
+
+
+class Ending(Enum):
+    """How a task ended."""
+
+    RESULT = "result"
+    TIMEOUT = "timeout"
+    DIED = "died"
+    RAISED = "raised"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Sent while a task goes on."""
+
+    doing: str
+
+
+class Handler(ABC):
+    """What a worker process runs. Made once in the process; `broken` asks for a fresh process after the task at hand."""
+
+    broken = False
+    connection: Connection | None = None
+    """To the parent; set before the first task."""
+
+    def report(self, doing: str) -> None:
+        """Tell the parent what the task at hand is about now: if the process dies or hangs, its `Outcome` says so."""
+        if self.connection is not None:
+            self.connection.send(Report(doing))
+
+    @abstractmethod
+    def __call__(self, task: Any) -> Any:
+        """The result of one task; an exception costs that task only."""
+
+
+def serve(connection: Connection, make_handler: Callable[..., Handler], args: tuple[Any, ...]) -> None:
+    """The process: a handler, then tasks until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # A parent killed -9 leaves no worker behind, not even one that hangs.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        handler = make_handler(*args)
+        handler.connection = connection
+        connection.send((Ending.RESULT, None, False))
+        while True:
+            task = connection.recv()
+            try:
+                message = Ending.RESULT, handler(task)
+            except Exception as error:  # a bug of ours costs one task, not the search
+                message = Ending.RAISED, _sentence(error)
+            connection.send((*message, handler.broken))
+            if handler.broken:
+                os._exit(0)  # no destructors: they would touch the lost CUDA context
+    except EOFError:
+        pass
+    except Exception as error:
+        connection.send((Ending.RAISED, _sentence(error), True))
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_SENTENCE]}"

@@ -1,0 +1,53 @@
+"""What goes to the worker processes, and what comes back. Imports no torch, so that a process that only passes it on starts fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
+from evoattn.model.records import Candidate, CompiledKernel, Evaluation
+from evoattn.model.space import KernelConfig
+from evoattn.timing.finalists import Finalists
+from evoattn.timing.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class Compile:
+    """For a compile worker: `candidate` as `family` renders `config`. The answer is a `Compiled`, offline an `Evaluation`."""
+
+    family: Family
+    config: KernelConfig
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compile worker's answer: machine code with the cost model's estimate, or the failure that ended it."""
+
+    kernel: CompiledKernel | None
+    failure: Evaluation | None
+    relative_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """For the GPU worker: validate and time one candidate. The answer is an `Evaluation`.
+
+    `best_us`: the best median so far; a candidate far behind it is timed once only.
+    """
+
+    kernel: BuiltKernel
+    best_us: float | None
+
+
+@dataclass(frozen=True)
+class HoldFinal:
+    """For the GPU worker: time the finalists and every peer but the `refused`, in turns. The answer is a `FinalResult`."""
+
+    finalists: Finalists
+    protocol: Protocol
+    refused: tuple[str, ...] = ()
+
+
+DeviceTask = Evaluate | HoldFinal

@@ -1,0 +1,82 @@
+"""Who takes part in the final of a search, and what compute-sanitizer says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from evoattn.backends.compiler import CompileError
+from evoattn.correctness import sanitizer
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Study, Timing, Trial
+from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
+from evoattn.samplers.base import STARTING
+from evoattn.search.tools import Tools
+from evoattn.storage import Storage
+from evoattn.timing.finalists import Finalists
+
+FINALISTS = 8
+
+
+def config_of(trial: Trial, spaces: dict[str, SearchSpace]) -> KernelConfig | None:
+    """The trial's config if it is one of today's space: a database may hold those of another version, or anything."""
+    try:
+        return spaces[trial.family].make_config(trial.config)
+    except (KeyError, ConfigError):
+        return None
+
+
+def choose(
+    storage: Storage,
+    study: Study,
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    spaces: dict[str, SearchSpace],
+    tools: Tools,
+) -> Finalists:
+    """By the trial's number: the best `FINALISTS` candidates, and the best starting config if it is none of them.
+
+    So what the search gained over the starting config is measured in one run. A trial that is not rendered today as it was
+    recorded, or no longer compiles, is passed over. Raises `StorageError`.
+    """
+    finalists: Finalists = {}
+
+    def takes_part(trial: Trial) -> bool:
+        if str(trial.number) in finalists:
+            return True
+        if (config := config_of(trial, spaces)) is None:
+            return False
+        family = registry.lookup(trial.family)
+        candidate = tools.render(family, problem, config, gpu)
+        # A source of another version, or of whoever wrote the database, is not run.
+        if candidate.source_hash != trial.source_hash:
+            return False
+        try:
+            finalists[str(trial.number)] = BuiltKernel(family, config, gpu, tools.compile(candidate))
+        except CompileError:  # by another compiler than the one that recorded it
+            return False
+        return True
+
+    for trial in storage.leaderboard(study, FINALISTS, finalists_first=False):
+        takes_part(trial)
+    for trial in storage.leaderboard(study, FINALISTS, finalists_first=False, operator=STARTING):
+        if takes_part(trial):
+            break
+    return finalists
+
+
+def sanitize(
+    problem: AttentionProblem, finalists: Finalists, timings: dict[str, Timing], refresh: Callable[[], None]
+) -> None:
+    """Add compute-sanitizer's verdicts to the finalists' timings; one that reads or writes out of bounds is disqualified."""
+    for name, kernel in finalists.items():
+        if not timings[name].samples_us:
+            continue
+        refresh()
+        verdicts = sanitizer.sanitize(problem, kernel)
+        timings[name].protocol["sanitizer"] = verdicts
+        if sanitizer.is_damning(verdicts, kernel.compiled):
+            said = "; ".join(f"{tool} {sentence}" for tool, sentence in verdicts.items())
+            timings[name].protocol.setdefault("disqualified", f"By compute-sanitizer: {said}")

@@ -1,0 +1,82 @@
+"""Every result goes to the database first, then to those who learn from it: sampler, progress and the table of what ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evoattn.families import registry
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, Evaluation, Proposal, Study, Timing, Trial
+from evoattn.model.space import KernelConfig, SearchSpace
+from evoattn.samplers.base import Sampler
+from evoattn.search.candidates import Pending, Seen
+from evoattn.search.finalists import config_of
+from evoattn.search.progress import Progress, value_of
+from evoattn.storage import Storage
+from evoattn.timing.finalists import Finalists, FinalResult
+from evoattn.timing.ranking import against_leader
+
+
+class Recorder:
+    """Records one run of a study. Every method raises `StorageError`."""
+
+    def __init__(self, storage: Storage, study: Study, sampler: Sampler, progress: Progress) -> None:
+        self._storage, self._study, self._sampler, self._progress = storage, study, sampler, progress
+        self.seen = Seen()
+
+    def restore(self, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace]) -> None:
+        """Refill sampler and tables from the trials recorded so far: the database is the only memory of a study."""
+        trials = list(self._storage.iter_trials(self._study))
+        self._sampler.restore(trials)
+        for trial in trials:
+            if trial.source_hash and (config := config_of(trial, spaces)):
+                launches = registry.lookup(trial.family).launches(problem, config, gpu)
+                self.seen.recorded((trial.source_hash, launches), trial.number)
+            self._progress.take(trial)
+        for name, timings in self._storage.baselines(self._study).items():
+            self._progress.peers[name] = timings[-1].median_us
+
+    def record(
+        self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation
+    ) -> Trial:
+        """Of a proposal that got no further (`candidate` None where nothing was rendered), or of one that was evaluated."""
+        trial = self._storage.record(self._study, config, candidate, evaluation, proposal.parents, proposal.operator)
+        self._sampler.tell(proposal, trial)
+        progress = self._progress
+        progress.recorded += 1
+        progress.states[trial.state] += 1
+        if progress.take(trial) and (value := value_of(trial)) is not None:
+            progress.improvements.append((progress.seconds, value))
+        return trial
+
+    def record_pending(self, pending: Pending, evaluation: Evaluation) -> None:
+        """The end of a candidate's way, with what its compile found."""
+        if pending.kernel is not None:
+            info = evaluation.compile_info or pending.kernel.info
+            evaluation = replace(evaluation, relative_cost=pending.relative_cost, compile_info=info)
+        trial = self.record(pending.proposal, pending.config, pending.candidate, evaluation)
+        self.seen.recorded(pending.identity, trial.number)
+
+    def record_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
+        """By peer: its times, or the sentence with which it refused."""
+        for name, timing in timings.items():
+            self._storage.add_baseline(self._study, name, timing)
+            self._progress.peers[name] = timing.median_us
+        for name, reason in refusals.items():
+            self._storage.add_baseline(self._study, name, None, reason)
+
+    def record_final(self, finalists: Finalists, result: FinalResult) -> None:
+        """Add the final's times to its trials and peers; its winner and those that tie with it go to the progress."""
+        progress, timings = self._progress, result.timings
+        for name in timings.keys() & finalists.keys():
+            self._storage.add_timing(int(name), timings[name])
+            if why_out := timings[name].disqualified or timings[name].protocol.get("out"):
+                progress.notes.append(f"trial {name} left the final: {why_out}")
+        self.record_peers({n: t for n, t in timings.items() if n not in finalists}, result.refusals)
+        leaders = self._storage.leaderboard(self._study, len(finalists) or 1)
+        progress.best = leaders[0] if leaders else None
+        if leaders:
+            medians = {trial.number: trial.timing for trial in leaders if trial.timing}
+            ratios = against_leader(medians, leaders[0].number)
+            progress.tied_with = tuple(number for number, ratio in ratios.items() if ratio.tie)

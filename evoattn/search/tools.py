@@ -1,0 +1,36 @@
+"""What a search works with: renderer, compiler and the handlers of its worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evoattn.backends.compiler import compile_candidate
+from evoattn.evaluation.handlers import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
+from evoattn.evaluation.process import Handler
+from evoattn.families.base import Family
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompiledKernel
+from evoattn.model.space import KernelConfig
+from evoattn.timing.protocol import CacheMode
+
+Renderer = Callable[[Family, AttentionProblem, KernelConfig, GpuSpec], Candidate]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The defaults are those of `evoattn search`; tests and scripts put others in their place."""
+
+    render: Renderer = render
+    compile: Callable[[Candidate], CompiledKernel] = compile_candidate
+    """For the finalists, in the search's own process. Raises `CompileError`."""
+    make_compiler: Callable[[AttentionProblem, GpuSpec, bool], Handler] = CompileHandler
+    """Called in each compile worker with (problem, GPU, offline); answers a `Compile`."""
+    make_device: Callable[[AttentionProblem, GpuSpec, CacheMode], Handler] = DeviceHandler
+    """Called in the GPU worker; answers an `Evaluate` or a `HoldFinal`."""
+    compile_seconds: float = COMPILE_SECONDS
+    """A compile that takes longer is ended."""
+    device_seconds: float = DEVICE_SECONDS
+    """An evaluation on the device that takes longer is ended."""
