@@ -21,7 +21,9 @@ from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
+from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GPUS
+from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, load_space
@@ -61,8 +63,8 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         rng.choice(lengths),
         rng.choice(lengths),
         rng.choice(LARGE_HEAD_DIMS.get(family, HEAD_DIMS)),
-        rng.choice(("fp16", "bf16", "fp32")),
-        rng.choice(("full", "causal_upper_left", "causal_lower_right")),
+        rng.choice(tuple(DTYPES)),
+        rng.choice(tuple(MASKS)),
         rng.choice(("bhsd", "bshd")),
         lse=rng.random() < LSE_SHARE,
     )

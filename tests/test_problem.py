@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoattn.model.dtype import DTYPES
+from evoattn.model.mask import MASKS
 from evoattn.model.named_problems import lookup, named_problems, parse_shape, short_name
-from evoattn.model.problem import DTYPES, LAYOUTS, MASKS, AttentionProblem, ProblemError
+from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
 
 sizes = st.integers(1, 40)
 
@@ -16,7 +18,7 @@ def visible(problem: AttentionProblem) -> torch.Tensor:
     return ones.tril(problem.causal_offset) if problem.causal else ones
 
 
-@given(sizes, sizes, st.sampled_from(MASKS), st.integers(1, 3), st.integers(1, 4))
+@given(sizes, sizes, st.sampled_from(tuple(MASKS)), st.integers(1, 3), st.integers(1, 4))
 def test_flops_count_the_visible_pairs(seqlen_q, seqlen_k, mask, batch, heads):
     problem = AttentionProblem(batch, heads, heads, seqlen_q, seqlen_k, 64, mask=mask)
     assert problem.visible_pairs == batch * heads * int(visible(problem).sum())
@@ -82,7 +84,9 @@ def test_every_spelling_leads_to_a_word_of_the_problem():
             assert getattr(parse_shape(f"B=1,H=1,S=4,D=64,{name}={word}"), name) == word
 
 
-@given(sizes, sizes, st.sampled_from(MASKS), st.sampled_from(DTYPES), st.sampled_from(LAYOUTS), st.booleans())
+@given(
+    sizes, sizes, st.sampled_from(tuple(MASKS)), st.sampled_from(tuple(DTYPES)), st.sampled_from(LAYOUTS), st.booleans()
+)
 def test_short_names_tell_problems_apart(seqlen_q, seqlen_k, mask, dtype, layout, lse):
     base = AttentionProblem(1, 16, 16, 8, 8, 64)
     other = AttentionProblem(1, 16, 16, seqlen_q, seqlen_k, 64, dtype, mask, layout, lse=lse)

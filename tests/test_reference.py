@@ -6,7 +6,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
 from evoattn.correctness.validate import judge
-from evoattn.model.problem import MASKS, AttentionProblem
+from evoattn.model.mask import MASKS
+from evoattn.model.problem import AttentionProblem
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -43,7 +44,7 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     problem = AttentionProblem(1, 2, 2, 33, 1024, 64, dtype)
     tensors = reference.make_inputs(problem, 5, "cpu", kind)
     answer = reference.make_answer(problem, tensors, double=True)
-    rounded = answer.exact.to(reference.TORCH_DTYPES[dtype])
+    rounded = answer.exact.to(reference.torch_dtype(AttentionProblem(1, 1, 1, 1, 1, 8, dtype)))
     assert judge({"o": rounded}, answer)[0] == ""
     short = problem.with_(seqlen_k=1008)
     skipped = reference.exact_attention(

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 
 from evoattn.backends.base import LaunchError
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import TensorMap
 
 BYTES, ALIGNMENT = 128, 64
-# Enumerators of cuda.h: CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion.
-DATA_TYPES = {"fp16": 6, "bf16": 9}
+# Enumerators of cuda.h: CUtensorMapSwizzle, CUtensorMapL2promotion.
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 L2_PROMOTION_128_BYTES = 2
 
@@ -38,7 +38,7 @@ def encode(tensor_map: TensorMap, address: int) -> np.ndarray:
     aligned = (ctypes.addressof(raw) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     status = _encoder()(
         ctypes.c_void_p(aligned),
-        DATA_TYPES[tensor_map.dtype],
+        DTYPES[tensor_map.dtype].tensor_map_code,
         rank,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*tensor_map.shape),

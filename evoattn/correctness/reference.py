@@ -8,11 +8,16 @@ import torch
 
 from evoattn.model.problem import AttentionProblem
 
-TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SCORES_PER_CHUNK = 1 << 27
 """Scores that the reference materialises at once: 1 GiB in float64."""
 
 KINDS = ("plain", "large_logits", "late_huge_key", "large_logits_late_key", "rising_maximum", "equal_keys")
+
+
+def torch_dtype(problem: AttentionProblem) -> torch.dtype:
+    """The problem's dtype in torch."""
+    dtype: torch.dtype = getattr(torch, problem.element.torch)
+    return dtype
 
 
 def make_inputs(
@@ -27,7 +32,7 @@ def make_inputs(
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
     generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = TORCH_DTYPES[problem.dtype]
+    dtype = torch_dtype(problem)
     tensors = {}
     for name in "qkv":
         values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
@@ -56,10 +61,17 @@ def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> tor
 
 def _visible(problem: AttentionProblem, first: int, rows: int, device: torch.device) -> torch.Tensor | None:
     """Bool `[rows, seqlen_k]`: may query first+i see key j; None without a mask."""
-    if not problem.causal:
+    lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
+    if lowest is None and highest is None:
         return None
     queries = torch.arange(first, first + rows, device=device)[:, None]
-    return torch.arange(problem.seqlen_k, device=device)[None, :] <= queries + problem.causal_offset
+    keys = torch.arange(problem.seqlen_k, device=device)[None, :]
+    visible = torch.ones(rows, problem.seqlen_k, dtype=torch.bool, device=device)
+    if highest is not None:
+        visible &= keys <= queries + highest
+    if lowest is not None:
+        visible &= keys >= queries + lowest
+    return visible
 
 
 def exact_attention(
@@ -140,8 +152,8 @@ FP32_RELATIVE = 1e-5
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
     """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the interpreter's check
     does."""
-    dtype = TORCH_DTYPES[problem.dtype]
-    exact_dtype = torch.float64 if double or problem.dtype == "fp32" else torch.float32
+    dtype = torch_dtype(problem)
+    exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
     exact = exact_attention(problem, *(tensors[t] for t in "qkv"), exact_dtype)
     low = exact_attention(problem, *(tensors[t] for t in "qkv"), dtype)
     rounded = exact.to(dtype)

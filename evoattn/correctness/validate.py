@@ -75,7 +75,7 @@ def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> 
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     first = problem.with_(batch=1, **_grouped(problem, 2), seqlen_q=min(block_m + 7, 140), seqlen_k=2 * block_n + 5)
     rows = (
-        block_n + 9 if problem.mask == "causal_upper_left" else 40
+        block_n + 9 if problem.masking.queries_to_see_all(block_n + 3) > 1 else 40
     )  # under that mask only rows as many as keys see the last key
     second = problem.with_(batch=1, heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=block_n + 3, layout=other)
     return [
@@ -86,7 +86,7 @@ def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> 
 
 def output_layouts(problem: AttentionProblem) -> dict[str, Layout]:
     """What a kernel writes: `o` and, where the problem asks for it, `lse`."""
-    layouts = {"o": Layout(problem.shape("o"), problem.strides("o"), reference.TORCH_DTYPES[problem.dtype])}
+    layouts = {"o": Layout(problem.shape("o"), problem.strides("o"), reference.torch_dtype(problem))}
     if problem.lse:
         _, heads, rows = problem.lse_shape
         layouts["lse"] = Layout(problem.lse_shape, (heads * rows, rows, 1), torch.float32)

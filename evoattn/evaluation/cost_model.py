@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.reference import TORCH_DTYPES
+from evoattn.correctness.reference import torch_dtype
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wgmma import cost as wgmma_cost
 from evoattn.families.flash_wgmma.family import FlashWgmma
@@ -59,15 +59,15 @@ def _key_tiles(problem: AttentionProblem, block_m: int, block_n: int) -> list[in
     tiles = []
     for first in range(0, problem.seqlen_q, block_m):
         last = min(first + block_m, problem.seqlen_q)
-        keys = min(problem.seqlen_k, max(0, last + problem.causal_offset)) if problem.causal else problem.seqlen_k
-        tiles.append(math.ceil(keys / block_n))
+        keys = problem.masking.visible_keys(first, last, problem.seqlen_q, problem.seqlen_k)
+        tiles.append(math.ceil(keys.stop / block_n) - keys.start // block_n if keys else 0)
     return tiles
 
 
 def _probes(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[AttentionProblem, AttentionProblem]:
     """Two small problems of one head whose numbers of blocks and of tiles are not proportional."""
     one = problem.with_(batch=1, heads=1, kv_heads=1)
-    if problem.mask == "causal_upper_left":  # only a square shows full tiles to this mask
+    if problem.masking.queries_to_see_all(2 * block_n) > 1:  # only a square shows full tiles to this mask
         side = math.lcm(block_m, block_n)
         return one.with_(seqlen_q=side, seqlen_k=side), one.with_(seqlen_q=2 * side, seqlen_k=2 * side)
     return one.with_(seqlen_q=block_m, seqlen_k=2 * block_n), one.with_(seqlen_q=block_m, seqlen_k=4 * block_n)
@@ -107,7 +107,7 @@ def count_work(kernel: BuiltKernel, problem: AttentionProblem) -> Work:
 
 
 def _zero_buffers(kernel: BuiltKernel, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-    dtype = TORCH_DTYPES[problem.dtype]
+    dtype = torch_dtype(problem)
     buffers = {t: torch.zeros(math.prod(problem.shape(t)), dtype=dtype) for t in "qkvo"}
     return buffers | {name: torch.zeros(size, dtype=torch.uint8) for name, size in kernel.workspace(problem).items()}
 

@@ -9,6 +9,7 @@ import textwrap
 
 from evoattn.families import registry
 from evoattn.families.base import Family, starts_zeroed
+from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
@@ -25,7 +26,6 @@ TENSOR_MAP = TEMPLATES / "export_tensor_map.cuh"
 COMMENT_WIDTH = 136
 HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda_runtime.h")
 TENSOR_MAP_HEADERS = ("cuda.h",)
-TENSOR_MAP_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 TENSOR_MAP_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 OVERLAP = """\
     cudaLaunchAttribute overlap = {};                             // it may begin before the launch before it has ended
@@ -55,6 +55,8 @@ def export_source(storage: Storage, trial: Trial) -> str:
         )
     study = storage.study(trial.study_id)
     problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
+    if problem.masking.past is not None:
+        raise StorageError(f"The exported check cannot tell which keys {problem.mask} hides; use `evoattn reproduce`.")
     config = KernelConfig(trial.family, trial.config)
     try:
         gpu = study.spec
@@ -277,7 +279,7 @@ def _tensor_map(tensor_map: TensorMap, buffers: list[str]) -> str:
         f"{{{', '.join(map(str, values))}}}" for values in (tensor_map.shape, tensor_map.strides_bytes, tensor_map.box)
     )
     return (
-        f"tensor_map(buffer[{buffers.index(tensor_map.buffer)}], CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_TYPES[tensor_map.dtype]}, "
+        f"tensor_map(buffer[{buffers.index(tensor_map.buffer)}], CU_TENSOR_MAP_DATA_TYPE_{DTYPES[tensor_map.dtype].tensor_map}, "
         f"CU_TENSOR_MAP_SWIZZLE_{TENSOR_MAP_SWIZZLES[tensor_map.swizzle_bytes]}, {lists})"
     )
 

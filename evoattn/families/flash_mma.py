@@ -172,8 +172,7 @@ class FlashMma:
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
-            "CAUSAL": problem.causal,
-            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            **problem.masking.constants(),
             "SCHEDULE": config["SCHEDULE"].removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
             "V_STAGES": v_stages,

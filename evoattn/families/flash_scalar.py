@@ -138,8 +138,7 @@ class FlashScalar:
         return {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
-            "CAUSAL": problem.causal,
-            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            **problem.masking.constants(),
             "VALUE_WIDTH": _value_width(problem, config),
             "HEADS_FASTEST": config["BLOCK_ORDER"] == "heads",
             "SMEM_BYTES": _smem_bytes(problem, config),

@@ -175,8 +175,7 @@ class FlashWmma:
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
-            "CAUSAL": problem.causal,
-            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            **problem.masking.constants(),
             "ASYNC_COPY": config["COPY"] == "async",
             "Q_IN_FRAGMENTS": config["Q_PLACE"] == "fragments",
             "O_IN_SHARED": config["O_PLACE"] == "shared",

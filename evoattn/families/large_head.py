@@ -336,8 +336,7 @@ class LargeHead:
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
-            "CAUSAL": problem.causal,
-            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            **problem.masking.constants(),
             "EXCHANGE": config["EXCHANGE"].upper(),
             "MATH": config["MATH"].upper(),
             "Q_IN_SHARED": config["Q_PLACE"] == "shared",

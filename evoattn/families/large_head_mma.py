@@ -203,8 +203,7 @@ class LargeHeadMma:
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
-            "CAUSAL": problem.causal,
-            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            **problem.masking.constants(),
             "IN_CLUSTER": _in_cluster(config),
             "CLUSTER_DIMS": f"__cluster_dims__({config['DV_SPLIT']}, 1, 1)" if _in_cluster(config) else "",
             "Q_STREAMED": config["Q_PLACE"] == "streamed",

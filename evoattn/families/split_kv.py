@@ -272,8 +272,7 @@ class SplitKv:
         return {name: config[name] for name in same} | {
             "ELEMENT": ELEMENT_TYPES[problem.dtype],
             "HEAD_DIM": problem.head_dim,
-            "CAUSAL": problem.causal,
-            "CAUSAL_LOWER_RIGHT": problem.mask == "causal_lower_right",
+            **problem.masking.constants(),
             "CLUSTER": _cluster(config),
             "CLUSTER_DIMS": f"__cluster_dims__({_cluster(config)}, 1, 1)" if _cluster(config) > 1 else "",
             "COMPUTE": config["COMPUTE"].upper(),

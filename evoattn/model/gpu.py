@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
 
 
@@ -58,7 +59,7 @@ class GpuSpec:
 
     def peak_tflops(self, dtype: str) -> float:
         """Dense peak in TFLOP/s for `fp16`, `bf16` (tensor cores) or `fp32` (CUDA cores, two FLOP a lane)."""
-        per_clock = self.fp32_lanes * 2 if dtype == "fp32" else self.tensor_flops_per_clock
+        per_clock = self.tensor_flops_per_clock if DTYPES[dtype].on_tensor_cores else self.fp32_lanes * 2
         return per_clock * self.sm_count * self.boost_clock_ghz / 1e3
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:

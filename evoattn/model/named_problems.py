@@ -8,8 +8,10 @@ from typing import Any
 import yaml
 
 from evoattn.model import safe_yaml
+from evoattn.model.dtype import DTYPES
+from evoattn.model.mask import MASKS
 from evoattn.model.paths import SEARCH_SPACES
-from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
 
 _FILE = SEARCH_SPACES / "problems.yaml"
 _SIZES = {
@@ -23,25 +25,8 @@ _SIZES = {
     "d": ("head_dim",),
 }
 """What each key of a shape sets; keys are read in any case."""
-_SPELLINGS: dict[str, dict[str, tuple[str, ...]]] = {
-    "dtype": {
-        "fp16": ("fp16", "float16", "half", "f16", "torch.float16", "torch.half"),
-        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-        "fp32": ("fp32", "float32", "float", "f32", "torch.float32", "torch.float"),
-    },
-    "mask": {
-        "full": ("full", "none"),
-        "causal_upper_left": ("causal_upper_left", "causal", "is_causal", "upper_left"),
-        "causal_lower_right": ("causal_lower_right", "lower_right"),
-    },
-    "layout": {"bhsd": ("bhsd",), "bshd": ("bshd",)},
-}
-"""How each word of a problem may be written, in any case.
-
-`causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch.
-"""
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-_SETTABLE = {name for names in _SIZES.values() for name in names} | _SPELLINGS.keys() | {"lse"}
+_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "lse"}
 SHAPE_SYNTAX = (
     "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full: batch, heads, length, head dimension; also Hkv (K/V heads), Sq and Sk "
     "(two lengths), layout=bhsd or bshd, lse=0 or 1; dtype is fp16, bf16 or fp32; mask is full, causal (the same as "
@@ -99,17 +84,29 @@ def parse_shape(text: str) -> AttentionProblem:
     return _complete(fields)
 
 
+def _words(field: str) -> dict[str, tuple[str, ...]]:
+    """How each word of a field may be written, in any case; empty for a field of numbers.
+
+    `causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch.
+    """
+    if field == "dtype":
+        return {name: dtype.spellings for name, dtype in DTYPES.items()}
+    if field == "mask":
+        return {name: (name, *mask.spellings) for name, mask in MASKS.items()}
+    return {layout: (layout,) for layout in LAYOUTS} if field == "layout" else {}
+
+
 def _value(name: str, key: str, text: str) -> int | str | bool:
     """What `key=text` of a shape gives the field `name`. Raises `ProblemError`."""
     if name == "lse":
         if text.lower() not in _FLAGS:
             raise ProblemError(f"lse must be 0 or 1, not {text!r}.")
         return _FLAGS[text.lower()]
-    if name in _SPELLINGS:
-        for word, spellings in _SPELLINGS[name].items():
+    if words := _words(name):
+        for word, spellings in words.items():
             if text.lower() in spellings:
                 return word
-        known = ", ".join(" or ".join(spellings[:2]) for spellings in _SPELLINGS[name].values())
+        known = ", ".join(" or ".join(spellings[:2]) for spellings in words.values())
         raise ProblemError(f"{name} must be one of {known}, not {text!r}.")
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise ProblemError(f"{key} must be a whole number of at least 1, not {text!r}.")
@@ -126,7 +123,7 @@ def short_name(problem: AttentionProblem) -> str:
     p = problem
     parts = [f"b{p.batch}", f"h{p.heads}", f"kv{p.kv_heads}" if p.kv_heads != p.heads else ""]
     parts += [f"s{p.seqlen_q}"] if p.seqlen_q == p.seqlen_k else [f"sq{p.seqlen_q}", f"sk{p.seqlen_k}"]
-    mask = {"causal_upper_left": "causal", "causal_lower_right": "lower_right"}.get(p.mask, p.mask)
+    mask = p.masking.short or p.mask
     parts += [f"d{p.head_dim}", p.dtype, mask, p.layout if p.layout != "bhsd" else "", "lse" if p.lse else ""]
     return "_".join(part for part in parts if part)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
+from evoattn.model.mask import FULL, MASKS, Mask
 
-DTYPES = ("fp16", "bf16", "fp32")
-MASKS = ("full", "causal_upper_left", "causal_lower_right")
 LAYOUTS = ("bhsd", "bshd")
-ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
 SMALLEST_HEAD_DIM = 4
 """The one head_dim under a whole step: a toy of the notes that evoattn grew from."""
@@ -50,7 +49,7 @@ class AttentionProblem:
     seqlen_k: int
     head_dim: int
     dtype: str = "fp16"
-    mask: str = "full"
+    mask: str = FULL
     layout: str = "bhsd"
     name: str = ""
     lse: bool = False
@@ -87,17 +86,28 @@ class AttentionProblem:
         return self.heads // self.kv_heads
 
     @property
+    def masking(self) -> Mask:
+        """The row of the table of masks."""
+        return MASKS[self.mask]
+
+    @property
     def causal(self) -> bool:
-        return self.mask != "full"
+        """See `Mask.causal`."""
+        return self.masking.causal
 
     @property
     def causal_offset(self) -> int:
-        """Query i sees keys j <= i + causal_offset (only meaningful if `causal`)."""
-        return self.seqlen_k - self.seqlen_q if self.mask == "causal_lower_right" else 0
+        """Query i sees keys j <= i + causal_offset if the mask is a causal one; see `Mask.offset`."""
+        return self.masking.offset(self.seqlen_q, self.seqlen_k)
+
+    @property
+    def element(self) -> Dtype:
+        """The row of the table of dtypes."""
+        return DTYPES[self.dtype]
 
     @property
     def element_bytes(self) -> int:
-        return ELEMENT_BYTES[self.dtype]
+        return self.element.bytes
 
     @property
     def softmax_scale(self) -> float:
@@ -123,17 +133,7 @@ class AttentionProblem:
     @property
     def visible_pairs(self) -> int:
         """Query-key pairs that the mask lets through, summed over batch and heads."""
-        if not self.causal:
-            pairs = self.seqlen_q * self.seqlen_k
-        else:
-            # Row i sees clamp(i + 1 + offset, 0, seqlen_k) keys: an arithmetic series between its two clamps.
-            offset = self.causal_offset
-            first = max(0, -offset)  # first row that sees a key
-            full = min(self.seqlen_q, max(first, self.seqlen_k - offset - 1))  # first row that sees them all
-            rising = full - first
-            pairs = rising * (first + 1 + offset) + rising * (rising - 1) // 2 if rising > 0 else 0
-            pairs += (self.seqlen_q - full) * self.seqlen_k
-        return self.batch * self.heads * pairs
+        return self.batch * self.heads * self.masking.visible_pairs(self.seqlen_q, self.seqlen_k)
 
     @property
     def flops(self) -> int:

@@ -17,7 +17,7 @@ def roofs(problem: AttentionProblem, spec: GpuSpec) -> tuple[Roof, ...]:
     clocks = spec.sm_count * spec.boost_clock_ghz / 1e3  # SM clocks in 1e12 per second
     exponentials = 4 * problem.head_dim * spec.exp2_per_clock * clocks
     found = [Roof("DRAM", intensity * spec.dram_gb_per_s / 1e3, spec.dram_gb_per_s)]
-    if problem.dtype != "fp32":
+    if problem.element.on_tensor_cores:
         matrix = spec.peak_tflops(problem.dtype)
         found.append(Roof(f"tensor cores, {problem.dtype}", matrix, None))
         if spec.mma_sync_share < 1:

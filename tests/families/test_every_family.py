@@ -11,8 +11,9 @@ from evoattn.families.base import Family
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.mask import MASKS
 from evoattn.model.named_problems import named_problems
-from evoattn.model.problem import MASKS, AttentionProblem
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.pool import ConfigPool
 

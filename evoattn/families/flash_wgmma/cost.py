@@ -126,8 +126,8 @@ def _key_tiles(problem: AttentionProblem, config: KernelConfig) -> list[int]:
     tiles = []
     for first in range(0, problem.seqlen_q, config["BLOCK_M"]):
         last = min(first + config["BLOCK_M"], problem.seqlen_q)
-        keys = min(problem.seqlen_k, max(1, last + problem.causal_offset)) if problem.causal else problem.seqlen_k
-        tiles.append(math.ceil(math.ceil(keys / config["BLOCK_N"]) / config["KEY_SPLIT"]))
+        keys = problem.masking.visible_keys(first, last, problem.seqlen_q, problem.seqlen_k)
+        tiles.append(math.ceil(math.ceil(max(1, keys.stop) / config["BLOCK_N"]) / config["KEY_SPLIT"]))
     return tiles
 
 

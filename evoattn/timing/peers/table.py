@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness.reference import Answer
 from evoattn.correctness.validate import judge_o
+from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.peers import fa3
 
@@ -54,7 +55,11 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
         # Imported here, as it brings torch._dynamo: a second of every worker's start.
         from torch.nn.attention.bias import causal_lower_right
 
-        mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if problem.mask == "causal_lower_right" else None
+        kind, lower_right = problem.masking.kind, problem.masking.corner == "lower_right"
+        if kind is MaskKind.BAND:
+            raise PeerRefused(f"SDPA has no {problem.mask} but as a matrix of all scores.")
+        causal = kind is MaskKind.CAUSAL
+        mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if causal and lower_right else None
 
         def call() -> torch.Tensor:
             with sdpa_kernel(backend):
@@ -63,7 +68,7 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
                     tensors["k"],
                     tensors["v"],
                     attn_mask=mask,
-                    is_causal=problem.mask == "causal_upper_left",
+                    is_causal=causal and not lower_right,
                     enable_gqa=problem.group_size > 1,
                 )
 
@@ -80,9 +85,12 @@ def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Call
     """
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
-        if problem.dtype == "fp32":
+        if not problem.element.on_tensor_cores:
             raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
-        if problem.mask == "causal_upper_left" and problem.seqlen_q != problem.seqlen_k:
+        mask = problem.masking
+        if mask.kind is MaskKind.BAND:
+            raise PeerRefused(f"FlashAttention is not asked for {problem.mask}.")
+        if mask.causal and mask.corner == "upper_left" and problem.seqlen_q != problem.seqlen_k:
             raise PeerRefused(
                 "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
             )

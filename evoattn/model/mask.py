@@ -1,0 +1,123 @@
+"""The one table of masks, and all that Python knows of a mask.
+
+A mask is a band of keys along a diagonal, as in FlashAttention's `window_size`: query i sees keys from i + offset - past
+to i + offset + ahead, where either side may be open. The offset is 0 (the diagonal starts in the upper left corner) or
+seqlen_k - seqlen_q (it ends in the lower right one). A new mask is a row of `MASKS`; each family refuses it until it
+takes its name into `Family.masks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+
+class MaskKind(StrEnum):
+    """What others call a mask."""
+
+    FULL = "full"
+    CAUSAL = "causal"
+    BAND = "band"
+    """Neither of the above."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query sees. `past` and `ahead` count keys beside the diagonal; None leaves that side open."""
+
+    name: str
+    past: int | None = None
+    ahead: int | None = None
+    corner: Literal["upper_left", "lower_right"] = "upper_left"
+    """Where the diagonal is fixed if seqlen_q and seqlen_k differ."""
+    spellings: tuple[str, ...] = ()
+    """How else a user may write it, in any case."""
+    short: str = ""
+    """For the names of files and studies; `name` where empty."""
+
+    @property
+    def kind(self) -> MaskKind:
+        """Peers know two kinds: all keys, and those up to the diagonal."""
+        if self.past is None and self.ahead is None:
+            return MaskKind.FULL
+        return MaskKind.CAUSAL if self.past is None and self.ahead == 0 else MaskKind.BAND
+
+    @property
+    def causal(self) -> bool:
+        """Whether keys behind the diagonal are hidden, so that blocks of early queries pass over them."""
+        return self.ahead is not None
+
+    def offset(self, seqlen_q: int, seqlen_k: int) -> int:
+        """The diagonal's key of query 0; 0 without a diagonal."""
+        return seqlen_k - seqlen_q if self.kind is not MaskKind.FULL and self.corner == "lower_right" else 0
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> tuple[int | None, int | None]:
+        """(lowest, highest): query i sees keys i + lowest <= j <= i + highest; None where that side is open."""
+        offset = self.offset(seqlen_q, seqlen_k)
+        return (
+            None if self.past is None else offset - self.past,
+            None if self.ahead is None else offset + self.ahead,
+        )
+
+    def visible_keys(self, first: int, last: int, seqlen_q: int, seqlen_k: int) -> range:
+        """The keys that any of the queries `first` to `last` - 1 sees; empty if they see none."""
+        lowest, highest = self.edges(seqlen_q, seqlen_k)
+        begin = 0 if lowest is None else max(0, first + lowest)
+        end = seqlen_k if highest is None else min(seqlen_k, last + highest)
+        return range(begin, max(begin, end))
+
+    def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Query-key pairs of one head that the mask lets through."""
+        lowest, highest = self.edges(seqlen_q, seqlen_k)
+        below = 0 if lowest is None else _clamped_sum(lowest, seqlen_q, seqlen_k)
+        up_to = seqlen_q * seqlen_k if highest is None else _clamped_sum(highest + 1, seqlen_q, seqlen_k)
+        return up_to - below
+
+    def queries_to_see_all(self, seqlen_k: int) -> int:
+        """Fewest queries of which one sees the last of `seqlen_k` keys."""
+        if self.ahead is None or self.corner == "lower_right":
+            return 1
+        return max(1, seqlen_k - self.ahead)
+
+    def constants(self) -> dict[str, bool]:
+        """What every template gets to know of it (`templates/device/mask.cuh` reads them)."""
+        lower_right = self.kind is not MaskKind.FULL and self.corner == "lower_right"
+        return {"CAUSAL": self.causal, "CAUSAL_LOWER_RIGHT": lower_right}
+
+
+def _clamped_sum(start: int, rows: int, most: int) -> int:
+    """The sum over rows i of i + start, each term kept within 0 and `most`."""
+    first = min(rows, max(0, -start))  # the first row whose term is not below 0
+    full = min(rows, max(first, most - start))  # the first row whose term is `most` or more
+    rising = full - first
+    return rising * (first + start) + rising * (rising - 1) // 2 + (rows - full) * most
+
+
+FULL, CAUSAL_UPPER_LEFT, CAUSAL_LOWER_RIGHT = "full", "causal_upper_left", "causal_lower_right"
+FULL_AND_CAUSAL = (FULL, CAUSAL_UPPER_LEFT, CAUSAL_LOWER_RIGHT)
+"""The masks of a family whose template knows CAUSAL and CAUSAL_LOWER_RIGHT."""
+
+MASKS: dict[str, Mask] = {
+    mask.name: mask
+    for mask in (
+        Mask(FULL, spellings=("none",)),
+        Mask(CAUSAL_UPPER_LEFT, ahead=0, spellings=("causal", "is_causal", "upper_left"), short="causal"),
+        Mask(CAUSAL_LOWER_RIGHT, ahead=0, corner="lower_right", spellings=("lower_right",), short="lower_right"),
+    )
+}
+"""By name, as in `torch.nn.attention.bias`."""
+
+
+@contextmanager
+def registered(mask: Mask) -> Iterator[Mask]:
+    """The table with one more row, for the time of a `with`. Raises `ValueError` if the name is taken."""
+    if mask.name in MASKS:
+        raise ValueError(f"There is a mask {mask.name} already.")
+    MASKS[mask.name] = mask
+    try:
+        yield mask
+    finally:
+        del MASKS[mask.name]
