@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 from evoattn.model.dtype import DTYPES
@@ -46,6 +47,11 @@ class GpuSpec:
     exp2_per_clock: int = 16
     registers_per_sm: int = 65536
     smem_reserved_per_block: int = 1024
+
+    def with_limits(self, limits: Mapping[str, int]) -> GpuSpec:
+        """A copy with other limits, by the names of the fields."""
+        changes: dict[str, Any] = dict(limits)
+        return replace(self, **changes)
 
     def is_like(self, other: GpuSpec | None) -> bool:
         """Whether `other` is the same model with as many SMs, so that launches and times can be compared."""
@@ -133,7 +139,7 @@ class DetectedDevice:
         words = self.product.replace("-", " ").split()
         for spec in GPUS.values():
             if all(word in words for word in spec.product.split()):
-                return replace(spec, **self.limits)
+                return spec.with_limits(self.limits)
         return None
 
     def describe(self) -> str:

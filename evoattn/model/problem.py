@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
@@ -147,11 +148,11 @@ class AttentionProblem:
             self.lse_shape
         )
 
-    def with_(self, **changes) -> AttentionProblem:
+    def with_(self, **changes: Any) -> AttentionProblem:
         """A copy with fields changed; its name is dropped unless given."""
         return replace(self, **{"name": "", **changes})
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields; `AttentionProblem(**d)` restores it. `lse` is left out where false, as in older records."""
         return {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "lse" or self.lse}
 

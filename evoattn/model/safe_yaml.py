@@ -14,12 +14,12 @@ MAX_BYTES, MAX_ALIASES = 1 << 20, 1000
 MERGE = "tag:yaml.org,2002:merge"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._aliases = self._anchors_open = 0
 
-    def compose_node(self, parent, index):
+    def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             self._aliases += 1
             merged = isinstance(index, yaml.ScalarNode) and index.value == "<<"
@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
         self._anchors_open -= anchored
         return node
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [key.value if key.tag == MERGE else self.construct_object(key, deep=True) for key, _ in node.value]
         twice = [key for n, key in enumerate(keys) if key in keys[:n]]
         if twice:
