@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from evoattn.ops import current, fallback
 from evoattn.ops.attention import attention
@@ -42,18 +41,24 @@ def is_on() -> bool:
     return _everywhere if _thread.on is None else _thread.on
 
 
-def _biased(
-    query: Tensor, key: Tensor, value: Tensor, bias: CausalBias, scale: float | None, enable_gqa: bool
+def _with_bias_object(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout_p: float, scale: float | None, enable_gqa: bool
 ) -> Tensor:
-    """Torch's causal bias objects, which compare the called function with the name that is replaced."""
-    if is_on():
+    """For a mask of a tensor subclass; torch's causal biases compare the called function with the name that is
+    replaced.
+    """
+    from torch.nn.attention.bias import CausalBias, CausalVariant  # two seconds that other callers need not wait for
+
+    if not isinstance(bias, CausalBias):
+        return _original(query, key, value, bias, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
+    if is_on() and not dropout_p:
         with contextlib.suppress(NoKernel):
             kind: Literal["lower_right", "upper_left"]
             kind = "lower_right" if bias.variant == CausalVariant.LOWER_RIGHT else "upper_left"
             return attention(
                 query, key, value, is_causal=True, causal=kind, scale=scale, enable_gqa=enable_gqa, strict=True
             )
-    return CausalBias._dispatch(query, key, value, bias, 0.0, False, scale, enable_gqa)
+    return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
 
 
 def scaled_dot_product_attention(
@@ -69,8 +74,8 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention`; without a mask tensor and dropout, `evoattn.attention` where
     it is on.
     """
-    if isinstance(attn_mask, CausalBias) and not dropout_p and not is_causal:
-        return _biased(query, key, value, attn_mask, scale, enable_gqa)
+    if attn_mask is not None and type(attn_mask) is not Tensor and not is_causal:
+        return _with_bias_object(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if attn_mask is None and not dropout_p and is_on():
         return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.dependent_launch import LaunchConfig
@@ -222,3 +223,22 @@ def wgmma_pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
 
 def fake_runtime(device: FakeDevice, folder: Path, pick=wgmma_pick) -> Runtime:
     return Runtime(device, pick, folder, build=build)
+
+
+def tensors(batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45, head_dim=64, dtype=torch.float16, layout="bhsd"):
+    generator = torch.Generator().manual_seed(1)
+
+    def one(heads, seqlen):
+        if layout == "bshd":
+            return torch.randn(batch, seqlen, heads, head_dim, generator=generator).to(dtype).transpose(1, 2)
+        return torch.randn(batch, heads, seqlen, head_dim, generator=generator).to(dtype)
+
+    return one(heads, seqlen_q), one(kv_heads, seqlen_k), one(kv_heads, seqlen_k)
+
+
+def near(answer, expected):
+    return torch.allclose(answer.float(), expected.float(), atol=2e-3, rtol=2e-3)
+
+
+def reference(q, k, v, **flags):
+    return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True, **flags)

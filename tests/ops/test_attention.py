@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import WGMMA, FakeDevice, Pick, fake_runtime, wgmma_pick
+from fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors, wgmma_pick
 
 from evoattn.backends.base import LaunchError
 from evoattn.model.space import KernelConfig
@@ -16,33 +16,6 @@ from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain, warmup
 from evoattn.ops.runtime import NoKernel
-
-
-@pytest.fixture
-def device(tmp_path):
-    """A fake device behind the op; the launches of self-checks are forgotten."""
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)):
-        yield fake
-
-
-def tensors(batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45, head_dim=64, dtype=torch.float16, layout="bhsd"):
-    generator = torch.Generator().manual_seed(1)
-
-    def one(heads, seqlen):
-        if layout == "bshd":
-            return torch.randn(batch, seqlen, heads, head_dim, generator=generator).to(dtype).transpose(1, 2)
-        return torch.randn(batch, heads, seqlen, head_dim, generator=generator).to(dtype)
-
-    return one(heads, seqlen_q), one(kv_heads, seqlen_k), one(kv_heads, seqlen_k)
-
-
-def near(answer, expected):
-    return torch.allclose(answer.float(), expected.float(), atol=2e-3, rtol=2e-3)
-
-
-def reference(q, k, v, **flags):
-    return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True, **flags)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

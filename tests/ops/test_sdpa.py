@@ -1,0 +1,152 @@
+"""evoattn behind `scaled_dot_product_attention`: in blocks, in threads, in compiled code, and gone afterwards."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_device import near, reference, tensors
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+from evoattn.ops import sdpa as room
+from evoattn.ops.sdpa import disable, enable, sdpa
+
+TORCHS = F.scaled_dot_product_attention
+
+
+@pytest.fixture(autouse=True)
+def afterwards():
+    torch.compiler.reset()
+    yield
+    disable()
+    assert F.scaled_dot_product_attention is TORCHS
+    assert room._users == 0
+
+
+def launched(device, call=None):
+    """How many launches one call of SDPA makes."""
+    before = len(device.launches)
+    q, k, v = tensors()
+    answer = (call or F.scaled_dot_product_attention)(q, k, v, enable_gqa=True)
+    assert near(answer, reference(q, k, v))
+    return len(device.launches) - before
+
+
+def test_a_block(device):
+    with sdpa():
+        launched(device)  # and the kernel's check
+        assert launched(device) == 1
+        with sdpa(on=False):
+            assert launched(device) == 0
+            with sdpa():
+                assert launched(device) == 1
+        assert launched(device) == 1
+    assert launched(device) == 0
+    assert F.scaled_dot_product_attention is TORCHS
+
+
+def test_an_exception_ends_a_block(device):
+    with pytest.raises(KeyError), sdpa():
+        raise KeyError
+    assert launched(device) == 0
+
+
+def test_a_block_is_of_one_thread(device):
+    inside, counts = threading.Event(), []
+    with sdpa():
+        launched(device)
+        thread = threading.Thread(target=lambda: (counts.append(launched(device)), inside.set()))
+        thread.start()
+        inside.wait(30)
+        thread.join()
+        assert counts == [0]
+        assert launched(device) == 1
+
+
+def test_enable_is_of_all_threads(device):
+    enable()
+    enable()
+    launched(device)
+    counts = []
+    thread = threading.Thread(target=lambda: counts.append(launched(device)))
+    thread.start()
+    thread.join()
+    assert counts == [1]
+    with sdpa(on=False):
+        assert launched(device) == 0
+    disable()
+    assert launched(device) == 0
+    disable()
+
+
+def test_multihead_attention_modules(device):
+    layer = torch.nn.MultiheadAttention(256, 4, batch_first=True).half().eval()
+    x = torch.randn(2, 64, 256).half()
+    with torch.no_grad():
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            expected = layer(x, x, x, need_weights=False)[0]
+            with sdpa():
+                answer = layer(x, x, x, need_weights=False)[0]
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    assert device.launches
+    assert torch.allclose(answer.float(), expected.float(), atol=2e-3)
+
+
+def test_masks_dropout_and_gradients_stay_torchs(device):
+    q, k, v = tensors(kv_heads=4)
+    mask = torch.zeros(37, 45, dtype=torch.float16)
+    with sdpa():
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v, mask), TORCHS(q, k, v, mask))
+        torch.manual_seed(0)
+        dropped = F.scaled_dot_product_attention(q, k, v, None, 0.5)
+        torch.manual_seed(0)
+        assert torch.equal(dropped, TORCHS(q, k, v, None, 0.5))
+        wanted = q.float().requires_grad_()
+        F.scaled_dot_product_attention(wanted, k.float(), v.float()).sum().backward()
+    assert wanted.grad is not None
+    assert not device.launches
+
+
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("lengths", [(37, 45), (45, 45)])
+def test_torchs_causal_biases(device, make, lengths):
+    q, k, v = tensors(kv_heads=4, seqlen_q=lengths[0], seqlen_k=lengths[1])
+    expected = TORCHS(q, k, v, make(*lengths))
+    with sdpa():
+        answer = F.scaled_dot_product_attention(q, k, v, make(*lengths))
+        assert device.launches, "a kernel knows both masks"
+        with sdpa(on=False):
+            assert torch.equal(F.scaled_dot_product_attention(q, k, v, make(*lengths)), expected)
+        doubles = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), make(*lengths))
+    assert near(answer, expected)
+    assert near(doubles, expected)
+
+
+def test_compiled_code_follows(device):
+    compiled = torch.compile(
+        lambda q, k, v, enable_gqa: F.scaled_dot_product_attention(q, k, v, enable_gqa=enable_gqa),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    with torch.no_grad():
+        assert launched(device, compiled) == 0
+        with sdpa():
+            launched(device, compiled)
+            assert launched(device, compiled) == 1
+            with sdpa(on=False):
+                assert launched(device, compiled) == 0
+        assert launched(device, compiled) == 0
+
+
+def test_wrong_arguments_raise_what_sdpa_raises(device):
+    q, k, v = tensors()
+    wrong = torch.zeros(3, 3, dtype=torch.float16)
+    with pytest.raises(RuntimeError) as theirs:
+        TORCHS(q, k, v, wrong, enable_gqa=True)
+    with sdpa(), pytest.raises(RuntimeError) as ours:
+        F.scaled_dot_product_attention(q, k, v, wrong, enable_gqa=True)
+    assert str(ours.value) == str(theirs.value)
+    with sdpa(), pytest.raises(TypeError):
+        F.scaled_dot_product_attention(q, k)

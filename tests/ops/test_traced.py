@@ -1,0 +1,133 @@
+"""The op under `torch.compile`, fake tensors and `opcheck`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_device import near, reference, tensors
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from evoattn.ops import current
+from evoattn.ops.attention import attention
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.traced import attention_lse_op, attention_op
+
+OPS = {"attention": attention_op, "attention_lse": attention_lse_op}
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch.compiler.reset()
+
+
+def cases():
+    yield "contiguous", tensors(), (False, "upper_left", None, False)
+    yield "views", tensors(layout="bshd"), (True, "upper_left", 0.2, False)
+    yield "lower right, served by torch", tensors(dtype=torch.float32), (True, "lower_right", None, False)
+    packed = torch.randn(2, 33, 3, 4, 64, dtype=torch.float16)
+    yield "packed", tuple(packed[:, :, i].transpose(1, 2) for i in range(3)), (False, "upper_left", None, False)
+
+
+@pytest.mark.parametrize("op", list(OPS))
+@pytest.mark.parametrize(("inputs", "flags"), [case[1:] for case in cases()], ids=[case[0] for case in cases()])
+def test_opcheck(device, op, inputs, flags):
+    results = torch.library.opcheck(OPS[op], (*inputs, *flags))
+    assert set(results.values()) == {"SUCCESS"}
+
+
+def test_opcheck_without_a_device():
+    results = torch.library.opcheck(attention_op, (*tensors(), True, "upper_left", None, False))
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_function_calls_the_kernel(device, backend):
+    compiled = torch.compile(
+        lambda q, k, v: attention(q * 1, k, v, is_causal=True, enable_gqa=True), fullgraph=True, backend=backend
+    )
+    q, k, v = tensors(seqlen_q=45)
+    attention(q, k, v, is_causal=True, enable_gqa=True)  # loads and checks the kernel
+    before = len(device.launches)
+    assert near(compiled(q, k, v), reference(q, k, v, is_causal=True))
+    assert len(device.launches) == before + 1
+
+
+def test_other_lengths_need_no_other_graph(device):
+    graphs = []
+
+    def backend(module, _):
+        graphs.append(module)
+        return module
+
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, enable_gqa=True, strict=True), fullgraph=True, dynamic=True, backend=backend
+    )
+    for length in (45, 50, 61):
+        q, k, v = tensors(seqlen_q=length, seqlen_k=length)
+        assert near(compiled(q, k, v), reference(q, k, v))
+    assert len(graphs) == 1
+    assert "evoattn.attention" in graphs[0].code
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_no_kernel_serves_is_compiled_as_sdpa(device, wanted):
+    graphs = []
+
+    def backend(module, _):
+        graphs.append(module)
+        return module
+
+    q, k, v = (t.double().requires_grad_(wanted) for t in tensors(kv_heads=4))
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v), fullgraph=True, backend=backend)
+    assert torch.equal(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))
+    assert "evoattn" not in graphs[0].code
+    assert "scaled_dot_product_attention" in graphs[0].code
+    if wanted:
+        compiled(q, k, v).sum().backward()
+        assert q.grad is not None
+
+
+def test_out_lse_and_autocast_compile(device):
+    q, k, v = (t.float() for t in tensors())
+    out = torch.empty_like(q, dtype=torch.bfloat16)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def both(q, k, v, out):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attention(q, k, v, enable_gqa=True, return_lse=True, out=out, strict=True)
+
+    answer, lse = both(q, k, v, out)
+    assert torch.allclose(answer.double(), reference(q, k, v), atol=3e-2)
+    assert torch.equal(answer, out)
+    assert lse.shape == q.shape[:3]
+
+
+def test_strict_under_compile(device):
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, strict=True), backend="eager")
+    with pytest.raises(NoKernel, match="float64"):
+        compiled(*(t.double() for t in tensors(kv_heads=4)))
+
+
+def test_fake_tensors(device):
+    q, k, v = tensors(layout="bshd")
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in (q, k, v)]
+        answer = attention(*fakes, enable_gqa=True)
+    assert answer.shape == q.shape
+    assert answer.stride() == q.stride()
+    assert not device.launches
+
+
+def test_export(device):
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attention(q, k, v, enable_gqa=True)
+
+    q, k, v = tensors()
+    with torch.no_grad():
+        program = torch.export.export(Module(), (q, k, v))
+        assert near(program.module()(q, k, v), reference(q, k, v))
+    assert any("evoattn.attention" in str(node.target) for node in program.graph.nodes)
+
+
+def test_the_runtime_can_be_replaced(device):
+    assert current.runtime().platform is device
