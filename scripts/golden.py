@@ -1,10 +1,11 @@
 """Golden inputs and outputs of every instruction that the interpreter accepts.
 
-    python scripts/golden.py collect     # no GPU needed: launches of scripts/ptx_golden and of tests/ptx → tests/ptx/golden/golden.bin
-    python scripts/golden.py run [--all] # on an H100: runs those without outputs (or all) there, twice, prints where the interpreter differs
+    python scripts/golden.py collect     # no GPU needed: launches of scripts/ptx_golden and of tests/ptx →
+    tests/ptx/golden/golden.bin python scripts/golden.py run [--all] # on an H100: runs those without outputs (or all)
+    there, twice, prints where the interpreter differs
 
-`collect` runs again when an instruction is added, and keeps the outputs that there are; `run` after it. A launch whose outputs differ between
-two runs, or that the driver refuses, is left out and named.
+`collect` runs again when an instruction is added, and keeps the outputs that there are; `run` after it. A launch whose
+outputs differ between two runs, or that the driver refuses, is left out and named.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ ALWAYS = (
     "mapa",
     "st.async",
 )
-"""Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others each first."""
+"""Opcodes whose meaning lies in operands and descriptors too: every different kernel with one is kept, of the others
+each first.
+"""
 SILENT_SECONDS = 20.0
 DEVICE_FILES = (
     "test_warp",
@@ -61,9 +64,11 @@ DEVICE_FILES = (
 
 
 def collect() -> None:
-    """Run the cases and the tests on the interpreter; keep what adds an opcode, and every different kernel of the matrix and copy instructions."""
+    """Run the cases and the tests on the interpreter; keep what adds an opcode, and every different kernel of the
+    matrix and copy instructions.
+    """
     import pytest
-    from ptx_golden import cases, clusters, harness, programs
+    from ptx_golden import cases, clusters, harness, programs, warp_programs
 
     known, machine = golden_file.load() if golden_file.FILE.exists() else ([], {})
     outputs = {golden.key: golden.after for golden in known}
@@ -85,8 +90,8 @@ def collect() -> None:
             opcodes.update(golden.opcodes)
 
     def is_right(golden: Golden) -> bool:
-        """Whether it has no fault under the race detector either, which some tests switch off, and reads no shared memory that nobody has
-        written, and assembles: all else means nothing on a GPU."""
+        """Whether it has no fault under the race detector either, which some tests switch off, and reads no shared
+        memory that nobody has written, and assembles: all else means nothing on a GPU."""
         harness.observers.remove(observe)
         try:
             results = [golden.interpreted(), golden.interpreted(poison=0x5A)]
@@ -101,7 +106,7 @@ def collect() -> None:
     harness.observers.append(observe)
     always = True
     with np.errstate(all="ignore"):
-        for work in cases.GROUPS + programs.GROUPS + clusters.GROUPS:
+        for work in cases.GROUPS + programs.GROUPS + warp_programs.GROUPS + clusters.GROUPS:
             group = work.__name__.removesuffix("_cases")
             work()
     always = False
@@ -112,7 +117,8 @@ def collect() -> None:
     golden_file.save(kept, machine)
     awaiting = sum(golden.after is None for golden in kept)
     print(
-        f"{len(kept)} launches, {awaiting} of them without outputs, {len(opcodes)} opcodes, {golden_file.FILE.stat().st_size} bytes"
+        f"{len(kept)} launches, {awaiting} of them without outputs, {len(opcodes)} opcodes, "
+        f"{golden_file.FILE.stat().st_size} bytes"
     )
 
 
@@ -131,53 +137,9 @@ def assembles(golden: Golden) -> bool:
     return done.returncode == 0
 
 
-def device(first: int, folder: Path) -> None:
-    """Run the launches of the folder's copy of the file, from number `first` on; each writes its outputs, or why it has none, when done."""
-    import cupy
-
-    from evoattn.backends import tensor_map
-    from evoattn.model.launch import TensorMap
-
-    cupy.zeros(1)
-    for number, golden in enumerate(golden_file.load(folder / "todo.bin")[0]):
-        if number < first:
-            continue
-        try:
-            module = cupy.cuda.function.Module()
-            module.load(golden.ptx.encode())
-            function = module.get_function(golden.entry)
-            if golden.smem > 48 << 10:
-                cupy.cuda.driver.funcSetAttribute(
-                    function.ptr, cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, golden.smem
-                )
-            results = []
-            for _ in range(2):
-                arrays = [cupy.asarray(a.reshape(-1).view(np.uint8)) for a in golden.before]
-                maps = [
-                    tensor_map.encode(
-                        TensorMap("", "fp16", m["shape"], m["strides_bytes"], m["box"], m["swizzle_bytes"]),
-                        arrays[m["address"]].data.ptr,
-                    )
-                    for m in golden.maps
-                ]
-                args = (*maps, *(np.uint64(a.data.ptr) for a in arrays), *golden.scalars)
-                function((golden.blocks, 1, 1), (golden.threads, 1, 1), args, shared_mem=golden.smem)
-                cupy.cuda.runtime.deviceSynchronize()
-                results.append([cupy.asnumpy(a) for a in arrays])
-            if any((a != b).any() for a, b in zip(*results)):
-                raise RuntimeError("two runs differ")
-            part = folder / f"{number}.part.npz"
-            np.savez(part, *results[0])
-            part.rename(folder / f"{number}.npz")
-        except (cupy.cuda.driver.CUDADriverError, RuntimeError) as error:
-            (folder / f"{number}.why").write_text(" ".join(str(error).split())[:200])
-            if "two runs" not in str(error) and "INVALID_PTX" not in str(error):
-                sys.exit(3)  # the context may be lost: a fresh process goes on
-
-
 def run(everything: bool) -> int:
-    """Launches without outputs, or all, on the device, in processes that may hang or die; then the file with their outputs, and a table of
-    differences."""
+    """Launches without outputs, or all, on the device, in processes that may hang or die; then the file with their
+    outputs, and a table of differences."""
     from evoattn.model.gpu import detect_devices
 
     recorded, _ = golden_file.load()
@@ -219,7 +181,8 @@ def run(everything: bool) -> int:
     kept = [golden for golden in recorded if golden.after is not None]
     golden_file.save(kept, {"product": here[0].product, "driver": here[0].driver, "uuid": here[0].uuid})
     print(
-        f"{len(goldens) - len(left_out)} of {len(goldens)} launches ran on the {here[0].product}; {len(kept)} with outputs, "
+        f"{len(goldens) - len(left_out)} of {len(goldens)} launches ran on the {here[0].product}; {len(kept)} with "
+        "outputs, "
         f"{golden_file.FILE.stat().st_size} bytes in {golden_file.FILE.relative_to(ROOT)}"
     )
     for golden, why in left_out:
@@ -242,7 +205,9 @@ def _subject(golden: Golden) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["device"]:
-        device(int(sys.argv[2]), Path(sys.argv[3]))
+        from ptx_golden.device import run_from
+
+        run_from(int(sys.argv[2]), Path(sys.argv[3]))
     elif sys.argv[1:] == ["collect"]:
         collect()
     elif sys.argv[1:] in (["run"], ["run", "--all"]):

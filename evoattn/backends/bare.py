@@ -1,4 +1,6 @@
-"""One launch over allocations of exactly the buffers' sizes, nothing else on the device: what compute-sanitizer can judge to the byte."""
+"""One launch over allocations of exactly the buffers' sizes, nothing else on the device: what compute-sanitizer can
+judge to the byte.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ class _Allocation:
 
 
 def run_bare(compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], contents: dict[str, np.ndarray]) -> None:
-    """Launch once over uint8 `contents` by buffer name, and wait. Raises `LaunchError` or `ContextLost`. The process frees the memory."""
+    """Launch once over uint8 `contents` by buffer name, and wait. Raises `LaunchError` or `ContextLost`. The process
+    frees the memory.
+    """
     backend = CudaBackend()
     backend.run(compiled, launches, {name: _Allocation(data) for name, data in contents.items()})

@@ -15,7 +15,9 @@ class LaunchError(RuntimeError):
 
 
 class ContextLost(RuntimeError):
-    """The device answers this process no more (illegal address, trap, …), and it must end: the message is the driver's."""
+    """The device answers this process no more (illegal address, trap, …), and it must end: the message is the
+    driver's.
+    """
 
 
 def require_order_of_calls(launches: tuple[KernelLaunch, ...]) -> None:
@@ -35,9 +37,10 @@ class Backend(Protocol):
     def run(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
     ) -> tuple[str, ...]:
-        """Run `launches` in order, to completion. `buffers` maps each `Buffer.name` to a flat tensor on `device`, changed in place.
+        """Run `launches` in order, to completion. `buffers` maps each `Buffer.name` to a flat tensor on `device`,
+        changed in place.
 
-        Returns the faults that the run itself showed (a race, an access out of bounds), one sentence each; empty where there
-        are none or the backend cannot see them. Raises `LaunchError` when a launch is refused or fails.
+        Returns the faults that the run itself showed (a race, an access out of bounds), one sentence each; empty where
+        there are none or the backend cannot see them. Raises `LaunchError` when a launch is refused or fails.
         """
         ...

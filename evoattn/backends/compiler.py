@@ -55,7 +55,9 @@ def version() -> str:
 
 
 def parse_log(log: str) -> dict[str, object]:
-    """Registers, spills, stack, static shared memory and warnings out of a ptxas `-v` log; the most over its kernels."""
+    """Registers, spills, stack, static shared memory and warnings out of a ptxas `-v` log; the most over its
+    kernels.
+    """
 
     def most(pattern: str) -> int:
         return max((int(n) for n in re.findall(pattern, log)), default=0)
@@ -116,8 +118,8 @@ def _cache_stem(candidate: Candidate, folder: Path) -> Path:
 def compile_candidate(candidate: Candidate, folder: Path | None = None) -> CompiledKernel:
     """Compile a candidate, or take its files from the cache `folder` (default: `cubin_cache()`). Raises `CompileError`.
 
-    The key covers source, architecture, compiler version and options. Files are moved into place whole, so that a killed
-    process leaves none half written.
+    The key covers source, architecture, compiler version and options. Files are moved into place whole, so that a
+    killed process leaves none half written.
     """
     stem = _cache_stem(candidate, folder or cubin_cache())
     try:

@@ -1,4 +1,6 @@
-"""Runs cubins on a CUDA device through CuPy, on torch's stream. Only a worker process imports this: it makes a CUDA context."""
+"""Runs cubins on a CUDA device through CuPy, on torch's stream. Only a worker process imports this: it makes a CUDA
+context.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ class CudaBackend:
         launches: tuple[KernelLaunch, ...],
         buffers: dict[str, torch.Tensor],
     ) -> Callable[[], None]:
-        """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to capture in a graph.
+        """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to
+        capture in a graph.
 
         Raises `LaunchError` where the module cannot be loaded or an attribute or a tensor map is refused.
         """

@@ -1,4 +1,6 @@
-"""A launch that may begin before the one before it has ended (sm_90); asks libcuda by ctypes, since CuPy knows no launch attributes."""
+"""A launch that may begin before the one before it has ended (sm_90); asks libcuda by ctypes, since CuPy knows no
+launch attributes.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,16 @@ import numpy as np
 from evoattn.backends.base import LaunchError
 from evoattn.model.launch import KernelLaunch
 
-# cuda.h of CUDA 13.0: CUlaunchAttributeID, CUlaunchAttribute and CUlaunchConfig, laid out as C does on a 64-bit machine.
+# cuda.h of CUDA 13.0: CUlaunchAttributeID, CUlaunchAttribute and CUlaunchConfig, laid out as C does on a 64-bit
+# machine.
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 VALUE_BYTES = 64
 
 
 class LaunchAttributeValue(ctypes.Union):
-    """CUlaunchAttributeValue, of which one member is used here. Others hold pointers, which is why it begins at a multiple of 8 bytes."""
+    """CUlaunchAttributeValue, of which one member is used here. Others hold pointers, which is why it begins at a
+    multiple of 8 bytes.
+    """
 
     _fields_ = [
         ("programmatic_stream_serialization_allowed", ctypes.c_int),
@@ -67,9 +72,11 @@ class LoadedFunction(Protocol):
 
 
 class DependentLaunch:
-    """`launch` of a loaded function, ready to be enqueued after another kernel; a graph that is captured gets a programmatic edge.
+    """`launch` of a loaded function, ready to be enqueued after another kernel; a graph that is captured gets a
+    programmatic edge.
 
-    Keeps the arguments and the function's module for as long as it can be called: the driver copies the arguments at each call.
+    Keeps the arguments and the function's module for as long as it can be called: the driver copies the arguments at
+    each call.
     """
 
     def __init__(

@@ -16,7 +16,9 @@ _SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 
 
 class NotInterpreted(RuntimeError):
-    """The kernel has an instruction that the interpreter does not model, so that nothing can be said of it; the message is one sentence."""
+    """The kernel has an instruction that the interpreter does not model, so that nothing can be said of it; the message
+    is one sentence.
+    """
 
 
 class InterpreterBackend:
@@ -30,7 +32,8 @@ class InterpreterBackend:
     ) -> tuple[str, ...]:
         """See `Backend.run`. Faults are races, accesses out of bounds, deadlocks, kernels that do not end.
 
-        Launches after one with a fault are not run. Raises `NotInterpreted`, and `LaunchError` for a launch that no device would accept.
+        Launches after one with a fault are not run. Raises `NotInterpreted`, and `LaunchError` for a launch that no
+        device would accept.
         """
         for execution in _launch(compiled, launches, buffers, detect_races=True, count=False):
             if execution.faults:

@@ -1,4 +1,6 @@
-"""A `TensorMap` as the 128 bytes that the tensor copy engine reads; asks libcuda by ctypes, which torch has loaded already."""
+"""A `TensorMap` as the 128 bytes that the tensor copy engine reads; asks libcuda by ctypes, which torch has loaded
+already.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ def _encoder() -> ctypes._CFuncPtr:
 
 
 def encode(tensor_map: TensorMap, address: int) -> np.ndarray:
-    """The CUtensorMap of `tensor_map` over the buffer at device `address`, as an array of one 128-byte item: what CuPy passes by value.
+    """The CUtensorMap of `tensor_map` over the buffer at device `address`, as an array of one 128-byte item: what CuPy
+    passes by value.
 
-    Raises `LaunchError` where the driver refuses (an address or a stride that is no multiple of 16 bytes, a box side over 256 …).
+    Raises `LaunchError` where the driver refuses (an address or a stride that is no multiple of 16 bytes, a box side
+    over 256 …).
     """
     rank = len(tensor_map.shape)
     raw = ctypes.create_string_buffer(BYTES + ALIGNMENT)

@@ -1,4 +1,6 @@
-"""The memory that a candidate runs in: its buffers in one allocation, guard bands on either side of each, the pristine data behind them."""
+"""The memory that a candidate runs in: its buffers in one allocation, guard bands on either side of each, the pristine
+data behind them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ GUARD_BYTES = 4096
 ALIGNMENT = 256
 """Bytes: what cudaMalloc guarantees."""
 BANDS = (0x5A, 0xFF)
-"""What the bands hold in a first and a second run: a number that a wrong read would take for a large logit, then NaN."""
+"""What the bands hold in a first and a second run: a number that a wrong read would take for a large logit, then
+NaN.
+"""
 POISON_BYTE = 0xFF
-"""Outputs and scratch buffers hold it before a run: NaN in every dtype, and never the NaN that a GPU computes (0x7FFF…; PTX ISA, cvt)."""
+"""Outputs and scratch buffers hold it before a run: NaN in every dtype, and never the NaN that a GPU computes (0x7FFF…;
+PTX ISA, cvt).
+"""
 UNWRITTEN = -1
 """The bits of an element that still holds it, as a signed integer."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -76,7 +82,9 @@ class Arena:
         self.restore()
 
     def arm(self, band: int = BANDS[0]) -> None:
-        """Before a run: bands of `band` bytes, outputs and scratch buffers poisoned, or zeroed where `starts_zeroed`."""
+        """Before a run: bands of `band` bytes, outputs and scratch buffers poisoned, or zeroed where
+        `starts_zeroed`.
+        """
         self._band = band
         for piece in self._bands:
             piece.fill_(band)
@@ -100,11 +108,15 @@ class Arena:
             self._bytes[name].fill_(POISON_BYTE)
 
     def changed_bands(self) -> torch.Tensor:
-        """Bytes of the bands that are not what `arm` wrote: int64 scalar on the device, so that the caller chooses when to wait."""
+        """Bytes of the bands that are not what `arm` wrote: int64 scalar on the device, so that the caller chooses when
+        to wait.
+        """
         return (torch.cat(self._bands) != self._band).sum()
 
     def changed_inputs(self) -> list[torch.Tensor]:
-        """Elements of each input that differ from the original, bit for bit: int64 scalars on the device, in the order of `inputs`."""
+        """Elements of each input that differ from the original, bit for bit: int64 scalars on the device, in the order
+        of `inputs`.
+        """
         return [(bits(self.views[name]) != bits(tensor)).sum() for name, tensor in self._inputs.items()]
 
     @property
@@ -114,11 +126,15 @@ class Arena:
 
     @property
     def zeroed(self) -> tuple[str, ...]:
-        """Names of the scratch buffers that hold zeros before a run and must hold them after it (`Family.workspace`)."""
+        """Names of the scratch buffers that hold zeros before a run and must hold them after it
+        (`Family.workspace`).
+        """
         return tuple(filter(starts_zeroed, self._scratch))
 
     def dirty_zeros(self) -> list[torch.Tensor]:
-        """Bytes of each of `zeroed` that are not zero: int64 scalars on the device. Nothing clears them between the calls of a graph."""
+        """Bytes of each of `zeroed` that are not zero: int64 scalars on the device. Nothing clears them between the
+        calls of a graph.
+        """
         return [(self._bytes[name] != 0).sum() for name in self.zeroed]
 
     def touched_band(self) -> str:
@@ -133,7 +149,8 @@ class Arena:
 class Vault:
     """Says whether anybody wrote into data that no kernel is ever handed: the original inputs and the answers.
 
-    A kernel that writes far past its buffers lands in whatever the allocator put there; without this the candidate after it would pay.
+    A kernel that writes far past its buffers lands in whatever the allocator put there; without this the candidate
+    after it would pay.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:

@@ -23,11 +23,13 @@ def torch_dtype(problem: AttentionProblem) -> torch.dtype:
 def make_inputs(
     problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
 ) -> dict[str, torch.Tensor]:
-    """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads, seqlen, head_dim]`.
+    """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads,
+    seqlen, head_dim]`.
 
-    Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales q by 30,
-    `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both, `rising_maximum` lets the
-    largest score grow with every key, `equal_keys` makes all keys the same. Raises `ValueError` on another kind: it would be plain unseen.
+    Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales
+    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both,
+    `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same. Raises
+    `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
@@ -79,8 +81,8 @@ def exact_attention(
 ) -> torch.Tensor:
     """The answer in `dtype` (float32 or float64), contiguous `[batch, heads, seqlen_q, head_dim]`.
 
-    torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that the scores fit;
-    a row that sees no key is 0.
+    torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that the scores
+    fit; a row that sees no key is 0.
     """
     out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
@@ -110,7 +112,9 @@ def _rows(
 
 
 def exact_lse(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Σ exp of the masked, scaled scores of each query as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf for no key."""
+    """Σ exp of the masked, scaled scores of each query as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf
+    for no key.
+    """
     out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
     for b in range(problem.batch):
@@ -129,13 +133,14 @@ def exact_lse(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> to
 class Answer:
     """The exact output of one set of inputs, and how far from it an honest kernel may be.
 
-    flash-attention's rule: max|out − exact| ≤ 2·max|low − exact| + 2·max|(exact + 0.3 − 0.3) − exact|, where `low` is the same formula
-    in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of the flash-attention project).
-    The same factor bounds the root-mean-square error: the largest error alone would let a kernel skip one K/V tile in many.
-    fp32 problems are judged against float64 and may always be 1e-5 of the largest output off.
+    flash-attention's rule: max|out − exact| ≤ 2·max|low − exact| + 2·max|(exact + 0.3 − 0.3) − exact|, where `low` is
+    the same formula in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of
+    the flash-attention project). The same factor bounds the root-mean-square error: the largest error alone would let a
+    kernel skip one K/V tile in many. fp32 problems are judged against float64 and may always be 1e-5 of the largest
+    output off.
 
-    The log-sum-exp, where the problem asks for it, is fp32 from fp32 scores: 2e-4 (the polynomial exponential is 9e-5 off) and 2e-5 of the
-    largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
+    The log-sum-exp, where the problem asks for it, is fp32 from fp32 scores: 2e-4 (the polynomial exponential is 9e-5
+    off) and 2e-5 of the largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
     """
 
     exact: torch.Tensor
@@ -150,8 +155,8 @@ FP32_RELATIVE = 1e-5
 
 
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
-    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the interpreter's check
-    does."""
+    """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the
+    interpreter's check does."""
     dtype = torch_dtype(problem)
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
     exact = exact_attention(problem, *(tensors[t] for t in "qkv"), exact_dtype)

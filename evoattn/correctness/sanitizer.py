@@ -1,4 +1,6 @@
-"""compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), and races in shared memory (racecheck)."""
+"""compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), and races in shared
+memory (racecheck).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def find() -> str | None:
 
 
 def sanitize(problem: AttentionProblem, kernel: BuiltKernel, tools: tuple[str, ...] = TOOLS) -> dict[str, str]:
-    """What each tool says of a candidate at the ladder's first shapes: `CLEAN`, or a sentence. A process of its own for each tool."""
+    """What each tool says of a candidate at the ladder's first shapes: `CLEAN`, or a sentence. A process of its own for
+    each tool.
+    """
     path = find()
     if path is None:
         return dict.fromkeys(tools, NOT_INSTALLED)
@@ -90,8 +94,8 @@ def verdict(code: int, output: str) -> str:
 
 
 def is_damning(verdicts: dict[str, str], kernel: CompiledKernel) -> bool:
-    """Whether a tool found something. A race that racecheck reports in a kernel with mbarriers is recorded and no more: it does not follow
-    every one of their forms."""
+    """Whether a tool found something. A race that racecheck reports in a kernel with mbarriers is recorded and no more:
+    it does not follow every one of their forms."""
     found = {tool for tool, sentence in verdicts.items() if sentence.startswith("found")}
     return "memcheck" in found or ("racecheck" in found and "mbarrier" not in kernel.ptx)
 

@@ -1,4 +1,6 @@
-"""Is an output right? Runs a candidate over the cases that catch wrong kernels and judges each by `reference.Answer`."""
+"""Is an output right? Runs a candidate over the cases that catch wrong kernels and judges each by
+`reference.Answer`.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,11 @@ def _grouped(problem: AttentionProblem, heads: int) -> dict[str, int]:
 
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
-    """(name, problem, kind of inputs) of the ladder that every candidate climbs on a GPU before its own shape; cheap ones first.
+    """(name, problem, kind of inputs) of the ladder that every candidate climbs on a GPU before its own shape; cheap
+    ones first.
 
-    All keep the compile-time key of `problem` (head_dim, dtype, mask), so they run the very cubin that is timed. Lengths divide by no tile.
+    All keep the compile-time key of `problem` (head_dim, dtype, mask), so they run the very cubin that is timed.
+    Lengths divide by no tile.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     small = problem.with_(batch=1, heads=2, kv_heads=1)
@@ -66,11 +70,13 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
 
 
 def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> list[tuple[str, AttentionProblem, str]]:
-    """(name, problem, kind) of the small cases that the interpreter runs for a kernel with tiles of `block_m` rows and `block_n` keys.
+    """(name, problem, kind) of the small cases that the interpreter runs for a kernel with tiles of `block_m` rows and
+    `block_n` keys.
 
-    Just past two key tiles and one row tile, so that every buffer is reused, the tail is ragged and two blocks run; the problem's mask,
-    grouping and layout are kept, and a second case bends them. That one has 40 rows, since the largest error of a few is a small sample:
-    with 13, kernels as coarse as torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3.
+    Just past two key tiles and one row tile, so that every buffer is reused, the tail is ragged and two blocks run; the
+    problem's mask, grouping and layout are kept, and a second case bends them. That one has 40 rows, since the largest
+    error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it for 5 to 17 of
+    100 seeds, with 40 for 1 to 3.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     first = problem.with_(batch=1, **_grouped(problem, 2), seqlen_q=min(block_m + 7, 140), seqlen_k=2 * block_n + 5)
@@ -104,10 +110,11 @@ def check(
     case: Case,
     repeat: bool = False,
 ) -> CheckResult:
-    """Run a candidate once on `case` (twice if `repeat`, comparing bits) over poisoned output between guard bands, and judge it.
+    """Run a candidate once on `case` (twice if `repeat`, comparing bits) over poisoned output between guard bands, and
+    judge it.
 
-    The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other bytes in the bands,
-    so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
+    The inputs are copies between guard bands too, compared with the originals afterwards; the second run finds other
+    bytes in the bands, so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
     """
     return run_case(backend, kernel, case, repeat)[0]
 
@@ -156,7 +163,9 @@ def run_case(
 
 
 def dirty_sentence(zeroed: tuple[str, ...], counts: list[int]) -> str:
-    """Which of the scratch buffers `zeroed` the next launch would not find so, by their bytes that are not zero; empty if none."""
+    """Which of the scratch buffers `zeroed` the next launch would not find so, by their bytes that are not zero; empty
+    if none.
+    """
     name = next((name for name, count in zip(zeroed, counts, strict=True) if count), "")
     return name and f"the kernel did not leave zeros in {name}, where its next launch expects them."
 

@@ -1,14 +1,20 @@
-"""What the interpreter does not model, said here and nowhere else: what "right on the interpreter" leaves to the device."""
+"""What the interpreter does not model, said here and nowhere else: what "right on the interpreter" leaves to the
+device.
+"""
 
 NOT_MODELLED = (
     "machine code: it runs PTX, so faults of ptxas, register counts and time are not seen",
-    "the last bits of approximate functions, of sums inside tensor-core products, and denormals flushed by .ftz beyond exp2",
-    "every order of execution: races do not depend on who runs first, but which block draws which tile, or arrives last, is one case",
+    "the last bits of approximate functions, of sums inside tensor-core products, and denormals flushed by .ftz "
+    "beyond exp2",
+    "every order of execution: races do not depend on who runs first, but which block draws which tile, or arrives "
+    "last, is one case",
     "blocks that wait for each other by spinning on global memory: such a launch ends at the step limit",
     "lanes of a warp one by one in barriers and fences: what one lane learns, its warp knows",
     "when the global writes of a tensor store arrive: they count as done when they are issued",
-    "a fence before a relaxed arrival at a cluster's barrier, but for that of mbarrier initializations; clusters not along x; multicast",
+    "a fence before a relaxed arrival at a cluster's barrier, but for that of mbarrier initializations; clusters not "
+    "along x; multicast",
     "atomics on shared memory as a cause of races, and aliases of global memory by another proxy than the generic one",
-    "launches that overlap: one runs after another has ended, and what is read before it waits is checked by buffer, not by byte",
+    "launches that overlap: one runs after another has ended, and what is read before it waits is checked by buffer, "
+    "not by byte",
 )
 """One thing each, as it would follow "The interpreter does not model"."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ Extent = int | tuple[int, ...]
 class TensorMap:
     """A kernel argument that is a CUtensorMap by value (sm_90): boxes of 16-bit elements of the buffer called `buffer`.
 
-    `shape` and `box` in elements and `strides_bytes` (of every dimension but the innermost, which is contiguous) count from the
-    innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128.
+    `shape` and `box` in elements and `strides_bytes` (of every dimension but the innermost, which is contiguous) count
+    from the innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128.
     """
 
     buffer: str
@@ -60,18 +61,19 @@ def run_launch(
 ) -> Execution:
     """Run one launch of the kernel called `kernel` and return its faults and counters.
 
-    `program` is PTX text, or what `parse_program` made of it. `buffers` are global memory: C-contiguous arrays of any dtype, changed in
-    place, each with its own bounds. `args` has one entry for each kernel parameter. `smem_bytes` is dynamic shared memory; `cluster` is in
-    blocks and goes along x alone.
+    `program` is PTX text, or what `parse_program` made of it. `buffers` are global memory: C-contiguous arrays of any
+    dtype, changed in place, each with its own bounds. `args` has one entry for each kernel parameter. `smem_bytes` is
+    dynamic shared memory; `cluster` is in blocks and goes along x alone.
 
-    `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the instructions of one
-    batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the byte that shared memory holds until it is written, and a
-    copy's destination until the copy has landed; 0xFF is NaN in every float type. `after` is given for a launch that may begin before earlier ones have
-    ended (programmatic dependent launch): what those touched, from their `Execution.touched`.
+    `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the
+    instructions of one batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the byte that
+    shared memory holds until it is written, and a copy's destination until the copy has landed; 0xFF is NaN in every
+    float type. `after` is given for a launch that may begin before earlier ones have ended (programmatic dependent
+    launch): what those touched, from their `Execution.touched`.
 
-    What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a launch that no
-    device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled, `ValueError` for buffers that are
-    not C-contiguous or overlap.
+    What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a
+    launch that no device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled,
+    `ValueError` for buffers that are not C-contiguous or overlap.
     """
     kernels = (parse_program(program) if isinstance(program, str) else program).kernels
     if kernel not in kernels:
@@ -114,7 +116,7 @@ def _flattened(buffers: Mapping[str, NDArray[Any]]) -> dict[str, Octets]:
         start = array.__array_interface__["data"][0]
         spans.append((start, start + array.nbytes, name))
     spans = sorted(span for span in spans if span[0] < span[1])
-    for (_, end, one), (start, _, other) in zip(spans, spans[1:]):
+    for (_, end, one), (start, _, other) in pairwise(spans):
         if start < end:
             raise ValueError(f"The buffers {one} and {other} overlap.")
     return flat

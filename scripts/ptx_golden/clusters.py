@@ -6,17 +6,20 @@ import itertools
 
 import numpy as np
 
-from ptx_golden.cases import operand
 from ptx_golden.harness import run_ptx
+from ptx_golden.operands import operand
 from ptx_golden.programs import one_atomic, word
 from ptx_golden.wgmma_product import product
 
 BLOCKS = 4
-SETUP = """mul.wide.u32 %q0, %i, 16; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; mov.u32 %r0, tile; mad.lo.u32 %r1, %tid, 16, %r0;
+SETUP = """mul.wide.u32 %q0, %i, 16; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; mov.u32 %r0, tile; mad.lo.u32 %r1, \
+%tid, 16, %r0;
 mov.u32 %r40, %cluster_ctarank; mov.u32 %r41, %cluster_nctarank; add.u32 %r42, %r40, 1; rem.u32 %r42, %r42, %r41;
 ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%q1];
 """
-"""A thread's 16 bytes of the input in %r4 … %r7; %r1 is where it has 16 bytes of `tile`, %r42 the rank of the next block."""
+"""A thread's 16 bytes of the input in %r4 … %r7; %r1 is where it has 16 bytes of `tile`, %r42 the rank of the next
+block.
+"""
 MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
 FILL = f"st.shared.v4.u32 [%r1], {{%r4, %r5, %r6, %r7}}; {MEET}"
 NEXT = "mapa.shared::cluster.u32 %r10, %r1, %r42;"
@@ -47,7 +50,8 @@ def remote_cases() -> None:
         in_clusters(f"{FILL.replace(MEET, meet)} {NEXT} ld.shared::cluster.u32 %r4, [%r10]; {OUT} {meet}")
     in_clusters(f"barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;\n{OUT}")
     in_clusters(
-        f"{FILL} cvt.u64.u32 %q3, %r1; cvta.shared.u64 %q4, %q3; mapa.u64 %q5, %q4, %r42; ld.u32 %r5, [%q5]; {OUT} {MEET}"
+        f"{FILL} cvt.u64.u32 %q3, %r1; cvta.shared.u64 %q4, %q3; mapa.u64 %q5, %q4, %r42; ld.u32 %r5, [%q5]; {OUT} "
+        f"{MEET}"
     )
     for words in (".relaxed.cluster", ".acquire.cluster"):
         in_clusters(f"{FILL} {NEXT} ld{words}.shared::cluster.u32 %r4, [%r10]; {OUT} {MEET}")
@@ -74,12 +78,14 @@ def signal_cases() -> None:
         in_clusters(
             f"{begin} {packs} st.shared.v4.u32 [%r1], {{%r7, %r6, %r5, %r4}}; {make(1)}"
             f"@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {32 * size * lanes}; {MEET}"
-            f"st.async{weak}.shared::cluster.mbarrier::complete_tx::bytes{vector}.{kind} [%r10], {names}, [%r11];\n{wait} {TAKE} {MEET}"
+            f"st.async{weak}.shared::cluster.mbarrier::complete_tx::bytes{vector}.{kind} [%r10], {names}, "
+            f"[%r11];\n{wait} {TAKE} {MEET}"
         )
     for words in (".release.cluster.shared::cluster", ".shared::cluster"):
         if words.startswith(".release"):
             in_clusters(
-                f"{begin} {make(32)} {MEET} st.shared::cluster.u32 [%r10], %r4; mbarrier.arrive{words}.b64 _, [%r11];\n{wait}"
+                f"{begin} {make(32)} {MEET} st.shared::cluster.u32 [%r10], %r4; mbarrier.arrive{words}.b64 _, "
+                f"[%r11];\n{wait}"
                 f"ld.shared.u32 %r5, [%r1]; {OUT} {MEET}"
             )
         in_clusters(
@@ -87,7 +93,8 @@ def signal_cases() -> None:
         )
     in_clusters(
         f"{begin} {make(1)} {MEET} @%p0 mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r11], 0; {MEET}"
-        f"@%p0 mbarrier.arrive.release.cluster.shared.b64 _, [%r2];\n{wait.replace('try_wait', 'test_wait')} {OUT} {MEET}"
+        f"@%p0 mbarrier.arrive.release.cluster.shared.b64 _, [%r2];\n{wait.replace('try_wait', 'test_wait')} {OUT} "
+        f"{MEET}"
     )
 
 
@@ -105,10 +112,13 @@ def grid_order_cases() -> None:
     # each of four blocks leaves its values, and the one that draws the last number adds them up
     values, sums, turn = operand("u32", 5)[:64], np.zeros(16, np.uint32), np.zeros(1, np.uint32)
     run_ptx(
-        "mul.wide.u32 %q0, %i, 4; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; ld.global.u32 %r2, [%q1]; st.global.u32 [%q2], %r2;"
+        "mul.wide.u32 %q0, %i, 4; add.s64 %q1, %q0, %a0; add.s64 %q2, %q0, %a1; ld.global.u32 %r2, [%q1]; "
+        "st.global.u32 [%q2], %r2;"
         "membar.gl; bar.sync 0; setp.eq.u32 %p0, %tid, 0; mov.u32 %r4, drawn; @!%p0 bra OVER;\n"
-        "atom.acq_rel.gpu.global.inc.u32 %r3, [%a2], 3; st.shared.u32 [%r4], %r3;\nOVER:\nbar.sync 0; ld.shared.u32 %r3, [%r4];"
-        "setp.ne.u32 %p1, %r3, 3; @%p1 exit; fence.acq_rel.gpu; mul.wide.u32 %q0, %tid, 4; add.s64 %q1, %q0, %a1; mov.u32 %r5, 0;\n"
+        "atom.acq_rel.gpu.global.inc.u32 %r3, [%a2], 3; st.shared.u32 [%r4], %r3;\nOVER:\nbar.sync 0; ld.shared.u32 "
+        "%r3, [%r4];"
+        "setp.ne.u32 %p1, %r3, 3; @%p1 exit; fence.acq_rel.gpu; mul.wide.u32 %q0, %tid, 4; add.s64 %q1, %q0, %a1; "
+        "mov.u32 %r5, 0;\n"
         + "".join(f"ld.global.u32 %r6, [%q1+{64 * b}]; add.u32 %r5, %r5, %r6;" for b in range(4))
         + "add.s64 %q2, %q0, %a3; st.global.u32 [%q2], %r5;",
         values,

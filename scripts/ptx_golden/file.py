@@ -74,7 +74,9 @@ class Golden:
         return sum(a.nbytes for a in self.before)
 
     def interpreted(self, **options) -> list[np.ndarray]:
-        """The arrays as the interpreter leaves them; `options` as of `run_launch`. Raises `AssertionError` on a fault."""
+        """The arrays as the interpreter leaves them; `options` as of `run_launch`. Raises `AssertionError` on a
+        fault.
+        """
         arrays = [a.copy() for a in self.before]
         execution = observed(
             parsed(self.ptx),
@@ -145,12 +147,16 @@ TOLERANCES = (
     (r"lg2\.approx", 2.0**-21, 2.0**-21),
     (r"(ex2|rcp|rsqrt|sqrt)\.approx|div\.(approx|full)", 2.0**-21, 2.0**-126),
 )
-"""(opcode, relative, absolute) of approximations: the bounds of the PTX ISA, each at most doubled. All else is held to the last bit, but
-for the payload of a NaN, which the ISA leaves open, and for `PRODUCT`."""
+"""(opcode, relative, absolute) of approximations: the bounds of the PTX ISA, each at most doubled. All else is held to
+the last bit, but for the payload of a NaN, which the ISA leaves open, and for `PRODUCT`."""
 PRODUCT, PRODUCT_SHARE = re.compile(r"w?g?mma\S*\.f32"), 2.0**-13
-"""Tensor cores add the products of a step in an order and with a truncation of their own: to this share of the largest output."""
+"""Tensor cores add the products of a step in an order and with a truncation of their own: to this share of the largest
+output.
+"""
 PRODUCT_ROUNDED = {"f16": 2.0**-10, "bf16": 2.0**-7}
-"""And where such a sum is then rounded to 16 bits, a difference in its last bits can give the neighbour: one unit in the last place."""
+"""And where such a sum is then rounded to 16 bits, a difference in its last bits can give the neighbour: one unit in
+the last place.
+"""
 
 
 def _half(array: np.ndarray, opcodes: frozenset[str]) -> str:

@@ -57,8 +57,8 @@ def observed(
 
 
 def ptx_kernel(body: str, parameters: int = 0, declarations: str = "", cluster: int = 1) -> Kernel:
-    """A kernel around `body`, of clusters of so many blocks: its parameters are pointers, in %a0, %a1, …; %tid has the thread's number in
-    the block, %i in the grid.
+    """A kernel around `body`, of clusters of so many blocks: its parameters are pointers, in %a0, %a1, …; %tid has the
+    thread's number in the block, %i in the grid.
 
     Free registers: %p0-7 (predicates), %h0-15 (16 bits), %r0-63, %f0-15, %q0-15 (64 bits).
     """
@@ -101,7 +101,9 @@ def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int
 
 
 def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
-    """`statements` on 1-D arrays, one element a thread: they read %x0, %x1, … and write %d, a register of the dtype `result`."""
+    """`statements` on 1-D arrays, one element a thread: they read %x0, %x1, … and write %d, a register of the dtype
+    `result`.
+    """
     count = len(inputs[0])
     out = np.zeros(count, result)
     arrays = [*(np.ascontiguousarray(i) for i in inputs), out]
@@ -109,7 +111,8 @@ def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
     for number, array in enumerate(arrays):
         bits = 8 * array.itemsize
         body.append(
-            f".reg .b64 %o{number}; mul.wide.u32 %o{number}, %i, {array.itemsize}; add.s64 %o{number}, %o{number}, %a{number};"
+            f".reg .b64 %o{number}; mul.wide.u32 %o{number}, %i, {array.itemsize}; add.s64 %o{number}, %o{number}, "
+            f"%a{number};"
         )
         if number < len(inputs):
             body.append(f".reg .b{bits} %x{number}; ld.global.b{bits} %x{number}, [%o{number}];")

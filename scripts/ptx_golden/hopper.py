@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from evoattn.families.includes import resolve
 from evoattn.model.paths import TEMPLATES
 from evoattn.ptx import Execution
 from ptx_golden.harness import cuda_kernel, observed
@@ -18,7 +19,7 @@ LEAVES = (
     "named_barrier",
     "cluster",
 )
-HEAD = "\n".join((TEMPLATES / "device" / f"{name}.cuh").read_text() for name in LEAVES)
+HEAD = resolve("".join(f'#include "device/ptx/{name}.cuh"\n' for name in LEAVES), TEMPLATES)
 
 
 def run_hopper(
@@ -31,7 +32,8 @@ def run_hopper(
     blocks: int = 1,
     **options,
 ) -> Execution:
-    """Run the one kernel of `source`, which takes the tensor maps, then a pointer to each array (changed in place), then the scalars.
+    """Run the one kernel of `source`, which takes the tensor maps, then a pointer to each array (changed in place),
+    then the scalars.
 
     A map is the keywords of `TensorMap`, with the number of an array as its address.
     """
@@ -51,7 +53,9 @@ def tiled(array: int, tensor: np.ndarray, box: tuple[int, ...], swizzle: int) ->
 
 
 def swizzle_address(address: np.ndarray, swizzle: int) -> np.ndarray:
-    """Bits 4, 5, 6 of a byte address XORed with bits 7, 8, 9: the lowest one, two or three of them for 32, 64, 128 bytes."""
+    """Bits 4, 5, 6 of a byte address XORed with bits 7, 8, 9: the lowest one, two or three of them for 32, 64, 128
+    bytes.
+    """
     for bit in range({0: 0, 32: 1, 64: 2, 128: 3}[swizzle]):
         address = address ^ ((address >> (7 + bit) & 1) << (4 + bit))
     return address

@@ -7,7 +7,8 @@ from ptx_golden.hopper import accumulators_to_matrix, run_hopper, swizzle_addres
 
 KERNEL = """
 MULTIPLY
-extern "C" __global__ void k(const uint4* a_image, const uint4* b_image, const float* c, float* out, uint64_t a_descriptor,
+extern "C" __global__ void k(const uint4* a_image, const uint4* b_image, const float* c, float* out,
+  uint64_t a_descriptor,
                              uint64_t b_descriptor, int a_step, int b_step) {
   extern __shared__ __align__(1024) uint4 smem[];
   const int t = threadIdx.x;
@@ -38,7 +39,9 @@ def place(image, row, column, values, row_bytes, swizzle):
 
 
 def k_major(matrix, swizzle):
-    """(image, leading and stride offsets in bytes, bytes a k16 step) of `[rows, 64]` with k contiguous, in tiles as wide as a swizzle."""
+    """(image, leading and stride offsets in bytes, bytes a k16 step) of `[rows, 64]` with k contiguous, in tiles as
+    wide as a swizzle.
+    """
     rows, depth = matrix.shape
     image = np.zeros(matrix.size, np.uint16)
     row, column = np.indices(matrix.shape)
@@ -57,7 +60,9 @@ def k_major(matrix, swizzle):
 
 
 def mn_major(matrix, swizzle):
-    """The same of `[rows, 64]` with the rows (M or N) contiguous: tiles of as many rows as a swizzle holds, a line for each k."""
+    """The same of `[rows, 64]` with the rows (M or N) contiguous: tiles of as many rows as a swizzle holds, a line for
+    each k.
+    """
     rows, depth = matrix.shape
     row, column = np.indices(matrix.shape)
     if swizzle == 0:  # 8 k of 16 bytes together; stride: the next 8 rows, leading: the next 8 k
@@ -88,7 +93,9 @@ def as_values(bits, dtype):
 
 
 def fragments_a(bits):
-    """`[64, 64]` → `[128 threads, 4 steps, 4 registers, 2]`: fragment A of mma m16n8k16, a warp its own 16 rows (PTX ISA)."""
+    """`[64, 64]` → `[128 threads, 4 steps, 4 registers, 2]`: fragment A of mma m16n8k16, a warp its own 16 rows (PTX
+    ISA).
+    """
     out = np.zeros((128, STEPS, 4, 2), np.uint16)
     for thread in range(128):
         warp, g, t = thread // 32, thread % 32 // 4, thread % 4

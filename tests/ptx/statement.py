@@ -1,4 +1,6 @@
-"""What a plain statement of an instruction is made of: a row of the table, whole numbers without a width, and reals rounded once."""
+"""What a plain statement of an instruction is made of: a row of the table, whole numbers without a width, and reals
+rounded once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-from ptx_golden.cases import result_type
+from ptx_golden.operands import result_type
 
 WHOLE = ("u16", "s16", "u32", "s32", "u64", "s64")
 FORMATS = {"f16": (11, -14), "bf16": (8, -126), "f32": (24, -126), "f64": (53, -1022)}
@@ -17,11 +19,13 @@ FORMATS = {"f16": (11, -14), "bf16": (8, -126), "f32": (24, -126), "f64": (53, -
 
 @dataclass(frozen=True)
 class Statement:
-    """`expect(*operands)` says what an instruction makes of operands of PTX types `kinds`, which the test draws with the keywords `how`.
+    """`expect(*operands)` says what an instruction makes of operands of PTX types `kinds`, which the test draws with
+    the keywords `how`.
 
-    Operands come as `result_type` holds them, where `reals` is set decoded to float64, pairs as `[count, 2]`; a result of that kind is
-    expected so. `after` follows the operands; `program` stands for the instruction alone where that does not write %d from %x0, ….
-    An approximation may be off by `relative` of the result plus `absolute`; all else by nothing.
+    Operands come as `result_type` holds them, where `reals` is set decoded to float64, pairs as `[count, 2]`; a result
+    of that kind is expected so. `after` follows the operands; `program` stands for the instruction alone where that
+    does not write %d from %x0, …. An approximation may be off by `relative` of the result plus `absolute`; all else by
+    nothing.
     """
 
     kinds: tuple[str, ...]
@@ -79,7 +83,9 @@ def decode(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def nearest(value: Fraction, kind: str, truncate: bool = False) -> float:
-    """The number of a format nearest to `value`, even on a tie; or the next towards zero. Too large is infinite, or the largest."""
+    """The number of a format nearest to `value`, even on a tie; or the next towards zero. Too large is infinite, or the
+    largest.
+    """
     digits, lowest = FORMATS[kind]
     size = abs(value)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
@@ -92,7 +98,9 @@ def nearest(value: Fraction, kind: str, truncate: bool = False) -> float:
 
 
 def once(formula: Callable, kind: str, truncate: bool = False) -> Callable[..., np.ndarray]:
-    """`formula` of exact fractions, rounded once to a format; of infinities and NaN, and for the sign of a zero, Python's floats."""
+    """`formula` of exact fractions, rounded once to a format; of infinities and NaN, and for the sign of a zero,
+    Python's floats.
+    """
 
     def of_numbers(*values: float) -> float:
         if all(map(math.isfinite, values)) and (exact := formula(*map(Fraction, values))):
@@ -108,7 +116,9 @@ def flushed(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def dressed(formula: Callable, kind: str, words: str) -> Callable[..., np.ndarray]:
-    """`formula` on float64 arrays with what `.ftz`, `.sat` (NaN to 0) and `.relu` among the words of an opcode ask for around it."""
+    """`formula` on float64 arrays with what `.ftz`, `.sat` (NaN to 0) and `.relu` among the words of an opcode ask for
+    around it.
+    """
 
     def run(*operands: np.ndarray) -> np.ndarray:
         ftz = (lambda v: flushed(v, kind)) if ".ftz" in words else (lambda v: v)

@@ -174,8 +174,9 @@ def comparisons() -> Table:
             )
             if word not in ("eq", "lt", "geu"):
                 continue
+            compare = holds(word, real)
             for result, yes in (("u32", 2**32 - 1), ("s32", -1), ("f32", 1.0)):
-                number = lambda a, b, c=holds(word, real), yes=yes: np.where(c(a, b), yes, 0)  # noqa: E731
+                number = lambda a, b, c=compare, yes=yes: np.where(c(a, b), yes, 0)  # noqa: E731
                 table[f"set.{word}.{result}.{kind}"] = Statement((kind, kind), result, number, reals=real)
     tiny = lambda a, b: (np.where(np.abs(v) < 2.0**-126, 0, v) for v in (a, b))  # noqa: E731
     table["setp.lt.ftz.f32"] = chosen(

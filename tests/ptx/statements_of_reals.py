@@ -1,4 +1,6 @@
-"""Plain statements of the instructions on floats, halves and pairs of halves, and of the conversions from and to them."""
+"""Plain statements of the instructions on floats, halves and pairs of halves, and of the conversions from and to
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
-from ptx_golden.cases import F32_EDGES, TAME, result_type
+from ptx_golden.operands import F32_EDGES, TAME, result_type
 from statement import FORMATS, WHOLE, Statement, Table, bits_of, dressed, flushed, low_bits, nearest, once
 
 ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -72,7 +74,9 @@ def arithmetic(kind: str) -> Table:
 
 
 def of_one_or_two_words(kind: str) -> Table:
-    """Of float32 and float64 alone. Quotients and roots in float64 lie too far from a tie of float32 for a second rounding to matter."""
+    """Of float32 and float64 alone. Quotients and roots in float64 lie too far from a tie of float32 for a second
+    rounding to matter.
+    """
     table, as_kind = {f"copysign.{kind}": real(2, kind, lambda a, b: np.copysign(b, a))}, result_type(kind)
     for words in ("", ".ftz") if kind == "f32" else ("",):
         for op, count, formula in (("div", 2, np.divide), ("rcp", 1, np.reciprocal), ("sqrt", 1, np.sqrt)):
@@ -129,7 +133,9 @@ def approximations() -> Table:
 
 
 def to_whole(values: np.ndarray, kind: str, source: str) -> np.ndarray:
-    """Whole or infinite floats or NaN as a type holds them: clamped; NaN is 0, in or from 64 bits the top bit alone (as on an H100)."""
+    """Whole or infinite floats or NaN as a type holds them: clamped; NaN is 0, in or from 64 bits the top bit alone (as
+    on an H100).
+    """
     bits, signed = int(kind[1:]), kind[0] == "s"
     least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     nan = low_bits(1 << bits - 1, kind) if 64 in (bits, int(source.removeprefix("b")[1:])) else 0

@@ -6,7 +6,8 @@ from ptx_golden.harness import run_ptx
 
 TILE = ".shared .align 16 .b8 tile[4096];"
 ADDRESSES = """
-shl.b32 %r0, %tid, 4; mov.u32 %r1, tile; add.u32 %r1, %r1, %r0; cvt.u64.u32 %q0, %r0; add.s64 %q1, %a0, %q0; add.s64 %q2, %a1, %q0;
+shl.b32 %r0, %tid, 4; mov.u32 %r1, tile; add.u32 %r1, %r1, %r0; cvt.u64.u32 %q0, %r0; add.s64 %q1, %a0, %q0;
+  add.s64 %q2, %a1, %q0;
 """
 OUT = "ld.shared.v4.u32 {%r2,%r3,%r4,%r5}, [%r1]; st.global.v4.u32 [%q2], {%r2,%r3,%r4,%r5};"
 SOURCE = np.arange(1, 129, dtype=np.uint32).reshape(32, 4)
@@ -52,7 +53,8 @@ def test_what_is_not_read_may_lie_out_of_bounds():
     """Half a tile past the end of the source with no valid byte; then with one that is not there."""
     source = SOURCE[:16].copy()
     wide = np.zeros((32, 4), np.uint32)
-    copy = "setp.lt.u32 %p0, %tid, LIMIT; selp.u32 %r6, 16, 0, %p0; cp.async.cg.shared.global [%r1], [%q1], 16, %r6; cp.async.wait_all;"
+    copy = "setp.lt.u32 %p0, %tid, LIMIT; selp.u32 %r6, 16, 0, %p0; "
+    copy += "cp.async.cg.shared.global [%r1], [%q1], 16, %r6; cp.async.wait_all;"
     body = ADDRESSES + copy + OUT
     assert not run_ptx(body.replace("LIMIT", "16"), source, wide, declarations=TILE).faults
     assert np.array_equal(wide[:16], source) and not wide[16:].any()
@@ -76,12 +78,15 @@ def test_groups_land_in_order(pending, landed):
 
 
 def test_each_warp_counts_its_own_groups():
-    """Warp 1 commits two groups more than warp 0 before both wait for all but one: its first three have landed, and one of warp 0's."""
+    """Warp 1 commits two groups more than warp 0 before both wait for all but one: its first three have landed, and one
+    of warp 0's.
+    """
     source = np.arange(1, 257, dtype=np.uint32).reshape(64, 4)
     body = """
 cp.async.ca.shared.global [%r1], [%q1], 4; cp.async.commit_group;
 setp.lt.u32 %p0, %tid, 32; @%p0 bra LAST;
-cp.async.ca.shared.global [%r1+4], [%q1+4], 4; cp.async.commit_group; cp.async.ca.shared.global [%r1+8], [%q1+8], 4; cp.async.commit_group;
+cp.async.ca.shared.global [%r1+4], [%q1+4], 4; cp.async.commit_group; cp.async.ca.shared.global [%r1+8], [%q1+8], 4;
+  cp.async.commit_group;
 LAST: cp.async.ca.shared.global [%r1+12], [%q1+12], 4; cp.async.commit_group;
 cp.async.wait_group 1;
 """

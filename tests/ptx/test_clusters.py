@@ -14,12 +14,14 @@ __device__ int load_remote(uint32_t address) {
 __device__ void arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
-__device__ void sync_cluster() { asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ void sync_cluster() { asm volatile("barrier.cluster.arrive.aligned; "
+  "barrier.cluster.wait.aligned;" ::: "memory"); }
 extern "C" __global__ void k(int* out) {
   __shared__ __align__(16) int data[256]; __shared__ __align__(8) unsigned long storage[2];
   const int t = threadIdx.x; int rank, blocks;
   asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank)); asm("mov.u32 %0, %cluster_nctarank;" : "=r"(blocks));
-  const uint32_t barrier = shared_address(storage), mine = shared_address(data + t), next = cluster_address(mine, (rank + 1) % blocks);
+  const uint32_t barrier = shared_address(storage), mine = shared_address(data + t), next = cluster_address(mine,
+    (rank + 1) % blocks);
   BODY
 }"""
 PUSH = "sync_cluster(); store_remote(next, 100 * rank + t); sync_cluster(); out[blockIdx.x * 64 + t] = data[t];"
@@ -58,7 +60,8 @@ def test_generic_addresses_reach_other_blocks():
     body = PULL.replace("load_remote(next)", "*(int*)other").replace(
         "sync_cluster();",
         (
-            'sync_cluster(); uint64_t other; asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(data + t), "r"((rank + 1) % blocks));'
+            "sync_cluster(); uint64_t other; "
+            'asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(data + t), "r"((rank + 1) % blocks));'
         ),
         1,
     )

@@ -19,7 +19,8 @@ def test_threads_that_loop_differently():
     source = """
 extern "C" __global__ void k(int* out) {
   int i = blockIdx.x * blockDim.x + threadIdx.x, n = i, steps = 0, odd = 0;
-  while (n > 1) { if (n % 2) { n = 3 * n + 1; odd += 1000; } else n /= 2; steps++; if (steps == 40 && i % 7 == 3) { steps = -odd; break; } }
+  while (n > 1) { if (n % 2) { n = 3 * n + 1; odd += 1000; } else n /= 2; steps++; if (steps == 40 && i % 7 == 3) {
+    steps = -odd; break; } }
   if (i % 5 == 4) return;
   out[i] = steps;
 }"""

@@ -38,8 +38,10 @@ def test_two_byte_accesses_share_words():
 def test_swizzled_rows_have_no_conflicts():
     """16-byte chunks of 128-byte rows, chunk number exclusive-or row number."""
     body = """
-shr.u32 %r2, %tid, 3; and.b32 %r3, %tid, 7; and.b32 %r4, %r3, 7; xor.b32 %r4, %r4, %r2; shl.b32 %r3, %r3, 7; shl.b32 %r4, %r4, 4;
-mov.u32 %r1, tile; add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r1; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5,%r6,%r7,%r8}, [%r3];"""
+shr.u32 %r2, %tid, 3; and.b32 %r3, %tid, 7; and.b32 %r4, %r3, 7; xor.b32 %r4, %r4, %r2; shl.b32 %r3, %r3, 7;
+  shl.b32 %r4, %r4, 4;
+mov.u32 %r1, tile; add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r1;
+  ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5,%r6,%r7,%r8}, [%r3];"""
     counters = run_ptx(body, declarations=TILE).counters
     assert (counters.shared_wavefronts, counters.shared_wavefronts_ideal) == (4, 4)
 
@@ -54,7 +56,8 @@ def test_global_sectors(stride, sectors):
 def test_instructions_are_counted_once_a_warp_that_executes_them():
     body = """
 setp.lt.u32 %p0, %tid, 32; @%p0 bra END;
-ex2.approx.f32 %f0, %f1; ex2.approx.f32 %f0, %f0; cvt.rn.f16.f32 %h0, %f0; fma.rn.f32 %f0, %f0, %f0, %f0; mov.u32 %r0, %r1;
+ex2.approx.f32 %f0, %f1; ex2.approx.f32 %f0, %f0; cvt.rn.f16.f32 %h0, %f0; fma.rn.f32 %f0, %f0, %f0, %f0; mov.u32 %r0,
+  %r1;
 shfl.sync.bfly.b32 %r0, %r0, 1, 31, -1;
 END: bar.sync 0;"""
     counters = run_ptx(body, threads=96, blocks=2).counters

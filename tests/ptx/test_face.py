@@ -44,7 +44,18 @@ def test_it_imports_nothing_of_evoattn_and_numpy_alone_besides():
     names = {name for path in HOME.rglob("*.py") for name in imported(path)}
     ours = {name for name in names if name.split(".")[0] == "evoattn"}
     assert ours and all(name.startswith("evoattn.ptx") for name in ours)
-    standard = {"__future__", "bisect", "collections", "dataclasses", "functools", "math", "re", "struct", "typing"}
+    standard = {
+        "__future__",
+        "bisect",
+        "collections",
+        "itertools",
+        "dataclasses",
+        "functools",
+        "math",
+        "re",
+        "struct",
+        "typing",
+    }
     assert {name.split(".")[0] for name in names} - standard <= {"evoattn", "numpy", "weakref"}
 
 

@@ -19,7 +19,9 @@ def same(got: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def round_fraction(value: Fraction, mantissa: int, lowest: int) -> float:
-    """The nearest number with `mantissa` bits after the point and the exponent at least `lowest`; ties to even. No overflow."""
+    """The nearest number with `mantissa` bits after the point and the exponent at least `lowest`; ties to even. No
+    overflow.
+    """
     if value == 0:
         return 0.0
     exponent = abs(value).numerator.bit_length() - abs(value).denominator.bit_length()

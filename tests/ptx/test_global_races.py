@@ -31,7 +31,8 @@ ADD = "atomicAdd(arrived, 1u)"
 
 
 def inline(opcode):
-    return f"""[&] {{ unsigned v; asm volatile("{opcode} %0, [%1], 1;" : "=r"(v) : "l"(arrived) : "memory"); return v; }}()"""
+    return f"""[&] {{ unsigned v; asm volatile("{opcode} %0, [%1], 1;" : "=r"(v) : "l"(arrived) : "memory"); return v;
+      }}()"""
 
 
 def run(source, blocks=BLOCKS):
@@ -130,7 +131,8 @@ def test_blocks_side_by_side(body, words):
 def test_a_flag_hands_over():
     """`st.release` and `ld.acquire`: block 69 looks once, after block 0."""
     source = SIMPLE.format("""
-if (b == 0) { in[64 + t] = t; __syncthreads(); if (t == 0) asm volatile("st.release.gpu.b32 [%0], 1;" :: "l"(in) : "memory"); }
+if (b == 0) { in[64 + t] = t; __syncthreads(); if (t == 0) asm volatile("st.release.gpu.b32 [%0], "
+  "1;" :: "l"(in) : "memory"); }
 else if (b == 69) {
   int ready = 0;
   asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(ready) : "l"(in) : "memory");

@@ -1,4 +1,6 @@
-"""The interpreter against an H100: every launch of the golden file again, to the last bit where the PTX ISA says what the bits are."""
+"""The interpreter against an H100: every launch of the golden file again, to the last bit where the PTX ISA says what
+the bits are.
+"""
 
 import re
 
@@ -50,9 +52,9 @@ def test_a_gpu_ran_them(recorded):
 
 
 def test_every_accepted_instruction_has_a_golden(recorded):
-    """Each entry of the whitelist, and each alternative in its pattern, is taken by an opcode that the GPU ran; combinations of alternatives
-    that share an implementation need not be. Words out of a table of the instruction's own are represented, not enumerated: atomics'
-    actions, comparisons, wgmma's columns."""
+    """Each entry of the whitelist, and each alternative in its pattern, is taken by an opcode that the GPU ran;
+    combinations of alternatives that share an implementation need not be. Words out of a table of the instruction's own
+    are represented, not enumerated: atomics' actions, comparisons, wgmma's columns."""
     opcodes = set().union(*(g.opcodes for g in recorded[0] if g.after is not None))
     found = uncovered(opcodes)
     missing = sorted(m for m in found if not excused(m))

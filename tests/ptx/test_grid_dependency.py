@@ -6,11 +6,12 @@ import torch
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.families.includes import resolve
 from evoattn.model.launch import Buffer, KernelLaunch
 from evoattn.model.paths import TEMPLATES
 
 SOURCE = (
-    (TEMPLATES / "device" / "grid_dependency.cuh").read_text()
+    resolve('#include "device/ptx/grid_dependency.cuh"\n', TEMPLATES)
     + """
 extern "C" __global__ void first(float* s, float* rows, const float* q) {
   const int i = blockIdx.x * 64 + threadIdx.x;
@@ -78,7 +79,8 @@ def test_what_comes_too_early(edits, words):
 
 
 def test_what_an_earlier_launch_writes_is_not_read_only():
-    nc = 'float kept_s; asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(kept_s) : "l"({} + i)); if (kept_s == -1.f) return;'
+    nc = 'float kept_s; asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(kept_s) : "l"({} + i)); '
+    nc += "if (kept_s == -1.f) return;"
     [fault] = run(THIRD="grid_dependency_wait(); " + nc.format("s"))
     assert '"s"' in fault and "(.nc)" in fault and "writes this buffer" in fault
     assert run(BEFORE=nc.format("v")) == () and run((False, False, False), THIRD=nc.format("s")) == ()

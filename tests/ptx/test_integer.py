@@ -135,7 +135,7 @@ def test_bits():
             f"lop3.b32 %d, %x0, %x1, %x2, {table};",
             "u4",
             ["u4"] * 3,
-            lambda a, b, c: sum(
+            lambda a, b, c, table=table: sum(
                 (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32)
             ),
         )
@@ -154,7 +154,12 @@ def permuted(a, b, selector):
 def test_byte_permutation():
     check("prmt.b32 %d, %x0, %x1, %x2;", "u4", ["u4"] * 3, permuted)
     for selector in (0x5410, 0x7632, 0xB3A2):
-        check(f"prmt.b32 %d, %x0, %x1, {selector};", "u4", ["u4"] * 2, lambda a, b: permuted(a, b, selector))
+        check(
+            f"prmt.b32 %d, %x0, %x1, {selector};",
+            "u4",
+            ["u4"] * 2,
+            lambda a, b, selector=selector: permuted(a, b, selector),
+        )
     check("prmt.b32 %x0, %x0, %x1, 0x1054; mov.b32 %d, %x0;", "u4", ["u4"] * 2, lambda a, b: permuted(a, b, 0x1054))
 
 

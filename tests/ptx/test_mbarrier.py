@@ -44,7 +44,8 @@ def test_counts_states_and_generic_addresses():
 asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1], %2;" : "=l"(state) : "r"(barrier), "r"(t == 5 ? 3 : 1));
 uint32_t done = 0;
 while (!done)
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.b64 p, [%1], %2, 100; selp.b32 %0, 1, 0, p; }" : "=r"(done) : "l"(storage), "l"(state));
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.b64 p, [%1], %2, 100; selp.b32 %0, 1, 0, p; "
+    "}" : "=r"(done) : "l"(storage), "l"(state));
 out[t] = mbarrier_try_wait(barrier, 0) + 10 * int(done);"""
     )
     out, execution = run(body)
@@ -53,7 +54,8 @@ out[t] = mbarrier_try_wait(barrier, 0) + 10 * int(done);"""
 
 def test_a_test_does_not_wait_for_ever():
     """Both parities are asked before anybody arrives: the phase before the first counts as ended."""
-    ask = """{{ uint32_t p; asm volatile("{{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }}"
+    ask = """{{ uint32_t p; asm volatile("{{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+      "selp.b32 %0, 1, 0, p; }}"
       : "=r"(p) : "r"(barrier), "r"({}) : "memory"); out[t] = out[t] * 10 + p; }}"""
     both = ask.format(0) + ask.format(1)
     out, execution = run(INIT.format(64) + "out[t] = 0;" + both + "mbarrier_arrive(barrier);" + both)
@@ -117,7 +119,8 @@ def test_wrong_use(body, words):
         ("decrease_registers<24>(); increase_registers<256>();", ""),
         ("if (threadIdx.x < 96) decrease_registers<24>();", "setmaxnreg"),
         (
-            'asm volatile("griddepcontrol.wait;"); asm volatile("nanosleep.u32 20;"); asm volatile("griddepcontrol.launch_dependents;");',
+            'asm volatile("griddepcontrol.wait;"); asm volatile("nanosleep.u32 20;"); '
+            'asm volatile("griddepcontrol.launch_dependents;");',
             "",
         ),
     ],

@@ -78,7 +78,9 @@ st.global.cs.v4.u32 [%q2], {%r3,%r4,%r5,%r6}; st.global.u8 [%q2+3], %r1;"""
 
 
 def test_generic_addresses_local_arrays_and_structs():
-    """By NVRTC: a struct by value, an array indexed at run time (local memory), pointers whose space is known at run time only."""
+    """By NVRTC: a struct by value, an array indexed at run time (local memory), pointers whose space is known at run
+    time only.
+    """
     source = """
 struct Pair { int scale; float weights[3]; };
 extern "C" __global__ void k(float* out, const float* in, Pair pair, int n) {

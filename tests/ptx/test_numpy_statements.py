@@ -1,5 +1,5 @@
-"""Every arithmetic instruction of the whitelist against a line of NumPy or Python, on edges in random company (hypothesis); and where the
-others have their plain statements."""
+"""Every arithmetic instruction of the whitelist against a line of NumPy or Python, on edges in random company
+(hypothesis); and where the others have their plain statements."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import statements_of_bits
 import statements_of_reals
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_golden.cases import operand, result_type
 from ptx_golden.harness import evaluate
+from ptx_golden.operands import operand, result_type
 from statement import decode
 from test_golden import excused
 from whitelist_choices import uncovered
@@ -90,7 +90,9 @@ def test_it_does_what_numpy_says(opcode, seed):
 
 
 def test_every_instruction_of_the_whitelist_is_stated():
-    """Each entry and each alternative of its pattern, as `test_golden` counts them, by a row here or by a test that exists."""
+    """Each entry and each alternative of its pattern, as `test_golden` counts them, by a row here or by a test that
+    exists.
+    """
     arithmetic = {
         re.match(r"\(\?P<op>(\w+)\)", m)[1]: m for m in uncovered(o.partition(",")[0] for o in TABLE) if not excused(m)
     }

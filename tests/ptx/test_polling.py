@@ -9,12 +9,18 @@ from ptx_golden.harness import run_cuda
 BLOCKS, THREADS = 5, 64
 WORK = "int sum = 0; for (int i = 0; i < 3000; ++i) sum = sum * 3 + i;"
 POLLS = {
-    "ld.acquire": 'do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory"); while (!seen);',
-    "atom.acquire": 'do asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(seen) : "l"(flag) : "memory"); while (!seen);',
+    "ld.acquire": (
+        'do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory"); while (!seen);'
+    ),
+    "atom.acquire": (
+        'do asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(seen) : "l"(flag) : "memory"); '
+        "while (!seen);"
+    ),
     "volatile and a fence": "do seen = *(volatile unsigned*)flag; while (seen == 0); __threadfence();",
 }
 GIVE = 'asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(flags + b) : "memory");'
-# Each block hands a number to the block beside it: `other` says which block's flag it polls; the block at the end of the chain polls none.
+# Each block hands a number to the block beside it: `other` says which block's flag it polls; the block at the end of
+# the chain polls none.
 CHAIN = f"""
 extern "C" __global__ void k(int* out, unsigned* flags) {{
   const int t = threadIdx.x, b = blockIdx.x, n = gridDim.x, other = OTHER;

@@ -15,13 +15,15 @@ __device__ __forceinline__ void copy(unsigned to, const void* from) {{
 extern "C" __global__ void k(float* out, const float4* in) {{
   __shared__ float4 ring[STAGES][128];
   float sum = 0; int t = threadIdx.x;
-  for (int s = 0; s < STAGES - 1; s++) {{ if (s < TILES) copy(__cvta_generic_to_shared(&ring[s][t]), &in[s * 128 + t]); COMMIT; }}
+  for (int s = 0; s < STAGES - 1; s++) {{ if (s < TILES) copy(__cvta_generic_to_shared(&ring[s][t]), &in[s * 128 + t]);
+    COMMIT; }}
   for (int i = 0; i < TILES; i++) {{
     {before}
     int next = i + STAGES - 1;
     if (next < TILES) copy(__cvta_generic_to_shared(&ring[next % STAGES][t]), &in[next * 128 + t]);
     COMMIT; WAIT({pending}); {after}
-    for (int j = 0; j < 4; j++) {{ float4 v = ring[i % STAGES][(t * 5 + 32 * j) % 128]; sum += v.x + v.y * 2 + v.z * 3 + v.w * 4; }}
+    for (int j = 0; j < 4; j++) {{ float4 v = ring[i % STAGES][(t * 5 + 32 * j) % 128];
+      sum += v.x + v.y * 2 + v.z * 3 + v.w * 4; }}
   }}
   out[t] = sum;
 }}"""
@@ -72,10 +74,9 @@ extern "C" __global__ void k(float* out, const float* in) {{
 
 def exchange(partner, after_write, after_read):
     values, out = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
-    faults = run_cuda(
+    return run_cuda(
         EXCHANGE.format(partner=partner, after_write=after_write, after_read=after_read), out, values, threads=128
     ).faults
-    return faults
 
 
 @pytest.mark.parametrize("partner, sync", [(1, "__syncwarp();"), (1, "__syncthreads();"), (64, "__syncthreads();")])
@@ -105,8 +106,10 @@ def named(producers_signal, consumers_wait, back_signal, back_wait):
 extern "C" __global__ void k(float* out, const float* in) {{
   __shared__ float tile[32];
   int lane = threadIdx.x % 32; float sum = 0;
-  if (threadIdx.x < 32) for (int i = 0; i < 4; i++) {{ if (i) {{ {back_wait}(2); }} tile[lane] = in[lane] + i; {producers_signal}(1); }}
-  else for (int i = 0; i < 4; i++) {{ {consumers_wait}(1); sum += tile[31 - lane]; out[lane] = sum; if (i < 3) {{ {back_signal}(2); }} }}
+  if (threadIdx.x < 32) for (int i = 0; i < 4; i++) {{ if (i) {{ {back_wait}(2); }} tile[lane] = in[lane] + i;
+    {producers_signal}(1); }}
+  else for (int i = 0; i < 4; i++) {{ {consumers_wait}(1); sum += tile[31 - lane]; out[lane] = sum; if (i < 3) {{
+    {back_signal}(2); }} }}
 }}"""
     values, out = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
     return run_cuda(source, out, values, threads=64).faults, out.tolist() == (4 * values[::-1] + 6).tolist()
@@ -120,7 +123,8 @@ def test_named_barriers():
 
 def test_equal_values_written_by_one_instruction_are_no_race():
     source = """
-extern "C" __global__ void k(int* out) {{ __shared__ int flag; flag = {value}; __syncthreads(); out[threadIdx.x] = flag; }}"""
+extern "C" __global__ void k(int* out) {{ __shared__ int flag; flag = {value}; __syncthreads();
+  out[threadIdx.x] = flag; }}"""
     out = np.zeros(32, np.int32)
     assert run_cuda(source.format(value="out[0] + 3"), out).faults == ()
     assert "different value" in run_cuda(source.format(value="threadIdx.x"), out).faults[0]
@@ -143,7 +147,9 @@ extern "C" __global__ void k(int* out, const int* in) {{
 
 
 def test_a_race_in_one_of_many_blocks_that_run_apart():
-    """Only block 3 skips the barrier between writing and reading, in its last round, when the other blocks are done or elsewhere."""
+    """Only block 3 skips the barrier between writing and reading, in its last round, when the other blocks are done or
+    elsewhere.
+    """
     source = """
 extern "C" __global__ void k(int* out) {
   __shared__ int tile[64];

@@ -15,7 +15,8 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, const uint16
   if (threadIdx.x == 0) {
     prefetch_tensor_map(map);
     mbarrier_arrive_expect_tx(barrier, BYTES);
-    asm volatile("cp.async.bulk.tensor.RANKd.shared::SPACE.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {COORDINATES}], [%2];"
+    asm volatile("cp.async.bulk.tensor.RANKd.shared::SPACE.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{COORDINATES}], [%2];"
                  :: "r"(tile), "l"(&map), "r"(barrier), OPERANDS : "memory");
   }
   mbarrier_wait(barrier, 0);

@@ -1,4 +1,6 @@
-"""Matrix instructions against the layouts of the PTX ISA, element by element, and against products of whole matrices."""
+"""Matrix instructions against the layouts of the PTX ISA, element by element, and against products of whole
+matrices.
+"""
 
 import numpy as np
 import pytest
@@ -100,7 +102,8 @@ def test_mma(kind, depth):
     )
     names = lambda first, count: "{" + ",".join(f"%r{first + i}" for i in range(count)) + "}"  # noqa: E731
     body = f"""mul.wide.u32 %q0, %tid, 48; add.s64 %q0, %q0, %a0; {loads}
-mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {names(8, 4)}, {names(0, a_count)}, {names(4, b_count)}, {names(8, 4)};
+mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {names(8, 4)}, {names(0, a_count)}, {names(4, b_count)},
+  {names(8, 4)};
 """ + STORE_4.format(out=1, regs="%r8,%r9,%r10,%r11")
     execution = run_ptx(body, inputs, out)
     assert not execution.faults
@@ -139,7 +142,8 @@ bar.sync 0;
 wmma.load.a.sync.aligned.{a_layout}.m16n16k16.shared.{kind} {regs(8, count)}, [%r1], 24;
 wmma.load.b.sync.aligned.{b_layout}.m16n16k16.shared.{kind} {regs(16, count)}, [%r1+768], 24;
 wmma.load.c.sync.aligned.{d_layout}.m16n16k16.global.f32 {regs(24, 8)}, [%a1], 24;
-wmma.mma.sync.aligned.{a_layout}.{b_layout}.m16n16k16.{types} {regs(32, 8)}, {regs(8, count)}, {regs(16, count)}, {regs(24, 8)};
+wmma.mma.sync.aligned.{a_layout}.{b_layout}.m16n16k16.{types} {regs(32, 8)}, {regs(8, count)}, {regs(16, count)},
+  {regs(24, 8)};
 wmma.store.d.sync.aligned.{d_layout}.m16n16k16.global.f32 [%a2], {regs(32, 8)}, 24;"""
     assert not run_ptx(body, operands, addend, out, declarations=".shared .align 32 .b8 tile[1536];").faults
     result = out[:, :16] if d_layout == "row" else out[:, :16].T

@@ -108,13 +108,16 @@ mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a0; st.global.u32 [%q0], %r0;"""
 
 
 def test_a_shuffle_that_a_part_of_the_warp_never_reaches_is_a_fault():
-    body = "setp.lt.u32 %p0, %tid, 7; @%p0 bra OTHER; shfl.sync.bfly.b32 %r0, %tid, 1, 31, -1; bra END; OTHER: bar.sync 0; END:"
+    body = "setp.lt.u32 %p0, %tid, 7; @%p0 bra OTHER; "
+    body += "shfl.sync.bfly.b32 %r0, %tid, 1, 31, -1; bra END; OTHER: bar.sync 0; END:"
     [fault] = run_ptx(body).faults
     assert "shfl.sync" in fault and "never reaches" in fault
 
 
 def test_whole_warps_go_on_while_an_incomplete_one_waits():
-    """Lane 0 of warp 1 comes last to the shuffle, after a barrier that needs warp 0, which has passed its own shuffle by then."""
+    """Lane 0 of warp 1 comes last to the shuffle, after a barrier that needs warp 0, which has passed its own shuffle
+    by then.
+    """
     body = """
 setp.eq.u32 %p0, %tid, 32; @%p0 bra LATE;
 shfl.sync.idx.b32 %r0, %tid, 1, 31, %r9;
@@ -138,7 +141,7 @@ def test_unknown_instructions_are_refused_before_running():
         "mov.u32 %r0, %nothing;",
         "add.u64 %r0, %q0, %q1;",
     ):
-        with pytest.raises(PtxError, match="whitelist|understood|hold"):
+        with pytest.raises(PtxError, match=r"whitelist|understood|hold"):
             run_ptx("st.global.u32 [%a0], 1;" + text, out)
         assert not out.any()
 

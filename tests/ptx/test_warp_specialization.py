@@ -1,4 +1,6 @@
-"""A producer warp, tensor copies, a ring of stages, wgmma and a tensor store: the right kernel is not accused, each fault is found."""
+"""A producer warp, tensor copies, a ring of stages, wgmma and a tensor store: the right kernel is not accused, each
+fault is found.
+"""
 
 import numpy as np
 import pytest
@@ -7,12 +9,14 @@ from ptx_golden.hopper import run_hopper, tiled
 from evoattn.families.flash_wgmma.text import wgmma_function
 
 TILES, STAGES, BYTES = 5, 2, 64 * 64 * 2
-# D[64, 64] = Σ A[64, 64] B_i[64 keys, 64]ᵀ over the tiles, for each of two consumer warpgroups with an A of its own; D leaves as fp16.
+# D[64, 64] = Σ A[64, 64] B_i[64 keys, 64]ᵀ over the tiles, for each of two consumer warpgroups with an A of its own; D
+# leaves as fp16.
 KERNEL = (
     wgmma_function("multiply", 64, "fp16", False, False)
     + """
 constexpr int TILES = 5, STAGES = 2, BYTES = 64 * 64 * 2, A = 0, B = 2 * BYTES, BARRIERS = B + STAGES * BYTES;
-extern "C" __global__ void __launch_bounds__(288) k(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+extern "C" __global__ void __launch_bounds__(288) k(const __grid_constant__ TensorMap a_map,
+  const __grid_constant__ TensorMap b_map,
                                                     const __grid_constant__ TensorMap d_map, void*, void*, void*) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t base = shared_address(smem), a_full = base + BARRIERS;
@@ -46,8 +50,10 @@ extern "C" __global__ void __launch_bounds__(288) k(const __grid_constant__ Tens
     const int stage = i % STAGES;
     FULL_WAIT
     wgmma_fence();
-    const uint64_t a_descriptor = matrix_descriptor(a, 0), b_descriptor = matrix_descriptor(base + B + stage * BYTES, 0);
-    for (int x = 0; x < 128; x += 32) multiply(d, a_descriptor + descriptor_step(x), b_descriptor + descriptor_step(x), 1);
+    const uint64_t a_descriptor = matrix_descriptor(a, 0), b_descriptor = matrix_descriptor(base + B + stage * BYTES,
+      0);
+    for (int x = 0; x < 128; x += 32) multiply(d, a_descriptor + descriptor_step(x), b_descriptor + descriptor_step(x),
+      1);
     wgmma_commit();
     EARLY_RELEASE
     MULTIPLY_WAIT
@@ -58,7 +64,8 @@ extern "C" __global__ void __launch_bounds__(288) k(const __grid_constant__ Tens
   const int row = warp % 4 * 16 + lane % 16;
   for (int i = 0; i < 8; i += 2) {
     const uint32_t to = a + row * 128 + ((i + lane / 16) ^ (row % 8)) * 16;
-    stmatrix_x4(to, pack2<Fp16>(d[4 * i], d[4 * i + 1]), pack2<Fp16>(d[4 * i + 2], d[4 * i + 3]), pack2<Fp16>(d[4 * i + 4], d[4 * i + 5]),
+    stmatrix_x4(to, pack2<Fp16>(d[4 * i], d[4 * i + 1]), pack2<Fp16>(d[4 * i + 2], d[4 * i + 3]),
+      pack2<Fp16>(d[4 * i + 4], d[4 * i + 5]),
                 pack2<Fp16>(d[4 * i + 6], d[4 * i + 7]));
   }
   STORE_FENCE
@@ -120,7 +127,8 @@ def test_a_product_in_flight_across_two_stages():
     assert run(**late)[:2] == ((), True)
 
 
-LOOK = "wgmma_wait<0>(); pin_registers(d); d[0] += 0.f * *reinterpret_cast<volatile unsigned char*>(smem + B + stage * BYTES + 3 * lane);"
+LOOK = "wgmma_wait<0>(); pin_registers(d); d[0] += "
+LOOK += "0.f * *reinterpret_cast<volatile unsigned char*>(smem + B + stage * BYTES + 3 * lane);"
 
 
 def test_threads_that_read_a_stage_too():
@@ -187,7 +195,8 @@ def test_a_copy_that_nobody_waits_for():
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t barrier = shared_address(smem) + 8192;
-  if (threadIdx.x == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); mbarrier_arrive_expect_tx(barrier, 8192); LOAD }
+  if (threadIdx.x == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); mbarrier_arrive_expect_tx(barrier, 8192);
+    LOAD }
 }"""
     source = source.replace("LOAD", "tma_load_4d(shared_address(smem), map, barrier, 0, 0, 0, 0); WAIT")
     tensor = np.zeros((1, 1, 64, 64), np.uint16)
@@ -206,7 +215,8 @@ extern "C" __global__ void k(const __grid_constant__ TensorMap map, void*, int* 
   if (threadIdx.x == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); }
   __syncthreads();
   for (int i = 0; i < 2; i++) {
-    if (threadIdx.x == 0) { mbarrier_arrive_expect_tx(barrier, 8192); tma_load_4d(shared_address(smem), map, barrier, 0, 0, 0, 0); }
+    if (threadIdx.x == 0) { mbarrier_arrive_expect_tx(barrier, 8192); tma_load_4d(shared_address(smem), map, barrier,
+      0, 0, 0, 0); }
     mbarrier_wait(barrier, i);
     out[threadIdx.x] = reinterpret_cast<volatile int*>(smem)[threadIdx.x];
     FENCE

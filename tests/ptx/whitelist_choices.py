@@ -1,4 +1,6 @@
-"""Which alternatives of the whitelist's patterns a set of opcodes takes: coverage of the accepted instructions, choice by choice."""
+"""Which alternatives of the whitelist's patterns a set of opcodes takes: coverage of the accepted instructions, choice
+by choice.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterable
 from re import _constants as codes
 from re import _parser as parser
 
-from evoattn.ptx.isa import dispatch  # noqa: F401: the import fills the table
+from evoattn.ptx.isa import dispatch
 
 
 class _Choices:
@@ -58,12 +60,15 @@ class _Choices:
                 return self._choice(self._text(inner)) + "?"
             return f"(?:{self._text(inner)}){{{low},{'' if high is codes.MAXREPEAT else int(high)}}}"
         raise ValueError(
-            f"A pattern of the whitelist has {code}: only letters, sets, alternatives, groups, their repeats and references count."
+            f"A pattern of the whitelist has {code}: only letters, sets, alternatives, groups, their repeats and "
+            "references count."
         )
 
 
 def uncovered(opcodes: Iterable[str]) -> set[str]:
-    """`PATTERN: ALTERNATIVE` for every entry of the whitelist and every alternative in it that none of `opcodes` takes."""
+    """`PATTERN: ALTERNATIVE` for every entry of the whitelist and every alternative in it that none of `opcodes`
+    takes.
+    """
     missing = set()
     opcodes = set(opcodes)
     for entries in dispatch._ENTRIES.values():

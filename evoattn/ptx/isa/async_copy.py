@@ -58,7 +58,9 @@ class AsyncCopies:
         self.committed = self.committed + (1 if active.mask is None else active.mask)
 
     def wait(self, active: ActiveThreads, pending: int | None) -> None:
-        """Land what these threads issued, but for their newest `pending` groups; None lands also what is not committed."""
+        """Land what these threads issued, but for their newest `pending` groups; None lands also what is not
+        committed.
+        """
         limit = self.committed - pending if pending is not None else np.full(self.context.count, np.iinfo(np.int64).max)
         if active.mask is not None:
             limit = np.where(active.mask, limit, -1)
@@ -95,7 +97,8 @@ def _copies(context: Context) -> AsyncCopies:
     "cp", r"\.async\.(?P<cache>ca|cg)\.shared(?:::cta)?\.global" + _PREFETCH, kind="memory", pure=False, writes=0
 )
 def copy(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """`cp.async [destination], [source], size{, valid bytes}`: what is not valid is not read, and zero in shared memory.
+    """`cp.async [destination], [source], size{, valid bytes}`: what is not valid is not read, and zero in shared
+    memory.
 
     A predicate in place of the valid bytes means: if true, write zeros and read nothing.
     """
@@ -137,7 +140,9 @@ def _valid_bytes(context: Context, ins: Instruction, size: int) -> Callable[[], 
 
 
 def _read_partly(context: Context, ins: Instruction, count: Lanes, size: int, active: ActiveThreads) -> Lanes:
-    """Of each thread's `size` bytes the first `count` (uint32 over threads, or 0-d) as they are in global memory, the others zero."""
+    """Of each thread's `size` bytes the first `count` (uint32 over threads, or 0-d) as they are in global memory, the
+    others zero.
+    """
     octets = np.zeros((context.count, size), np.uint8)
     count = np.broadcast_to(count, (context.count,))
     for number in np.unique(active.select(count)):

@@ -1,6 +1,7 @@
 """Atomic read-modify-write in global and shared memory; threads take their turns in order of their index.
 
-They race with weak accesses of global memory only, and order blocks as `global_order.py` says; those of shared memory are not checked.
+They race with weak accesses of global memory only, and order blocks as `global_order.py` says; those of shared memory
+are not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context
 
-_SCOPE = r"(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?P<scope>cta|cluster|gpu|sys))?(?:\.(?P<space>global|shared))?(?:::cta)?"
+_SCOPE = (
+    r"(?:\.(?P<order>relaxed|acquire|release|acq_rel))?(?:\.(?P<scope>cta|cluster|gpu|sys))?"
+    r"(?:\.(?P<space>global|shared))?(?:::cta)?"
+)
 _TYPES = {
     "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2"),
     "min": ("u32", "s32", "u64", "s64"),

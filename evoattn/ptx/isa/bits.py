@@ -69,7 +69,9 @@ def funnel_shift(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
 
 @instruction("bfe", r"\.(?P<type>[us](?:32|64))", kind="int")
 def extract_field(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
-    """Bits `position` … `position + length - 1`; `.s` extends the field's top bit, or the register's if the field reaches beyond it."""
+    """Bits `position` … `position + length - 1`; `.s` extends the field's top bit, or the register's if the field
+    reaches beyond it.
+    """
     kind = parse_type(fields["type"])
     a, d = binder.source(ins.operands[1], kind), binder.destination(ins.operands[0], kind)
     place = _field_place(binder, ins.operands[2:4], kind.bits)
@@ -89,8 +91,8 @@ def extract_field(binder: Binder, ins: Instruction, fields: Fields) -> Operation
 
 
 def _field_place(binder: Binder, operands: Sequence[str], bits: int) -> Callable[[], tuple[Lanes, Lanes]]:
-    """Reads a field's position and length, int64. Of words of 32 bits they are taken modulo 256, as the PTX ISA says; of 64 bits an H100
-    takes them whole."""
+    """Reads a field's position and length, int64. Of words of 32 bits they are taken modulo 256, as the PTX ISA says;
+    of 64 bits an H100 takes them whole."""
     mask = np.uint32(255 if bits == 32 else 0xFFFFFFFF)
     position, length = (binder.source(o, _U32) for o in operands)
     return lambda: ((position & mask).astype(np.int64), (length & mask).astype(np.int64))
@@ -181,7 +183,9 @@ def logic_of_three(binder: Binder, ins: Instruction, fields: Fields) -> Operatio
 
 @instruction("prmt", r"\.b32", kind="int")
 def permute_bytes(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
-    """Nibble i of the selector picks byte i of the result from the eight of {b, a}; its top bit asks for that byte's sign in all bits."""
+    """Nibble i of the selector picks byte i of the result from the eight of {b, a}; its top bit asks for that byte's
+    sign in all bits.
+    """
     a, b, selector, d = operands(binder, ins, _U32)
     both = np.zeros((binder.count, 2), np.uint32)
 

@@ -1,7 +1,8 @@
-"""cp.async.bulk.tensor (sm_90): the tensor copy engine moves boxes between global and shared memory, one thread asking for each.
+"""cp.async.bulk.tensor (sm_90): the tensor copy engine moves boxes between global and shared memory, one thread asking
+for each.
 
-A copy is carried out when it is asked for, which is as early as a device may do it; that nobody looks too early, or overwrites what is
-not yet read, is for `async_proxy.py` to see.
+A copy is carried out when it is asked for, which is as early as a device may do it; that nobody looks too early, or
+overwrites what is not yet read, is for `async_proxy.py` to see.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _STORE = _RANK + r"\.global\.shared::cta(?:\.tile)?\.bulk_group"
 
 @instruction("cp", _LOAD, kind="memory", pure=False, writes=0)
 def load(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """`[destination], [map, {coordinates}], [mbarrier]{, cache policy}`; outside the tensor are zeros, which count as copied too."""
+    """`[destination], [map, {coordinates}], [mbarrier]{, cache policy}`; outside the tensor are zeros, which count as
+    copied too.
+    """
     boxes = Boxes(context, ins, ins.operands[1], ins.operands[0], int(fields["rank"]))
     barrier_address, barriers, races = context.address(ins.operands[2]), mbarriers_of(context), context.races
 
@@ -42,7 +45,8 @@ def load(context: Context, ins: Instruction, fields: Fields) -> Action:
                 if not barrier.fenced:
                     races.shared.report(
                         ins,
-                        f"the tensor copy engine uses the mbarrier at byte {offset} with no fence after its initialization",
+                        f"the tensor copy engine uses the mbarrier at byte {offset} with no fence after its "
+                        "initialization",
                     )
                 races.proxy.write(agent, thread, box.granules, ins, block)
             tell_global(context, READ, box, thread, ins)

@@ -30,7 +30,9 @@ class Trap(Ending):
 
 @dataclass(frozen=True)
 class BarrierArrival(Ending):
-    """At barrier `number` (over threads, or 0-d) of `expected` threads, None for the whole block; `waits` is false for `bar.arrive`."""
+    """At barrier `number` (over threads, or 0-d) of `expected` threads, None for the whole block; `waits` is false for
+    `bar.arrive`.
+    """
 
     number: Numbers
     expected: int | None

@@ -31,9 +31,10 @@ _P = TypeVar("_P", bound=Prepare)
 class Entry:
     """One whitelisted form of an instruction.
 
-    `prepare(binder, instruction, fields)` returns a callable. For a `pure` one it takes no argument, reads and writes registers only, and
-    may be run for more threads than asked, since the machine puts back what it must not change. Otherwise it takes the `ActiveThreads`.
-    `writes` is the number of leading operands that are written. `kind` is the class that the counters put it in.
+    `prepare(binder, instruction, fields)` returns a callable. For a `pure` one it takes no argument, reads and writes
+    registers only, and may be run for more threads than asked, since the machine puts back what it must not change.
+    Otherwise it takes the `ActiveThreads`. `writes` is the number of leading operands that are written. `kind` is the
+    class that the counters put it in.
     """
 
     expression: str
@@ -54,7 +55,8 @@ _ENTRIES: dict[str, list[Entry]] = {}
 def instruction(
     words: str, modifiers: str = "", *, kind: str, pure: bool = True, writes: int = 1
 ) -> Callable[[_P], _P]:
-    """Register the decorated function for every opcode that is one of `words`, then what the expression `modifiers` matches, and no more.
+    """Register the decorated function for every opcode that is one of `words`, then what the expression `modifiers`
+    matches, and no more.
 
     The word is the field `op`.
     """

@@ -1,4 +1,6 @@
-"""Floating-point arithmetic in float32 and float64: rounded once to nearest even, `.ftz` flushing subnormal operands and results."""
+"""Floating-point arithmetic in float32 and float64: rounded once to nearest even, `.ftz` flushing subnormal operands
+and results.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def finish(compute: Callable[..., object], sources: tuple[Lanes, ...], d: Lanes,
 
 
 def zeros_in_order(choose: np.ufunc) -> Extreme:
-    """NumPy's minimum or maximum with -0 below +0, as the PTX ISA has them: NumPy takes either, by the length of the array."""
+    """NumPy's minimum or maximum with -0 below +0, as the PTX ISA has them: NumPy takes either, by the length of the
+    array.
+    """
     sign = -1 if choose in (np.fmin, np.minimum) else 1
 
     def run(a: Lanes, b: Lanes, out: Lanes | None = None) -> Lanes:
@@ -76,7 +80,8 @@ def binary(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
 
 @instruction("add", r"\.rm\.(?P<type>f32)", kind="fp32")
 def add_rounded_down(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
-    """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error exactly.
+    """The nearest sum, or its lower neighbour if that lies above the exact one: Knuth's two-sum tells the error
+    exactly.
 
     A sum of zero is -0 unless both operands are +0 (IEEE 754, rounding towards negative infinity).
     """
@@ -126,7 +131,8 @@ def copy_sign(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
 def fused_multiply_add(binder: Binder) -> Callable[[Lanes, Lanes, Lanes, Lanes], None]:
     """`(a, b, c, out)` for float32: the product is exact in float64 and the sum is rounded there, then to float32.
 
-    The two roundings differ from one only where the float64 sum falls exactly between two float32, at most 2^-29 of the cases.
+    The two roundings differ from one only where the float64 sum falls exactly between two float32, at most 2^-29 of the
+    cases.
     """
     x, y = binder.scratch(np.float64, 0), binder.scratch(np.float64, 1)
 
@@ -188,7 +194,9 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 @instruction("rcp sqrt", r"\.rn\.(?P<type>f64)", kind="sfu")
 @instruction("tanh", r"\.approx\.(?P<type>f32)", kind="sfu")
 def function(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
-    """Approximations are computed to full accuracy: they differ from hardware by the few ulp that the PTX ISA allows it."""
+    """Approximations are computed to full accuracy: they differ from hardware by the few ulp that the PTX ISA allows
+    it.
+    """
     a, d = operands(binder, ins, parse_type(fields["type"]))
     return finish(_FUNCTIONS[fields["op"]], (a,), d, fields)
 

@@ -1,4 +1,6 @@
-"""Control flow of a kernel: where straight runs of instructions start and end, and which registers are still wanted where."""
+"""Control flow of a kernel: where straight runs of instructions start and end, and which registers are still wanted
+where.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def ends_run(ins: Instruction) -> bool:
 
 
 class Flow:
-    """Made once a kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on may read."""
+    """Made once a kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on may
+    read.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         """Raises `UnsupportedInstruction` on the first instruction outside the whitelist."""
@@ -66,7 +70,9 @@ class Flow:
             raise UnsupportedInstruction(f"The target of {ins} is no label.") from None
 
     def end_of_run(self, pc: int) -> int:
-        """The pc after the straight run from `pc`: that of a branch target, an instruction that ends the run, or the end."""
+        """The pc after the straight run from `pc`: that of a branch target, an instruction that ends the run, or the
+        end.
+        """
         following = bisect_right(self._starts, pc)
         limit = self._starts[following] if following < len(self._starts) else self.count
         return limit - 1 if ends_run(self.kernel.instructions[limit - 1]) else limit
@@ -91,7 +97,9 @@ class Flow:
         return [end + 1] if word in ("bar", "barrier", "mbarrier") or ins.predicate else []
 
     def _effect(self, start: int, end: int) -> tuple[int, int]:
-        """(registers read before they are written, registers written) from `start` through what ends the run at `end`."""
+        """(registers read before they are written, registers written) from `start` through what ends the run at
+        `end`.
+        """
         last = end + 1 if end < self.count and ends_run(self.kernel.instructions[end]) else end
         reads = kills = 0
         for i in range(last - 1, start - 1, -1):

@@ -64,10 +64,7 @@ def load(context: Context, ins: Instruction, fields: Fields) -> Action:
     def run(active: ActiveThreads) -> None:
         for memory, index, part in locate(active):
             values = memory.elements(size).take(index >> shift)
-            if vector == 1:
-                columns = values.view(kind.dtype)[None]
-            else:
-                columns = values.view(kind.dtype).reshape(-1, vector).T
+            columns = values.view(kind.dtype).reshape(-1, vector).T
             for target, column in zip(targets, columns):
                 if part.mask is None:
                     np.copyto(target, column)
@@ -118,7 +115,9 @@ def _check_collision(
 @instruction("membar", r"\.(?P<scope>cta|gl|sys)", kind="other", pure=False, writes=0)
 @instruction("fence", r"(?:\.(?:sc|acq_rel))?\.(?P<scope>cta|cluster|gpu|sys)", kind="other", pure=False, writes=0)
 def order_memory(context: Context, ins: Instruction, fields: Fields) -> Callable[[ActiveThreads], None]:
-    """The machine completes every access at once; a fence alone orders no two threads, but makes a release or an acquire of an atomic."""
+    """The machine completes every access at once; a fence alone orders no two threads, but makes a release or an
+    acquire of an atomic.
+    """
     races = context.races
     if races is None or fields["scope"] in ("cta", "cluster"):
         return lambda active: None

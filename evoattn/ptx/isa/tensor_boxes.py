@@ -20,7 +20,9 @@ from evoattn.ptx.races.global_accesses import bytes_of
 from evoattn.ptx.state.context import Context
 
 CHUNK, _ROW = 16, 128
-"""Bytes: what swizzling moves in one piece, and the alignment of a box that is not swizzled (PTX ISA, tensor swizzling)."""
+"""Bytes: what swizzling moves in one piece, and the alignment of a box that is not swizzled (PTX ISA, tensor
+swizzling).
+"""
 _S32, _U64 = parse_type("s32"), parse_type("u64")
 
 
@@ -42,7 +44,9 @@ class TensorMaps:
         self._found: dict[int, tuple[TiledMap, Lanes]] = {}
 
     def at(self, address: int, ins: Instruction) -> tuple[TiledMap, Lanes]:
-        """The map at a generic address or one of parameter space, and the tensor in memory, outermost dimension first."""
+        """The map at a generic address or one of parameter space, and the tensor in memory, outermost dimension
+        first.
+        """
         start = address - PARAMETER_WINDOW if address >= PARAMETER_WINDOW else address
         if start not in self._found:
             raw = self.context.parameters[start : start + BYTES].tobytes()
@@ -103,13 +107,15 @@ class Boxes:
         alignment = 8 * tiled.swizzle_bytes or _ROW
         if place % alignment:
             raise AsyncFault(
-                f"{self.context.threads.describe(thread)} has a box at byte {place} of shared memory, no multiple of {alignment} as a "
+                f"{self.context.threads.describe(thread)} has a box at byte {place} of shared memory, no multiple of "
+                f"{alignment} as a "
                 f"swizzle of {tiled.swizzle_bytes} bytes needs, in {self.ins}."
             )
         size = tiled.box_bytes
         if place < 0 or place + size > shared.limit:
             raise MemoryFault(
-                f"{self.context.threads.describe(thread)} has a box of {size} bytes at byte {place} of shared memory, outside its "
+                f"{self.context.threads.describe(thread)} has a box of {size} bytes at byte {place} of shared memory, "
+                "outside its "
                 f"{shared.limit} bytes, in {self.ins}."
             )
         start = int(shared.base[thread]) + place

@@ -1,4 +1,6 @@
-"""Matrix instructions of a warp: ldmatrix, stmatrix, mma.sync. Layouts are those of the PTX ISA, "Matrix fragments for mma"."""
+"""Matrix instructions of a warp: ldmatrix, stmatrix, mma.sync. Layouts are those of the PTX ISA, "Matrix fragments for
+mma".
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class MatrixRows:
         self.locate = Locator(context, ins, operand, "shared", 16, kind, by_warp=True)
 
     def __call__(self, active: ActiveThreads) -> tuple[Lanes, ActiveThreads]:
-        """Byte index of each row, and the threads that gave them. The whole warp counts as the one that accesses them."""
+        """Byte index of each row, and the threads that gave them. The whole warp counts as the one that accesses
+        them.
+        """
         self.context.require_whole_warps(active, self.ins)
         giving = active if self.all else active.where(self.gives_address)
         if giving is None:
@@ -103,9 +107,9 @@ def _unpack(bits: Lanes, kind: str, out: Lanes) -> None:
 class Fragments:
     """Fragments of all warps ⇄ matrices `[warp, row, column]`, by transposing axes alone.
 
-    With g = lane / 4 and t = lane % 4, and e the element within a register, register i has of A row g + 8·(i % 2) and column
-    2t + e + 8·(i / 2), of B row 2t + e + 8i and column g, of C row g + 8·(i / 2) and column 2t + i % 2. tf32 has one element a
-    register: t stands for 2t + e, and 4 for 8 along the depth.
+    With g = lane / 4 and t = lane % 4, and e the element within a register, register i has of A row g + 8·(i % 2) and
+    column 2t + e + 8·(i / 2), of B row 2t + e + 8i and column g, of C row g + 8·(i / 2) and column 2t + i % 2. tf32 has
+    one element a register: t stands for 2t + e, and 4 for 8 along the depth.
     """
 
     def __init__(self, context: Context, depth: int, kind: str) -> None:
@@ -155,7 +159,9 @@ class Fragments:
     "mma", r"\.sync\.aligned\.m16n8k(?P<depth>8|4)\.row\.col\.f32\.(?P<type>tf32)\.tf32\.f32", kind="tensor", pure=False
 )
 def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """D = A·B + C with 16 rows and 8 columns, accumulated in float32 (hardware's order of additions is not specified)."""
+    """D = A·B + C with 16 rows and 8 columns, accumulated in float32 (hardware's order of additions is not
+    specified).
+    """
     fragments = context.cached(
         ("mma", fields["depth"], fields["type"]), lambda: Fragments(context, int(fields["depth"]), fields["type"])
     )

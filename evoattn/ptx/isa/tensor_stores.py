@@ -13,7 +13,9 @@ from evoattn.ptx.state.context import Context
 
 @dataclass
 class _StoreGroups:
-    """Tensor stores of one thread whose shared memory it has not yet waited for: the times of its groups, and whether one is open."""
+    """Tensor stores of one thread whose shared memory it has not yet waited for: the times of its groups, and whether
+    one is open.
+    """
 
     committed: list[int] = field(default_factory=list)
     open: bool = False

@@ -41,7 +41,9 @@ def _members(context: Context, ins: Instruction, operand: str) -> Lanes | None:
 
 @instruction("shfl", r"\.sync\.(?P<mode>up|down|bfly|idx)\.b32", kind="shuffle", pure=False)
 def shuffle(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """`shfl d|p, a, b, c, members`: c has the segment mask in bits 8-12 and the clamp in bits 0-4 (PTX ISA, shfl.sync)."""
+    """`shfl d|p, a, b, c, members`: c has the segment mask in bits 8-12 and the clamp in bits 0-4 (PTX ISA,
+    shfl.sync).
+    """
     mode = fields["mode"]
     d, *p = (o.strip() for o in ins.operands[0].split("|"))
     target = context.destination(d, _B32)
@@ -82,7 +84,9 @@ def _source_predicate(context: Context, operand: str) -> Callable[[], Mask]:
 
 
 def _companions(active: ActiveThreads, members: Numbers) -> Lanes:
-    """`[warp, lane, other lane]` bool: the active threads that each lane's member mask names. One row a warp if the mask is constant."""
+    """`[warp, lane, other lane]` bool: the active threads that each lane's member mask names. One row a warp if the
+    mask is constant.
+    """
     lanes = active.by_warp[:, None, :]
     masks = members.reshape(-1, WARP)[:, :, None] if members.ndim else members
     return lanes & (masks >> np.arange(WARP, dtype=np.uint32) & np.uint32(1)).astype(np.bool_)

@@ -1,9 +1,9 @@
 """wgmma (sm_90a): matrix products of a warpgroup that run beside its threads.
 
-A product is carried out when it is issued, which is as early as a device may do it, but its accumulators change only when the warpgroup
-waits for its group. Until then they are kept as matrices, so that a chain of products costs no shuffling of registers; that nobody
-touches the registers meanwhile is for `wgmma_registers.py` to see, and that nobody overwrites the operands in shared memory for
-`async_proxy.py`.
+A product is carried out when it is issued, which is as early as a device may do it, but its accumulators change only
+when the warpgroup waits for its group. Until then they are kept as matrices, so that a chain of products costs no
+shuffling of registers; that nobody touches the registers meanwhile is for `wgmma_registers.py` to see, and that nobody
+overwrites the operands in shared memory for `async_proxy.py`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ _PRODUCT = r"\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k16\.f32\.(?P<type>
 
 @instruction("wgmma", _PRODUCT, kind="tensor", pure=False, writes=0)
 def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """`D, A, B, scale-d, scale-a, scale-b{, transpose-a}, transpose-b`: D = A·B + (D if scale-d), accumulated in float32.
+    """`D, A, B, scale-d, scale-a, scale-b{, transpose-a}, transpose-b`: D = A·B + (D if scale-d), accumulated in
+    float32.
 
-    A is four registers a thread (as of mma.sync m16n8k16, a warp its own 16 rows) or a descriptor, and only a descriptor can be
-    transposed. D counts as read, for it may be.
+    A is four registers a thread (as of mma.sync m16n8k16, a warp its own 16 rows) or a descriptor, and only a
+    descriptor can be transposed. D counts as read, for it may be.
     """
     columns, kind = int(fields["columns"]), fields["type"][:-2]
     in_registers = ins.operands[1].startswith("{")
@@ -105,7 +106,9 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
 
 @instruction("wgmma", r"\.fence\.sync\.aligned", kind="other", pure=False, writes=0)
 def fence(context: Context, ins: Instruction, fields: Fields) -> Action:
-    """Orders registers between threads and products; a machine that reads them at issue has nothing to do (see `wgmma_fence.py`)."""
+    """Orders registers between threads and products; a machine that reads them at issue has nothing to do (see
+    `wgmma_fence.py`).
+    """
     return lambda active: context.require_whole_warpgroups(active, ins)
 
 

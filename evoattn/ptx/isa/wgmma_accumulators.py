@@ -13,10 +13,11 @@ _F32 = parse_type("f32")
 
 
 class Accumulators:
-    """The accumulators of one list of registers in all warps: `matrix` `[warp, 16, columns]` while products are under way.
+    """The accumulators of one list of registers in all warps: `matrix` `[warp, 16, columns]` while products are under
+    way.
 
-    With g = lane / 4 and t = lane % 4, register i has row g + 8 · (i / 2 % 2) and column 8 · (i / 4) + 2t + i % 2 (PTX ISA, wgmma
-    m64nNk16).
+    With g = lane / 4 and t = lane % 4, register i has row g + 8 · (i / 2 % 2) and column 8 · (i / 4) + 2t + i % 2 (PTX
+    ISA, wgmma m64nNk16).
     """
 
     def __init__(self, context: Context, names: tuple[str, ...]) -> None:

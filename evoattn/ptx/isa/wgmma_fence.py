@@ -1,7 +1,8 @@
 """wgmma.fence: what threads write to registers of a product needs one before the product (PTX ISA, wgmma.fence).
 
-Copies after the fence of what was written before it do not count, nor constants: ptxas makes of both what it likes. A product's own writes
-to its accumulators need none before the next of the same shape. Descriptors are no registers of a product.
+Copies after the fence of what was written before it do not count, nor constants: ptxas makes of both what it likes. A
+product's own writes to its accumulators need none before the next of the same shape. Descriptors are no registers of a
+product.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from evoattn.ptx.program.operands import operand_registers
 
 
 class UnfencedWrites:
-    """Registers that each warpgroup, by its first warp, has written since its last fence; a set is the bits of an int."""
+    """Registers that each warpgroup, by its first warp, has written since its last fence; a set is the bits of an
+    int.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.flow = kernel, flow_of(kernel)
@@ -26,7 +29,9 @@ class UnfencedWrites:
         self._known: dict[tuple[int, int, int], tuple[int, int | None]] = {}
 
     def run(self, lead: int, start: int, end: int) -> int | None:
-        """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or None."""
+        """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or
+        None.
+        """
         key = start, end, self._dirty.get(lead, 0)
         if key not in self._known:
             self._known[key] = self._walk(*key)

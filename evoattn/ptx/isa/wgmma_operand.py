@@ -26,7 +26,8 @@ class SharedOperand:
         self.descriptor = context.source(operand, _U64)
 
     def __call__(self, lead_threads: Numbers) -> tuple[Lanes, Lanes]:
-        """(float32 `[warpgroup, side, 16]`, transposed `[warpgroup, 16, side]`; chunks of `shared.data`, `[warpgroup, …]`).
+        """(float32 `[warpgroup, side, 16]`, transposed `[warpgroup, 16, side]`; chunks of `shared.data`, `[warpgroup,
+        …]`).
 
         The warpgroups are given by their first threads. Raises `AsyncFault` and `MemoryFault`.
         """
@@ -44,7 +45,8 @@ class SharedOperand:
             raise AsyncFault(f"The matrix descriptor {descriptor:#x} has a base offset or unknown bits in {self.ins}.")
         if (int(chunks.max()) + 1) * CHUNK > self.context.shared.limit:
             raise MemoryFault(
-                f"The warpgroup of {self.context.threads.describe(thread)} reads byte {int(chunks.max()) * CHUNK} of shared memory, "
+                f"The warpgroup of {self.context.threads.describe(thread)} reads byte {int(chunks.max()) * CHUNK} of "
+                "shared memory, "
                 f"outside its {self.context.shared.limit} bytes, in {self.ins}."
             )
         return chunks

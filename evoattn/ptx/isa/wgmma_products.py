@@ -101,13 +101,15 @@ class MatrixProducts:
             pc = self.registers.touched_in_flight(lead, start, end)
             if pc is not None:
                 raise AsyncFault(
-                    f"The warpgroup of {self.threads.describe(lead * WARP)} touches registers of a wgmma that it has not waited for in "
+                    f"The warpgroup of {self.threads.describe(lead * WARP)} touches registers of a wgmma that it has "
+                    "not waited for in "
                     f"{self.context.kernel.instructions[pc]}."
                 )
             pc = self.unfenced.run(lead, start, end)
             if pc is not None:
                 raise AsyncFault(
-                    f"The warpgroup of {self.threads.describe(lead * WARP)} has written registers of a product with no wgmma.fence before "
+                    f"The warpgroup of {self.threads.describe(lead * WARP)} has written registers of a product with "
+                    "no wgmma.fence before "
                     f"{self.context.kernel.instructions[pc]}."
                 )
 

@@ -1,5 +1,5 @@
-"""Registers of wgmma products under way: until the warpgroup waits, nobody may touch its accumulators or write its A operand (PTX ISA,
-wgmma.mma_async). The next product of the same accumulators may follow at once."""
+"""Registers of wgmma products under way: until the warpgroup waits, nobody may touch its accumulators or write its A
+operand (PTX ISA, wgmma.mma_async). The next product of the same accumulators may follow at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class RegistersInFlight:
             del self.states[lead]
 
     def touched_in_flight(self, lead: int, start: int, end: int) -> int | None:
-        """The first pc of a straight run, `start` ≤ pc < `end`, at which this warpgroup would touch what is under way, or None."""
+        """The first pc of a straight run, `start` ≤ pc < `end`, at which this warpgroup would touch what is under way,
+        or None.
+        """
         key = start, end, self.states.get(lead, (_NOTHING,))
         if key not in self._known:
             self._known[key] = self._walk(*key)

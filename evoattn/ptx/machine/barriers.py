@@ -79,7 +79,9 @@ class Barriers:
                 barrier.handed_over.setdefault(block, []).append(self.context.races.synchronize().arrive(int(warp)))
 
     def release(self) -> list[tuple[int, Mask]]:
-        """Let go of the barriers that are complete; also called when threads exit, since the others no longer wait for them."""
+        """Let go of the barriers that are complete; also called when threads exit, since the others no longer wait for
+        them.
+        """
         free = np.zeros(self.context.count, np.bool_)
         left = self._per_block(self.context.alive)
         for number, barrier in list(self._barriers.items()):

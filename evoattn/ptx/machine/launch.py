@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,7 +26,9 @@ DEFAULT_STEP_LIMIT = 5_000_000
 """Instructions of one batch of blocks: some ten seconds."""
 MAX_THREADS_A_BLOCK, MAX_CLUSTER_BLOCKS = 1024, 16
 MAX_SMEM_BYTES = 232448
-"""Most shared memory that a block may have on any GPU (sm_90: 227 KiB; CUDA C++ Programming Guide, compute capabilities)."""
+"""Most shared memory that a block may have on any GPU (sm_90: 227 KiB; CUDA C++ Programming Guide, compute
+capabilities).
+"""
 _BATCH_THREADS, _BATCH_SMEM_BYTES = 4096, 32 << 20
 """Blocks are run together up to these sizes, which keep the arrays in the CPU's caches."""
 
@@ -43,7 +45,7 @@ class Execution:
     counters: Counters
     steps: int
     """Instructions executed, each once for all threads that ran it together."""
-    touched: Touched = Touched()
+    touched: Touched = field(default_factory=Touched)
     """What a launch under the race detector read and wrote."""
 
 
@@ -66,8 +68,8 @@ class Machine:
         step_limit: int = DEFAULT_STEP_LIMIT,
         poison: int = POISON,
     ) -> None:
-        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size. `before` is what earlier launches
-        touched that may not have ended when this one begins; None if they have.
+        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size. `before` is what
+        earlier launches touched that may not have ended when this one begins; None if they have.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
         """
@@ -86,7 +88,8 @@ class Machine:
         smem_bytes = kernel.static_smem_bytes + dynamic_smem_bytes
         if smem_bytes > MAX_SMEM_BYTES:
             raise ImpossibleLaunch(
-                f"{kernel.name} asks for {smem_bytes} bytes of shared memory; no GPU gives a block over {MAX_SMEM_BYTES}."
+                f"{kernel.name} asks for {smem_bytes} bytes of shared memory; no GPU gives a block over "
+                f"{MAX_SMEM_BYTES}."
             )
         if cluster[1:] != (1, 1):
             raise UnsupportedInstruction(

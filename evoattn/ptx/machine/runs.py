@@ -92,7 +92,9 @@ class Runs:
         return partial(self._step(pc, 0), self._everyone)
 
     def _step(self, pc: int, wanted: int) -> Action:
-        """The instruction at `pc` for a part of the threads; the registers `wanted` (bits) must stay as they are for all others."""
+        """The instruction at `pc` for a part of the threads; the registers `wanted` (bits) must stay as they are for
+        all others.
+        """
         prepared, predicate = self._prepared[pc], self._predicate(pc)
         if not self._is_pure(pc):
             action = cast(Action, prepared)

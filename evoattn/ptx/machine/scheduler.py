@@ -1,4 +1,6 @@
-"""Runs prepared instructions: all threads together while they agree, the group with the lowest pc first when they do not."""
+"""Runs prepared instructions: all threads together while they agree, the group with the lowest pc first when they do
+not.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from evoattn.ptx.state.context import Context, NotConverged
 from evoattn.ptx.state.phase_waits import PhaseWait, PhaseWaits
 
 _RUN_COST = 4
-"""Steps that a run counts beside its instructions: what entering it takes, so that the limit bounds time for short loops too."""
+"""Steps that a run counts beside its instructions: what entering it takes, so that the limit bounds time for short
+loops too.
+"""
 
 Groups = list[tuple[int, ActiveThreads]]
 """Who goes on at which pc."""
@@ -75,7 +79,9 @@ class Scheduler:
                 self._count_polls(pc)
 
     def _turn(self, pc: int) -> tuple[bool, int]:
-        """Who goes first: those furthest behind, so that threads meet again; last those who poll memory that others have yet to write."""
+        """Who goes first: those furthest behind, so that threads meet again; last those who poll memory that others
+        have yet to write.
+        """
         return pc in self.flow.polls, pc
 
     def _count_polls(self, pc: int) -> None:
@@ -83,7 +89,8 @@ class Scheduler:
         self._polls_in_vain = self._polls_in_vain + 1 if pc in self.flow.polls else 0
         if self._polls_in_vain > MAX_POLLS_IN_VAIN:
             raise Deadlock(
-                f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all others wait or have "
+                f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all "
+                "others wait or have "
                 "ended."
             )
 
@@ -95,7 +102,8 @@ class Scheduler:
         self.steps += run.end - pc + _RUN_COST
         if self.steps > self.step_limit:
             raise StepLimitExceeded(
-                f"{self.context.kernel.name} was stopped after {self.step_limit} instructions, at {self.instructions[pc]}: "
+                f"{self.context.kernel.name} was stopped after {self.step_limit} instructions, at "
+                f"{self.instructions[pc]}: "
                 "it may never end."
             )
         for told in self.context.before_run:
@@ -225,7 +233,8 @@ class Scheduler:
             pc, mask = min(self._stalled.items())
             first = int(np.flatnonzero(mask)[0])
             raise DivergentCollective(
-                f"{self.context.threads.describe(first)} waits for ever at {self.instructions[pc]}, which a part of its warp or warpgroup "
+                f"{self.context.threads.describe(first)} waits for ever at {self.instructions[pc]}, which a part of "
+                "its warp or warpgroup "
                 "never reaches."
             )
         at_barriers = sorted([*self._barriers.waiting_at.items(), *self._clusters.waiting_at.items()])

@@ -26,7 +26,9 @@ def as_elements(data: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 class BankedMemory:
-    """Memory of which every owner (a block, or a thread) has its own range of `limit` bytes, starting at its address 0."""
+    """Memory of which every owner (a block, or a thread) has its own range of `limit` bytes, starting at its address
+    0.
+    """
 
     def __init__(self, name: str, threads: Threads, owner_of: Numbers, owners: int, limit: int, fill: int) -> None:
         self.name, self.threads, self.limit = name, threads, limit
@@ -41,7 +43,8 @@ class BankedMemory:
         return self._elements[size]
 
     def locate(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> Numbers:
-        """Index of the first byte in `data` (int64, one an active thread) of an access of `size` bytes at `base + offset`.
+        """Index of the first byte in `data` (int64, one an active thread) of an access of `size` bytes at `base +
+        offset`.
 
         `base` has one address an active thread, or is 0-d. Raises `MemoryFault` out of bounds or misaligned.
         """
@@ -68,7 +71,8 @@ class BankedMemory:
         if int(rank.max()) > cluster:
             bad = int(np.flatnonzero(rank > cluster)[0])
             raise MemoryFault(
-                f"{self.threads.describe(active.index[bad])} accesses the shared memory of rank {rank[bad] - 1} in a cluster of {cluster} "
+                f"{self.threads.describe(active.index[bad])} accesses the shared memory of rank {rank[bad] - 1} in a "
+                f"cluster of {cluster} "
                 f"blocks in {ins}."
             )
         inside = address & (1 << RANK_SHIFT) - 1
@@ -84,13 +88,15 @@ class BankedMemory:
         if outside.any():
             at = int(np.flatnonzero(outside)[0])
             raise MemoryFault(
-                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte {address[at]}, "
+                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte "
+                f"{address[at]}, "
                 f"outside its {self.limit} bytes, in {ins}."
             )
         misaligned = address & (size - 1) != 0
         if misaligned.any():
             at = int(np.flatnonzero(misaligned)[0])
             raise MemoryFault(
-                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte {address[at]}, "
+                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte "
+                f"{address[at]}, "
                 f"which is misaligned, in {ins}."
             )

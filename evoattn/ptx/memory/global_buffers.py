@@ -36,7 +36,9 @@ class GlobalMemory:
         return self._elements[size]
 
     def map(self, name: str, array: Octets) -> int:
-        """Add a buffer, a one-dimensional uint8 array; returns its address. What a run writes is in `array` after it."""
+        """Add a buffer, a one-dimensional uint8 array; returns its address. What a run writes is in `array` after
+        it.
+        """
         if array.dtype != np.uint8 or array.ndim != 1:
             raise ValueError("a buffer is a one-dimensional uint8 array")
         start = -(-(self._ends[-1] + GUARD if self._ends else GUARD) // ALIGNMENT) * ALIGNMENT
@@ -72,13 +74,16 @@ class GlobalMemory:
         if size > 1 and int(np.bitwise_or.reduce(index)) & (size - 1):
             bad = int(np.flatnonzero(index & (size - 1))[0])
             raise MemoryFault(
-                f"{active.threads.describe(active.index[bad])} accesses {size} bytes of global memory at an address that is no multiple "
+                f"{active.threads.describe(active.index[bad])} accesses {size} bytes of global memory at an address "
+                "that is no multiple "
                 f"of {size}, {self._place(int(index[bad]))}, in {ins}."
             )
         return index
 
     def check_range(self, index: Numbers, size: int, active: ActiveThreads, ins: Instruction) -> None:
-        """Raise `MemoryFault` for the first access of `size` bytes at arena `index` that is not whole inside one buffer."""
+        """Raise `MemoryFault` for the first access of `size` bytes at arena `index` that is not whole inside one
+        buffer.
+        """
         if not self._starts:
             outside = np.ones(len(index), np.bool_)
         else:
@@ -87,7 +92,8 @@ class GlobalMemory:
         if outside.any():
             bad = int(np.flatnonzero(outside)[0])
             raise MemoryFault(
-                f"{active.threads.describe(active.index[bad])} accesses {size} bytes of global memory {self._place(int(index[bad]))}, "
+                f"{active.threads.describe(active.index[bad])} accesses {size} bytes of global memory "
+                f"{self._place(int(index[bad]))}, "
                 f"in {ins}."
             )
 
@@ -110,7 +116,9 @@ class GlobalMemory:
         return self._place(index)
 
     def place_outside(self, start: int, size: int) -> str:
-        """Where bytes from arena index `start` on end outside the buffer that they begin in, in words; an empty string if they do not."""
+        """Where bytes from arena index `start` on end outside the buffer that they begin in, in words; an empty string
+        if they do not.
+        """
         at = bisect_right(self._starts, start) - 1
         if at >= 0 and start + size <= self._ends[at]:
             return ""

@@ -18,13 +18,14 @@ _KNOWN_BITS = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62
 
 @lru_cache(maxsize=1024)
 def operand_chunks(descriptor: int, side: int, transposed: bool) -> Numbers | None:
-    """Number of each 16-byte chunk of an operand from the start of the block's memory: `[side, 2]`, or transposed `[16, side / 8]`.
+    """Number of each 16-byte chunk of an operand from the start of the block's memory: `[side, 2]`, or transposed `[16,
+    side / 8]`.
 
-    `side` is M or N. Transposed means that M or N is contiguous. None for a descriptor with a base offset or unknown bits. With w chunks
-    in a swizzled row, the leading offset L and the stride S, chunk c of row r lies (K-major) at row r % 8 of w chunks plus S · (r / 8),
-    without swizzle c at c · L; (M- or N-major) chunk c of depth k at row k % 8 of w chunks plus c % w plus L · (c / w) plus S · (k / 8),
-    without swizzle with L and S exchanged. Bits 4 … of the address are then XORed with bits 7 …: one for a swizzle of 32 bytes, two for
-    64, three for 128.
+    `side` is M or N. Transposed means that M or N is contiguous. None for a descriptor with a base offset or unknown
+    bits. With w chunks in a swizzled row, the leading offset L and the stride S, chunk c of row r lies (K-major) at row
+    r % 8 of w chunks plus S · (r / 8), without swizzle c at c · L; (M- or N-major) chunk c of depth k at row k % 8 of w
+    chunks plus c % w plus L · (c / w) plus S · (k / 8), without swizzle with L and S exchanged. Bits 4 … of the address
+    are then XORed with bits 7 …: one for a swizzle of 32 bytes, two for 64, three for 128.
     """
     if descriptor & ~_KNOWN_BITS:
         return None

@@ -38,7 +38,9 @@ class TiledMap:
         return math.prod(self.box) * ELEMENT_BYTES
 
     def encode(self) -> bytes:
-        """Raises `ImpossibleLaunch` for what cuTensorMapEncodeTiled refuses (CUDA driver API, tensor map object management)."""
+        """Raises `ImpossibleLaunch` for what cuTensorMapEncodeTiled refuses (CUDA driver API, tensor map object
+        management).
+        """
         rank = len(self.shape)
         why = self._why_refused()
         if why:
@@ -64,7 +66,9 @@ class TiledMap:
         return ""
 
     def view(self, memory: GlobalMemory) -> NDArray[np.uint16]:
-        """The tensor as it lies in memory, uint16, outermost dimension first. Raises `MemoryFault` if it reaches outside its buffer."""
+        """The tensor as it lies in memory, uint16, outermost dimension first. Raises `MemoryFault` if it reaches
+        outside its buffer.
+        """
         start = self.address - GLOBAL_BASE
         strides = (ELEMENT_BYTES, *self.strides_bytes)
         size = sum((n - 1) * s for n, s in zip(self.shape, strides)) + ELEMENT_BYTES

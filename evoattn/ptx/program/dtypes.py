@@ -30,7 +30,8 @@ FLOAT: dict[int, np.dtype[Any]] = {32: np.dtype(np.float32), 64: np.dtype(np.flo
 class PtxType:
     """One of the types of `parse_type`, and never another, so that identity is equality.
 
-    `kind` is `pred`, `b`, `u`, `s`, `f` or `bf`; `bits` the width of the whole; `packed` tells two 16-bit numbers in 32 bits.
+    `kind` is `pred`, `b`, `u`, `s`, `f` or `bf`; `bits` the width of the whole; `packed` tells two 16-bit numbers in 32
+    bits.
     """
 
     kind: str

@@ -11,7 +11,8 @@ from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction, Kernel, Parameter, Program, align
 from evoattn.ptx.program.operands import split_operands
 
-# One statement, label or brace. A `{` at the start of a statement opens a scope; inside one it encloses a vector operand.
+# One statement, label or brace. A `{` at the start of a statement opens a scope; inside one it encloses a vector
+# operand.
 _STATEMENT = re.compile(
     r"\s*(?:(?P<label>[\w$]+)\s*:(?!:)|(?P<open>\{)|(?P<close>\})|(?P<text>[^;{}\s][^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)"
 )

@@ -82,14 +82,16 @@ class Threads:
 
     def describe(self, thread: int) -> str:
         """`thread (x, y, z) of block (x, y, z)` for an index into the arrays."""
-        x, y, z = self.block
+        x, y, _ = self.block
         t, b = int(self.in_block[thread]), int(self.block_of[thread]) + self.first_block
         gx, gy, _ = self.grid
         return f"thread ({t % x}, {t // x % y}, {t // (x * y)}) of block ({b % gx}, {b // gx % gy}, {b // (gx * gy)})"
 
 
 class ActiveThreads:
-    """A set of threads that execute one instruction together. Immutable, so what is derived from the mask is derived once."""
+    """A set of threads that execute one instruction together. Immutable, so what is derived from the mask is derived
+    once.
+    """
 
     def __init__(self, threads: Threads, mask: Mask | None) -> None:
         """`mask` is a bool array over all threads, or None for all of them."""
@@ -129,7 +131,9 @@ class ActiveThreads:
 
     @cached_property
     def warpgroups(self) -> Numbers:
-        """First warps of the warpgroups (four warps from a multiple of four on in their block) that have an active thread, ascending."""
+        """First warps of the warpgroups (four warps from a multiple of four on in their block) that have an active
+        thread, ascending.
+        """
         return np.unique(self.warps - self.warps % self.threads.block_warps % 4)
 
     @cached_property
@@ -139,7 +143,9 @@ class ActiveThreads:
 
     @cached_property
     def cluster_blocks(self) -> Numbers:
-        """Indices of all blocks of the clusters that have an active thread, ascending: those whose shared memory may be accessed."""
+        """Indices of all blocks of the clusters that have an active thread, ascending: those whose shared memory may be
+        accessed.
+        """
         size = self.threads.cluster
         if size == 1:
             return self.blocks

@@ -1,13 +1,16 @@
-"""Races of the asynchronous proxy (sm_90): tensor copies and wgmma access shared memory as agents beside the threads that issue them.
+"""Races of the asynchronous proxy (sm_90): tensor copies and wgmma access shared memory as agents beside the threads
+that issue them.
 
-The agents of a cluster, in this order: for each warpgroup of each block its matrix products, which read; for each warp its tensor stores,
-which read; for each mbarrier the copies that complete on it (of the tensor engine, or stores from other blocks), which write.
+The agents of a cluster, in this order: for each warpgroup of each block its matrix products, which read; for each warp
+its tensor stores, which read; for each mbarrier the copies that complete on it (of the tensor engine, or stores from
+other blocks), which write.
 
-What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through `wgmma.wait_group`,
-`cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an agent does is ordered after what its
-issuing threads know. Besides, a thread's write before an agent's access, and its read before an agent's write, must have been followed by
-its own `fence.proxy.async` before the agent's access was ordered after it (PTX ISA, memory consistency model, proxy-preserved base
-causality order). An H200 does overwrite what ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
+What a thread does is ordered after an access by an agent once its warp knows of that time of the agent: through
+`wgmma.wait_group`, `cp.async.bulk.wait_group`, a wait for the mbarrier's phase, or a warp that has so waited. What an
+agent does is ordered after what its issuing threads know. Besides, a thread's write before an agent's access, and its
+read before an agent's write, must have been followed by its own `fence.proxy.async` before the agent's access was
+ordered after it (PTX ISA, memory consistency model, proxy-preserved base causality order). An H200 does overwrite what
+ldmatrix has not yet read, where the warp has only arrived on the producer's mbarrier.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ def _lane_bits(lanes: Mask) -> int:
 
 
 class AsyncRaces:
-    """What the asynchronous proxy tells a `SharedRaces`. Issuers are actors: threads, or warps from `threads.count` on."""
+    """What the asynchronous proxy tells a `SharedRaces`. Issuers are actors: threads, or warps from `threads.count`
+    on.
+    """
 
     def __init__(self, detector: SharedRaces) -> None:
         self.detector, self.order, self.threads = detector, detector.order, detector.threads
@@ -103,7 +108,9 @@ class AsyncRaces:
     def write(
         self, agent: int, issuer: int, granules: Granules, ins: Instruction, block: int, proxied: bool = True
     ) -> None:
-        """An agent writes granules of a block, from now until the phase of its mbarrier ends; not `proxied`: as threads write."""
+        """An agent writes granules of a block, from now until the phase of its mbarrier ends; not `proxied`: as threads
+        write.
+        """
         self.detector.check()
         self.detector.reads.record([np.array([block])])
         self._check_against_writes("overwrites", np.array([issuer]), granules, ins, proxied)
@@ -149,7 +156,9 @@ class AsyncRaces:
             self._tell(int(issuers[0]), verb, "an asynchronous copy that its thread has not yet waited for", ins)
 
     def _why_unordered(self, time: int, writer: int, issuers: Numbers, proxied: bool) -> str:
-        """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing is."""
+        """What is missing between a write and an agent's access that these actors issue now; an empty string if nothing
+        is.
+        """
         if writer < self.order.first_agent and proxied:
             fenced = self._fenced(writer, time)
             if fenced is None:
@@ -196,7 +205,9 @@ class AsyncRaces:
             self._check_fences_after(reads[:, : self.threads.cluster_warps], issuer, warp - own, ins)
 
     def _check_fences_after(self, reads: Numbers, issuer: int, first_warp: int, ins: Instruction) -> None:
-        """Of reads by the warps of a cluster, `[granule, warp]`: each needs a fence of its proxy before the issuer's write."""
+        """Of reads by the warps of a cluster, `[granule, warp]`: each needs a fence of its proxy before the issuer's
+        write.
+        """
         for column in np.flatnonzero(reads.any(0)).tolist():
             for stamp in np.unique(reads[:, column]).tolist():
                 key = issuer, column, stamp

@@ -1,9 +1,11 @@
-"""Data races in global memory between the threads of a launch: two touch the same bytes, one writes, and nothing orders the two.
+"""Data races in global memory between the threads of a launch: two touch the same bytes, one writes, and nothing orders
+the two.
 
-For each granule (the smallest access that the kernel makes) the last weak write is kept, with its time; strong accesses (atomics,
-`.relaxed`, `.volatile` …) race with weak ones only, and are kept one by one. Reads are kept for those buffers that the launch also writes.
-Which these are shows when it does both; `unwatched` then has them, and the launch is to be run again with these buffers watched. Blocks may
-run one after another: only what `global_order.py` and the clocks say counts as order, not who came first.
+For each granule (the smallest access that the kernel makes) the last weak write is kept, with its time; strong accesses
+(atomics, `.relaxed`, `.volatile` …) race with weak ones only, and are kept one by one. Reads are kept for those buffers
+that the launch also writes. Which these are shows when it does both; `unwatched` then has them, and the launch is to be
+run again with these buffers watched. Blocks may run one after another: only what `global_order.py` and the clocks say
+counts as order, not who came first.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class GlobalRaces:
     def __init__(
         self, kernel: Kernel, memory: GlobalMemory, grid_warps: int, watched: frozenset[int], before: Touched | None
     ) -> None:
-        """`watched` are the numbers of the buffers of which reads are kept; `before` is given where earlier launches may not have ended."""
+        """`watched` are the numbers of the buffers of which reads are kept; `before` is given where earlier launches
+        may not have ended.
+        """
         self.memory, self.watched = memory, watched
         self.dependency = None if before is None else GridDependency(memory, before)
         self.grid_warps = grid_warps if orders_blocks(kernel) else 0
@@ -137,7 +141,9 @@ class GlobalRaces:
         return (granules[:, None] + np.arange(count)).ravel(), np.repeat(threads, count)
 
     def _unordered(self, actors: Numbers, others: Numbers, time: Numbers) -> Mask:
-        """Bool: which accesses by other threads of the grid are not ordered before what these threads of the machine do now."""
+        """Bool: which accesses by other threads of the grid are not ordered before what these threads of the machine do
+        now.
+        """
         threads, order = self.threads, self.order
         warps, other_warps = order.warp_of[actors], others // WARP
         result: Mask = others != actors + self._first_thread
@@ -208,7 +214,8 @@ class GlobalRaces:
         self.found.setdefault(
             ins.index,
             (
-                f"Race in global memory: {name(actor + self._first_thread)} {verb} what {name(other)} {did} {place}, and nothing orders the "
+                f"Race in global memory: {name(actor + self._first_thread)} {verb} what {name(other)} {did} {place}, "
+                "and nothing orders the "
                 f"two, in {ins}."
             ),
         )

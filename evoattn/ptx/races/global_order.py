@@ -1,9 +1,11 @@
-"""What orders the blocks of a launch: releases and acquires at places in global memory (PTX ISA, memory consistency model).
+"""What orders the blocks of a launch: releases and acquires at places in global memory (PTX ISA, memory consistency
+model).
 
-A release is a store or an atomic that says so, or a strong one (an atomic, `.relaxed`, `.volatile`) after a fence of the GPU by its own
-thread; a fence by a whole warp, followed by a barrier of the block, serves for the others too. An acquire is the mirror image: an atomic
-or a strong load, and a fence by its thread or by one that has since met it at a barrier. Atomics on one place continue what earlier ones
-released; another store ends it. What a block knows of others is in the last columns of its warps' clocks, one a warp of the grid.
+A release is a store or an atomic that says so, or a strong one (an atomic, `.relaxed`, `.volatile`) after a fence of
+the GPU by its own thread; a fence by a whole warp, followed by a barrier of the block, serves for the others too. An
+acquire is the mirror image: an atomic or a strong load, and a fence by its thread or by one that has since met it at a
+barrier. Atomics on one place continue what earlier ones released; another store ends it. What a block knows of others
+is in the last columns of its warps' clocks, one a warp of the grid.
 """
 
 from __future__ import annotations
@@ -108,17 +110,16 @@ class GlobalOrder:
         self.order.now += 1
 
     def publish(self, thread: int, place: int, releases: bool, continues: bool) -> None:
-        """A strong write of a byte of the arena; one that `continues` (an atomic) keeps what was released there before."""
-        known = self._view(thread // WARP) if releases else self._fenced(thread)
+        """A strong write of a byte of the arena; one that `continues` (an atomic) keeps what was released there
+        before.
+        """
+        own = self._view(thread // WARP) if releases else self._fenced(thread)
         before = self._released.get(place) if continues else None
-        if known is None or before is None:
-            known = before if known is None else known
+        known = [part for part in (own, before) if part is not None]
+        if known:
+            self._released[place] = np.maximum.reduce(known)
         else:
-            known = np.maximum(known, before)
-        if known is None:
             self._released.pop(place, None)
-        else:
-            self._released[place] = known
         self.order.now += 1
 
     def overwrite(self, first: int, last: int, places: Numbers) -> None:

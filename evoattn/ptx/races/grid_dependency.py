@@ -1,11 +1,12 @@
-"""Launches that may begin before those before them have ended (sm_90): what a thread touches before it has waited for them.
+"""Launches that may begin before those before them have ended (sm_90): what a thread touches before it has waited for
+them.
 
-A thread must itself have executed `griddepcontrol.wait` before it reads or writes a buffer that an earlier launch writes, or writes one
-that an earlier launch reads: that another thread has, and met it at a barrier, does not count, which asks for more than a device does and
-costs a kernel one instruction a thread. What an earlier launch writes is not read-only for all of this one's life: `ld.global.nc` (a load
-through `const T* __restrict__`) must not read it, not even after the wait (PTX ISA, ld). `griddepcontrol.launch_dependents` makes nothing
-visible. Some thread of every such launch waits: a launch that does not may end before the one before it, and the next would wait for the
-wrong one.
+A thread must itself have executed `griddepcontrol.wait` before it reads or writes a buffer that an earlier launch
+writes, or writes one that an earlier launch reads: that another thread has, and met it at a barrier, does not count,
+which asks for more than a device does and costs a kernel one instruction a thread. What an earlier launch writes is not
+read-only for all of this one's life: `ld.global.nc` (a load through `const T* __restrict__`) must not read it, not even
+after the wait (PTX ISA, ld). `griddepcontrol.launch_dependents` makes nothing visible. Some thread of every such launch
+waits: a launch that does not may end before the one before it, and the next would wait for the wrong one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Touched:
 
 
 class GridDependency:
-    """Of one launch on those `before` it that may not have ended. `found` has a sentence for each access that comes too early, by pc."""
+    """Of one launch on those `before` it that may not have ended. `found` has a sentence for each access that comes too
+    early, by pc.
+    """
 
     def __init__(self, memory: GlobalMemory, before: Touched) -> None:
         self.memory, self.before = memory, before
@@ -70,7 +73,8 @@ class GridDependency:
                 self.found.setdefault(
                     ins.index,
                     (
-                        f"{self.threads.describe(int(threads[at]))} {does} global memory {self.memory.describe(int(index[at]))}, {when} an "
+                        f"{self.threads.describe(int(threads[at]))} {does} global memory "
+                        f"{self.memory.describe(int(index[at]))}, {when} an "
                         f"earlier launch that {did} this buffer, in {ins}."
                     ),
                 )

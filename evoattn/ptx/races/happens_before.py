@@ -1,15 +1,17 @@
 """Which accesses happened before which: vector clocks over the synchronizations of threads.
 
-Time is one counter, `now`, that moves at every synchronization. An access at one time is ordered before another at a later time if a
-synchronization between the two, in which both their warps took part, carries it over:
+Time is one counter, `now`, that moves at every synchronization. An access at one time is ordered before another at a
+later time if a synchronization between the two, in which both their warps took part, carries it over:
 - a barrier of the whole block orders everything (`block_floor`), one of some warps what these warps knew (`clock`);
-- threads of one warp are ordered by `bar.warp.sync` and barriers alone (`warp_floor`): shuffles and matrix instructions order nothing;
+- threads of one warp are ordered by `bar.warp.sync` and barriers alone (`warp_floor`): shuffles and matrix instructions
+  order nothing;
 - an mbarrier hands what arriving warps knew to those that see its phase end (`arrive`, `acquire`).
 
-An actor is a thread, or (from `threads.count` on) a warp acting as one, or (after those) an agent of the asynchronous proxy: see
-`async_proxy.py`. A warp's clock has a column for each warp of its cluster (its block, where there are none), then one for each agent. No
-barrier orders what an agent does: a warp knows of it what it has waited for, or been told by a warp that had. In a cluster a barrier of a
-block is one of some warps, for other blocks have access to its memory. Last come columns for warps of other blocks: see `global_order.py`.
+An actor is a thread, or (from `threads.count` on) a warp acting as one, or (after those) an agent of the asynchronous
+proxy: see `async_proxy.py`. A warp's clock has a column for each warp of its cluster (its block, where there are none),
+then one for each agent. No barrier orders what an agent does: a warp knows of it what it has waited for, or been told
+by a warp that had. In a cluster a barrier of a block is one of some warps, for other blocks have access to its memory.
+Last come columns for warps of other blocks: see `global_order.py`.
 
 Clocks are kept for warps: what one thread learns, its warp knows, and what it hands on is what its warp has done.
 """
@@ -31,7 +33,9 @@ class HappensBefore:
     """Clocks of all warps of a machine."""
 
     def __init__(self, threads: Threads, agents: int = 0, foreign: int = 0) -> None:
-        """`agents` of the asynchronous proxy in each cluster; `foreign` warps of the grid that it can be ordered with."""
+        """`agents` of the asynchronous proxy in each cluster; `foreign` warps of the grid that it can be ordered
+        with.
+        """
         self.threads, self.agents, self.foreign = threads, agents, foreign
         self.first_agent = threads.count + threads.warp_count
         """Actors from here on are agents."""
@@ -39,7 +43,9 @@ class HappensBefore:
         self.block_floor = np.zeros(threads.block_count, np.int64)
         self.warp_floor = np.zeros(threads.warp_count, np.int64)
         self.clock = np.zeros((threads.warp_count, threads.cluster_warps + agents + foreign), np.int64)
-        """`[warp, column]`: what the warp knows of a warp or an agent of its cluster, then of every warp of the grid, up to then."""
+        """`[warp, column]`: what the warp knows of a warp or an agent of its cluster, then of every warp of the grid,
+        up to then.
+        """
         self._lane_clock: dict[int, Numbers] = {}  # of warps that synchronized in parts: [lane, other lane]
         self.warp_of = np.concatenate([threads.warp_of, np.arange(threads.warp_count)])
         self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count + agents, SEVERAL)])
@@ -98,7 +104,9 @@ class HappensBefore:
         self.now += 1
 
     def warp_sync_in_parts(self, warps: Numbers, companions: Mask) -> None:
-        """`bar.warp.sync` by threads of these warps; `companions` (bool `[len(warps), lane, lane]`) tells who synchronized with whom."""
+        """`bar.warp.sync` by threads of these warps; `companions` (bool `[len(warps), lane, lane]`) tells who
+        synchronized with whom.
+        """
         for warp, groups in zip(warps.tolist(), companions):
             clock = self._lane_clock.setdefault(warp, np.zeros((WARP, WARP), np.int64))
             for group in np.unique(groups[groups.any(1)], axis=0):
@@ -117,11 +125,12 @@ class HappensBefore:
         return floors
 
     def unordered(self, actors: Numbers, other_column: Numbers, other_lane: Numbers, time: Numbers) -> Mask:
-        """Bool: which accesses, made by others of the actors' clusters at `time`, are not ordered before what the actors do now.
+        """Bool: which accesses, made by others of the actors' clusters at `time`, are not ordered before what the
+        actors do now.
 
-        The actors are threads and warps; the others are given by their column of the clock and their lane. An actor's own earlier
-        accesses are ordered; a lane that is `SEVERAL` differs from every other, itself included. What is known from barriers of the block
-        is `floor`'s matter.
+        The actors are threads and warps; the others are given by their column of the clock and their lane. An actor's
+        own earlier accesses are ordered; a lane that is `SEVERAL` differs from every other, itself included. What is
+        known from barriers of the block is `floor`'s matter.
         """
         warp, lane = self.warp_of[actors], self.lane_of[actors]
         result: Mask = time > self.clock[warp, other_column]

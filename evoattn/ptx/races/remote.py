@@ -20,7 +20,9 @@ class RemoteAccesses:
         self._last: dict[tuple[int, int], tuple[int, Instruction]] = {}  # by target block and column of the clock
 
     def note(self, index: Numbers, kind: str | None, active: ActiveThreads, ins: Instruction) -> None:
-        """Accesses at bytes `index` of shared memory; of no `kind`: others see that they are complete. Raises `MemoryFault`."""
+        """Accesses at bytes `index` of shared memory; of no `kind`: others see that they are complete. Raises
+        `MemoryFault`.
+        """
         target = index // self.stride
         foreign = target != self.threads.block_of[active.index]
         if not foreign.any():

@@ -1,13 +1,14 @@
 """Data races in shared memory, as FastTrack finds them (Flanagan and Freund, PLDI 2009).
 
-Memory is divided into granules of the smallest access that the kernel makes. For each granule the last write and each warp's last read are
-kept, with their times; `happens_before.py` says which times are ordered.
+Memory is divided into granules of the smallest access that the kernel makes. For each granule the last write and each
+warp's last read are kept, with their times; `happens_before.py` says which times are ordered.
 
-A cp.async copy is in flight from its issue until its own thread has waited for it. Any access to its destination meanwhile is a race; from
-then on the copy counts as a write by that thread at that moment. What the asynchronous proxy of sm_90 does is told by `async_proxy.py`, on
-the same tables.
+A cp.async copy is in flight from its issue until its own thread has waited for it. Any access to its destination
+meanwhile is a race; from then on the copy counts as a write by that thread at that moment. What the asynchronous proxy
+of sm_90 does is told by `async_proxy.py`, on the same tables.
 
-Accesses are gathered and checked together at the next synchronization: between two of them no access can be ordered against another's.
+Accesses are gathered and checked together at the next synchronization: between two of them no access can be ordered
+against another's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _LOG_LIMIT = 1 << 22
 
 
 class SharedRaces:
-    """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its pc."""
+    """Watches the shared memory of all blocks of a machine. `found` has a sentence for each racing instruction, by its
+    pc.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,9 @@ class SharedRaces:
         reading_agents: int = 0,
         foreign: int = 0,
     ) -> None:
-        """`granule` is in bytes, a power of two. `agents` has the name of each agent of the asynchronous proxy in a cluster; the first
-        `reading_agents` of them read. `foreign` warps of the grid can be ordered with those of this machine."""
+        """`granule` is in bytes, a power of two. `agents` has the name of each agent of the asynchronous proxy in a
+        cluster; the first `reading_agents` of them read. `foreign` warps of the grid can be ordered with those of this
+        machine."""
         self.threads = threads
         self.found: dict[int, str] = {}
         self.shift = granule.bit_length() - 1
@@ -70,7 +74,9 @@ class SharedRaces:
     def access(
         self, kind: str, index: Numbers, size: int, active: ActiveThreads, ins: Instruction, by_warp: bool
     ) -> None:
-        """`index` (byte of shared memory) of each active thread's access. With `by_warp` the accesses are made for the whole warp."""
+        """`index` (byte of shared memory) of each active thread's access. With `by_warp` the accesses are made for the
+        whole warp.
+        """
         actors: Numbers = self._everyone if active.all else active.index
         if by_warp:
             actors = self.threads.count + self.threads.warp_of[actors]

@@ -27,7 +27,9 @@ POISON = 0xFF
 
 
 class NotConverged(Exception):
-    """A warp-wide instruction met by a part of a warp, `partial` (bool over threads): the scheduler lets that part wait for the rest."""
+    """A warp-wide instruction met by a part of a warp, `partial` (bool over threads): the scheduler lets that part wait
+    for the rest.
+    """
 
     def __init__(self, ins: Instruction, partial: Mask) -> None:
         super().__init__(str(ins))
@@ -48,7 +50,9 @@ class Context(Binder):
         count: bool,
         poison: int = POISON,
     ) -> None:
-        """Races are looked for if `global_races` is given. `poison` is the byte that shared memory holds until it is written."""
+        """Races are looked for if `global_races` is given. `poison` is the byte that shared memory holds until it is
+        written.
+        """
         self.poison = poison
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
         super().__init__(kernel, threads, symbols, parameters)

@@ -1,7 +1,7 @@
 """mbarriers (sm_90): barriers in shared memory that count arrivals and bytes copied, and whose phases others wait for.
 
-Phases alternate in parity; the state that an arrival returns is the number of its phase. A phase ends when all arrivals are made and the
-bytes expected have come. `phase_waits.py` has those who wait.
+Phases alternate in parity; the state that an arrival returns is the number of its phase. A phase ends when all arrivals
+are made and the bytes expected have come. `phase_waits.py` has those who wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ BYTES = 8
 
 @dataclass
 class Mbarrier:
-    """One in the memory of one block. The arrays are `[column]` of `HappensBefore.arrive`; empty where races are not looked for."""
+    """One in the memory of one block. The arrays are `[column]` of `HappensBefore.arrive`; empty where races are not
+    looked for.
+    """
 
     index: int
     """Of its first byte in the machine's shared memory."""
@@ -83,7 +85,9 @@ class Mbarriers:
         del self._barriers[index]
 
     def find(self, index: int, thread: int, ins: Instruction) -> Mbarrier:
-        """The mbarrier at a byte of shared memory, for this thread to use. Raises `AsyncFault` if it is none, or is overwritten."""
+        """The mbarrier at a byte of shared memory, for this thread to use. Raises `AsyncFault` if it is none, or is
+        overwritten.
+        """
         barrier = self._barriers.get(index)
         if barrier is None:
             raise AsyncFault(
@@ -109,19 +113,24 @@ class Mbarriers:
             block = self.threads.block_of[thread] + self.threads.first_block
             races.shared.report(
                 ins,
-                f"{name(thread)} of block {block} uses the mbarrier at byte {barrier.offset} that {name(barrier.maker)} "
+                f"{name(thread)} of block {block} uses the mbarrier at byte {barrier.offset} that "
+                f"{name(barrier.maker)} "
                 "initialised, with no barrier between",
             )
 
     def fence(self, active: ActiveThreads, for_cluster: bool = False) -> None:
-        """The tensor copy engine sees what these threads have initialised; `for_cluster`: other blocks may see it too."""
+        """The tensor copy engine sees what these threads have initialised; `for_cluster`: other blocks may see it
+        too.
+        """
         for barrier in self._barriers.values():
             if active.full_mask[barrier.maker]:
                 barrier.fenced = True
                 barrier.fenced_for_cluster |= for_cluster
 
     def announce(self, active: ActiveThreads) -> None:
-        """These threads arrive at the barrier of their cluster, where others learn of what they have initialised and fenced."""
+        """These threads arrive at the barrier of their cluster, where others learn of what they have initialised and
+        fenced.
+        """
         for barrier in self._barriers.values():
             barrier.announced |= barrier.fenced_for_cluster and bool(active.full_mask[barrier.maker])
 
@@ -143,7 +152,8 @@ class Mbarriers:
     def arrive(
         self, index: Numbers, counts: Numbers, expected_bytes: Numbers, active: ActiveThreads, ins: Instruction
     ) -> list[int]:
-        """One arrival per thread, after its phase expects so many bytes more; returns the numbers of the phases that they arrived at.
+        """One arrival per thread, after its phase expects so many bytes more; returns the numbers of the phases that
+        they arrived at.
 
         Raises `AsyncFault` on more arrivals than a phase counts.
         """
@@ -175,7 +185,8 @@ class Mbarriers:
         barrier.tx_bytes += size
         if barrier.tx_bytes > MAX_COUNT:
             raise AsyncFault(
-                f"The mbarrier at byte {barrier.offset} of shared memory expects {barrier.tx_bytes} bytes, over {MAX_COUNT}, in {ins}."
+                f"The mbarrier at byte {barrier.offset} of shared memory expects {barrier.tx_bytes} bytes, over "
+                f"{MAX_COUNT}, in {ins}."
             )
 
     def complete(self, barrier: Mbarrier, size: int, agent: int, to_cluster: bool = False) -> None:

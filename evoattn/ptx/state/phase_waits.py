@@ -1,6 +1,7 @@
 """Threads that wait for phases of mbarriers.
 
-A thread that waits for a phase which has not ended is parked until it ends, so that loops around `try_wait` do not spin.
+A thread that waits for a phase which has not ended is parked until it ends, so that loops around `try_wait` do not
+spin.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class PhaseWaits:
         return {parked.pc for parked in self._parked}
 
     def wait(self, wait: PhaseWait, active: ActiveThreads, pc: int) -> Mask | None:
-        """Park the threads whose phase has not ended; they go on at `pc`. Returns the mask of the others, None if they are all."""
+        """Park the threads whose phase has not ended; they go on at `pc`. Returns the mask of the others, None if they
+        are all.
+        """
         keys = wait.locate(active) * 2 + (active.select(wait.phase) & wait.phase.dtype.type(1)).astype(np.int64)
         different = keys[:1] if (keys == keys[0]).all() else np.unique(keys)
         passing = np.zeros(self.context.count, np.bool_)
@@ -126,6 +129,7 @@ class PhaseWaits:
             texts.setdefault(
                 (parked.pc, barrier.offset),
                 f"{np.count_nonzero(parked.mask)} threads at {parked.wait.ins} for a phase of the mbarrier at byte "
-                f"{barrier.offset} of shared memory, which lacks {barrier.pending} arrivals and {barrier.tx_bytes} bytes",
+                f"{barrier.offset} of shared memory, which lacks {barrier.pending} arrivals and {barrier.tx_bytes} "
+                "bytes",
             )
         return list(texts.values())

@@ -43,7 +43,9 @@ class Binder:
         return self.threads.count
 
     def register(self, name: str) -> Lanes:
-        """The register's bits, unsigned (bool for a predicate). Raises `UnsupportedInstruction` on an undeclared name."""
+        """The register's bits, unsigned (bool for a predicate). Raises `UnsupportedInstruction` on an undeclared
+        name.
+        """
         array = self._registers.get(name)
         if array is None:
             declared = self.kernel.registers.get(name)
@@ -60,7 +62,9 @@ class Binder:
         return self._scratch[key]
 
     def source(self, operand: str, kind: PtxType) -> Lanes:
-        """An operand to read: a view over threads, or a 0-d array for a constant. A wider register gives its low part."""
+        """An operand to read: a view over threads, or a 0-d array for a constant. A wider register gives its low
+        part.
+        """
         key = (operand, kind)
         found = self._sources.get(key)
         if found is None:
@@ -76,7 +80,9 @@ class Binder:
         return special.astype(kind.dtype) if kind.bits == 64 else self._as(special, kind, operand)
 
     def destination(self, operand: str, kind: PtxType) -> Lanes:
-        """An operand to write: a view over threads, as wide as its register (so that a narrow value is extended on assignment)."""
+        """An operand to write: a view over threads, as wide as its register (so that a narrow value is extended on
+        assignment).
+        """
         if operand == "_":
             return self.scratch(kind.dtype, -1)
         array = self.register(operand)
