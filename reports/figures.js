@@ -7,7 +7,7 @@ const unit = data.measured ? "median, µs per call" : "relative cost (no time)";
 const axis = { fontSize: 11, color: "var(--soft)" };
 // A logarithm has too few round numbers in less than a factor of 4.
 const scaleOf = (low, high) => (high / low > 4 ? "log" : "linear");
-const tickText = d3.format("~g");
+const tickText = d3.format(data.measured ? "~g" : "~s");
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -33,16 +33,18 @@ function drawProgress() {
     improved: p.improved[i] }));
   const best = rows.filter((row) => row.improved);
   if (best.length) best.push({ ...best.at(-1), x: rows.at(-1).x });
+  const outside = !narrow && p.peers.length > 0;
   const inside = (row) => row.value <= p.high && !progress.hidden.has(row.family);
   const options = {
-    width, height: narrow ? 300 : 380, marginLeft: 48, marginRight: 12, marginTop: 22, marginBottom: 38, style: axis,
+    width, height: narrow ? 300 : 380, marginLeft: 48, marginRight: outside ? 140 : 12, marginTop: 22, marginBottom: 38, style: axis,
     x: { label: progress.byTime ? `time since the study was made, ${name}` : "trial", nice: true, labelArrow: "none", labelAnchor: "center" },
     y: { type: scaleOf(p.low, p.high), domain: [p.low, p.high], label: unit, grid: true, tickFormat: tickText, labelArrow: "none" },
     marks: [
       Plot.ruleY(p.peers, { y: "value", stroke: "var(--soft)", strokeDasharray: "4 3" }),
       Plot.dot(rows.filter(inside), { x: "x", y: "value", r: narrow ? 2.5 : 3.2, fill: (row) => colourOf(row.family), fillOpacity: 0.75 }),
       Plot.line(best, { x: "x", y: "value", curve: "step-after", stroke: "var(--text)", strokeWidth: 2 }),
-      Plot.text(p.peers, { y: "value", text: (peer) => `${peer.name} ${valueText(peer.value)}`, frameAnchor: "right", textAnchor: "end", dy: -6,
+      Plot.text(p.peers, { y: "value", text: (peer) => `${peer.name} ${valueText(peer.value)}`, frameAnchor: "right",
+        ...(outside ? { textAnchor: "start", dx: 6 } : { textAnchor: "end", dy: -6 }),
         fill: "var(--text)", stroke: "var(--card)", strokeWidth: 4, paintOrder: "stroke" }),
       Plot.tip(rows.filter(inside), Plot.pointer({ x: "x", y: "value", fill: "var(--card)", stroke: "var(--grey)",
         title: (row) => `trial ${row.trial}, ${row.family}\n${valueText(row.value)}${row.improved ? "\na new best" : ""}` })),
@@ -65,7 +67,7 @@ function progressControls() {
     button.setAttribute("aria-pressed", !progress.hidden.has(family));
     drawProgress();
   }, data.colours[family]));
-  place.replaceChildren(...axes, element("span", { class: "gap" }), ...shown);
+  place.replaceChildren(element("span", { class: "choice" }, ...axes), element("span", { class: "gap" }), ...shown);
 }
 
 // The lineage: each trial a row of the list and a dot in a lane, with a curve to each of its parents, as version control draws commits.

@@ -11,13 +11,14 @@ function drawParallel() {
   const names = Object.keys(sample.values).filter((name) => sample.values[name].length > 1);
   const low = sample.value[0], high = sample.value.at(-1), best = Math.max(1, Math.ceil(sample.value.length / 10));
   const timeAt = high > low ? d3.scaleLog([low, high], [0.04, 0.96]) : () => 0.5;
-  const slot = (index, count, rank) => (index + 0.5 + (((rank * 0.618034) % 1) - 0.5) * 0.5) / count;
+  // Lines of one value lie side by side; the best runs through the middle.
+  const slot = (index, count, rank) => (index + 0.5 + (((rank * 0.618034 + 0.5) % 1) - 0.5) * 0.5) / count;
   const points = sample.trial.flatMap((trial, rank) => [
     ...names.map((name, row) => ({ trial, rank, row, at: slot(sample.columns[name][rank] ?? NaN, sample.values[name].length, rank) })),
     { trial, rank, row: names.length, at: timeAt(sample.value[rank]) },
   ]).filter((point) => Number.isFinite(point.at)).sort((one, other) => other.rank - one.rank);
   const labels = names.flatMap((name, row) => sample.values[name].map((value, i, all) => ({ row, at: (i + 0.5) / all.length, text: value, first: i === sample.columns[name][0] })));
-  labels.push(...[low, high].map((value) => ({ row: names.length, at: timeAt(value), text: valueText(value), first: value === low })));
+  labels.push(...[low, high].map((value) => ({ row: names.length, at: timeAt(value), text: valueText(value), first: value === low, anchor: value === low ? "start" : "end" })));
   const colour = colourOf(shownFamily.name), rankIs = (test) => points.filter((point) => test(point.rank));
   const line = (rows, options) => Plot.line(rows, { x: "at", y: "row", z: "trial", curve: "bump-y", ...options });
   place.replaceChildren(Plot.plot({
@@ -30,8 +31,8 @@ function drawParallel() {
       line(rankIs((rank) => rank === 0), { stroke: "var(--text)", strokeWidth: 3 }),
       Plot.text([...names, data.measured ? "time" : "relative cost"], { x: 0, y: (_, i) => i, text: (d) => d, textAnchor: "start", dy: -12, fontFamily: "ui-monospace, monospace",
         fontWeight: 600, fill: "var(--text)", stroke: "var(--card)", strokeWidth: 4 }),
-      ...["first", "other"].map((kind) => Plot.text(labels.filter((label) => label.first === (kind === "first")), { x: "at", y: "row", text: "text", dy: 11,
-        fontWeight: kind === "first" ? 700 : 400, fill: kind === "first" ? "var(--text)" : "var(--soft)", stroke: "var(--card)", strokeWidth: 4, fontSize: width < 600 ? 10 : 11 })),
+      ...d3.cross([true, false], ["start", "middle", "end"]).map(([first, anchor]) => Plot.text(labels.filter((label) => label.first === first && (label.anchor ?? "middle") === anchor), { x: "at", y: "row", text: "text", dy: 11, textAnchor: anchor,
+        fontWeight: first ? 700 : 400, fill: first ? "var(--text)" : "var(--soft)", stroke: "var(--card)", strokeWidth: 4, fontSize: width < 600 ? 10 : 11 })),
     ],
   }));
 }
@@ -40,7 +41,7 @@ function slice(parameter, colour, width, low, high) {
   const count = parameter.rows.length;
   const plot = Plot.plot({
     width, height: count * 20 + 26, marginLeft: 84, marginRight: 34, marginTop: 2, marginBottom: 24, style: axis,
-    x: { type: scaleOf(low, high), domain: [low, high], ticks: 4, tickFormat: tickText, label: null, grid: true },
+    x: { type: scaleOf(low, high), domain: [low, high], ticks: width < 300 ? 3 : 4, tickFormat: tickText, label: null, grid: true },
     y: { type: "band", domain: parameter.rows.map((row) => row.value), label: null, tickSize: 0 },
     marks: [
       Plot.ruleY(parameter.rows, { y: "value", x1: "best", x2: (row) => Math.min(row.median, high), stroke: colour, strokeOpacity: 0.45, strokeWidth: 4 }),
@@ -77,5 +78,6 @@ function familyControls() {
     drawParallel();
     drawSlices();
   }, data.colours[family]));
+  place.classList.add("choice");
   place.replaceChildren(...buttons);
 }

@@ -73,7 +73,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         },
         winner=make_winner(storage, study, leader, rows[0], peers, ratios) if leader else None,
         leaderboard=rows,
-        best_of_families=tuple(row(n, trial) for n, trial in enumerate(_best_of_families(ranked, results), 1)),
+        best_of_families=tuple(row(n, trial) for n, trial in enumerate(_best_of_families(storage, ranked, results), 1)),
         right_by_family={family: len(found) for family, found in results.items()},
         baselines=() if study.offline else _baselines(peers, storage.refusals(study), problem),
         failures=group_failures(storage.failures(study, MAX_REASONS)),
@@ -98,9 +98,13 @@ def _spec(study: Study) -> GpuSpec | None:
         return None
 
 
-def _best_of_families(ranked: Sequence[Trial], results: Results) -> list[Trial]:
+def _best_of_families(storage: Storage, ranked: Sequence[Trial], results: Results) -> list[Trial]:
     """The best trial of each family, best first; a finalist stands before a time that was taken alone."""
-    best = {family: found[0][0] for family, found in results.items()}
+    leaders = {trial.family for trial in ranked}
+    best = {  # read again: `iter_trials` leaves the compiler's report out
+        family: found[0][0] if family in leaders else storage.trial(found[0][0].number)
+        for family, found in results.items()
+    }
     place = {trial.number: n for n, trial in enumerate(ranked)}
     for trial in reversed(ranked):
         if trial.family in best:

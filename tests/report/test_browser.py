@@ -6,7 +6,9 @@ import json
 import shutil
 
 import pytest
+from report_studies import add, make_study
 
+from evoattn.model.records import TrialState
 from evoattn.report import render_html, summarise
 
 pytestmark = pytest.mark.browser
@@ -34,14 +36,23 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def pages(timed, tmp_path_factory):
-    """Files by kind of study."""
+def summaries(timed):
+    """By kind of study."""
     storage, study = timed
+    estimated, empty = make_study(storage, offline=True, name="estimated"), make_study(storage, name="empty")
+    for n in range(40):
+        add(storage, estimated, TrialState.ESTIMATED, cost=1e5 + n, operator="random", A=n % 4, B=n % 2, C="one")
+    studies = {"measured": study, "estimated": estimated, "empty": empty}
+    return {kind: summarise(storage, study) for kind, study in studies.items()}
+
+
+@pytest.fixture(scope="module")
+def pages(summaries, tmp_path_factory):
+    """Files by kind of study."""
     folder = tmp_path_factory.mktemp("pages")
-    summary = summarise(storage, study)
-    page = folder / "measured.html"
-    page.write_text(render_html(summary, count=lambda source, arch: COUNTS))
-    return {"measured": page, "winner": summary.winner}
+    for kind, summary in summaries.items():
+        (folder / f"{kind}.html").write_text(render_html(summary, count=lambda source, arch: COUNTS))
+    return {kind: folder / f"{kind}.html" for kind in summaries}
 
 
 def show(browser, path, width, scheme):
@@ -92,7 +103,15 @@ def test_nothing_covers_a_button(browser, pages, width):
     assert covered == []
 
 
-def test_copying_and_sorting(browser, pages):
+@pytest.mark.parametrize("width", HEIGHTS)
+@pytest.mark.parametrize("kind", ("estimated", "empty"))
+def test_pages_with_less_to_say_load_clean_too(browser, pages, kind, width):
+    show(browser, pages[kind], width, "light")
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_copying_and_sorting(browser, pages, summaries):
     show(browser, pages["measured"], 1280, "light")
     browser.execute_script("""
         window.copied = [];
@@ -100,7 +119,7 @@ def test_copying_and_sorting(browser, pages):
     for selector in ("[data-copy]", "details#source summary", "[data-copy-from]"):
         browser.execute_script("document.querySelector(arguments[0]).click()", selector)
     config, source = browser.execute_script("return copied")
-    winner = pages["winner"]
+    winner = summaries["measured"].winner
     assert config.split(" \\\n  ") == [
         f"--family {winner.row.family}",
         *(f"--set {name}={value}" for name, value in winner.settings.items()),
