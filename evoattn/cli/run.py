@@ -91,8 +91,8 @@ def _search(prepared: PreparedSearch, console: Console, tools: Tools | None) -> 
     print_text(
         console,
         f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s, "
-        f"{progress.candidates_per_second:.2f} per second, after {progress.starting_seconds:.1f} s of starting workers"
-        + (f"; the GPU worker was busy {progress.busy_share:.0%} of the time." if wanted.device else "."),
+        f"{progress.candidates_per_second:.2f} per second; {progress.starting_seconds:.1f} s to start"
+        + (f"; GPU worker busy {progress.busy_share:.0%} of the time." if wanted.device else "."),
     )
     if ended == "budget spent" and not progress.measured:
         print_text(

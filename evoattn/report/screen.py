@@ -28,6 +28,7 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
     """Print the best kernel, its config, how sure it is, where it is kept, and the commands that come next."""
     winner = summary.winner
     width = min(console.width, WIDEST)
+    print_text(console, f"{summary.problem_text}, on {summary.gpu}")
     if winner is None:
         print_text(console, f"No candidate is right yet: {_counts(summary)}.")
         _print_place(summary, console, kept)
@@ -70,8 +71,8 @@ def _print_best(summary: StudySummary, winner: Winner, console: Console) -> None
         )
         return
     rate = "" if row.tflops is None else f", {number(row.tflops, 1)} TFLOP/s"
-    share = "" if row.peak_share is None else f" ({row.peak_share:.0%} of the peak)"
-    print_text(console, f"{best}, {number(row.median_us, 2)} µs per call{rate}{share}", "bold")
+    share = "" if row.peak_share is None else f" ({row.peak_share:.0%} of peak)"
+    print_text(console, f"{best}, {number(row.median_us, 2)} µs{rate}{share}", "bold")
     print_text(console, _against_peer(winner.peer), indent="  ")
     print_text(console, _sureness(summary, winner), indent="  ")
     if winner.origin and (text := _gain(winner.origin, measured=True)):
@@ -92,7 +93,7 @@ def _sureness(summary: StudySummary, winner: Winner) -> str:
         rivals = ", ".join(map(str, winner.tied_with))
         return f"A tie with trial{'s' * (len(winner.tied_with) > 1)} {rivals}: the final does not tell them apart."
     if summary.final:
-        return "No tie: it is ahead of every other finalist (sign test over the final's rounds, 95 %)."
+        return "No tie: it is ahead of every other finalist (sign test, 95 %)."
     return "How sure: not known, as no final compared it with others."
 
 
@@ -109,7 +110,7 @@ def _counts(summary: StudySummary) -> str:
 
 
 def _print_place(summary: StudySummary, console: Console, kept: Kept) -> None:
-    trial = f"Kept as trial {summary.winner.row.trial}" if summary.winner else "Kept"
+    trial = f"trial {summary.winner.row.trial} of " if summary.winner else ""
     print_lines(console, [""])
-    print_text(console, f"{trial} of study {summary.study} ({summary.problem_text}, on {summary.gpu})")
+    print_text(console, f"Kept: {trial}study {summary.study}")
     print_text(console, f"in {kept.database}", indent="  ")

@@ -87,8 +87,12 @@ def test_the_help_of_search_shows_the_whole_syntax_of_a_shape_at_80_columns():
 
 @pytest.mark.parametrize("command", ["", "search", "report", "try", "families", "export"])
 def test_no_help_is_wider_than_the_terminal_or_cut_off(command):
-    lines = run(*command.split(), "--help").stdout.splitlines()
-    assert lines and all(len(line) <= WIDTH and "…" not in line and not line.endswith("...") for line in lines)
+    usage, *lines = run(*command.split(), "--help").stdout.splitlines()
+    assert (
+        usage.startswith("Usage: evoattn")
+        and lines
+        and all(len(line) <= WIDTH and "…" not in line and not line.endswith("...") for line in lines)
+    )
 
 
 def test_version_and_completion():
