@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -105,6 +106,27 @@ def test_misbehaving_workers_cost_their_candidates_only(storage):
     assert best.timing.protocol["stage"] == "final"
     assert best.timing.median_us == min(t.timing.median_us for t in storage.iter_trials(study) if t.timing)
     assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
+    assert progress.best.number == best.number and progress.best_value == best.timing.median_us
+    assert progress.peers == {"flash": 30.0} and progress.ratio == best.timing.median_us / 30.0
+    seconds, values = zip(*progress.improvements, strict=True)
+    assert list(seconds) == sorted(seconds) and list(values) == sorted(values, reverse=True)
+    assert values[-1] == best.timing.median_us and 0 < progress.since_improvement <= progress.seconds
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_what_renders_and_launches_alike_is_evaluated_once(storage, offline):
+    """BLOCK_M stays the same, so that all configs launch alike; the renderer makes one source of them."""
+    tools = replace(puppets(), render=lambda *words: replace(render(*words), source="one and the same"))
+    space = space_of(WARPS="4", STAGES="1", KEY_WARPS="1", BLOCK_M="64", BLOCK_N="64")
+    running = make_search(storage, space, tools, jobs=2, offline=offline)
+    running.run(Budget(trials=6))
+    trials = list(storage.iter_trials(running.study))
+    launches = {FAMILIES["flash_mma"].launches(PROBLEM, KernelConfig(t.family, t.config), GPU) for t in trials}
+    right = [t for t in trials if t.state in (TrialState.ESTIMATED, TrialState.COMPLETE)]
+    doubles = [t for t in trials if t.state is TrialState.DUPLICATE]
+    assert len(right) == len(launches) and len(doubles) == 6 - len(right) > 0
+    ways = {t.reason.split(" as ")[1] for t in doubles}
+    assert ways <= {f"{n} does." for n in ("a candidate still on its way", *(f"trial {t.number}" for t in right))}
 
 
 def test_a_small_budget_counts_from_when_the_workers_are_up(storage):

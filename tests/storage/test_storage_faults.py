@@ -174,3 +174,13 @@ def test_a_read_only_database_serves_reading_and_refuses_writing(busy):
     finally:
         folder.chmod(0o755)
         shutil.rmtree(folder)
+
+
+def test_a_trial_outlives_a_power_cut(tmp_path):
+    """SQLite syncs at each commit (2 is FULL) of a write-ahead log, and holds rows to their foreign keys."""
+    url = database.parse_url(str(tmp_path / "db.sqlite"))
+    with database.connect(url).connect() as connection:
+        found = [
+            connection.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("synchronous", "journal_mode", "foreign_keys")
+        ]
+    assert found == [2, "wal", 1]

@@ -1,0 +1,45 @@
+"""The queue of the device and the table of what was seen."""
+
+from evoattn.evaluation.tasks import Compiled
+from evoattn.families.registry import FAMILIES
+from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Proposal
+from evoattn.model.space import KernelConfig
+from evoattn.search.candidates import Pending, Ready, Seen
+
+KERNEL = CompiledKernel(b"", "", CompileInfo())
+
+
+def pending(name: str) -> Pending:
+    family = FAMILIES["flash_mma"]
+    candidate = Candidate(family.name, {}, name, name, "sm_90a")
+    return Pending(Proposal(family.name, {}), family, KernelConfig(family.name, {}), candidate, (name, ()))
+
+
+def names(ready: Ready) -> list[str]:
+    return [ready.take().candidate.source for _ in range(len(ready))]
+
+
+def test_the_most_promising_comes_first_and_equals_in_their_order():
+    ready = Ready()
+    for name, cost in (("slow", 9.0), ("fast", 1.0), ("first equal", 5.0), ("second equal", 5.0), ("unknown", None)):
+        ready.add(pending(name), Compiled(KERNEL, None, cost))
+    assert names(ready) == ["unknown", "fast", "first equal", "second equal", "slow"]
+
+
+def test_a_second_evaluation_goes_before_all_others_and_keeps_what_the_compile_found():
+    ready = Ready()
+    ready.add(pending("doubtful"), Compiled(KERNEL, None, 7.0))
+    doubtful = ready.take()
+    assert doubtful.kernel is KERNEL and doubtful.relative_cost == 7.0 and not doubtful.again
+    ready.add(pending("unknown"), Compiled(KERNEL, None, None))
+    ready.add_again(doubtful)
+    again = ready.take()
+    assert again.again and again.candidate.source == "doubtful" and again.kernel is KERNEL and len(ready) == 1
+
+
+def test_a_behaviour_is_new_once():
+    seen = Seen()
+    assert seen.earlier(("a", ())) is None and len(seen) == 1
+    assert seen.earlier(("a", ())) == "a candidate still on its way"
+    seen.recorded(("a", ()), 7)
+    assert seen.earlier(("a", ())) == "trial 7" and seen.earlier(("b", ())) is None
