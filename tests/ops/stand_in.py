@@ -1,0 +1,33 @@
+"""A rule in place of the portfolio, for device tests that must not depend on one: the first starting config that can
+serve the problem.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from fake_device import Pick
+
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+
+ORDER = ("split_kv", "flash_wgmma", "flash_mma", "large_head_mma", "large_head", "flash_scalar")
+FEW_QUERIES = 8
+"""Up to so many, splitting the keys comes first."""
+
+load = cache(load_space)
+
+
+def stand_in(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
+    for name in ORDER if problem.seqlen_q <= FEW_QUERIES else (*ORDER[1:], ORDER[0]):
+        family = FAMILIES[name]
+        if family.why_unsupported(problem, gpu):
+            continue
+        named = load(name, gpu).starting_configs(problem)
+        all_of_them = [load(name, gpu).make_config(row["config"]) for row in load(name, gpu).starting]
+        for config in (*named, *all_of_them):
+            if not family.why_invalid(problem, config, gpu):
+                return Pick(name, config, "the first starting config that can serve it")
+    return None
