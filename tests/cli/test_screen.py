@@ -1,4 +1,4 @@
-"""The last screen of a search, and the report: at most 24 lines of 80 columns, no word broken, everything that comes next."""
+"""The last screen of a search, and the report: at most 24 lines of 80 columns, no word broken, what comes next."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_the_best_of_a_problem_is_the_best_of_all_its_studies(db):
     assert best(db, SHAPE, "h100") == faster, "an estimate is never better than a time"
     with pytest.raises(UnknownRecord, match="--gpu h100 or --gpu l4"):
         best(db, SHAPE)
-    with pytest.raises(UnknownRecord, match="No right trial of B=1 .* on a100 .*evoattn studies"):
+    with pytest.raises(UnknownRecord, match=r"No right trial of B=1 .* on a100 .*evoattn studies"):
         best(db, SHAPE, "a100")
     with pytest.raises(UnknownRecord, match="No right trial"):
         best(db, SHAPE + ",lse=1")
