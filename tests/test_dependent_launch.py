@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from evoattn.backends import dependent_launch
 from evoattn.backends.base import LaunchError
 from evoattn.backends.dependent_launch import DependentLaunch, LaunchAttribute, LaunchConfig
 from evoattn.model.launch import KernelLaunch
@@ -33,7 +32,7 @@ def test_layout():
     assert ctypes.sizeof(LaunchAttribute) == 72 and (LaunchAttribute.id.offset, LaunchAttribute.value.offset) == (0, 8)
 
 
-def test_what_the_driver_reads(monkeypatch):
+def test_what_the_driver_reads():
     seen = []
 
     def launch(config, function, parameters, extra):
@@ -46,9 +45,10 @@ def test_what_the_driver_reads(monkeypatch):
         )
         return 0
 
-    monkeypatch.setattr(dependent_launch, "_launcher", lambda: launch)
     tensor_map = np.frombuffer(bytes(range(128)), dtype=np.dtype((np.void, 128))).copy()
-    enqueue = DependentLaunch(SimpleNamespace(ptr=0x1234), LAUNCH, (np.uint64(1 << 40), np.float32(0.5), tensor_map))
+    enqueue = DependentLaunch(
+        SimpleNamespace(ptr=0x1234), LAUNCH, (np.uint64(1 << 40), np.float32(0.5), tensor_map), launch
+    )
     del tensor_map  # the launch keeps what it points to
     enqueue(77)
     enqueue(78)
@@ -56,7 +56,6 @@ def test_what_the_driver_reads(monkeypatch):
     assert seen == [([3, 4, 5], [128, 2, 1], 70000, stream, 1, (6, 1), 0x1234, arguments, None) for stream in (77, 78)]
 
 
-def test_a_refusal_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(dependent_launch, "_launcher", lambda: lambda *_: 1)
+def test_a_refusal_is_a_sentence():
     with pytest.raises(LaunchError, match=r"^The launch of values failed \(CUDA error 1\)\.$"):
-        DependentLaunch(SimpleNamespace(ptr=0), LAUNCH, ())(0)
+        DependentLaunch(SimpleNamespace(ptr=0), LAUNCH, (), lambda *_: 1)(0)

@@ -9,7 +9,8 @@ import torch
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
-from evoattn.correctness.validate import check, make_case
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
 from evoattn.families.built import BuiltKernel

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
-from evoattn.correctness.validate import judge
+from evoattn.correctness.judge import judge
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 

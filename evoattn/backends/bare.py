@@ -22,7 +22,7 @@ class _Allocation:
         )
 
     def data_ptr(self) -> int:
-        return self._address
+        return int(self._address)
 
 
 def run_bare(compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], contents: dict[str, np.ndarray]) -> None:

@@ -28,6 +28,14 @@ def require_order_of_calls(launches: tuple[KernelLaunch, ...]) -> None:
         )
 
 
+class DeviceBuffer(Protocol):
+    """Memory on a device; a torch tensor is one."""
+
+    def data_ptr(self) -> int:
+        """Its address."""
+        ...
+
+
 class Backend(Protocol):
     """Runs kernels. A backend belongs to one process."""
 

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -27,7 +27,7 @@ class CompileError(RuntimeError):
         super().__init__(message)
         self.log = log
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
         return CompileError, (str(self), self.log)
 
 
@@ -54,7 +54,7 @@ def version() -> str:
     return "NVRTC {}.{}".format(*nvrtc.getVersion())
 
 
-def parse_log(log: str) -> dict[str, object]:
+def parse_log(log: str) -> CompileInfo:
     """Registers, spills, stack, static shared memory and warnings out of a ptxas `-v` log; the most over its
     kernels.
     """
@@ -62,14 +62,14 @@ def parse_log(log: str) -> dict[str, object]:
     def most(pattern: str) -> int:
         return max((int(n) for n in re.findall(pattern, log)), default=0)
 
-    return {
-        "registers": most(r"Used (\d+) registers"),
-        "spill_store_bytes": most(r"(\d+) bytes spill stores"),
-        "spill_load_bytes": most(r"(\d+) bytes spill loads"),
-        "stack_bytes": most(r"(\d+) bytes stack frame"),
-        "static_smem_bytes": most(r"(\d+) bytes smem"),
-        "warnings": tuple(sorted(set(re.findall(r"\bC75\d\d\b", log)))),
-    }
+    return CompileInfo(
+        registers=most(r"Used (\d+) registers"),
+        spill_store_bytes=most(r"(\d+) bytes spill stores"),
+        spill_load_bytes=most(r"(\d+) bytes spill loads"),
+        stack_bytes=most(r"(\d+) bytes stack frame"),
+        static_smem_bytes=most(r"(\d+) bytes smem"),
+        warnings=tuple(sorted(set(re.findall(r"\bC75\d\d\b", log)))),
+    )
 
 
 def first_error(log: str) -> str:
@@ -101,8 +101,8 @@ def compile_source(source: str, arch: str, name: str = "kernel.cu") -> CompiledK
     finally:
         nvrtc.destroyProgram(program)
     ptx_text = ptx.decode() if isinstance(ptx, bytes) else ptx
-    info = CompileInfo(
-        **parse_log(log),
+    info = replace(
+        parse_log(log),
         seconds=time.perf_counter() - started,
         compiler=version(),
         options=tuple(o for o in options if not o.startswith("-I")),

@@ -5,25 +5,29 @@ context.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import cupy
 import numpy as np
 import torch
 
 from evoattn.backends import tensor_map
-from evoattn.backends.base import ContextLost, LaunchError, require_order_of_calls
+from evoattn.backends.base import ContextLost, DeviceBuffer, LaunchError, require_order_of_calls
 from evoattn.backends.dependent_launch import DependentLaunch
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, TensorMap
 from evoattn.model.records import CompiledKernel
 
-SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+SCALAR_TYPES: dict[str, Callable[[int | float], np.generic]] = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "float32": np.float32,
+}
 MODULES_KEPT = 32
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
 
 
-def _argument(argument: KernelArg, buffers: dict[str, torch.Tensor]) -> np.generic | np.ndarray:
+def _argument(argument: KernelArg, buffers: Mapping[str, DeviceBuffer]) -> np.generic | np.ndarray:
     """A kernel argument as CuPy passes it by value. Raises `LaunchError` where a tensor map is refused."""
     if isinstance(argument, Buffer):
         return np.uint64(buffers[argument.name].data_ptr())
@@ -73,7 +77,7 @@ class CudaBackend:
         self,
         compiled: CompiledKernel,
         launches: tuple[KernelLaunch, ...],
-        buffers: dict[str, torch.Tensor],
+        buffers: Mapping[str, DeviceBuffer],
     ) -> Callable[[], None]:
         """A call that enqueues `launches` on torch's current stream, once each, with nothing left to set up: safe to
         capture in a graph.
@@ -83,7 +87,7 @@ class CudaBackend:
         require_order_of_calls(launches)
         try:
             module = self._module(compiled.cubin)
-            steps = []
+            steps: list[Callable[[int], None]] = []
             for launch in launches:
                 function = module.get_function(launch.kernel)
                 if launch.smem_bytes > STATIC_SMEM_LIMIT:
@@ -109,7 +113,7 @@ class CudaBackend:
         return enqueue
 
     def run(
-        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, DeviceBuffer]
     ) -> tuple[str, ...]:
         """See `Backend.run`. The device shows no faults of its own. Raises `ContextLost` when the context is lost."""
         enqueue = self.prepare(compiled, launches, buffers)

@@ -5,6 +5,7 @@ launch attributes.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -13,6 +14,8 @@ import numpy as np
 from evoattn.backends.base import LaunchError
 from evoattn.model.launch import KernelLaunch
 
+Call = Callable[..., int]
+"""cuLaunchKernelEx: (config, function, arguments, extra) → CUresult."""
 # cuda.h of CUDA 13.0: CUlaunchAttributeID, CUlaunchAttribute and CUlaunchConfig, laid out as C does on a 64-bit
 # machine.
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -49,7 +52,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 @cache
-def _launcher() -> ctypes._CFuncPtr:
+def _launcher() -> Call:
     """cuLaunchKernelEx of the driver. Raises `LaunchError` if it is too old to have one."""
     try:
         function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
@@ -62,7 +65,8 @@ def _launcher() -> ctypes._CFuncPtr:
         ctypes.POINTER(ctypes.c_void_p),
     )
     function.restype = ctypes.c_int
-    return function
+    call: Call = function
+    return call
 
 
 class LoadedFunction(Protocol):
@@ -80,10 +84,14 @@ class DependentLaunch:
     """
 
     def __init__(
-        self, function: LoadedFunction, launch: KernelLaunch, arguments: tuple[np.generic | np.ndarray, ...]
+        self,
+        function: LoadedFunction,
+        launch: KernelLaunch,
+        arguments: tuple[np.generic | np.ndarray, ...],
+        call: Call | None = None,
     ) -> None:
         """`arguments` are passed by value, each of one item. Raises `LaunchError` if the driver is too old."""
-        self._call, self._function, self._kernel = _launcher(), function, launch.kernel
+        self._call, self._function, self._kernel = call or _launcher(), function, launch.kernel
         self._values = [np.array(a) for a in arguments]
         self._pointers = (ctypes.c_void_p * len(self._values))(*(value.ctypes.data for value in self._values))
         self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -12,7 +12,11 @@ from evoattn.backends.base import LaunchError, require_order_of_calls
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.records import CompiledKernel
 
-_SCALAR_TYPES = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+_SCALAR_TYPES: dict[str, Callable[[int | float], np.generic]] = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "float32": np.float32,
+}
 
 
 class NotInterpreted(RuntimeError):

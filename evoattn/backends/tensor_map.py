@@ -5,6 +5,7 @@ already.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -20,14 +21,15 @@ L2_PROMOTION_128_BYTES = 2
 
 
 @cache
-def _encoder() -> ctypes._CFuncPtr:
+def _encoder() -> Callable[..., int]:
     """cuTensorMapEncodeTiled of the driver. Raises `LaunchError` if it is too old to have one."""
     try:
         function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     except (OSError, AttributeError) as error:
         raise LaunchError(f"The driver has no tensor maps: {error}.") from None
     function.restype = ctypes.c_int
-    return function
+    encode: Callable[..., int] = function
+    return encode
 
 
 def encode(tensor_map: TensorMap, address: int) -> np.ndarray:

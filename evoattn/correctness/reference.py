@@ -157,10 +157,10 @@ FP32_RELATIVE = 1e-5
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
     """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the
     interpreter's check does."""
-    dtype = torch_dtype(problem)
+    dtype, (q, k, v) = torch_dtype(problem), (tensors[name] for name in "qkv")
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
-    exact = exact_attention(problem, *(tensors[t] for t in "qkv"), exact_dtype)
-    low = exact_attention(problem, *(tensors[t] for t in "qkv"), dtype)
+    exact = exact_attention(problem, q, k, v, exact_dtype)
+    low = exact_attention(problem, q, k, v, dtype)
     rounded = exact.to(dtype)
     nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact

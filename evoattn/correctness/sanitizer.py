@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from evoattn.correctness import reference
-from evoattn.correctness.validate import device_cases, output_layouts
+from evoattn.correctness.cases import device_cases
+from evoattn.correctness.validate import output_layouts
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec

@@ -10,7 +10,8 @@ import torch
 
 from evoattn.backends.base import Backend, ContextLost, LaunchError
 from evoattn.correctness.arena import Arena, Vault
-from evoattn.correctness.validate import OUTSIDE, check, device_cases, make_arena, make_case, run_case
+from evoattn.correctness.cases import device_cases, make_case
+from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
 from evoattn.evaluation.tasks import DeviceTask, Evaluate, HoldFinal
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec

@@ -11,7 +11,8 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.validate import check, interpreter_cases, make_case
+from evoattn.correctness.cases import interpreter_cases, make_case
+from evoattn.correctness.validate import check
 from evoattn.evaluation import cost_model
 from evoattn.evaluation.tasks import Compile, Compiled
 from evoattn.families.built import BuiltKernel

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from evoattn.backends.base import LaunchError
-from evoattn.correctness.validate import check, device_cases, make_case
+from evoattn.correctness.cases import device_cases, make_case
+from evoattn.correctness.validate import check
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec

@@ -10,8 +10,9 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
+from evoattn.correctness.cases import interpreter_cases, make_case
 from evoattn.correctness.first_wrong import first_wrong
-from evoattn.correctness.validate import interpreter_cases, make_case, run_case
+from evoattn.correctness.validate import run_case
 from evoattn.evaluation import cost_model
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel

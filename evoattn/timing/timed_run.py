@@ -9,7 +9,9 @@ import torch
 
 from evoattn.backends.base import Backend
 from evoattn.correctness.arena import POISON_BYTE, Arena
-from evoattn.correctness.validate import OUTSIDE, Case, different, dirty_sentence, judge
+from evoattn.correctness.cases import Case
+from evoattn.correctness.judge import different, dirty_sentence, judge
+from evoattn.correctness.validate import OUTSIDE
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem

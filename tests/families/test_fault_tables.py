@@ -16,7 +16,8 @@ import test_flash_wgmma
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check, make_case
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS

@@ -4,7 +4,8 @@ import pytest
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check, make_case
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_scalar import FlashScalar
 from evoattn.families.render import render

@@ -12,7 +12,8 @@ from test_flash_wgmma import FAMILY, config
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check, make_case
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wgmma.family import grid
 from evoattn.families.flash_wgmma.registers import registers_at_launch

@@ -10,7 +10,8 @@ import pytest
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.validate import check, make_case
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.split_kv import SplitKv

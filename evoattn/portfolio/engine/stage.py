@@ -10,8 +10,9 @@ from statistics import median
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.reference import TORCH_DTYPES
-from evoattn.correctness.validate import Case, make_case, run_case
+from evoattn.correctness.validate import run_case
 from evoattn.evaluation.process import Handler
 from evoattn.families.base import starts_zeroed
 from evoattn.families.built import BuiltKernel

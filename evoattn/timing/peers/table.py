@@ -12,8 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import Answer
-from evoattn.correctness.validate import judge_o
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.peers import fa3

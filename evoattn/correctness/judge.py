@@ -1,0 +1,94 @@
+"""Is an output right, and are two outputs the same? Each answer is one sentence, empty where nothing is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from evoattn.correctness.arena import UNWRITTEN, bits
+from evoattn.correctness.reference import Answer
+
+Outputs = dict[str, torch.Tensor]
+"""`o` and, where the problem asks for it, `lse`, in their logical shapes."""
+
+
+def dirty_sentence(zeroed: tuple[str, ...], counts: list[int]) -> str:
+    """Which of the scratch buffers `zeroed` the next launch would not find so, by their bytes that are not zero; empty
+    if none.
+    """
+    name = next((name for name, count in zip(zeroed, counts, strict=True) if count), "")
+    return name and f"the kernel did not leave zeros in {name}, where its next launch expects them."
+
+
+def different(one: Outputs, other: Outputs) -> int:
+    """Elements of the outputs of two runs that are not the same bits; waits for the device."""
+    return int(sum((bits(one[name]) != bits(other[name])).sum() for name in one))
+
+
+def why_different(first: Outputs, other_bands: Outputs, third: Outputs, fourth: Outputs) -> str:
+    """Two further runs tell nondeterminism from out-of-bounds reads: a sentence.
+
+    `first` and `other_bands` differ. They ran on the same inputs with other bytes in the guard bands; `third` and
+    `fourth` ran with the bytes of `first`.
+    """
+    count = different(first, other_bands)
+    if not different(first, third) and not different(first, fourth):
+        return f"{count} outputs change with the bytes outside the buffers: the kernel reads out of bounds."
+    if not all(different(other_bands, later) for later in (third, fourth)):
+        return (
+            f"{count} outputs are not the same in every launch on the same inputs: the kernel remembers its launches."
+        )
+    return f"two runs on the same inputs differ in {count} outputs: a race, or a kernel that remembers its launches."
+
+
+def judge(outputs: Outputs, answer: Answer) -> tuple[str, float]:
+    """(what is wrong with the outputs, an empty string if nothing; the largest error of `o`)."""
+    reason, largest = judge_o(outputs["o"], answer)
+    if not reason and answer.lse is not None:
+        reason = _judge_lse(outputs["lse"], answer.lse, answer.allowed_lse)
+    return reason, largest
+
+
+def judge_o(out: torch.Tensor, answer: Answer) -> tuple[str, float]:
+    """As `judge`, of O alone: all that a peer gives."""
+    difference = out.to(answer.exact.dtype) - answer.exact
+    missing, nan, largest, rms = torch.stack(
+        [
+            (bits(out) == UNWRITTEN).sum().double(),
+            torch.isnan(out).sum().double(),
+            difference.abs().max().double(),
+            difference.double().square().mean().sqrt(),
+        ]
+    ).tolist()
+    if missing:
+        return f"{missing:.0f} of {out.numel()} outputs were never written.", largest
+    if nan:
+        return f"{nan:.0f} of {out.numel()} outputs are NaN.", largest
+    if not largest <= answer.allowed_error:
+        return f"the largest error is {largest:.2e}, allowed are {answer.allowed_error:.2e}.", largest
+    if not rms <= answer.allowed_rms:
+        return f"the root-mean-square error is {rms:.2e}, allowed are {answer.allowed_rms:.2e}.", largest
+    return "", largest
+
+
+def _judge_lse(lse: torch.Tensor, exact: torch.Tensor, allowed: float) -> str:
+    """As `judge`, for the log-sum-exp: -inf exactly where no key is seen, elsewhere at most `allowed` off."""
+    unseen = exact == -math.inf
+    missing, nan, misplaced, error = torch.stack(
+        [
+            (bits(lse) == UNWRITTEN).sum().double(),
+            torch.isnan(lse).sum().double(),
+            ((lse == -math.inf) != unseen).sum().double(),
+            (lse.double() - exact).masked_fill(unseen, 0).abs().max(),
+        ]
+    ).tolist()
+    if missing:
+        return f"{missing:.0f} of {lse.numel()} log-sum-exps were never written."
+    if nan:
+        return f"{nan:.0f} of {lse.numel()} log-sum-exps are NaN."
+    if misplaced:
+        return "the log-sum-exp must be -inf for a query that sees no key, and for no other."
+    if not error <= allowed:
+        return f"the largest error of a log-sum-exp is {error:.2e}, allowed are {allowed:.2e}."
+    return ""
