@@ -248,6 +248,7 @@ def test_configs_travel_and_are_checked(storage, tmp_path):
             read_configs(path, PROBLEM, "sm_90a")
 
 
+@pytest.mark.slow
 def test_without_a_device_it_is_one_sentence():
     with pytest.raises(GpuError, match="no CUDA device"):
         run_bench(["seed_h100"], "auto", [], None, 4, 1, Console(), devices=[])

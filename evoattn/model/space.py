@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, 
             raise TypeError(f"the starting config {str(row)[:60]!r} is not of the form {{when: {{…}}, config: {{…}}}}")
 
 
+@cache
 def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> SearchSpace:
     """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones, and starting
     configs with `when: {arch: […]}` are for those only.

@@ -135,6 +135,7 @@ def test_refusals_know_the_problem(p, genes, word):
     assert reason is None if word is None else word in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "head_dim", "which"), [(L4, 32, 0), (H100, 64, 1), (L4, 128, 0), (H100, 256, 1)])
 def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     p = problem(head_dim=head_dim)
@@ -144,6 +145,7 @@ def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)  # the kernel's own sum: its static_assert
 
 
+@pytest.mark.slow
 def test_shared_memory_of_python_is_that_of_cuda():
     """The static_assert of the kernel over draws of all genes that it depends on; the kernels themselves are left out."""
     draw = random.Random(0)

@@ -242,6 +242,7 @@ def test_wgmma_text_counts_its_operands():
     assert max(map(len, text.splitlines())) <= 140
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["seed_h100", "seed_l4_s512", "fa_d64_2k_causal", "fa_d128_4k", "llama_gqa_prefill", "fa_d256_4k"]
 )

@@ -74,6 +74,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )
@@ -168,6 +169,7 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
     assert sum(smem_parts(p, config()).values()) == smem_bytes(p, config())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 4), (64, 8), (128, 4), (256, 1)])
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)

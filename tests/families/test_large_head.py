@@ -68,6 +68,7 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"),
     [
@@ -132,6 +133,7 @@ def test_right_on_the_interpreter(p, genes, kind):
     assert result.passed, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"),
     [
@@ -165,6 +167,7 @@ def test_clusters_and_dependent_launches_are_right_on_the_interpreter(p, genes, 
     assert result.passed, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("genes", [SPLIT, TENSOR | {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}], ids=["fma", "tf32x3"])
 def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     """The share of fp32's own error that the rule allows grows with the logits; plain ones leave 1e-5 of the largest output."""
@@ -290,6 +293,7 @@ def test_named_problems_have_starting_configs(gpu):
                 assert FAMILY.why_invalid(p, SPACE.make_config(row["config"]), gpu) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "exchange"),
     [

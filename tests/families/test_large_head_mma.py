@@ -64,6 +64,7 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
 SHARED = {"Q_PLACE": "shared", "STAGES": 3, "DIM_CHUNK": 32, "KEY_CHUNK": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"),
     [
@@ -211,6 +212,7 @@ def test_starting_configs(gpu):
         assert sum(FAMILY.why_invalid(lookup(name), c, gpu) is None for c in SPACE.starting_configs(lookup(name))) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which"), [("hdim320_fp16", 0), ("hdim512_fp16", 0), ("hdim1024_fp16", 2), ("hdim1024_fp16", 7)]
 )

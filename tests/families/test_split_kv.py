@@ -93,6 +93,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )
@@ -196,6 +197,7 @@ def test_refusals_know_the_problem(p, genes, word):
     assert word in FAMILY.why_invalid(p, config(**genes), L4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which"), [("decode_b1_8k", 0), ("decode_b1_8k", 3), ("decode_mha_b1_16k", 0), ("seed_s512", 2)]
 )

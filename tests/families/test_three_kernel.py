@@ -111,6 +111,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )
@@ -260,6 +261,7 @@ def test_starting_configs_are_of_the_architecture():
     assert first["PRODUCT"] == "wgmma" and info.spill_bytes == 0 and not info.warnings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "which"), [(32, 1), (64, 0), (64, 3), (128, 4), (256, 3)])
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)

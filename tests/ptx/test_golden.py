@@ -64,6 +64,7 @@ def test_every_accepted_instruction_has_a_golden(recorded):
     assert not needless, needless
 
 
+@pytest.mark.slow
 def test_the_interpreter_does_what_the_gpu_did(recorded):
     wrong = []
     with np.errstate(all="ignore"):

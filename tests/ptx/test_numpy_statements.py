@@ -63,6 +63,7 @@ WITHOUT_RESULT = {"prefetch", "nanosleep", "griddepcontrol"}
 """Hints about time: there is nothing to state; each runs among the goldens."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opcode", TABLE)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**20))
