@@ -1,0 +1,156 @@
+"""What a check finds: a backend made of Python writes what a wrong kernel would."""
+
+import math
+
+import pytest
+import torch
+
+from evoattn.correctness.arena import BANDS, GUARD_BYTES
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.judge import judge, judge_o
+from evoattn.correctness.reference import Answer
+from evoattn.correctness.validate import run_case
+from evoattn.model.problem import AttentionProblem
+
+PROBLEM = AttentionProblem(1, 2, 2, 40, 40, 16, "fp16", "causal_upper_left", "bhsd", lse=True)
+CASE = make_case("small", PROBLEM, 0, "cpu", double=True)
+
+
+class Kernel:
+    """Stands where a `BuiltKernel` stands: it has one scratch buffer, which must be left zero."""
+
+    compiled = None
+
+    def workspace(self, problem):
+        return {"turns_zeroed": 8}
+
+    def launches(self, problem):
+        return ()
+
+
+class Backend:
+    """Writes the right answer, then lets `spoil(buffers, number of the run)` change what it likes."""
+
+    name = "python"
+    device = torch.device("cpu")
+
+    def __init__(self, spoil, faults=()):
+        self.spoil, self.faults, self.runs = spoil, faults, 0
+
+    def run(self, compiled, launches, buffers):
+        buffers["o"].copy_(CASE.answer.exact.to(torch.float16).flatten())
+        buffers["lse"].copy_(CASE.answer.lse.flatten())
+        self.spoil(buffers, self.runs)
+        self.runs += 1
+        return self.faults
+
+
+def checked(spoil=lambda buffers, run: None, repeat=False, faults=()):
+    return run_case(Backend(spoil, faults), Kernel(), CASE, repeat)
+
+
+def put(name, place, value):
+    """A spoiler that writes one element."""
+
+    def spoil(buffers, run):
+        buffers[name][place] = value
+
+    return spoil
+
+
+def before(buffers, name):
+    """The byte before a buffer: of the guard band."""
+    tensor = buffers[name].view(torch.uint8)
+    return tensor.as_strided((1,), (1,), tensor.storage_offset() - 1)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_the_right_answer_passes(repeat):
+    result, outputs = checked(repeat=repeat)
+    assert result.passed and result.reason == "" and result.case == "small"
+    assert result.max_error <= result.allowed_error and outputs.keys() == {"o", "lse"}
+
+
+@pytest.mark.parametrize(
+    "spoil, sentence",
+    [
+        (put("o", 5, float("nan")), "1 of 1280 outputs are NaN"),
+        (lambda buffers, run: buffers["o"].view(torch.int16)[7:9].fill_(-1), "2 of 1280 outputs were never written"),
+        (put("o", 9, 30.0), "the largest error is"),
+        (lambda buffers, run: buffers["lse"].view(torch.int32)[3:4].fill_(-1), "1 of 80 log-sum-exps were never"),
+        (put("lse", 3, float("nan")), "1 of 80 log-sum-exps are NaN"),
+        (put("lse", 3, -math.inf), "must be -inf for a query that sees no key"),
+        (put("lse", 3, 100.0), "the largest error of a log-sum-exp is"),
+        (put("turns_zeroed", 2, 1), "did not leave zeros in turns_zeroed"),
+        (put("k", 11, 1.0), "changed 1 elements of its input k"),
+        (lambda buffers, run: before(buffers, "o").fill_(1), "wrote outside its buffers, beside v"),
+    ],
+)
+def test_each_rule_names_what_breaks_it(spoil, sentence):
+    result, outputs = checked(spoil)
+    assert not result.passed and result.reason.startswith("Case 'small': ") and sentence in result.reason
+    assert outputs is not None
+
+
+def test_a_fault_of_the_run_comes_first_and_leaves_no_outputs():
+    result, outputs = checked(put("o", 5, float("nan")), faults=("Race in shared memory: one.", "Another."))
+    assert result.reason == "Case 'small': Race in shared memory: one." and outputs is None and not result.passed
+
+
+def test_small_errors_everywhere_break_the_rule_for_their_mean():
+    """As a skipped tile of keys does, whose largest error alone would pass."""
+    exact = torch.zeros(1000, dtype=torch.float64)
+    answer = Answer(exact, allowed_error=1e-2, allowed_rms=1e-3)
+    few, many = exact.clone(), exact.clone()
+    few[:5], many[:] = 5e-3, 5e-3
+    assert judge_o(few, answer)[0] == "" and "root-mean-square error" in judge_o(many, answer)[0]
+
+
+def test_rows_that_see_no_key_have_minus_infinity_and_nothing_else_has():
+    exact = torch.tensor([0.5, -math.inf], dtype=torch.float64)
+    answer = Answer(torch.zeros(1), 1.0, 1.0, exact, 1e-3)
+    right = torch.tensor([0.5, -math.inf])
+    assert judge({"o": torch.zeros(1), "lse": right}, answer)[0] == ""
+    for wrong in ([0.5, 0.0], [-math.inf, -math.inf], [0.5, math.inf]):
+        assert "must be -inf" in judge({"o": torch.zeros(1), "lse": torch.tensor(wrong)}, answer)[0]
+
+
+def small_change(buffers):
+    buffers["o"][4] += 2**-9
+
+
+def reads_its_surroundings(buffers, run):
+    if before(buffers, "q") != BANDS[0]:
+        small_change(buffers)
+
+
+def remembers(buffers, run):
+    if run:
+        small_change(buffers)
+
+
+def drifts(buffers, run):
+    buffers["o"][4] = run * 2**-9
+
+
+@pytest.mark.parametrize(
+    "spoil, sentence",
+    [
+        (reads_its_surroundings, "change with the bytes outside the buffers: the kernel reads out of bounds"),
+        (remembers, "not the same in every launch on the same inputs: the kernel remembers its launches"),
+        (drifts, "two runs on the same inputs differ in 1 outputs: a race, or a kernel that remembers"),
+    ],
+)
+def test_runs_that_differ_are_told_apart(spoil, sentence):
+    result, _ = checked(spoil, repeat=True)
+    assert not result.passed and sentence in result.reason
+
+
+def test_every_run_starts_from_poison_between_bands():
+    seen = []
+
+    def look(buffers, run):
+        seen.append((int(before(buffers, "v")), buffers["turns_zeroed"].tolist()))
+
+    checked(look, repeat=True)
+    assert seen == [(band, [0] * 8) for band in BANDS] and GUARD_BYTES >= 4096
