@@ -34,7 +34,7 @@ def make_case(
 
 
 def _grouped(problem: AttentionProblem, heads: int) -> dict[str, int]:
-    """`heads` query heads with the problem's kind of grouping: two a K/V head if it groups at all."""
+    """`heads` query heads with the problem's kind of grouping: two per K/V head if it groups at all."""
     return {"heads": heads, "kv_heads": heads // 2 if problem.group_size > 1 else heads}
 
 

@@ -1,4 +1,4 @@
-"""Inputs of a problem and the answer that an output is judged by; made once a problem."""
+"""Inputs of a problem and the answer that an output is judged by; made once per problem."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def run_ptx(body: str, *arrays: np.ndarray, declarations: str = "", cluster: int
 
 
 def evaluate(statements: str, result: str, *inputs: np.ndarray) -> np.ndarray:
-    """`statements` on 1-D arrays, one element a thread: they read %x0, %x1, … and write %d, a register of the dtype
+    """`statements` on 1-D arrays, one element per thread: they read %x0, %x1, … and write %d, a register of the dtype
     `result`.
     """
     count = len(inputs[0])

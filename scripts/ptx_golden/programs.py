@@ -164,7 +164,7 @@ TILE = ".shared .align 128 .b8 tile[4096];"
 
 
 def word(body: str, result: str = "%r3", threads: int = 32) -> None:
-    """One word a thread, %r2, in and `result` out; %r1 is the thread's own 16 bytes of `tile`, %r0 its start."""
+    """One word per thread, %r2, in and `result` out; %r1 is the thread's own 16 bytes of `tile`, %r0 its start."""
     run_ptx(
         f"{ADDRESSES} {body} st.global.u32 [%q2], {result};",
         operand("u32", 5)[:threads],

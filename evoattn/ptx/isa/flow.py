@@ -23,7 +23,7 @@ def ends_run(ins: Instruction) -> bool:
 
 
 class Flow:
-    """Made once a kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on may
+    """Made once per kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on may
     read.
     """
 

@@ -109,7 +109,7 @@ class Fragments:
 
     With g = lane / 4 and t = lane % 4, and e the element within a register, register i has of A row g + 8·(i % 2) and
     column 2t + e + 8·(i / 2), of B row 2t + e + 8i and column g, of C row g + 8·(i / 2) and column 2t + i % 2. tf32 has
-    one element a register: t stands for 2t + e, and 4 for 8 along the depth.
+    one element per register: t stands for 2t + e, and 4 for 8 along the depth.
     """
 
     def __init__(self, context: Context, depth: int, kind: str) -> None:
@@ -132,7 +132,7 @@ class Fragments:
         self.a = self.a_matrix.reshape(warps, 16, depth)
         self.b = self.b_matrix.reshape(warps, 8, depth).transpose(0, 2, 1)
         self.product = np.zeros((warps, 16, 8), np.float32)
-        # [warp, row half, g, t, i % 2] → one view a register, [warp, g, t]
+        # [warp, row half, g, t, i % 2] → one view per register, [warp, g, t]
         split = self.product.reshape(warps, 2, 8, 4, 2)
         self.products = [split[:, i // 2, :, :, i % 2] for i in range(4)]
 

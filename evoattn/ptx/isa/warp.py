@@ -84,7 +84,7 @@ def _source_predicate(context: Context, operand: str) -> Callable[[], Mask]:
 
 
 def _companions(active: ActiveThreads, members: Numbers) -> Lanes:
-    """`[warp, lane, other lane]` bool: the active threads that each lane's member mask names. One row a warp if the
+    """`[warp, lane, other lane]` bool: the active threads that each lane's member mask names. One row per warp if the
     mask is constant.
     """
     lanes = active.by_warp[:, None, :]
@@ -100,7 +100,7 @@ def _pack(lanes: Mask) -> Lanes:
 
 
 def _by_lane(values: Lanes, count: int) -> Lanes:
-    """`[warp, lane]`, or one column for all lanes of a warp, → one element a thread."""
+    """`[warp, lane]`, or one column for all lanes of a warp, → one element per thread."""
     return np.broadcast_to(values, (count // WARP, WARP)).reshape(-1)
 
 

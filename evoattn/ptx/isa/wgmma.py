@@ -42,7 +42,7 @@ def multiply(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`D, A, B, scale-d, scale-a, scale-b{, transpose-a}, transpose-b`: D = A·B + (D if scale-d), accumulated in
     float32.
 
-    A is four registers a thread (as of mma.sync m16n8k16, a warp its own 16 rows) or a descriptor, and only a
+    A is four registers per thread (as of mma.sync m16n8k16, a warp its own 16 rows) or a descriptor, and only a
     descriptor can be transposed. D counts as read, for it may be.
     """
     columns, kind = int(fields["columns"]), fields["type"][:-2]

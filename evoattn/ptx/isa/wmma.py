@@ -99,7 +99,7 @@ def load_operand(context: Context, ins: Instruction, fields: Fields) -> Action:
 
 
 def _accumulator_views(matrix: Lanes) -> list[Lanes]:
-    """Views `[warp, g, t]` of `[warp, 16, 16]`, one a register."""
+    """Views `[warp, g, t]` of `[warp, 16, 16]`, one per register."""
     parts = _quarters(matrix)
     return [parts[:, i % 4 // 2, :, i // 4, :, i % 2] for i in range(8)]
 

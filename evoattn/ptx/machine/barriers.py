@@ -19,9 +19,9 @@ class _Barrier:
     waiting: Mask
     """Bool over threads."""
     expected: Numbers
-    """Threads a block, 0 for all that are left."""
+    """Threads per block, 0 for all that are left."""
     signalled: Numbers
-    """Threads a block that arrived without waiting."""
+    """Threads per block that arrived without waiting."""
     handed_over: dict[int, list[Numbers]] = field(default_factory=dict)
     """By block: what those knew of the others' accesses, for the race detector."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Counters:
-    """Dynamic counts over all warps that ran. An instruction counts once a warp; a `mov` does not, since ptxas folds
+    """Dynamic counts over all warps that ran. An instruction counts once per warp; a `mov` does not, since ptxas folds
     most of them away.
     """
 
     issue_slots: float = 0.0
     """Instructions of every class but moves."""
     tensor_flops: float = 0.0
-    """Floating-point operations of mma, wmma and wgmma, two a multiply-add."""
+    """Floating-point operations of mma, wmma and wgmma, two per multiply-add."""
     fp32: float = 0.0
     """Floating-point additions, products, extremes (of one number or a pair)."""
     int_ops: float = 0.0
@@ -25,7 +25,7 @@ class Counters:
     shuffles: float = 0.0
     """Shuffles, votes, reductions over a warp."""
     barriers: float = 0.0
-    """Barrier arrivals, one a warp."""
+    """Barrier arrivals, one per warp."""
     branches: float = 0.0
     memory_ops: float = 0.0
     """Loads, stores, atomics, matrix loads, asynchronous copies."""
@@ -34,7 +34,7 @@ class Counters:
     shared_wavefronts_ideal: float = 0.0
     """Passes that the same accesses would take without bank conflicts."""
     global_sectors: float = 0.0
-    """32-byte sectors touched, each once an instruction a warp."""
+    """32-byte sectors touched, each once per instruction and warp."""
     global_bytes: float = 0.0
     """Bytes that threads asked for, loads and stores."""
     async_copy_bytes: float = 0.0

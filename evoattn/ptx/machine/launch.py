@@ -68,7 +68,7 @@ class Machine:
         step_limit: int = DEFAULT_STEP_LIMIT,
         poison: int = POISON,
     ) -> None:
-        """`params` are NumPy scalars, arrays or bytes, one a kernel parameter, of exactly its size. `before` is what
+        """`params` are NumPy scalars, arrays or bytes, one per kernel parameter, of exactly its size. `before` is what
         earlier launches touched that may not have ended when this one begins; None if they have.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.

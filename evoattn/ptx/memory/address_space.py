@@ -43,7 +43,7 @@ class BankedMemory:
         return self._elements[size]
 
     def locate(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> Numbers:
-        """Index of the first byte in `data` (int64, one an active thread) of an access of `size` bytes at `base +
+        """Index of the first byte in `data` (int64, one per active thread) of an access of `size` bytes at `base +
         offset`.
 
         `base` has one address an active thread, or is 0-d. Raises `MemoryFault` out of bounds or misaligned.

@@ -63,7 +63,7 @@ class GlobalMemory:
             np.copyto(array, self.data[start:end])
 
     def locate(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> Numbers:
-        """Index of the first byte in the arena (int64, one an active thread); see `BankedMemory.locate`."""
+        """Index of the first byte in the arena (int64, one per active thread); see `BankedMemory.locate`."""
         index = np.add(base, offset - GLOBAL_BASE, dtype=np.int64, casting="unsafe")
         if index.ndim == 0:
             index = np.full(len(active), index)

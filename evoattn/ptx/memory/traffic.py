@@ -21,7 +21,7 @@ class Traffic:
     def shared(self, memory: BankedMemory, index: Numbers, size: int, active: ActiveThreads) -> None:
         """An access of `size` bytes at `index` by each active thread.
 
-        4 bytes a bank, 32 banks; a warp's 8-byte accesses go in two phases of 16 threads, its 16-byte accesses (and
+        4 bytes per bank, 32 banks; a warp's 8-byte accesses go in two phases of 16 threads, its 16-byte accesses (and
         ldmatrix) in four of 8 (CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"). A phase takes as many
         passes as its busiest bank has words.
         """

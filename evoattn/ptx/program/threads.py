@@ -15,7 +15,7 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class Threads:
-    """Coordinates of all threads of some blocks of a grid; each array has one element a thread ("lane of the machine").
+    """Coordinates of all threads of some blocks of a grid; each array has one element per thread ("lane of the machine").
 
     A block whose size is no multiple of 32 is padded to whole warps by threads that have exited before the start.
     """
@@ -156,7 +156,7 @@ class ActiveThreads:
         return len(self.warps)
 
     def select(self, values: NDArray[_T]) -> NDArray[_T]:
-        """The active threads' elements of an array over all threads (or a 0-d array, made one element a thread)."""
+        """The active threads' elements of an array over all threads (or a 0-d array, made one element per thread)."""
         if self.mask is None:
             return values if values.ndim else np.broadcast_to(values, (self.threads.count,))
         return values[self.index] if values.ndim else np.broadcast_to(values, (len(self.index),))

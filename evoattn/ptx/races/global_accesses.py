@@ -92,7 +92,7 @@ class GlobalRaces:
     # ---- what the machine tells it
 
     def access(self, kind: str, index: Numbers, size: int, threads: Numbers, ins: Instruction) -> None:
-        """Weak accesses of `size` bytes at `index` of the arena, one a thread of the machine."""
+        """Weak accesses of `size` bytes at `index` of the arena, one per thread of the machine."""
         if self.dependency is not None:
             self.dependency.access(kind != READ, index, threads, ins)
         first, last = int(index.min()), int(index.max())

@@ -5,7 +5,7 @@ A release is a store or an atomic that says so, or a strong one (an atomic, `.re
 the GPU by its own thread; a fence by a whole warp, followed by a barrier of the block, serves for the others too. An
 acquire is the mirror image: an atomic or a strong load, and a fence by its thread or by one that has since met it at a
 barrier. Atomics on one place continue what earlier ones released; another store ends it. What a block knows of others
-is in the last columns of its warps' clocks, one a warp of the grid.
+is in the last columns of its warps' clocks, one per warp of the grid.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ them.
 
 A thread must itself have executed `griddepcontrol.wait` before it reads or writes a buffer that an earlier launch
 writes, or writes one that an earlier launch reads: that another thread has, and met it at a barrier, does not count,
-which asks for more than a device does and costs a kernel one instruction a thread. What an earlier launch writes is not
+which asks for more than a device does and costs a kernel one instruction per thread. What an earlier launch writes is not
 read-only for all of this one's life: `ld.global.nc` (a load through `const T* __restrict__`) must not read it, not even
 after the wait (PTX ISA, ld). `griddepcontrol.launch_dependents` makes nothing visible. Some thread of every such launch
 waits: a launch that does not may end before the one before it, and the next would wait for the wrong one.
@@ -33,9 +33,7 @@ class Touched:
 
 
 class GridDependency:
-    """Of one launch on those `before` it that may not have ended. `found` has a sentence for each access that comes too
-    early, by pc.
-    """
+    """Checks a launch that overlaps earlier ones for early accesses. `found` has a sentence for each, by pc."""
 
     def __init__(self, memory: GlobalMemory, before: Touched) -> None:
         self.memory, self.before = memory, before
@@ -52,7 +50,7 @@ class GridDependency:
         self.somebody_waited = True
 
     def access(self, writes: bool, index: Numbers, threads: Numbers, ins: Instruction) -> None:
-        """Accesses at `index` of the arena, one a thread of the machine."""
+        """Accesses at `index` of the arena, one per thread of the machine."""
         read_only = "nc" in ins.opcode.split(".")
         early = ~self._waited[threads] | read_only
         if not early.any():
