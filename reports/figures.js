@@ -1,5 +1,5 @@
 "use strict";
-// Progress of the search and lineage of the winner. Colours are the style sheet's, so that light and dark need no new drawing.
+// Progress of the search and lineage of the winner. Colours are the style sheet's: light and dark need no new drawing.
 const data = JSON.parse(document.getElementById("figures").textContent);
 const colourOf = (family) => (data.colours[family] ? `var(--${data.colours[family]})` : "var(--grey)");
 const valueText = (value) => (data.measured ? `${d3.format(".4~r")(value)} µs` : d3.format(",.5~r")(value));
@@ -27,27 +27,75 @@ const progress = { place: document.getElementById("progress"), hidden: new Set()
 
 function drawProgress() {
   if (!progress.place) return;
-  const p = data.progress, width = progress.place.clientWidth, narrow = width < 600;
-  const last = p.seconds.at(-1), [step, name] = last > 7200 ? [3600, "h"] : last > 180 ? [60, "min"] : [1, "s"];
-  const rows = p.trial.map((trial, i) => ({ trial, x: progress.byTime ? p.seconds[i] / step : trial, family: p.family[i], value: p.value[i],
-    improved: p.improved[i] }));
+  const p = data.progress,
+    width = progress.place.clientWidth,
+    narrow = width < 600;
+  const last = p.seconds.at(-1),
+    [step, name] = last > 7200 ? [3600, "h"] : last > 180 ? [60, "min"] : [1, "s"];
+  const rows = p.trial.map((trial, i) => ({
+    trial,
+    x: progress.byTime ? p.seconds[i] / step : trial,
+    family: p.family[i],
+    value: p.value[i],
+    improved: p.improved[i],
+  }));
   const best = rows.filter((row) => row.improved);
   if (best.length) best.push({ ...best.at(-1), x: rows.at(-1).x });
   const outside = !narrow && p.peers.length > 0;
   const inside = (row) => row.value <= p.high && !progress.hidden.has(row.family);
   const options = {
-    width, height: narrow ? 300 : 380, marginLeft: 48, marginRight: outside ? 140 : 12, marginTop: 22, marginBottom: 38, style: axis,
-    x: { label: progress.byTime ? `time since the study was made, ${name}` : "trial", nice: true, labelArrow: "none", labelAnchor: "center" },
-    y: { type: scaleOf(p.low, p.high), domain: [p.low, p.high], label: unit, grid: true, tickFormat: tickText, labelArrow: "none" },
+    width,
+    height: narrow ? 300 : 380,
+    marginLeft: 48,
+    marginRight: outside ? 140 : 12,
+    marginTop: 22,
+    marginBottom: 38,
+    style: axis,
+    x: {
+      label: progress.byTime ? `time since the study was made, ${name}` : "trial",
+      nice: true,
+      labelArrow: "none",
+      labelAnchor: "center",
+    },
+    y: {
+      type: scaleOf(p.low, p.high),
+      domain: [p.low, p.high],
+      label: unit,
+      grid: true,
+      tickFormat: tickText,
+      labelArrow: "none",
+    },
     marks: [
       Plot.ruleY(p.peers, { y: "value", stroke: "var(--soft)", strokeDasharray: "4 3" }),
-      Plot.dot(rows.filter(inside), { x: "x", y: "value", r: narrow ? 2.5 : 3.2, fill: (row) => colourOf(row.family), fillOpacity: 0.75 }),
+      Plot.dot(rows.filter(inside), {
+        x: "x",
+        y: "value",
+        r: narrow ? 2.5 : 3.2,
+        fill: (row) => colourOf(row.family),
+        fillOpacity: 0.75,
+      }),
       Plot.line(best, { x: "x", y: "value", curve: "step-after", stroke: "var(--text)", strokeWidth: 2 }),
-      Plot.text(p.peers, { y: "value", text: (peer) => `${peer.name} ${valueText(peer.value)}`, frameAnchor: "right",
+      Plot.text(p.peers, {
+        y: "value",
+        text: (peer) => `${peer.name} ${valueText(peer.value)}`,
+        frameAnchor: "right",
         ...(outside ? { textAnchor: "start", dx: 6 } : { textAnchor: "end", dy: -6 }),
-        fill: "var(--text)", stroke: "var(--card)", strokeWidth: 4, paintOrder: "stroke" }),
-      Plot.tip(rows.filter(inside), Plot.pointer({ x: "x", y: "value", fill: "var(--card)", stroke: "var(--grey)",
-        title: (row) => `trial ${row.trial}, ${row.family}\n${valueText(row.value)}${row.improved ? "\na new best" : ""}` })),
+        fill: "var(--text)",
+        stroke: "var(--card)",
+        strokeWidth: 4,
+        paintOrder: "stroke",
+      }),
+      Plot.tip(
+        rows.filter(inside),
+        Plot.pointer({
+          x: "x",
+          y: "value",
+          fill: "var(--card)",
+          stroke: "var(--grey)",
+          title: (row) =>
+            `trial ${row.trial}, ${row.family}\n${valueText(row.value)}${row.improved ? "\na new best" : ""}`,
+        }),
+      ),
     ],
   };
   progress.place.replaceChildren(Plot.plot(options));
@@ -56,51 +104,96 @@ function drawProgress() {
 function progressControls() {
   const place = document.getElementById("progress-controls");
   if (!place) return;
-  const axes = [["by trial", false], ["by time", true]].map(([text, byTime]) => toggle(text, byTime === progress.byTime, () => {
-    progress.byTime = byTime;
-    axes.forEach((button, i) => button.setAttribute("aria-pressed", (i === 1) === byTime));
-    drawProgress();
-  }));
+  const axes = [
+    ["by trial", false],
+    ["by time", true],
+  ].map(([text, byTime]) =>
+    toggle(text, byTime === progress.byTime, () => {
+      progress.byTime = byTime;
+      axes.forEach((button, i) => button.setAttribute("aria-pressed", (i === 1) === byTime));
+      drawProgress();
+    }),
+  );
   const families = Object.keys(data.colours).filter((family) => data.progress.family.includes(family));
-  const shown = families.map((family) => toggle(family, true, (button) => {
-    if (!progress.hidden.delete(family)) progress.hidden.add(family);
-    button.setAttribute("aria-pressed", !progress.hidden.has(family));
-    drawProgress();
-  }, data.colours[family]));
+  const shown = families.map((family) =>
+    toggle(
+      family,
+      true,
+      (button) => {
+        if (!progress.hidden.delete(family)) progress.hidden.add(family);
+        button.setAttribute("aria-pressed", !progress.hidden.has(family));
+        drawProgress();
+      },
+      data.colours[family],
+    ),
+  );
   place.replaceChildren(element("span", { class: "choice" }, ...axes), element("span", { class: "gap" }), ...shown);
 }
 
-// The lineage: each trial a row of the list and a dot in a lane, with a curve to each of its parents, as version control draws commits.
+// The lineage as version control draws commits: each trial is a row of the list and a dot in a lane, with a curve to
+// each of its parents.
 function drawLineage() {
   const list = document.getElementById("lineage");
   if (!list) return;
   list.querySelector("svg")?.remove();
-  const items = [...list.querySelectorAll("li")], places = new Map(), lanes = [], gap = 13, wait = [];
-  const rows = items.map((item) => ({ trial: +item.dataset.trial, parents: item.dataset.parents.split(" ").filter(Boolean).map(Number),
-    family: item.dataset.family }));
+  const items = [...list.querySelectorAll("li")],
+    places = new Map(),
+    lanes = [],
+    gap = 13,
+    wait = [];
+  const rows = items.map((item) => ({
+    trial: +item.dataset.trial,
+    parents: item.dataset.parents.split(" ").filter(Boolean).map(Number),
+    family: item.dataset.family,
+  }));
   const known = new Set(rows.map((row) => row.trial));
   for (const row of rows) {
     let lane = lanes.indexOf(row.trial);
     if (lane < 0) lane = lanes.indexOf(null) < 0 ? lanes.length : lanes.indexOf(null);
-    lanes.forEach((trial, i) => { if (trial === row.trial) lanes[i] = null; });
+    lanes.forEach((trial, i) => {
+      if (trial === row.trial) lanes[i] = null;
+    });
     lanes[lane] = null;
     places.set(row.trial, lane);
     for (const parent of row.parents.filter((trial) => known.has(trial) && !lanes.includes(trial))) {
       const free = lanes.indexOf(null);
-      if (free < 0) lanes.push(parent); else lanes[free] = parent;
+      if (free < 0) lanes.push(parent);
+      else lanes[free] = parent;
     }
     wait.push(lanes.length);
   }
   const width = Math.max(...wait, 1) * gap + 12;
   list.style.setProperty("--lanes", `${width + 6}px`);
   const spot = new Map(rows.map((row, i) => [row.trial, [places.get(row.trial) * gap + 9, items[i].offsetTop + 15]]));
-  const edges = rows.flatMap((row) => row.parents.filter((parent) => spot.has(parent)).map((parent) => {
-    const [x, y] = spot.get(row.trial), [px, py] = spot.get(parent), bend = Math.min(34, (py - y) / 2);
-    return `M${x},${y}C${x},${y + bend} ${px},${y + bend / 2} ${px},${y + bend * 1.5}V${py}`;
-  }));
+  const edges = rows.flatMap((row) =>
+    row.parents
+      .filter((parent) => spot.has(parent))
+      .map((parent) => {
+        const [x, y] = spot.get(row.trial),
+          [px, py] = spot.get(parent),
+          bend = Math.min(34, (py - y) / 2);
+        return `M${x},${y}C${x},${y + bend} ${px},${y + bend / 2} ${px},${y + bend * 1.5}V${py}`;
+      }),
+  );
   const svg = d3.create("svg").attr("width", width).attr("height", list.offsetHeight).attr("aria-hidden", "true");
-  svg.append("g").attr("fill", "none").attr("stroke", "var(--grey)").attr("stroke-width", 1.5).selectAll("path").data(edges).join("path").attr("d", (d) => d);
-  svg.selectAll("circle").data(rows).join("circle").attr("cx", (row) => spot.get(row.trial)[0]).attr("cy", (row) => spot.get(row.trial)[1])
-    .attr("r", (row, i) => (i ? 4.5 : 6)).attr("fill", (row) => colourOf(row.family)).attr("stroke", "var(--card)").attr("stroke-width", 2);
+  svg
+    .append("g")
+    .attr("fill", "none")
+    .attr("stroke", "var(--grey)")
+    .attr("stroke-width", 1.5)
+    .selectAll("path")
+    .data(edges)
+    .join("path")
+    .attr("d", (d) => d);
+  svg
+    .selectAll("circle")
+    .data(rows)
+    .join("circle")
+    .attr("cx", (row) => spot.get(row.trial)[0])
+    .attr("cy", (row) => spot.get(row.trial)[1])
+    .attr("r", (row, i) => (i ? 4.5 : 6))
+    .attr("fill", (row) => colourOf(row.family))
+    .attr("stroke", "var(--card)")
+    .attr("stroke-width", 2);
   list.prepend(svg.node());
 }

@@ -7,14 +7,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evoattn.report.parameters import FamilySample, GeneValue, Importance
 from evoattn.report.rows import (
     Ancestor,
     BaselineRow,
     CostModelRank,
     FailureGroup,
-    FamilySample,
-    GeneValue,
-    Importance,
     Improvement,
     LeaderboardRow,
     Progress,

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from evoattn.report.data import StudySummary
-from evoattn.report.rows import FamilySample, GeneValue, Progress
+from evoattn.report.parameters import FamilySample, GeneValue
+from evoattn.report.rows import Progress
 from evoattn.report.winner import setting
 from evoattn.timing.peers.labels import peer_label
 

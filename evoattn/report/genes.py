@@ -10,7 +10,8 @@ from typing import NamedTuple
 from evoattn.model.records import Trial
 from evoattn.model.space import Value
 from evoattn.report.analysis import Results, ancestor
-from evoattn.report.rows import GeneValue, Improvement, Progress
+from evoattn.report.parameters import GeneValue
+from evoattn.report.rows import Improvement, Progress
 
 MIN_PAIRS = 3
 TOP_SHARE = 0.05

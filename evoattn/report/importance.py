@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.report.rows import Importance
+from evoattn.report.parameters import Importance
 
 MIN_TRIALS = 30
 """Below it the best tenth is fewer than three trials, and says nothing about parameters."""

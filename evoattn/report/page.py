@@ -98,7 +98,7 @@ def render_html(
         classes=[name for name, _ in CLASSES if any(name in counts for counts in counted.values())],
         most_instructions=max((n for counts in counted.values() for n in counts.values()), default=1),
         ceilings=ceilings(summary),
-        figures=drawn,
+        drawn=len(drawn["progress"]["trial"]),
         figures_json=_inline_json(drawn),
         style=Markup((REPORT_TEMPLATES / "page.css").read_text()),
         scripts=[Markup(script) for script in scripts],

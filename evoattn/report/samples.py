@@ -5,7 +5,7 @@ from __future__ import annotations
 from evoattn.model.records import Trial
 from evoattn.model.space import Value
 from evoattn.report.analysis import Results
-from evoattn.report.rows import FamilySample
+from evoattn.report.parameters import FamilySample
 
 MAX_DRAWN = 400
 """Trials per family: more lines only cover each other, and the page is to stay small."""

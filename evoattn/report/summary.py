@@ -20,8 +20,9 @@ from evoattn.report.data import StudySummary
 from evoattn.report.genes import gene_values, improvements
 from evoattn.report.importance import importance_of
 from evoattn.report.leaderboard import leaderboard_row, tflops
+from evoattn.report.parameters import Importance
 from evoattn.report.roofs import roofs
-from evoattn.report.rows import BaselineRow, Importance, LeaderboardRow, StartingConfig
+from evoattn.report.rows import BaselineRow, LeaderboardRow, StartingConfig
 from evoattn.report.samples import family_samples
 from evoattn.report.winner import make_winner
 from evoattn.samplers.base import STARTING

@@ -35,7 +35,7 @@ def test_the_winner_comes_first_with_all_that_one_takes_home(timed):
     without_sources = re.sub(
         r"<pre class=\"code\".*?</pre>", "", page.split("<script")[0].split("<main>")[1], flags=re.S
     )
-    body = unescape(re.sub(r"<[^>]+>", "", without_sources))
+    body = " ".join(unescape(re.sub(r"<[^>]+>", "", without_sources)).split())
     winner = summary.winner
     places = [
         body.index(text)
