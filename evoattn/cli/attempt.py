@@ -31,7 +31,8 @@ def attempt(
     """Try one config and say what happens to it.
 
     Why it cannot be; or what the compiler says, with registers and spills; whether it is right on the interpreter, and
-    which element is wrong first; its relative cost. Exit code 0 if it is right. Nothing is recorded.
+    which element is wrong first; its relative cost; and where a CUDA device is, the same on it and the time. Exit code
+    0 if it is right. Nothing is recorded.
     """
     with errors():
         from evoattn.families import registry
@@ -41,7 +42,7 @@ def attempt(
 
         chosen = registry.lookup(family)
         wanted = chosen_problem(shape, problem) or lookup(DEFAULT_PROBLEM)
-        spec, _ = choose_device(gpu, gpus.detect_devices())
+        spec, device = choose_device(gpu, gpus.detect_devices())
         print_plainly(f"{chosen.name} for {wanted.describe()} on the {spec.product}")
 
         from evoattn.report.text import print_lines, print_text
@@ -54,7 +55,7 @@ def attempt(
         if filled.added:
             print_text(screen, f"filled in from {filled.source}: {settings(filled.added)}", indent="  ")
         right = True
-        for step in steps_of(chosen, filled, wanted, spec):
+        for step in steps_of(chosen, filled, wanted, spec, device is not None):
             right = right and step.agrees is not False
             mark = {True: "ok", False: "FAILED", None: "note"}[step.agrees]
             print_text(screen, f"{step.what:<12}{mark:<8}{step.sentence}", indent="  ")

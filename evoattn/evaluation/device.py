@@ -11,8 +11,9 @@ import torch
 from evoattn.backends.base import Backend, ContextLost, LaunchError
 from evoattn.correctness.arena import Arena, Vault
 from evoattn.correctness.cases import device_cases, make_case
+from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
-from evoattn.evaluation.tasks import DeviceTask, Evaluate, HoldFinal
+from evoattn.evaluation.tasks import DeviceTask, Evaluate, HoldFinal, Inspect
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -62,9 +63,21 @@ class DeviceEvaluator:
         self._report, self._peers = report, peers
         self._known_right: BuiltKernel | None = None
 
-    def do(self, task: DeviceTask) -> Evaluation | FinalResult:
+    def do(self, task: DeviceTask) -> Evaluation | FinalResult | str:
         """The answer to a task of the GPU worker."""
+        if isinstance(task, Inspect):
+            return self.inspect(task.kernel)
         return self.evaluate(task) if isinstance(task, Evaluate) else self.final(task)
+
+    def inspect(self, kernel: BuiltKernel) -> str:
+        """The first wrong element in the first case that the kernel fails, in one sentence; empty if there is none."""
+        self.broken = True  # a wrong kernel may have written anywhere
+        for case in (*self.ladder, self.own):
+            result, outputs = run_case(self.backend, kernel, case, repeat=True)
+            if not result.passed:
+                sentence = first_wrong(outputs, case.answer) if outputs else ""
+                return f"In the case {case.name!r} ({case.problem.describe()}): {sentence}" if sentence else ""
+        return ""
 
     def evaluate(self, task: Evaluate) -> Evaluation:
         """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of `task.best_us`, the

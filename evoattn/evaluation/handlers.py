@@ -40,7 +40,7 @@ class DeviceHandler(Handler):
 
         self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
 
-    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult:
+    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult | str:
         try:
             return self._evaluator.do(task)
         finally:

@@ -50,4 +50,11 @@ class HoldFinal:
     refused: tuple[str, ...] = ()
 
 
-DeviceTask = Evaluate | HoldFinal
+@dataclass(frozen=True)
+class Inspect:
+    """For the GPU worker: find the first wrong element of a candidate. The answer is a sentence, empty if none is."""
+
+    kernel: BuiltKernel
+
+
+DeviceTask = Evaluate | HoldFinal | Inspect

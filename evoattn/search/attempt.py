@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,17 @@ from evoattn.correctness.cases import interpreter_cases, make_case
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation import cost_model
+from evoattn.evaluation.endings import failed
+from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
+from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.tasks import Evaluate, Inspect
+from evoattn.evaluation.workers import Worker
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.records import Candidate, CompileInfo
+from evoattn.model.records import Candidate, CompileInfo, Evaluation, TrialState
 from evoattn.model.space import ConfigError, KernelConfig, load_space, parse_choices, spelling
 from evoattn.samplers.pool import ConfigPool
 
@@ -90,8 +95,19 @@ def fill_in(family: Family, words: list[str], problem: AttentionProblem, gpu: Gp
     return Filled(space.make_config(params), given, "" if whole else source, reason or "")
 
 
-def attempt(family: Family, filled: Filled, problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Step]:
-    """The steps of an offline evaluation as they end; the last one is the first that fails, or the relative cost."""
+def attempt(
+    family: Family,
+    filled: Filled,
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    device: bool = False,
+    make_device: Callable[..., Handler] = DeviceHandler,
+) -> Iterator[Step]:
+    """The steps of an evaluation as they end, up to the first that fails.
+
+    `device`: also validate and time the kernel on CUDA device 0, in a process of its own that `make_device` makes.
+    Raises `WorkerFailed` where that process does not start.
+    """
     if filled.why_invalid:
         yield Step("config", filled.why_invalid, False)
         return
@@ -105,9 +121,19 @@ def attempt(family: Family, filled: Filled, problem: AttentionProblem, gpu: GpuS
     kernel = BuiltKernel(family, filled.config, gpu, compiled)
     yield Step("compile", _compile_sentence(compiled.info), True)
     yield from _occupancy(kernel, problem)
+    right = True
+    for step in check_on_interpreter(kernel, candidate, problem):
+        right = right and step.agrees is not False
+        yield step
+    if device and right:
+        yield from _on_device(kernel, problem, make_device)
+
+
+def check_on_interpreter(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
+    """The interpreter's cases up to the first that fails, with its first wrong element; else the relative cost."""
     try:
         right = True
-        for step in _interpreted(kernel, candidate, problem):
+        for step in _cases(kernel, candidate, problem):
             right = right and step.agrees is True
             yield step
         if right and (cost := cost_model.estimate(kernel, problem)) is not None:
@@ -116,6 +142,31 @@ def attempt(family: Family, filled: Filled, problem: AttentionProblem, gpu: GpuS
         yield Step("interpreter", f"Not interpreted, so that nothing is known of its answers: {error}")
     except LaunchError as error:
         yield Step("interpreter", str(error), False)
+
+
+def _on_device(kernel: BuiltKernel, problem: AttentionProblem, make_device: Callable[..., Handler]) -> Iterator[Step]:
+    """The whole evaluation on the device; of a wrong kernel also the first wrong element."""
+    worker = Worker(make_device, (problem, kernel.gpu, "warm"))
+    try:
+        outcome = worker.ask(Evaluate(kernel, None), DEVICE_SECONDS)
+        done = outcome.ending is Ending.RESULT
+        evaluation: Evaluation = outcome.value if done else failed(outcome, "device", kernel.compiled.info)
+        timing, report = evaluation.timing, evaluation.validation
+        if evaluation.state is TrialState.COMPLETE and timing and report:
+            spread = f"{timing.quantile_us(0.1):.2f} to {timing.quantile_us(0.9):.2f}"
+            yield Step(
+                "device",
+                f"Right in all {len(report.checks)} cases; {timing.median_us:.2f} µs (10-90 %: {spread}).",
+                True,
+            )
+            return
+        yield Step("device", f"{evaluation.state}: {evaluation.reason}", False)
+        if evaluation.state is TrialState.WRONG_RESULT:
+            outcome = worker.ask(Inspect(kernel), DEVICE_SECONDS)
+            if outcome.ending is Ending.RESULT and outcome.value:
+                yield Step("first wrong", outcome.value)
+    finally:
+        worker.stop()
 
 
 def _compile_sentence(info: CompileInfo) -> str:
@@ -144,7 +195,7 @@ def _occupancy(kernel: BuiltKernel, problem: AttentionProblem) -> Iterator[Step]
         )
 
 
-def _interpreted(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
+def _cases(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
     """The interpreter's cases up to the first that fails. Raises `NotInterpreted` or `LaunchError`."""
     seed, config = int(candidate.source_hash[:8], 16), kernel.config  # the inputs of an offline evaluation
     for name, small, kind in interpreter_cases(problem, int(config["BLOCK_M"]), int(config["BLOCK_N"])):
