@@ -1,4 +1,5 @@
-"""Alembic's entry: runs the migrations on the connection, and in the transaction, that `evoattn.storage.engine` hands over."""
+"""Alembic's entry: runs the migrations on the connection, and in the transaction, that `evoattn.storage.engine` hands
+over."""
 
 from alembic import context
 

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""The best configs of every problem in databases, as JSON lines that `evoattn bench --configs` reads: best_configs.py TOP DATABASE... > FILE"""
+"""The best configs of every problem in databases, as JSON lines that `evoattn bench --configs` reads.
+
+best_configs.py TOP DATABASE... > FILE
+"""
 
 import sys
 

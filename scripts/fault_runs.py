@@ -1,10 +1,12 @@
 """Kill, fill, lock and forbid: a search under faults, and its database held to what it acknowledged.
 
-    python scripts/fault_runs.py [--kills 20] [--worker-kills 8] [--trials 20000] [--only kill,workers,disk,right,two,day] [--seed 0]
+    python scripts/fault_runs.py [--kills 20] [--worker-kills 8] [--trials 20000] [--seed 0]
+                                 [--only kill,workers,disk,right,two,day]
 
-Prints a row a fault: how often, what was promised and what was kept; exit code 0 only if nothing was lost, doubled or corrupted, and every
-refusal was one sentence. Kills run the real search, on the GPU where one is (else offline for an L4); `--fake` puts a made-up GPU in its place,
-which `workers` also does where there is no GPU, so that a GPU worker can be killed. Disk, right and two are about files and always use it.
+Prints a row a fault: how often, what was promised and what was kept; exit code 0 only if nothing was lost, doubled or
+corrupted, and every refusal was one sentence. Kills run the real search, on the GPU where one is (else offline for an
+L4); `--fake` puts a made-up GPU in its place, which `workers` also does where there is no GPU, so that a GPU worker can
+be killed. Disk, right and two are about files and always use it.
 """
 
 from __future__ import annotations
@@ -136,15 +138,15 @@ def wait_until(condition, seconds: float = 120.0) -> None:
 
 
 def kill_runs(run: Run, kills: int, rng: random.Random) -> str:
-    """kill -9 the search, each fifth time while it starts, else a random moment after a random number of new trials; then resume it."""
+    """kill -9 the search, each fifth time while it starts, else a random moment after a random number of new trials;
+    then resume it."""
     for n in range(kills):
         before = len(run.acknowledged())
         process = run.search("1h")
         if n % 5 == 4:
             time.sleep(rng.uniform(0.1, 5.0))
         else:
-            more = rng.randint(1, 12)
-            wait_until(lambda: len(run.acknowledged()) >= before + more or process.poll() is not None)
+            wait_for_trials(run, process, before + rng.randint(1, 12))
             time.sleep(rng.uniform(0, 0.2))
         require(
             process.poll() is None,
@@ -157,13 +159,17 @@ def kill_runs(run: Run, kills: int, rng: random.Random) -> str:
     return f"{kills} kills; {len(run.acknowledged())} trials acknowledged, {run.check()} kept, none twice"
 
 
+def wait_for_trials(run: Run, process: subprocess.Popen, count: int) -> None:
+    """Until that many trials are acknowledged, or the search has ended."""
+    wait_until(lambda: len(run.acknowledged()) >= count or process.poll() is not None)
+
+
 def worker_runs(run: Run, kills: int, rng: random.Random) -> str:
     """Kill the GPU worker and compile workers at random under one search: it goes on to the end of its budget."""
     budget, killed = 60 + 5 * kills, {}
     process = run.search(f"{budget}trials")
     for n in range(kills):
-        goal = 3 + n * budget // (kills + 1)
-        wait_until(lambda: len(run.acknowledged()) >= goal or process.poll() is not None)
+        wait_for_trials(run, process, 3 + n * budget // (kills + 1))
         time.sleep(rng.uniform(0, 0.1))
         workers = {
             name: [int(pid) for other, pid in run.lines("worker") if other == name] for name, _ in run.lines("worker")
@@ -175,11 +181,13 @@ def worker_runs(run: Run, kills: int, rng: random.Random) -> str:
     finish(process, (0,), "Done (budget spent)", 400)
     require(run.check() == budget, f"{run.check()} trials for a budget of {budget}.")
     died = run._rows("SELECT count(*) FROM trials WHERE state = 'WORKER_DIED'")[0][0]
-    return f"killed {', '.join(f'{count} x {name}' for name, count in killed.items())}; {budget} of {budget} trials, {died} WORKER_DIED"
+    counts = ", ".join(f"{count} x {name}" for name, count in killed.items())
+    return f"killed {counts}; {budget} of {budget} trials, {died} WORKER_DIED"
 
 
 def disk_run(run: Run, root: bool) -> str:
-    """Fill the disk under a search: a tmpfs of 1 MB for root, else a limit on the size of a file; then make room and resume."""
+    """Fill the disk under a search: a tmpfs of 1 MB for root, else a limit on the size of a file; then make room and
+    resume."""
     if root:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", run.folder], check=True)
     try:
@@ -198,7 +206,8 @@ def disk_run(run: Run, root: bool) -> str:
 
 
 def right_run(run: Run) -> str:
-    """Take the write right away from a running search (POSIX: its open files stay writable), then resume without it, then with it."""
+    """Take the write right away from a running search (POSIX: its open files stay writable), then resume without it,
+    then with it."""
     process = run.search("60trials", obeys_modes=True)
     wait_until(lambda: len(run.acknowledged()) >= 10)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (run.folder, *run.folder.iterdir())}
@@ -214,7 +223,8 @@ def right_run(run: Run) -> str:
         if path.exists():
             path.chmod(mode)
     finish(run.search("5trials", obeys_modes=True), (0,))
-    return f"{kept} trials{'; ' + first if first else ', the running search goes on'}; resumed without: {sentence} With: {run.check()} trials"
+    running = f"; {first}" if first else ", the running search goes on"
+    return f"{kept} trials{running}; resumed without: {sentence} With: {run.check()} trials"
 
 
 def two_runs(run: Run) -> str:
@@ -248,7 +258,7 @@ info = CompileInfo(128, 8, 16, 24, 1024, (), 0.3, "NVRTC 13.0", ("-arch=sm_89",)
 checks = ValidationReport("interpreter", tuple(CheckResult(f"case {i}", True, 1e-4, 1e-2) for i in range(8)))
 def megabytes():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
-seen = set()                                             # a sampler proposes no config twice; 8 bytes of each id tell them apart
+seen = set()  # a sampler proposes no config twice; 8 bytes of each id tell them apart
 def draw():
     while True:
         name = rng.choice(families)
@@ -260,10 +270,12 @@ for n in range(count):
     if n == count // 10:
         early = megabytes()
     name, config = draw()
-    candidate = Candidate(name, config.params, config.id, f"// {n}\\n" + "constexpr int BLOCK_M = 64;\\n" * 700, "sm_89")
+    source = f"// {n}\\n" + "constexpr int BLOCK_M = 64;\\n" * 700
+    candidate = Candidate(name, config.params, config.id, source, "sm_89")
     right = Evaluation(TrialState.ESTIMATED, "", info, checks, (), rng.uniform(1e5, 1e6), 0.2)
     wrong = Evaluation(TrialState.COMPILE_ERROR, f"Line {n}: identifier is undefined.", seconds=0.2)
-    storage.record(study, config, candidate, rng.choice((right, right, right, wrong)), (rng.randint(1, n + 1),), "mutation")
+    evaluation = rng.choice((right, right, right, wrong))
+    storage.record(study, config, candidate, evaluation, (rng.randint(1, n + 1),), "mutation")
 written = megabytes()
 read = sum(1 for _ in storage.iter_trials(study, evidence=True))
 print(f"{early:.1f} {written:.1f} {megabytes():.1f} {read}")
@@ -271,7 +283,8 @@ print(f"{early:.1f} {written:.1f} {megabytes():.1f} {read}")
 
 
 def day_run(run: Run, trials: int) -> str:
-    """A day's offline trials through the storage: memory at a tenth of them and at the end, then each report timed as a user runs it."""
+    """A day's offline trials through the storage: memory at a tenth of them and at the end, then each report timed as a
+    user runs it."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", DAY, str(run.db), str(trials)]
     done = subprocess.run(command, env=environment, cwd=ROOT, text=True, capture_output=True)

@@ -1,11 +1,13 @@
-"""A search for the fault runs: it writes down what it was promised, so that another program can hold the database to it.
+"""A search for the fault runs: it writes down what it was promised, so that another program can hold the database to
+it.
 
-    python scripts/fault_search.py JOURNAL (real|fake) --db FILE --budget BUDGET [--gpu GPU] [--shape SHAPE] [--family NAME] [--study NAME]
+    python scripts/fault_search.py JOURNAL (real|fake) --db FILE --budget BUDGET
+                                   [--gpu GPU] [--shape SHAPE] [--family NAME] [--study NAME]
                                    [--jobs N] [--resume]
 
-JOURNAL gets a line for each trial as soon as the storage has acknowledged it (`trial NUMBER CONFIG_ID`), and one for each worker process
-that started (`worker HANDLER PID`). `fake` stands in for compiler and GPU: the loop, the worker processes and the storage are the real
-ones, on a made-up H100. The words are those of `evoattn search`.
+JOURNAL gets a line for each trial as soon as the storage has acknowledged it (`trial NUMBER CONFIG_ID`), and one for
+each worker process that started (`worker HANDLER PID`). `fake` stands in for compiler and GPU: the loop, the worker
+processes and the storage are the real ones, on a made-up H100. The words are those of `evoattn search`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Bring the peers of `evoattn bench` that are no part of torch, FlashAttention 3 (bf16) and 4, into a folder of their own.
+"""Bring the peers of `evoattn bench` that are no part of torch, FlashAttention 3 (bf16) and 4, into a folder of their
+own.
 
     python scripts/fetch_peers.py FOLDER [--python-version 3.12]
 
-All comes through pip, from the index that pip is set up for, without their own needs, which would bring another torch. Prints the PYTHONPATH
-under which the peers are found. For FlashAttention 3 with fp16 build flash-attention's `hopper` folder; that build is then preferred.
+All comes through pip, from the index that pip is set up for, without their own needs, which would bring another torch.
+Prints the PYTHONPATH under which the peers are found. For FlashAttention 3 with fp16 build flash-attention's `hopper`
+folder; that build is then preferred.
 """
 
 from __future__ import annotations

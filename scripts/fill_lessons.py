@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Write the numbers of studies into a page: fill_lessons.py PAGE FOLDER, with a FOLDER/STUDY.json of `evoattn report` for each study.
+"""Write the numbers of studies into a page: fill_lessons.py PAGE FOLDER, with a FOLDER/STUDY.json of `evoattn report`
+for each study.
 
-Beside PAGE.md it writes PAGE.jsonl: for each study its problem, its versions and the best trial, whole, since the database stays where it
-was made.
+Beside PAGE.md it writes PAGE.jsonl: for each study its problem, its versions and the best trial, whole, since the
+database stays where it was made.
 
-A place in the page is `<!--EXPRESSION-->text<!---->`; the text is replaced, the expression stays, so that a page can be filled again. With
-A and B the names of studies, or A.sdpa for the best SDPA backend in the final of study A (always µs, medians):
+A place in the page is `<!--EXPRESSION-->text<!---->`; the text is replaced, the expression stays, so that a page can be
+filled again. With A and B the names of studies, or A.sdpa for the best SDPA backend in the final of study A (always µs,
+medians):
 
     A          `12.34 µs (trial 56)` of the best kernel
     A.kib      its shared memory a block in KiB

@@ -1,11 +1,12 @@
-"""Where the time of a `flash_wgmma` kernel goes: the same kernel with one stage of its work left out, timed beside the whole one.
+"""Where the time of a `flash_wgmma` kernel goes: the same kernel with one stage of its work left out, timed beside the
+whole one.
 
     python3 scripts/left_out.py PROBLEM… [--configs FILE]
 
-Runs on the CUDA device that is here. For each problem the first `flash_wgmma` config that FILE (of `scripts/best_configs.py`) has for it,
-else the first valid starting config, is rendered, and the source is edited: without exponentials, with one k16 step of each product,
-without copies of K and V, without all three, and a kernel that returns at once. What is left computes nonsense: only its time counts,
-medians of interleaved rounds, µs a call.
+Runs on the CUDA device that is here. For each problem the first `flash_wgmma` config that FILE (of
+`scripts/best_configs.py`) has for it, else the first valid starting config, is rendered, and the source is edited:
+without exponentials, with one k16 step of each product, without copies of K and V, without all three, and a kernel that
+returns at once. What is left computes nonsense: only its time counts, medians of interleaved rounds, µs a call.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ Edit = tuple[str, str]
 NO_EXPONENTIALS: Edit = ('asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;")
 ONE_STEP_OF_QK: Edit = ("step < Tiles::DIM_STEPS; ++step) {\n      wgmma_qk", "step < 1; ++step) {\n      wgmma_qk")
 ONE_STEP_OF_PV: Edit = ("step < KEY_STEPS; ++step) wgmma_pv", "step < 1; ++step) wgmma_pv")
+LOAD_KV = (
+    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, "
+    "row, head, batch);"
+)
 NO_KV_COPIES: Edit = (  # but for the first tile of each stage: garbage would take the path of sums too high
-    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
-    "if (at.places >= STAGES) mbarrier_arrive(full_smem + 8 * at.stage); else "
-    "Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);",
+    LOAD_KV,
+    f"if (at.places >= STAGES) mbarrier_arrive(full_smem + 8 * at.stage); else {LOAD_KV}",
 )
 COUNT_PLACES: Edit = ("    if (++stage == STAGES)", "    ++places;\n    if (++stage == STAGES)")
 PLACES: Edit = ("  uint32_t parity = 0;\n", "  uint32_t parity = 0;\n  int places = 0;\n")
@@ -70,8 +74,9 @@ def edited(candidate: Candidate, edits: tuple[Edit, ...]) -> Candidate:
 
 
 def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) -> KernelConfig:
-    """The first of the file, else the first starting config, that is valid and needs no scratch memory: a kernel with a stage left out may
-    not leave that as it was. Raises `ConfigError` or `OSError` as `read_configs` does, and `ValueError` where there is none."""
+    """The first of the file, else the first starting config, that is valid and needs no scratch memory: a kernel with a
+    stage left out may not leave that as it was. Raises `ConfigError` or `OSError` as `read_configs` does, and
+    `ValueError` where there is none."""
     space = load_space("flash_wgmma", gpu)
     theirs = [
         params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"

@@ -2,10 +2,10 @@
 
     python3 scripts/sanitize.py PROBLEM… [--family NAME]… [--configs FILE] [--top 1] [--jobs 12]
 
-For each problem the first `--top` configs of each family in FILE (of `scripts/best_configs.py`), and the first `--top` valid starting
-configs, of each family that takes the problem (or of those named). Each runs on ragged lengths and on strided views, under each tool in
-a process of its own. Prints what is not clean, a line of counts a family, and ends with exit code 1 if a tool found something that counts
-(`is_damning`).
+For each problem the first `--top` configs of each family in FILE (of `scripts/best_configs.py`), and the first `--top`
+valid starting configs, of each family that takes the problem (or of those named). Each runs on ragged lengths and on
+strided views, under each tool in a process of its own. Prints what is not clean, a line of counts a family, and ends
+with exit code 1 if a tool found something that counts (`is_damning`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from evoattn.model.space import ConfigError, KernelConfig, load_space  # noqa: E
 def chosen(
     problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top: int, families: list[str]
 ) -> list[KernelConfig]:
-    """`top` valid configs of each family out of the file, and as many starting configs; no config twice. Raises as `read_configs` does."""
+    """`top` valid configs of each family out of the file, and as many starting configs; no config twice.
+
+    Raises as `read_configs` does.
+    """
     theirs = read_configs(file, problem, gpu.arch) if file else []
     configs: dict[str, KernelConfig] = {}
     for name in families:

@@ -1,4 +1,7 @@
-"""Worker processes of `test_search` that compile and time nothing. They import no torch, so that one starts in a tenth of a second."""
+"""Worker processes of `test_search` that compile and time nothing.
+
+They import no torch, so that one starts in a tenth of a second.
+"""
 
 import os
 import signal
@@ -58,7 +61,8 @@ class FakeDevice(Handler):
 
 
 class DiesInFinals(FakeDevice):
-    """A worker killed from outside at its first two measurements of the peers, and at its first final with candidates."""
+    """A worker killed from outside at its first two measurements of the peers, and at its first final with
+    candidates."""
 
     def __call__(self, task):
         if isinstance(task, HoldFinal):

@@ -74,17 +74,18 @@ def test_libraries_stay_in_their_homes():
 
 
 def test_templates_are_plain_cuda_below_the_marker():
-    templates = [p for p in TEMPLATES.glob("*.cu.j2")]
+    templates = list(TEMPLATES.glob("*.cu.j2"))
     assert templates
     for path in templates:
-        above, marker, below = path.read_text().partition(MARKER)
+        _, marker, below = path.read_text().partition(MARKER)
         assert marker, path.name
         assert not any(sign in below for sign in ("{{", "{%", "{#")), path.name
         assert "asm" not in below, f"{path.name}: PTX belongs under templates/device"
 
 
 def test_constexpr_functions_are_for_the_device():
-    """NVRTC takes every function as a device function (-default-device), plain nvcc, which builds the exports, does not."""
+    """NVRTC takes every function as a device function (-default-device), plain nvcc, which builds the exports, does
+    not."""
     for path in (*TEMPLATES.glob("*.cu.j2"), *TEMPLATES.rglob("*.cuh")):
         for line in path.read_text().splitlines():
             if re.search(r"(?<!if )constexpr\b[^=(]*\w+\([^()]*\)\s*\{", line):

@@ -79,7 +79,8 @@ def test_refusals_are_sentences(monkeypatch, name, problem, words):
 def test_the_reason_is_the_backend_s_own():
     said = [
         "Memory efficient kernel not used because: (Triggered internally at sdp_utils.cpp:1.)",
-        "For dense input, both fused kernels require query, key and value to have the same num_heads. (Triggered internally at x:2.)",
+        "For dense input, both fused kernels require query, key and value to have the same num_heads. "
+        "(Triggered internally at x:2.)",
         "Flash attention kernel not used because: (Triggered internally at x:3.)",
         "Flash attention has been runtime disabled.",
         "CuDNN attention kernel not used because:",

@@ -1,4 +1,5 @@
-"""The bench on a pretended device: recorded bests keep their trials, wrong ones never stand, configs of a file are checked."""
+"""The bench on a pretended device: recorded bests keep their trials, wrong ones never stand, configs of a file are
+checked."""
 
 import io
 import json

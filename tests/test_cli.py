@@ -213,10 +213,10 @@ def test_a_space_without_a_valid_config_is_a_failed_run_that_says_why(tmp_path):
 
 def test_another_device_than_the_named_one_is_refused():
     device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
-    with pytest.raises(GpuError, match="H100.*--gpu auto"):
+    with pytest.raises(GpuError, match=r"H100.*--gpu auto"):
         choose_device("l4", [device])
     assert choose_device("auto", [device]) == (GPUS["h100"], device)
-    with pytest.raises(GpuError, match="GTX 1080.*is not in evoattn's table"):
+    with pytest.raises(GpuError, match=r"GTX 1080.*is not in evoattn's table"):
         choose_device("auto", [DetectedDevice(0, "GTX 1080", (6, 1), "12.0")])
 
 

@@ -10,7 +10,8 @@ SOURCE = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] = 1; }'
 
 
 def test_a_cubin_is_whole_to_its_last_byte():
-    """The program headers are the last part of the file (ELF-64 header: e_phoff at 32, e_phentsize and e_phnum at 54)."""
+    """The program headers are the last part of the file (ELF-64 header: e_phoff at 32, e_phentsize and e_phnum at
+    54)."""
     cubin = compile_source(SOURCE, "sm_90a").cubin
     (start,) = struct.unpack_from("<Q", cubin, 32)
     size, count = struct.unpack_from("<HH", cubin, 54)
@@ -18,12 +19,15 @@ def test_a_cubin_is_whole_to_its_last_byte():
 
 
 def test_a_source_that_does_not_compile_is_one_sentence():
-    with pytest.raises(CompileError, match="error.*undefined_name"):
+    with pytest.raises(CompileError, match=r"error.*undefined_name"):
         compile_source('extern "C" __global__ void f(float* x) { x[0] = undefined_name; }', "sm_89")
 
 
 def test_the_log_s_largest_numbers_count():
-    log = "Used 40 registers\n12 bytes spill stores, 16 bytes spill loads\nUsed 60 registers, 8 bytes smem\n8 bytes stack frame"
+    log = (
+        "Used 40 registers\n12 bytes spill stores, 16 bytes spill loads\n"
+        "Used 60 registers, 8 bytes smem\n8 bytes stack frame"
+    )
     found = parse_log(log)
     assert (found["registers"], found["spill_store_bytes"], found["spill_load_bytes"]) == (60, 12, 16)
     assert (found["static_smem_bytes"], found["stack_bytes"], found["warnings"]) == (8, 8, ())

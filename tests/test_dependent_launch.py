@@ -1,4 +1,5 @@
-"""What the driver is given for a launch that may begin early: as cuda.h of CUDA 13.0 lays it out (offsetof by gcc on x86-64)."""
+"""What the driver is given for a launch that may begin early: as cuda.h of CUDA 13.0 lays it out (offsetof by gcc on
+x86-64)."""
 
 import ctypes
 from types import SimpleNamespace

@@ -187,10 +187,9 @@ def test_tensor_maps_are_encoded_by_the_driver(storage):
         storage, storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE), (), "starting")
     )
     assert "#include <cuda.h>" in text and "cudaGetDriverEntryPointByVersion" in text
-    assert (
-        "tensor_map(buffer[1], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, {64, 130, 1, 2, 2}, {256, 128, 128, 33280}, {64, 128, 1, 1, 1})"
-        in text
-    )
+    sizes, strides, box = "{64, 130, 1, 2, 2}", "{256, 128, 128, 33280}", "{64, 128, 1, 1, 1}"
+    kind = "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B"
+    assert f"tensor_map(buffer[1], {kind}, {sizes}, {strides}, {box})" in text
 
 
 def test_what_cannot_be_exported(storage):

@@ -1,4 +1,5 @@
-"""The quick part of `scripts/fault_runs.py`: two kills at random moments and a short day; the whole of it takes minutes."""
+"""The quick part of `scripts/fault_runs.py`: two kills at random moments and a short day; the whole of it takes
+minutes."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""`scripts/left_out.py` without a device: every edit finds its one place in today's template, and what is left compiles."""
+"""`scripts/left_out.py` without a device: every edit finds its one place in today's template, and what is left
+compiles."""
 
 from dataclasses import replace
 

@@ -43,7 +43,8 @@ def test_a_command_has_configs_to_time(words):
 
 
 def test_every_number_has_its_study(tmp_path):
-    """Study n of the page takes n µs, SDPA ten times that: each place changes, none is left, and a second filling changes nothing."""
+    """Study n of the page takes n µs, SDPA ten times that: each place changes, none is left, and a second filling
+    changes nothing."""
     for number, study in enumerate(studies(), 1):
         row = {
             "median_us": float(number),
@@ -76,5 +77,5 @@ def test_the_trials_named_on_the_page_are_in_the_record():
 
 
 def test_a_study_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="lesson_tensor_scalar.json has no timed kernel"):
+    with pytest.raises(SystemExit, match=r"lesson_tensor_scalar\.json has no timed kernel"):
         fill_lessons.fill(PAGE, fill_lessons.Numbers(tmp_path))

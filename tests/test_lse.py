@@ -1,4 +1,5 @@
-"""The log-sum-exp output: an optional part of a problem, right from flash_wgmma in every form, found wrong where it is."""
+"""The log-sum-exp output: an optional part of a problem, right from flash_wgmma in every form, found wrong where it
+is."""
 
 import math
 from dataclasses import replace

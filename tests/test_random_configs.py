@@ -1,4 +1,5 @@
-"""Valid configs, drawn at random over many problems: each is right on the interpreter, with no race and no access out of bounds."""
+"""Valid configs, drawn at random over many problems: each is right on the interpreter, with no race and no access out
+of bounds."""
 
 import random
 
@@ -77,8 +78,8 @@ def test_random_valid_configs_are_right(problem):
     spec, seed = gpu.GPUS["l4"], PROBLEMS.index(problem)
     names = serving(problem, spec)
     assert names
-    # S in 16 bits is as coarse as the low-precision answer that the rule allows for: single small cases lie just over it, rightly
-    # WRONG_RESULT.
+    # S in 16 bits is as coarse as the low-precision answer that the rule allows for: single small cases lie just over
+    # it, rightly WRONG_RESULT.
     spaces = {name: load_space(name, spec).restricted({"S_TYPE": ("fp32",)}) for name in names}
     configs = [c for name in names for c in draw(spaces[name], problem, spec, COUNTS.get(name, FEW), seed)]
     assert not wrong_ones(problem, spec, configs)

@@ -73,7 +73,10 @@ def test_the_interval_covers_the_true_ratio(kind):
 @pytest.mark.parametrize("rounds, confidence", [(25, 0.95), (25, 0.993), (15, 0.95), (8, 0.95), (101, 0.99)])
 def test_the_ranks_are_the_tightest_that_keep_the_confidence(rounds, confidence):
     low, high = ranking.interval_ranks(rounds, confidence)
-    outside = lambda k: 2 * sum(comb(rounds, i) for i in range(k)) / 2**rounds
+
+    def outside(k: int) -> float:
+        return 2 * sum(comb(rounds, i) for i in range(k)) / 2**rounds
+
     assert high == rounds - 1 - low and outside(low + 1) <= 1 - confidence < outside(low + 2)
 
 

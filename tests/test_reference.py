@@ -1,4 +1,5 @@
-"""The answer that everything is judged by, against torch's own attention in float64, and the judge against planted errors."""
+"""The answer that everything is judged by, against torch's own attention in float64, and the judge against planted
+errors."""
 
 import pytest
 import torch

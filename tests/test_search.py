@@ -1,4 +1,5 @@
-"""The loop on a device that misbehaves: a death, a hang or a failed compile costs its candidate and no more; kill -9 and Ctrl-C lose nothing."""
+"""The loop on a device that misbehaves: a death, a hang or a failed compile costs its candidate and no more; kill -9
+and Ctrl-C lose nothing."""
 
 import io
 import os

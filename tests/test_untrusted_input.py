@@ -1,4 +1,5 @@
-"""What comes from outside (words, YAML, a database) is a value or a sentence: never code, never a path, never a traceback."""
+"""What comes from outside (words, YAML, a database) is a value or a sentence: never code, never a path, never a
+traceback."""
 
 import json
 import re
@@ -260,7 +261,7 @@ def test_a_source_that_no_template_renders_runs_only_on_request(hostile):
         changed,
         Evaluation(TrialState.ESTIMATED, "", CompileInfo(registers=32, compiler="NVRTC"), relative_cost=1.0),
     )
-    with pytest.raises(ReproduceError, match="renders another text .* was not run: .* --trust-source"):
+    with pytest.raises(ReproduceError, match=r"renders another text .* was not run: .* --trust-source"):
         reproduce(hostile, foreign, study)
     found = {f.what: f.sentence for f in reproduce(hostile, foreign, study, trust_source=True).findings}
     assert "Right in all" in found["answers"] and "another text" in found["source"]

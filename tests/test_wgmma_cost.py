@@ -99,7 +99,8 @@ def test_orders_measured_kernels_and_is_within_a_quarter_of_their_time():
 
 
 def test_overlap_that_holds_is_cheaper():
-    """One after the other, the softmax beside P V as far as the compiler lets it, and wholly so, which `lazy_after` forces."""
+    """One after the other, the softmax beside P V as far as the compiler lets it, and wholly so, which `lazy_after`
+    forces."""
     genes = ({"OVERLAP": False, "RESCALE": "lazy_8"}, {"RESCALE": "lazy_8"}, {"RESCALE": "lazy_after"})
     costs = [cost("fa_d128_4k", THREE | g, 128) for g in genes]
     assert costs == sorted(costs, reverse=True) and len(set(costs)) == 3
