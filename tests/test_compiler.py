@@ -29,6 +29,6 @@ def test_the_log_s_largest_numbers_count():
         "Used 60 registers, 8 bytes smem\n8 bytes stack frame"
     )
     found = parse_log(log)
-    assert (found["registers"], found["spill_store_bytes"], found["spill_load_bytes"]) == (60, 12, 16)
-    assert (found["static_smem_bytes"], found["stack_bytes"], found["warnings"]) == (8, 8, ())
+    assert (found.registers, found.spill_store_bytes, found.spill_load_bytes) == (60, 12, 16)
+    assert (found.static_smem_bytes, found.stack_bytes, found.warnings) == (8, 8, ())
     assert first_error("") == "the compiler failed without a message" and first_error("a\nError: b") == "Error: b"
