@@ -84,6 +84,8 @@ def test_the_page_loads_clean_and_fits(browser, pages, width, scheme):
     assert browser.execute_script(drawn) > 4
     box = browser.execute_script("return document.getElementById('config').getBoundingClientRect().toJSON()")
     assert box["top"] >= 0 and box["bottom"] <= HEIGHTS[width]  # the winner's config is on the first screen
+    clipped = "return [...document.querySelectorAll('.bars')].filter((t) => t.offsetWidth > t.parentNode.clientWidth)"
+    assert browser.execute_script(clipped) == []  # bars are read at a glance or not at all
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(", "))) / 3
     assert brightness > 200 if scheme == "light" else brightness < 60
