@@ -129,8 +129,12 @@ def kept_in(storage: Storage, study: Study, db: str | None) -> Kept:
 
     latest = storage.latest_study()
     is_latest = latest is not None and latest.id == study.id
-    usual = db is None or db == default_database()
-    return Kept(storage.place, None if usual else db, None if is_latest else study.name)
+    return Kept(storage.place, unusual(db), None if is_latest else study.name)
+
+
+def unusual(db: str | None) -> str | None:
+    """The value of --db that further commands need; None where they find the database without it."""
+    return None if db is None or db == default_database() else db
 
 
 def chosen_problem(shape: str | None, problem: str | None) -> AttentionProblem | None:

@@ -19,7 +19,7 @@ from evoattn.timing.peers.labels import peer_label
 
 LINE_EVERY = 10.0
 """Seconds between lines where the output is no terminal."""
-CURVE_COLUMNS = 40
+CURVE_COLUMNS = 32
 CURVE_LEVELS = "▁▂▃▄▅▆▇█"
 
 

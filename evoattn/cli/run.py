@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from evoattn.cli.common import kept_in
+from evoattn.cli.common import kept_in, unusual
 from evoattn.cli.display import Display
 from evoattn.correctness import sanitizer
 from evoattn.model.records import Study
@@ -38,7 +38,7 @@ def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> 
     best = f", best {leaders[0].timing.median_us:.2f} µs" if leaders and leaders[0].timing else ""
     trials = sum(prepared.storage.counts(earlier).values())
     print_text(console, f"Searched before, in study {earlier.name} ({trials} trials{best}). To go on with that one:")
-    db = [["--db", prepared.words.db]] if prepared.words.db else []
+    db = [["--db", place]] if (place := unusual(prepared.words.db)) else []
     words = [["evoattn", "search"], ["--resume"], ["--study", earlier.name], *db]
     print_lines(console, command(words, min(console.width, WIDEST)))
 

@@ -106,8 +106,8 @@ def search(
         if wanted and wanted.device is None:
             print_plainly(
                 f"No CUDA device: searching offline for the {wanted.gpu.product} ({wanted.gpu.arch}).",
-                "Kernels are compiled for it, checked on an interpreter and ranked by a cost model,",
-                "never timed.",
+                "Kernels are compiled for it, checked on an interpreter and ranked by a cost",
+                "model, never timed.",
             )
         elif wanted and wanted.device:
             print_plainly(f"Searching on the {wanted.device.product}.")
