@@ -2,10 +2,11 @@
 """Whether a change of templates, headers or constants changes the machine code of any starting config. Needs no GPU.
 
     python scripts/cubins.py record FILE [--family NAME …]
-    python scripts/cubins.py compare FILE [--family NAME …]
+    python scripts/cubins.py compare FILE [--family NAME …] [--every N]
 
 `record` compiles all starting configs and writes the hashes of their machine code as JSON. `compare` does the same and
-holds it against FILE; it ends with exit code 1 and a list where machine code differs.
+holds it against FILE; it ends with exit code 1 and a list where machine code differs. `--every N` looks at each Nth
+config only.
 
 A config is compiled for every named problem that it is a starting config of, on sm_80, sm_89 and sm_90a. Equal sources
 are compiled once, and taken from the cubin cache if they are there; `compare` does not compile a source that differs
@@ -42,8 +43,9 @@ ARCHES = ("sm_80", "sm_89", "sm_90a")
 COMPILERS = 2
 HEX_DIGITS = 20
 """Of each sha256 that are kept."""
-CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init")
-"""Names of the sections of a cubin that decide what it computes begin with one of these."""
+CODE_SECTIONS = re.compile(r"\.text\.|\.nv\.constant[0-3]")
+"""How the names of the sections of a cubin begin that decide what it computes. Global variables (`.nv.global.init`, and
+`.nv.constant4` with their addresses) are left out: those of the templates are constants that instructions hold."""
 TOKEN = re.compile(
     r"""//[^\n]* | /\*.*?\*/                   # comments
       | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*'  # strings and characters
@@ -90,7 +92,7 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
 
 def machine_code_hash(cubin: bytes) -> str:
     """Hex hash of instructions and constants, by kernel."""
-    parts = sorted((name, content) for name, content in sections(cubin) if name.startswith(CODE_SECTIONS))
+    parts = sorted((name, content) for name, content in sections(cubin) if CODE_SECTIONS.match(name))
     if not any(name.startswith(".text.") for name, _ in parts):
         raise ValueError("the cubin has no instructions")
     digest = hashlib.sha256()
@@ -121,9 +123,8 @@ def starting_candidates(families: list[str]) -> dict[str, Candidate]:
     return candidates
 
 
-def codes_of(families: list[str], known: dict[str, Code]) -> dict[str, Code]:
-    """The code of each starting config, by its key. One with the tokens of its row of `known` is not compiled again."""
-    candidates = starting_candidates(families)
+def codes_of(candidates: dict[str, Candidate], known: dict[str, Code]) -> dict[str, Code]:
+    """The code of each candidate, by its key. One with the tokens of its row of `known` is not compiled again."""
     tokens = {key: tokens_hash(candidate.source) for key, candidate in candidates.items()}
     codes = {key: known[key] for key in candidates if key in known and known[key].tokens == tokens[key]}
     different = {(tokens[key], c.arch): c for key, c in candidates.items() if key not in codes}
@@ -171,10 +172,12 @@ def main() -> int:
     parser.add_argument("command", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--family", action="append", choices=tuple(FAMILIES), help="only this family; may be repeated")
+    parser.add_argument("--every", type=int, default=1, help="of the configs, only each Nth")
     arguments = parser.parse_args()
     families = arguments.family or list(FAMILIES)
+    candidates = dict(sorted(starting_candidates(families).items())[:: arguments.every])
     if arguments.command == "record":
-        now = codes_of(families, {})
+        now = codes_of(candidates, {})
         write(arguments.file, now)
         print(f"{len(now)} configs, {len({c.tokens for c in now.values()})} sources: {arguments.file}")
         return 0
@@ -182,7 +185,9 @@ def main() -> int:
     if compiler != version():
         print(f"The record is of {compiler}, this is {version()}: the code of another compiler is not comparable.")
         return 2
-    now = codes_of(families, before)
+    if arguments.every > 1:
+        before = {key: code for key, code in before.items() if key in candidates}
+    now = codes_of(candidates, before)
     lines = differences(before, now)
     same = sum(key in before and code.tokens == before[key].tokens for key, code in now.items())
     print("\n".join([*lines, f"{len(now)} configs, {same} of the same source, {len(lines)} differences."]))

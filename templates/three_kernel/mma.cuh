@@ -101,14 +101,16 @@ three_kernel_scores(const Element* __restrict__ q_gmem,    // [batch, heads, seq
 
   s_gmem += int64_t(blockIdx.z) * seqlen_q * score_stride;
   if constexpr (TILE_SOFTMAX) {
-    const int first_key = block_key + key_warp * REFERENCE_KEYS, all_keys = seqlen_k - first_key - lane % 4 * 8;
+    const int first_key = block_key + key_warp * REFERENCE_KEYS;
+    const Mask mask(seqlen_q, seqlen_k);
+    const int all_keys = seqlen_k - first_key - lane % 4 * 8;
     // A whole warp of keys past the last one has no reference.
     const int valid_rows = first_key < seqlen_k ? seqlen_q - block_row - row_warp * ROW_TILES * 16 - lane / 4 : 0;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
       const int row = block_row + (row_warp * ROW_TILES + m) * 16 + lane / 4;
-      const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - first_key - lane % 4 * 8;
-      const int visible[2] = {CAUSAL ? min(all_keys, row_keys) : all_keys, CAUSAL ? min(all_keys, row_keys + 8) : all_keys};
+      const Mask::Keys keys{mask.keys_from(row, first_key).after(lane % 4 * 8).first_row, all_keys};
+      const int visible[2] = {keys.of(0), keys.of(8)};
       float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, first_key / REFERENCE_KEYS, row, seqlen_q, seqlen_k);
       tile_softmax(reinterpret_cast<float (&)[4 * KEY_TILES]>(s[m]), softmax_scale_log2, visible,
                    [](int n, int e) { return n / 4 * 32 + n % 4 * 2 + e; }, row_gmem, valid_rows - m * 16, lane);
@@ -184,8 +186,7 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
   extern __shared__ __align__(128) unsigned char smem[];
   const uint32_t smem_address = shared_address(smem);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // The longest row blocks of a causal mask start first.
-  const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M, warp_row = block_row + warp * ROW_TILES * 16;
+  const int block_row = (Mask::LAST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M, warp_row = block_row + warp * ROW_TILES * 16;
   const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
   const int64_t first_row = int64_t(batch_head) * seqlen_q + block_row;
@@ -266,9 +267,8 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
     if (tile + PV_STAGES - 1 < tiles) load_p(tile + PV_STAGES - 1), load_v(tile + PV_STAGES - 1);
     cp_async_commit();                             // an empty group past the last tile keeps the count
     const uint32_t stage = tile % PV_STAGES * STAGE_BYTES;
-    // Columns count from this lane's first; row g of row tile 0 sees `row_keys`, with a causal mask each next row one more.
-    const int lane_key = tile * PV_BLOCK_K + lane % 4 * 2, all_keys = seqlen_k - lane_key;
-    const int row_keys = CAUSAL ? warp_row + lane / 4 + 1 + causal_offset(seqlen_q, seqlen_k) - lane_key : all_keys;
+    // Of the keys from this lane's first on; row g of row tile 0 is the first row.
+    const auto keys = Mask(seqlen_q, seqlen_k).keys_from(warp_row + lane / 4, tile * PV_BLOCK_K + lane % 4 * 2);
 #pragma unroll
     for (int k = 0; k < PV_BLOCK_K / 16; ++k) {
       uint32_t p[ROW_TILES][4];
@@ -278,7 +278,7 @@ three_kernel_values(const Element* __restrict__ p_gmem,    // [batch, heads, seq
         if constexpr (EXPONENTS_LATE) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {            // rows g, g + 8 of keys 0-7, then of keys 8-15
-            const int visible = CAUSAL ? min(all_keys, row_keys + m * 16 + i % 2 * 8) : all_keys;
+            const int visible = keys.of(m * 16 + i % 2 * 8);
             p[m][i] = probabilities<Score>(p[m][i], state.shift[m][i % 2], visible - (k * 16 + i / 2 * 8));
           }
         }

@@ -1,5 +1,6 @@
 // parts.cuh: what the three kernels of the pipeline agree on. Needs the constants of three_kernel.cu.j2.
 #include "device/ptx/element.cuh"
+#include "device/mask.cuh"
 #include "device/copy/vector.cuh"
 #include "device/ptx/grid_dependency.cuh"
 
@@ -8,7 +9,7 @@ constexpr int DIM_STEPS = (HEAD_DIM + 15) / 16;                                 
 
 template <int VALUE> struct Constant { static constexpr int value = VALUE; };
 
-__device__ __forceinline__ int causal_offset(int seqlen_q, int seqlen_k) { return CAUSAL_LOWER_RIGHT ? seqlen_k - seqlen_q : 0; }
+using Mask = KeyMask<CAUSAL, CAUSAL_LOWER_RIGHT>;
 
 // ZIGZAG: a kernel that reads the whole of S or P takes heads in the reverse of the order in which they were written. What was written last
 // is then read while it is still in L2; in the same order a buffer a little over L2 would lose each line just before its turn.
@@ -25,9 +26,9 @@ __device__ __forceinline__ void wait_for_kernels_before() {
 // Keys that P V reads for queries first_row … first_row + rows - 1: all that a query of the same tile of P V sees. Exactly these scores are
 // computed, and exactly these probabilities written, up to the next multiple of 8.
 __device__ __forceinline__ int keys_read(int first_row, int rows, int seqlen_q, int seqlen_k) {
-  if (!CAUSAL) return seqlen_k;
+  if constexpr (!Mask::ROWS_DIFFER) return seqlen_k;
   const int end = (first_row + rows + PV_BLOCK_M - 1) / PV_BLOCK_M * PV_BLOCK_M;
-  return max(0, min(seqlen_k, min(end, seqlen_q) + causal_offset(seqlen_q, seqlen_k)));
+  return max(0, Mask(seqlen_q, seqlen_k).keys_before(min(end, seqlen_q)));
 }
 
 // fp16 ends at 65504: a score past it stays finite.

@@ -19,9 +19,9 @@ three_kernel_softmax(const Score* s_gmem,          // [rows, score_stride]
   const int block = ZIGZAG ? gridDim.x - 1 - blockIdx.x : blockIdx.x;           // P V goes forward again
   const int row = block * ROWS_PER_BLOCK + threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
   int keys = seqlen_k, keys_written = seqlen_k;    // the row sees the first; the others get the probability 0
-  if constexpr (CAUSAL) {
+  if constexpr (Mask::ROWS_DIFFER) {
     const int query = row % seqlen_q;
-    keys = max(0, min(seqlen_k, query + 1 + causal_offset(seqlen_q, seqlen_k)));
+    keys = max(0, Mask(seqlen_q, seqlen_k).keys_of(query));
     keys_written = keys_read(query, 1, seqlen_q, seqlen_k);
   }
   keys_written = min(score_stride, (keys_written + KEYS_WRITTEN_STEP - 1) / KEYS_WRITTEN_STEP * KEYS_WRITTEN_STEP);

@@ -80,9 +80,9 @@ three_kernel_scores(const __grid_constant__ TensorMap q_map,       // [batch, he
     pin_registers(s);
     if (tile + 1 == tiles) next_may_begin<true>();
     if constexpr (TILE_SOFTMAX) {
-      const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
-      const int row_keys = row + 1 + causal_offset(seqlen_q, seqlen_k) - block_key - lane % 4 * 2;
-      const int visible[2] = {CAUSAL ? min(all_keys, row_keys) : all_keys, CAUSAL ? min(all_keys, row_keys + 8) : all_keys};
+      const int row = block_row + warp * 16 + lane / 4;
+      const auto keys = Mask(seqlen_q, seqlen_k).keys_from(row, block_key).after(lane % 4 * 2);
+      const int visible[2] = {keys.of(0), keys.of(8)};
       float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, first_tile + tile, row, seqlen_q, seqlen_k);
       tile_softmax(s, softmax_scale_log2, visible, [](int n, int e) { return n * 8 + e; }, row_gmem, seqlen_q - row, lane);
     } else {
@@ -130,7 +130,7 @@ three_kernel_values(const __grid_constant__ TensorMap p_map,       // [batch, he
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t smem_address = shared_address(smem);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
-  const int block_row = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M;      // the longest of a causal mask start first
+  const int block_row = (Mask::LAST_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * PV_BLOCK_M;
   const int batch_head = values_batch_head(), head = batch_head % heads, batch = batch_head / heads, kv_head = head / (heads / kv_heads);
   const int keys = keys_read(block_row, PV_BLOCK_M, seqlen_q, seqlen_k), tiles = (keys + PV_BLOCK_K - 1) / PV_BLOCK_K;
 

@@ -19,8 +19,7 @@ template <int HEADS, bool LAST_FIRST, int SPLIT> __device__ __forceinline__ Tile
   return Tile{LAST_FIRST ? row_blocks - 1 - row_block : row_block, head, batch};
 }
 
-// FIXED: the tile number of this block's round. With a causal mask the order of blocks alternates, so that no block always gets the longer
-// tiles.
-template <bool CAUSAL> __device__ __forceinline__ int fixed_tile(int round) {
-  return round * gridDim.x + (CAUSAL && round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+// FIXED: the tile number of this block's round. ALTERNATING: the order of blocks does, so that none always gets the longer tiles.
+template <bool ALTERNATING> __device__ __forceinline__ int fixed_tile(int round) {
+  return round * gridDim.x + (ALTERNATING && round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }

@@ -3,7 +3,7 @@
 // batches.
 #include "device/ptx/element.cuh"
 
-template <int ROWS, int SPLIT, bool CAUSAL, bool LOWER_RIGHT> struct GroupRows {
+template <int ROWS, int SPLIT, class Mask> struct GroupRows {
   int split, kv_head, batch, group;                          // group: query heads of the K/V head
   int first_row, all_rows, seqlen_q, seqlen_k;
 
@@ -15,14 +15,13 @@ template <int ROWS, int SPLIT, bool CAUSAL, bool LOWER_RIGHT> struct GroupRows {
   }
   __device__ __forceinline__ int head_of(int row) const { return group == 1 ? 0 : row / seqlen_q; }
   __device__ __forceinline__ int query_of(int row) const { return group == 1 ? row : row % seqlen_q; }
-  __device__ __forceinline__ int offset() const { return LOWER_RIGHT ? seqlen_k - seqlen_q : 0; }
 
   // Keys that a row sees, and that any row of the block sees. Rows past the last see what the last one sees.
   __device__ __forceinline__ int keys_of(int row) const {
-    return CAUSAL ? min(seqlen_k, query_of(min(row, all_rows - 1)) + 1 + offset()) : seqlen_k;
+    return Mask(seqlen_q, seqlen_k).keys_of(query_of(min(row, all_rows - 1)));
   }
   __device__ __forceinline__ int keys_end() const {
-    if constexpr (!CAUSAL) return seqlen_k;
+    if constexpr (!Mask::ROWS_DIFFER) return seqlen_k;
     const int last_row = min(first_row + ROWS, all_rows) - 1;
     return keys_of(head_of(first_row) == head_of(last_row) ? last_row : seqlen_q - 1);
   }

@@ -3,6 +3,7 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
+#include "device/mask.cuh"
 #include "device/mma/flash_fragments.cuh"
 
 enum class Rescale {
@@ -13,15 +14,14 @@ enum class Rescale {
 // P then begins at 2^-5, far above the 2^-14 below which fp16 loses bits, and scores may grow 32-fold in weight before the shift must rise.
 constexpr float LAZY_OCTAVES = 5.f;
 
-// s = -inf for keys that a row does not see. Keys count from this lane's first: row g of row tile 0 sees `row_keys` (CAUSAL: each next row
-// one more), no row more than `all_keys`.
-template <bool CAUSAL, int ROW_TILES, int KEY_TILES>
-__device__ __forceinline__ void mask_scores(float (&s)[ROW_TILES][KEY_TILES][4], int row_keys, int all_keys) {
+// s = -inf for keys that a row does not see. `visible`: of the keys from this lane's first on, row g of row tile 0 being the first row.
+template <int ROW_TILES, int KEY_TILES, class Keys>
+__device__ __forceinline__ void mask_scores(float (&s)[ROW_TILES][KEY_TILES][4], const Keys& visible) {
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int keys = CAUSAL ? min(all_keys, row_keys + m * 16 + half * 8) : all_keys;
+      const int keys = visible.of(m * 16 + half * 8);
 #pragma unroll
       for (int n = 0; n < KEY_TILES; ++n) {
         if (n * 8 >= keys) s[m][n][2 * half] = NEGATIVE_INFINITY;

@@ -3,6 +3,7 @@
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
+#include "device/mask.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
 
 template <bool VALUE> struct Flag { static constexpr bool value = VALUE; };
@@ -26,12 +27,11 @@ struct RowState {
   }
 };
 
-// s = -inf for keys that a row does not see: those from `keys` on, and CAUSAL from `row_keys` on for row g, `row_keys` + 8 for row g + 8.
-// `first_key` is the tile's.
-template <bool CAUSAL, int FLOATS>
-__device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, int keys, int row_keys, int lane) {
+// s = -inf for keys that a row does not see. `visible`: of all keys, row g being the first row; `first_key` is the tile's.
+template <int FLOATS, class Keys>
+__device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, const Keys& visible, int lane) {
   const int lane_key = first_key + lane % 4 * 2;           // the lane's first
-  const int low_keys = (CAUSAL ? min(keys, row_keys) : keys) - lane_key, high_keys = (CAUSAL ? min(keys, row_keys + 8) : keys) - lane_key;
+  const int low_keys = visible.of(0) - lane_key, high_keys = visible.of(8) - lane_key;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
     if (i / 4 * 8 + i % 2 >= (i & 2 ? high_keys : low_keys)) s[i] = NEGATIVE_INFINITY;
