@@ -9,7 +9,7 @@ from evoattn.model.paths import ROOT, TEMPLATES
 
 LAYERS = [  # design §2; a module may import from its own layer's packages and from below
     ["cli"],
-    ["bench", "export", "ops", "report", "search"],
+    ["bench", "export", "integrations", "ops", "report", "search"],
     ["portfolio"],
     ["samplers", "storage"],
     ["evaluation"],
@@ -28,6 +28,7 @@ HOMES = {  # files, or rooms of which any file may
     "jinja2": {"families/render.py", "report/page.py"},
     "typer": {"cli"},
     "pynvml": {"timing/clocks.py"},
+    "transformers": {"integrations"},
 }
 
 

@@ -74,16 +74,16 @@ class Runtime:
                 *(query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device()),
                 *(is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride()),
             )
+            if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+                reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
             reason = "kernels take strided tensors"
-        else:
+        if reason is None:
             plan = self._plans.get(call)
             if plan is None:
                 plan = self._decide(call, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
             if plan.__class__ is Refusal:
                 reason = plan.reason
-        if reason is None and torch.is_grad_enabled():
-            reason = GRADIENTS if query.requires_grad or key.requires_grad or value.requires_grad else None
         if reason is None:
             assert isinstance(plan, CallPlan)
             answer = torch.empty_like(query) if out is None else out

@@ -1,0 +1,1 @@
+"""Where other libraries ask for an attention function."""

@@ -1,0 +1,211 @@
+"""Random-init models of transformers: "evoattn" gives the logits of "sdpa", by the kernel where there is no mask and
+by torch elsewhere.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from fake_device import FakeDevice, fake_runtime
+
+from evoattn.ops import current
+
+transformers = pytest.importorskip("transformers")
+from evoattn.integrations.transformers import NAME, attention_forward, register  # noqa: E402
+
+TINY = dict(
+    hidden_size=256,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=99,
+    max_position_embeddings=128,
+)
+TOKENS = torch.arange(3, 3 + 48).reshape(1, 48) % 99
+PIXELS = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+SPEECH = torch.randn(1, 80, 120, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def device(tmp_path):
+    register()
+    fake = FakeDevice()
+    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
+        yield fake
+
+
+def llama(**others):
+    config = transformers.LlamaConfig(**TINY, num_key_value_heads=2, **others)
+    return transformers.LlamaForCausalLM, config, dict(input_ids=TOKENS)
+
+
+def qwen3():
+    config = transformers.Qwen3Config(**TINY, num_key_value_heads=2, head_dim=64)
+    return transformers.Qwen3ForCausalLM, config, dict(input_ids=TOKENS)
+
+
+def gemma3(window):
+    config = transformers.Gemma3TextConfig(
+        **TINY,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=window,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    return transformers.Gemma3ForCausalLM, config, dict(input_ids=TOKENS)
+
+
+def vit():
+    sizes = {name: size for name, size in TINY.items() if name not in ("vocab_size", "max_position_embeddings")}
+    return (
+        transformers.ViTModel,
+        transformers.ViTConfig(**sizes, image_size=64, patch_size=8),
+        dict(pixel_values=PIXELS),
+    )
+
+
+def whisper():
+    config = transformers.WhisperConfig(
+        **dict(vocab_size=99, d_model=256, num_mel_bins=80, max_source_positions=60, max_target_positions=64),
+        **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": 64 for side in ("encoder", "decoder")},
+        **dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1),
+    )
+    return transformers.WhisperForConditionalGeneration, config, dict(input_features=SPEECH, decoder_input_ids=TOKENS)
+
+
+def bert():
+    return transformers.BertModel, transformers.BertConfig(**TINY), dict(input_ids=TOKENS)
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=99, d_model=256, d_kv=64, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration, config, dict(input_ids=TOKENS, decoder_input_ids=TOKENS)
+
+
+MODELS = {
+    "llama": (llama, 2),
+    "qwen3": (qwen3, 2),
+    "gemma3, a window wider than the text": (lambda: gemma3(512), 2),
+    "gemma3, a narrow window": (lambda: gemma3(16), 1),
+    "vit": (vit, 2),
+    "whisper": (whisper, 6),
+    "bert": (bert, 2),
+    "t5 has a position bias": (t5, 0),
+}
+"""Model and how many layers of it a kernel serves in one forward pass (cross attention counts)."""
+
+
+def build(make, implementation):
+    kind, config, inputs = make()
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16).eval()
+    inputs = {n: t.bfloat16() if t.is_floating_point() else t for n, t in inputs.items()}
+    return model, inputs
+
+
+def logits(make, implementation, **more):
+    model, inputs = build(make, implementation)
+    answer = model(**inputs, **more)
+    return answer["logits"] if "logits" in answer else answer["last_hidden_state"]
+
+
+def close(ours, theirs):
+    """Within what bf16 rounding of the attention outputs can do to such a model."""
+    return torch.allclose(ours.float(), theirs.float(), atol=0.06, rtol=0.03)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_logits_are_those_of_sdpa(device, name):
+    make, served = MODELS[name]
+    theirs = logits(make, "sdpa")
+    logits(make, NAME)  # loads and checks the kernels
+    before = len(device.launches)
+    ours = logits(make, NAME)
+    assert len(device.launches) - before == served
+    assert close(ours, theirs)
+    assert served or torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3, a narrow window", "vit", "whisper", "bert", "t5 has a position bias"]
+)
+def test_without_a_device_they_are_the_same_bits(tmp_path, name):
+    register()
+    make, _ = MODELS[name]
+    with current.use(fake_runtime(None, tmp_path)), torch.no_grad():
+        assert torch.equal(logits(make, NAME), logits(make, "sdpa"))
+
+
+def test_padding_is_masked_by_torch(device):
+    mask = torch.ones(1, 48, dtype=torch.long)
+    mask[:, :5] = 0
+    assert torch.equal(logits(llama, NAME, attention_mask=mask), logits(llama, "sdpa", attention_mask=mask))
+    assert not device.launches
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(device, cache):
+    answers = {}
+    for name in ("sdpa", NAME):
+        model, inputs = build(llama, name)
+        words = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, disable_compile=True)
+        if cache == "static":
+            words["cache_implementation"] = "static"
+        answers[name] = model.generate(**inputs, **words)
+    assert torch.equal(answers["sdpa"], answers[NAME])
+    assert device.launches
+
+
+def test_training_goes_through_sdpa(device):
+    model, inputs = build(llama, NAME)
+    with torch.enable_grad():
+        model.train()(**inputs, labels=TOKENS).loss.backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+    assert not device.launches
+
+
+def test_a_compiled_model(device):
+    """With a cache to fill: without one transformers suspects packed sequences, which a trace cannot rule out, and
+    makes a mask.
+    """
+    torch.compiler.reset()
+    model, inputs = build(llama, NAME)
+    expected = model(**inputs).logits
+    for use_cache, served in ((True, 2), (False, 0)):
+        compiled = torch.compile(
+            lambda ids, use_cache=use_cache: model(input_ids=ids, use_cache=use_cache).logits,
+            backend="eager",
+            fullgraph=True,
+        )
+        before = len(device.launches)
+        assert close(compiled(inputs["input_ids"]), expected)
+        assert len(device.launches) - before == served
+
+
+class Layer(torch.nn.Module):
+    is_causal = True
+
+
+def test_sinks_and_soft_caps_are_those_of_eager(device):
+    """Of gpt-oss and Gemma 2; "sdpa" would leave them out."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as with_cap
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as with_sinks
+
+    q, k, v = torch.randn(3, 2, 4, 16, 32, generator=torch.Generator().manual_seed(1))
+    layer, mask = Layer(), torch.full((16, 16), -torch.inf).triu(1)
+    layer.num_key_value_groups, layer.training, layer.sinks = 2, False, torch.randn(4)
+    k, v = k[:, :2], v[:, :2]
+    expected, _ = with_sinks(layer, q, k, v, mask[None, None], scaling=0.2)
+    for given in (None, mask[None, None], (mask == 0)[None, None]):
+        answer, _ = attention_forward(layer, q, k, v, given, scaling=0.2, s_aux=layer.sinks)
+        assert torch.allclose(answer, expected, atol=1e-5)
+    expected, _ = with_cap(layer, q, k, v, mask[None, None], scaling=0.2, softcap=2.0)
+    answer, _ = attention_forward(layer, q, k, v, None, scaling=0.2, softcap=2.0)
+    assert torch.allclose(answer, expected, atol=1e-5)
