@@ -4,8 +4,8 @@
 
 Rooms: search, finals, ranking, storage, samplers, benchmark, validate, report; all unless named. Of each room `--count`
 mutants are drawn with `--seed`, the same ones each time; `--list` shows them, `--only` runs some of them. Prints a line
-per mutant (killed, survived, or timeout, which counts as killed) and the share killed per room. Exit code 1 if a room is
-under 85 %. Works on a copy of the tracked files. The survivors and their reasons are in docs/mutants_python.md.
+per mutant (killed, survived, or timeout, which counts as killed) and the share killed per room. Exit code 1 if a room
+is under 85 %. Works on a copy of the tracked files. The survivors and their reasons are in docs/mutants_python.md.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
     study = storage.find_study("s")
     assert len(storage.studies()) == 1 and sum(storage.counts(study).values()) == 2
     assert [t.protocol["stage"] for t in storage.trial(numbers[1]).timings] == ["screen", "final"]
-    assert storage.baselines(study)["fa4"][0].interleaved_with(storage.trial(numbers[1]).timing)
+    assert storage.peers(study)["fa4"][0].interleaved_with(storage.trial(numbers[1]).timing)
     file = io.StringIO()
     render_rows([row], Console(file=file, width=160))
     shown = (
@@ -170,7 +170,7 @@ def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
     assert (
         trial.disqualified == "In the final: two outputs differ."
         and not storage.leaderboard(study, 9)
-        and not storage.baselines(study)
+        and not storage.peers(study)
     )
     assert "fa4" in rows_json([row])
 

@@ -59,8 +59,8 @@ def record(storage, source, offline=False, params=None, state=TrialState.COMPLET
     candidate = source and Candidate("split_kv", config.params, config.id, source, "sm_90a")
     timings = () if offline else (Timing((10.0, 11.0, 12.0), {"stage": "final", "cache": "warm", "run": "the final"}),)
     info = CompileInfo(registers=99, compiler="NVRTC 13.0", options=("-arch=sm_90a", EVIL))
-    storage.add_baseline(study, "flash", Timing((22.0,), {"stage": "final", "cache": "warm", "run": "the final"}))
-    storage.add_baseline(study, "cudnn", None, EVIL)
+    storage.add_peer(study, "flash", Timing((22.0,), {"stage": "final", "cache": "warm", "run": "the final"}))
+    storage.add_peer(study, "cudnn", None, EVIL)
     return storage.record(study, config, candidate, Evaluation(state, EVIL, info, timings=timings), (1, 2), EVIL)
 
 

@@ -106,7 +106,7 @@ def test_misbehaving_workers_cost_their_candidates_only(storage):
     best = storage.leaderboard(study, 1)[0]
     assert best.timing.protocol["stage"] == "final"
     assert best.timing.median_us == min(t.timing.median_us for t in storage.iter_trials(study) if t.timing)
-    assert storage.baselines(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
+    assert storage.peers(study)["flash"][-1].interleaved_with(best.timing) and "cudnn" in storage.refusals(study)
     assert progress.best.number == best.number and progress.best_value == best.timing.median_us
     assert progress.peers == {"flash": 30.0} and progress.ratio == best.timing.median_us / 30.0
     seconds, values = zip(*progress.improvements, strict=True)

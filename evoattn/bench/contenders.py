@@ -75,8 +75,8 @@ def choose(
     configs: list[tuple[str, dict[str, Any]]],
     top: int,
 ) -> tuple[list[Contender], list[Note]]:
-    """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else the starting
-    configs."""
+    """(contenders, notes on what could not stand): the best recorded ones and `configs` [(family, parameters)], else
+    the starting configs."""
     chosen: dict[str, Contender] = {}
     notes = []
     for recorded in recorded_best(storages, problem, gpu.arch, top):
@@ -109,7 +109,8 @@ def _starting(problem: AttentionProblem, gpu: GpuSpec) -> list[Contender]:
 
 
 def write_configs(storages: list[Storage], top: int) -> str:
-    """The best `top` configs of every problem and architecture measured in the databases, as JSON lines for `read_configs`."""
+    """The best `top` configs of every problem and architecture measured in the databases, as JSON lines for
+    `read_configs`."""
     problems = {}
     for storage in storages:
         for study in storage.studies():
@@ -127,10 +128,11 @@ def write_configs(storages: list[Storage], top: int) -> str:
 
 
 def read_configs(path: Path, problem: AttentionProblem, arch: str) -> list[tuple[str, dict[str, Any]]]:
-    """(family, parameters) of each line for `problem` on `arch`, in the file's order. What they hold is checked by `choose`.
+    """(family, parameters) of each line for `problem` on `arch`, in the file's order. What they hold is checked by
+    `choose`.
 
-    Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError` where it cannot
-    be read.
+    Raises `ConfigError` where the file is not of the form that `write_configs` gives, or larger than 16 MiB; `OSError`
+    where it cannot be read.
     """
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: it is no file of configs.")

@@ -40,7 +40,8 @@ class BenchTask:
 
 
 class BenchDevice(Handler):
-    """The GPU worker's process: it lives through all problems, so that a peer is imported once. Answers a `BenchTask`."""
+    """The GPU worker's process: it lives through all problems, so that a peer is imported once. Answers a
+    `BenchTask`."""
 
     def __init__(self, gpu: GpuSpec, cache: CacheMode) -> None:
         from evoattn.evaluation.device import DeviceEvaluator

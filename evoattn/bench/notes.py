@@ -16,7 +16,8 @@ class Note(NamedTuple):
 
 
 def grouped(notes: list[Note]) -> list[str]:
-    """A line a sentence, in the order of first mention: its first subject, how many more there are, and the sentence."""
+    """A line a sentence, in the order of first mention: its first subject, how many more there are, and the
+    sentence."""
     subjects: dict[str, list[str]] = {}
     for subject, sentence in notes:
         subjects.setdefault(" ".join(sentence.split()), []).append(subject)

@@ -45,9 +45,9 @@ class BenchRecords:
         """The peers of the final go to every study that has one of its finalists."""
         for storage, study in self._timed.values():
             for name, timing in timings.items():
-                storage.add_baseline(study, name, timing)
+                storage.add_peer(study, name, timing)
             for name, reason in refusals.items():
-                storage.add_baseline(study, name, None, reason)
+                storage.add_peer(study, name, None, reason)
 
     def _study(self) -> Study:
         """The study of this problem's benched configs; made when first needed. A search can go on with it."""

@@ -24,7 +24,8 @@ class Time:
 
 @dataclass
 class Row:
-    """Our best kernel that is right, in the final too (None with a note that says why), and every peer's time or refusal."""
+    """Our best kernel that is right, in the final too (None with a note that says why), and every peer's time or
+    refusal."""
 
     problem: dict[str, Any]
     describe: str

@@ -55,7 +55,8 @@ class Bench:
         self._device.stop()
 
     def run(self, problems: list[AttentionProblem], configs: Callable[[AttentionProblem], Configs]) -> Iterator[Row]:
-        """A row per problem, as they end; `configs(problem)` are further contenders. Raises `WorkerFailed` if no worker starts."""
+        """A row per problem, as they end; `configs(problem)` are further contenders. Raises `WorkerFailed` if no worker
+        starts."""
         for problem in problems:
             row = Row(problem.to_dict(), problem.describe())
             row.notes = grouped(self._run(problem, configs(problem), row))
@@ -126,7 +127,8 @@ class Bench:
         return final.result
 
     def _finish(self, row: Row, records: BenchRecords, proved: Proved, timings: dict[str, Timing]) -> list[Note]:
-        """Record the finalists' times; the best that the final did not disqualify goes into the row, a note says why of each other."""
+        """Record the finalists' times; the best that the final did not disqualify goes into the row, a note says why of
+        each other."""
         notes = []
         for index, (contender, _, evaluation) in enumerate(proved):
             timing, family = timings[str(index)], contender.config.family

@@ -1,9 +1,9 @@
 """How long a compiled kernel should take, from counted instructions and the GPU's rates: a rank, never a time.
 
-The interpreter counts what one block does for two small problems; the difference is what a K/V tile costs, the rest what a block costs.
-Scaled to the whole problem, these counts keep the units of an SM busy (issue slots, special-function units, shared memory, …), and make a
-chain of waits for each warp; the blocks that fit on an SM share the units and hide each other's waits. `reports/performance.md` has the
-rank correlation with measured times.
+The interpreter counts what one block does for two small problems; the difference is what a K/V tile costs, the rest
+what a block costs. Scaled to the whole problem, these counts keep the units of an SM busy (issue slots,
+special-function units, shared memory, …), and make a chain of waits for each warp; the blocks that fit on an SM share
+the units and hide each other's waits. `reports/performance.md` has the rank correlation with measured times.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SCHEDULERS = 4
 INT_LANES = 64
 """Clock rates of an SM: CUDA C++ Programming Guide, "Arithmetic Instructions" for compute capability 8.x and 9.0."""
 
-# Fitted by non-negative least squares of relative errors to 906 measured kernels of flash_scalar and flash_mma on five problems (H100,
-# 2026-11-21). Busy tensor cores, conversions and L2 traffic came out as 0: what bounds these kernels is the chain of waits. Left out one at
-# a time, the five problems are ranked with a Spearman correlation of 0.85 to 0.93.
+# Fitted by non-negative least squares of relative errors to 906 measured kernels of flash_scalar and flash_mma on five
+# problems (H100, 2026-11-21). Busy tensor cores, conversions and L2 traffic came out as 0: what bounds these kernels is
+# the chain of waits. Left out one at a time, the five problems are ranked with a Spearman correlation of 0.85 to 0.93.
 BUSY = {"issue": 0.22, "fp32": 0.18, "int": 0.34, "special": 0.42, "shared": 0.46, "barriers": 7.4}
 """Clocks of an SM for each clock that a unit is busy, for each barrier that a warp reaches."""
 CHAIN = {"fp32": 0.77, "tensor": 6.9, "shuffles": 10.6, "memory": 2.3, "barriers": 102.0}
@@ -88,7 +88,8 @@ def count_work(kernel: BuiltKernel, problem: AttentionProblem) -> Work:
     a_block = (counts[0] * tiles[1] - counts[1] * tiles[0]) * (1 / determinant)
     visited = _key_tiles(problem, block_m, block_n)
     launch, *others = kernel.launches(problem)
-    # The compiler tells the most of all kernels in a source. Where that is more than this launch can have, it is another kernel's.
+    # The compiler tells the most of all kernels in a source. Where that is more than this launch can have, it is
+    # another kernel's.
     registers = (
         min(kernel.compiled.info.registers, register_cap(math.ceil(launch.threads / WARP), 1))
         if others
@@ -125,7 +126,8 @@ def unit_clocks(counts: Counters, gpu: GpuSpec) -> dict[str, float]:
 
 
 def chain_clocks(counts: Counters, warps: float, gpu: GpuSpec) -> dict[str, float]:
-    """What one warp waits for in turn, a warp's share of the counts: instructions, or clocks of the unit where it has one to itself."""
+    """What one warp waits for in turn, a warp's share of the counts: instructions, or clocks of the unit where it has
+    one to itself."""
     return {
         "fp32": counts.fp32 / warps,
         "tensor": counts.tensor_flops / gpu.tensor_flops_per_clock / warps,
@@ -136,11 +138,11 @@ def chain_clocks(counts: Counters, warps: float, gpu: GpuSpec) -> dict[str, floa
 
 
 def relative_cost(work: Work, gpu: GpuSpec) -> float | None:
-    """The estimate in clocks of one SM, meaningful only against other estimates of the same problem and GPU. None if no block fits on
-    an SM.
+    """The estimate in clocks of one SM, meaningful only against other estimates of the same problem and GPU. None if no
+    block fits on an SM.
 
-    Busy units add up over the blocks of the fullest SM; latency adds up over the waves in which they run, the last of them as long as the
-    longest block.
+    Busy units add up over the blocks of the fullest SM; latency adds up over the waves in which they run, the last of
+    them as long as the longest block.
     """
     resident = gpu.blocks_resident(work.registers, work.threads, work.smem_bytes)
     if not resident:

@@ -31,8 +31,8 @@ from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 class DeviceEvaluator:
     """Validates and times candidates for one problem on one device. Lives in the worker process.
 
-    `broken` once its CUDA context is lost, or may have been harmed. The inputs' seed is drawn for each process, so that no kernel
-    can have been made for them.
+    `broken` once its CUDA context is lost, or may have been harmed. The inputs' seed is drawn for each process, so that
+    no kernel can have been made for them.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class DeviceEvaluator:
         return ""
 
     def evaluate(self, task: Evaluate) -> Evaluation:
-        """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of `task.best_us`, the
-        check of the work that was timed, plausibility."""
+        """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of
+        `task.best_us`, the check of the work that was timed, plausibility."""
         started = time.perf_counter()
         checks: list[CheckResult] = []
         timings: list[Timing] = []
@@ -111,14 +111,16 @@ class DeviceEvaluator:
         )
 
     def _context_lives(self) -> bool:
-        """Whether the device still answers, and no input changed: a refused launch harms nothing, a faulty one may look refused."""
+        """Whether the device still answers, and no input changed: a refused launch harms nothing, a faulty one may look
+        refused."""
         try:
             return self.vault.intact()
         except RuntimeError:
             return False
 
     def _is_still_right(self) -> bool:
-        """Whether the first right candidate of this process still is: if not, the process may be at fault, not the candidate."""
+        """Whether the first right candidate of this process still is: if not, the process may be at fault, not the
+        candidate."""
         known = self._known_right
         return known is None or check(self.backend, known, self.own).passed
 

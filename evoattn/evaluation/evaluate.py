@@ -36,7 +36,8 @@ def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
 
 
 def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Evaluation:
-    """Compile for `gpu`, check the answers on the interpreter, rank by the cost model: the pool's task where no device is."""
+    """Compile for `gpu`, check the answers on the interpreter, rank by the cost model: the pool's task where no device
+    is."""
     started = time.perf_counter()
     config, candidate = task.config, task.candidate
 

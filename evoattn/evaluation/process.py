@@ -33,7 +33,8 @@ class Report:
 
 
 class Handler(ABC):
-    """What a worker process runs. Made once in the process; `broken` asks for a fresh process after the task at hand."""
+    """What a worker process runs. Made once in the process; `broken` asks for a fresh process after the task at
+    hand."""
 
     broken = False
     connection: Connection | None = None

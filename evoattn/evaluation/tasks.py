@@ -1,4 +1,5 @@
-"""What goes to the worker processes, and what comes back. Imports no torch, so that a process that only passes it on starts fast."""
+"""What goes to the worker processes, and what comes back. Imports no torch, so that a process that only passes it on
+starts fast."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from evoattn.timing.protocol import Protocol
 
 @dataclass(frozen=True)
 class Compile:
-    """For a compile worker: `candidate` as `family` renders `config`. The answer is a `Compiled`, offline an `Evaluation`."""
+    """For a compile worker: `candidate` as `family` renders `config`. The answer is a `Compiled`, offline an
+    `Evaluation`."""
 
     family: Family
     config: KernelConfig
@@ -43,7 +45,8 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class HoldFinal:
-    """For the GPU worker: time the finalists and every peer but the `refused`, in turns. The answer is a `FinalResult`."""
+    """For the GPU worker: time the finalists and every peer but the `refused`, in turns. The answer is a
+    `FinalResult`."""
 
     finalists: Finalists
     protocol: Protocol

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -86,8 +87,8 @@ class Worker:
     ) -> Outcome:
         """Wait until the worker is idle, give it the task, and wait for its end.
 
-        The task may take `seconds`, its start not counted. `refresh` is called several times per second meanwhile. `earlier` gets
-        the outcome of the task that the worker still had. Raises `WorkerFailed`.
+        The task may take `seconds`, its start not counted. `refresh` is called several times per second meanwhile.
+        `earlier` gets the outcome of the task that the worker still had. Raises `WorkerFailed`.
         """
         while not self.idle:
             if outcome := self._step(refresh):
@@ -104,13 +105,12 @@ class Worker:
         return self.poll()
 
     def submit(self, tag: Any, task: Any, seconds: float) -> None:
-        """Hand a task that may take `seconds` to an idle worker. One found dead loses the task and is replaced (see `poll`)."""
+        """Hand a task that may take `seconds` to an idle worker. One found dead loses the task and is replaced (see
+        `poll`)."""
         self._tag, self.busy, self._started, self._doing = tag, True, time.monotonic(), ""
         self._deadline = self._started + seconds
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # `poll` sees the closed pipe and reports the death
             self.connection.send(task)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # `poll` sees the closed pipe and reports the death
 
     def poll(self) -> Outcome | None:
         """The outcome of the task at hand if it has ended, else None; also sees a starting worker become ready."""
@@ -177,7 +177,8 @@ class Pool:
             worker.check()
 
     def ask(self, tasks: Sequence[Any], seconds: float, refresh: Callable[[], None] = _nothing) -> list[Outcome]:
-        """The outcomes of all tasks, in their order, once the last has ended. Each may take `seconds`. Raises `WorkerFailed`."""
+        """The outcomes of all tasks, in their order, once the last has ended. Each may take `seconds`. Raises
+        `WorkerFailed`."""
         waiting, done = list(enumerate(tasks))[::-1], dict[int, Outcome]()
         while len(done) < len(tasks):
             for worker in self.idle()[: len(waiting)]:

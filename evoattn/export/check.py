@@ -129,7 +129,7 @@ def _provenance(
     where = f"{versions.get('device', study.gpu)}, {versions.get('driver', 'no driver')}"
     if timing and timing.median_us > 0:
         lines.append(f"measured on {where}: {_timed(timing)}, {problem.flops / timing.median_us / 1e6:.2f} TFLOP/s")
-        for name, timings in storage.baselines(study).items():
+        for name, timings in storage.peers(study).items():
             latest = timings[-1]
             ratio = (
                 f", {latest.median_us / timing.median_us:.3f} x its speed in the same rounds"

@@ -39,9 +39,12 @@ class Sampler(Protocol):
 
 
 def objective(trial: Trial) -> float | None:
-    """What samplers minimise: the log of the median in µs, or of the relative cost (a study has one or the other). None for a failure."""
-    if trial.state is TrialState.COMPLETE:
-        cost = trial.timing.median_us
+    """What samplers minimise: the log of the median in µs, or of the relative cost (a study has one or the other).
+
+    None for a failure.
+    """
+    if trial.state is TrialState.COMPLETE and trial.timing:
+        cost: float | None = trial.timing.median_us
     elif trial.state is TrialState.ESTIMATED:
         cost = trial.relative_cost
     else:
@@ -50,7 +53,8 @@ def objective(trial: Trial) -> float | None:
 
 
 class ProposingSampler:
-    """Starting configs first, then `_propose`, which every sampler fills with its own way; random configs where that gives none."""
+    """Starting configs first, then `_propose`, which every sampler fills with its own way; random configs where that
+    gives none."""
 
     def __init__(
         self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
@@ -72,9 +76,8 @@ class ProposingSampler:
     def _next(self) -> Proposal | None:
         while self._starting:
             config = self._starting.popleft()
-            if params := self.pool.claim(
-                config.family, config.params
-            ):  # one that does not fit becomes a near one that does
+            # One that does not fit becomes a near one that does.
+            if params := self.pool.claim(config.family, config.params):
                 return Proposal(config.family, params, operator=STARTING)
         return self._propose() or self._random()
 
@@ -90,9 +93,11 @@ class ProposingSampler:
         """Nothing to learn here."""
 
     def restore(self, trials: Iterable[Trial]) -> None:
-        """Mark the recorded configs as seen, learn from those of today's spaces, and go on with fresh random numbers."""
+        """Mark the recorded configs as seen, learn from those of today's spaces, and go on with fresh random
+        numbers."""
         count = 0
-        for count, trial in enumerate(trials, 1):
+        for trial in trials:
+            count += 1
             self.pool.mark(trial.config_id)
             if trial.operator == STARTING and self._starting:  # proposed in order, recorded as it is or mended
                 self._starting.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from optuna.samplers import NSGAIISampler
 from optuna.trial import TrialState, create_trial
@@ -17,13 +18,14 @@ from evoattn.samplers.optuna_study import new_study
 from evoattn.samplers.pool import Params, WhyInvalid
 
 POPULATION = 24
-"""Right kernels in a generation: the best of 12, 16, 24, 32 and 48 on a made-up problem of two families after 400 and 1500 candidates."""
+"""Right kernels per generation: of 12, 16, 24, 32 and 48 this found the best on a made-up problem of two families,
+after 400 and after 1500 candidates."""
 CROSSOVER_SHARE = 0.8
 """Children of two parents; the others are mutants of one."""
 IMMIGRANT_SHARE = 0.1
 """Random configs among the children, so that no family or value dies out for good."""
 START_OVER_AFTER = 1000
-"""Trials in one Optuna study: its bookkeeping takes 0.2 ms a trial at 1000, and 10 ms at 15 000."""
+"""Trials in one Optuna study: its bookkeeping takes 0.2 ms per trial at 1000, and 10 ms at 15 000."""
 GENERATION = f"{NSGAIISampler.__name__}:generation"
 """The attribute in which Optuna 5 keeps a trial's generation."""
 
@@ -38,10 +40,12 @@ class _Individual:
 class GeneticSampler(ProposingSampler):
     """NSGA-II (Deb et al. 2002) with one objective: an elitist genetic algorithm with binary tournaments.
 
-    Optuna's own crossover wants all parents to have the same parameters, so children are made here: of two parents of different families
-    the child is of the first one's, and may take the values of parameters that both have. Optuna therefore sees no parameters,
-    only who scored what in which generation. A failed candidate never becomes a parent.
+    Optuna's own crossover wants all parents to have the same parameters, so children are made here: of two parents of
+    different families the child is of the first one's, and may take the values of parameters that both have. Optuna
+    therefore sees no parameters, only who scored what in which generation. A failed candidate never becomes a parent.
     """
+
+    start_over_after: ClassVar = START_OVER_AFTER
 
     def __init__(
         self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
@@ -54,7 +58,8 @@ class GeneticSampler(ProposingSampler):
         self._start_over()
 
     def _start_over(self) -> None:
-        """A new Optuna study: what NSGA-II with one objective would select from all of the past, the best, is its generation 0."""
+        """A new Optuna study. Its generation 0 are the best of all trials, as NSGA-II with one objective would select
+        them."""
         self._nsga2 = NSGAIISampler(population_size=POPULATION)
         self._study = new_study(self._nsga2)
         self._individuals: dict[int, _Individual] = {}
@@ -101,7 +106,8 @@ class GeneticSampler(ProposingSampler):
         return self._parents[min(self.rng.randrange(count), self.rng.randrange(count))]
 
     def _breed(self, parents: Sequence[_Individual]) -> Params:
-        """Uniform crossover (Syswerda 1989) of the first parent with the last, then mutation of one parameter on average."""
+        """Uniform crossover (Syswerda 1989) of the first parent with the last, then mutation of one parameter on
+        average."""
         family, child = parents[0].family, dict(parents[0].params)
         for p in self.pool.spaces[family].parameters:
             if self.rng.random() < 0.5 and parents[-1].params.get(p.name) in p.values:
@@ -114,17 +120,20 @@ class GeneticSampler(ProposingSampler):
             self._study.tell(token, state=TrialState.FAIL)
         else:
             self._study.tell(token, value)
-            self._individuals[token] = self._learn(trial)
-        if token >= START_OVER_AFTER:
+            self._individuals[token] = self._individual(trial)
+            self._learn(trial)
+        if token >= self.start_over_after:
             self._start_over()
 
     def restore(self, trials: Iterable[Trial]) -> None:
         super().restore(trials)
         self._start_over()
 
-    def _learn(self, trial: Trial) -> _Individual:
-        individual = _Individual(trial.number, trial.family, trial.config)
+    def _learn(self, trial: Trial) -> None:
         if (value := objective(trial)) is not None:
-            insort(self._best, (value, trial.number, individual))
+            insort(self._best, (value, trial.number, self._individual(trial)))
             del self._best[POPULATION:]
-        return individual
+
+    @staticmethod
+    def _individual(trial: Trial) -> _Individual:
+        return _Individual(trial.number, trial.family, trial.config)

@@ -19,7 +19,8 @@ REPAIR_STEPS = 50
 REPAIR_NOISE = 0.2
 """Share of the changes made to any parameter instead of one at fault, as WalkSAT does to leave dead ends."""
 FRUITLESS_DRAWS = 200
-"""Random configs in a row that no repair helps: then a small space is gone through point by point, and a large one counts as used up."""
+"""Random configs in a row that no repair helps: then a small space is gone through point by point, and a large one
+counts as used up."""
 SMALL_SPACE = 50_000
 """Points, at some 20 µs each to ask whether they are valid."""
 NEIGHBOUR_SHARE = 0.7
@@ -29,8 +30,8 @@ NEIGHBOUR_SHARE = 0.7
 class ConfigPool:
     """What is left of some families' spaces. A config that was claimed is never given out again.
 
-    `why_invalid(family, params)` says in one sentence why a config cannot be, or None; it should name the parameters at fault.
-    `rejected` counts the invalid configs met on the way by reason, the numbers in it replaced by N.
+    `why_invalid(family, params)` says in one sentence why a config cannot be, or None; it should name the parameters at
+    fault. `rejected` counts the invalid configs met on the way by reason, the numbers in it replaced by N.
     """
 
     def __init__(self, spaces: dict[str, SearchSpace], why_invalid: WhyInvalid, rng: random.Random) -> None:
@@ -48,7 +49,8 @@ class ConfigPool:
         return new
 
     def fits(self, family: str, params: Params) -> bool:
-        """Whether the config is a point of today's spaces: a recorded one may be of a family left out, or of an older YAML file."""
+        """Whether the config is a point of today's spaces: a recorded one may be of a family left out, or of an older
+        YAML file."""
         try:
             self.spaces[family].make_config(params)
         except (KeyError, ConfigError):
@@ -56,10 +58,12 @@ class ConfigPool:
         return True
 
     def claim(self, family: str, params: Params, steps: int = REPAIR_STEPS) -> Params | None:
-        """The config, or a valid new one near it, which is then the caller's to propose; None if there is none within `steps` changes.
+        """The config, or a valid new one near it, which is then the caller's to propose; None if there is none within
+        `steps` changes.
 
-        An invalid config is repaired as WalkSAT does (Selman, Kautz, Cohen 1994): change one of the parameters that the reason names, until
-        there is no reason left. Drawing anew instead takes up to 5000 draws a valid one (flash_mma at head_dim 256), this some 10 to 800.
+        An invalid config is repaired as WalkSAT does (Selman, Kautz, Cohen 1994): change one of the parameters that the
+        reason names, until there is no reason left. Drawing anew instead takes up to 5000 draws a valid one (flash_mma
+        at head_dim 256), this some 10 to 800.
         """
         for _ in range(steps):
             if reason := self._why_invalid(family, params):
@@ -107,7 +111,8 @@ class ConfigPool:
                 yield dict(zip(names, values))
 
     def mutate(self, family: str, params: Params) -> Params:
-        """A copy with one parameter changed on average, mostly to the next value up or down, as values stand in their natural order."""
+        """A copy with one parameter changed on average, mostly to the next value up or down, as values stand in their
+        natural order."""
         parameters = [p for p in self.spaces[family].parameters if len(p.values) > 1]
         return params | {
             p.name: self._mutated(p, params[p.name]) for p in parameters if self.rng.random() < 1 / len(parameters)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from bisect import insort
+from operator import itemgetter
+from typing import ClassVar, NamedTuple
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -18,10 +20,17 @@ from evoattn.samplers.base import ProposingSampler, objective
 from evoattn.samplers.optuna_study import new_study
 from evoattn.samplers.pool import Params, WhyInvalid
 
-HISTORY = 256
-"""Most finished trials that an estimator is fitted to: the time of a fit grows with them, to 2-4 ms here."""
-BEST_KEPT, LATEST_KEPT = 64, 64
-"""What stays when the history is full: the best of all times and the latest."""
+
+class History(NamedTuple):
+    """How many finished trials an estimator is fitted to."""
+
+    longest: int = 256
+    """The time of a fit grows with them, to 2-4 ms here."""
+    best: int = 64
+    latest: int = 64
+    """What stays when the history is full: the best of all times and the latest."""
+
+
 STARTUP = 16
 """Right kernels of a family before its estimator is asked."""
 EXPLORING_SHARE = 0.15
@@ -37,12 +46,12 @@ class _Estimator:
     Failures are `PRUNED`, which TPE counts as worse than any value. `FAIL` is what it leaves out.
     """
 
-    def __init__(self, space: SearchSpace, rng: random.Random) -> None:
+    def __init__(self, space: SearchSpace, rng: random.Random, history: History) -> None:
         self.successes = 0
-        self._rng = rng
+        self._rng, self._history = rng, history
         self._fixed = {p.name: p.values[0] for p in space.parameters if len(p.values) == 1}
         self._values = {p.name: p.values for p in space.parameters if len(p.values) > 1}
-        self._distributions = {
+        self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(range(len(values))) for name, values in self._values.items()
         }
         self._finished: list[tuple[float | None, Params]] = []
@@ -52,7 +61,8 @@ class _Estimator:
 
     @property
     def _study(self) -> optuna.Study:
-        """The Optuna study of what is remembered and what is running; made anew where part of the history was forgotten."""
+        """The Optuna study of what is remembered and what is running; made anew where part of the history was
+        forgotten."""
         if self._made is None:
             self._made = new_study(
                 TPESampler(n_startup_trials=0, multivariate=True, constant_liar=True, seed=self._rng.getrandbits(32))
@@ -104,10 +114,11 @@ class _Estimator:
     def _remember(self, params: Params, value: float | None) -> None:
         self.successes += value is not None
         self._finished.append((value, params))
-        if len(self._finished) > HISTORY:
-            latest = self._finished[-LATEST_KEPT:]
-            earlier = [finished for finished in self._finished[:-LATEST_KEPT] if finished[0] is not None]
-            self._finished = sorted(earlier, key=lambda finished: finished[0])[:BEST_KEPT] + latest
+        if len(self._finished) > self._history.longest:
+            kept = self._history.latest
+            latest = self._finished[-kept:]
+            earlier = [(value, params) for value, params in self._finished[:-kept] if value is not None]
+            self._finished = [*sorted(earlier, key=itemgetter(0))[: self._history.best], *latest]
             self._made = None
 
 
@@ -118,11 +129,13 @@ class TpeSampler(ProposingSampler):
     every parameter that not all families have.
     """
 
+    history: ClassVar = History()
+
     def __init__(
         self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
     ) -> None:
         super().__init__(spaces, problem, seed, why_invalid)
-        self._estimators = {family: _Estimator(space, self.rng) for family, space in spaces.items()}
+        self._estimators = {family: _Estimator(space, self.rng, self.history) for family, space in spaces.items()}
         self._leaders: list[tuple[float, str]] = []
 
     def _next(self) -> Proposal | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from evoattn.model.errors import WrongUse
@@ -36,16 +37,16 @@ def parse_budget(text: str) -> Budget:
 class Clock:
     """A budget as it is spent. Its time runs from `start`: until the workers are up no candidate can be measured."""
 
-    def __init__(self, budget: Budget, reserve: float = 0.0) -> None:
+    def __init__(self, budget: Budget, reserve: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
         """`reserve`: seconds of a time budget to leave for what comes after the search, at most half of it."""
-        self._budget = budget
+        self._budget, self._now = budget, now
         self._seconds = None if budget.seconds is None else max(budget.seconds - reserve, 0.5 * budget.seconds)
         self.started: float | None = None
         """When, by `time.monotonic`."""
 
     def start(self) -> None:
         """Let the time run."""
-        self.started = time.monotonic()
+        self.started = self._now()
 
     def spent(self, recorded: int) -> bool:
         """Whether the time is over, or `recorded` trials are all that were wanted."""
@@ -53,4 +54,4 @@ class Clock:
             return recorded >= self._budget.trials
         if self.started is None or self._seconds is None:
             return False
-        return time.monotonic() >= self.started + self._seconds
+        return self._now() >= self.started + self._seconds

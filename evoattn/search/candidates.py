@@ -30,7 +30,8 @@ class Pending:
     """Once it is compiled."""
     relative_cost: float | None = None
     again: bool = False
-    """It is evaluated a second time, in a fresh process, as the first one may have been harmed (`Evaluation.doubtful`)."""
+    """It is evaluated a second time, in a fresh process, as the first one may have been harmed
+    (`Evaluation.doubtful`)."""
 
 
 class Ready:
@@ -44,7 +45,8 @@ class Ready:
         return len(self._heap)
 
     def add(self, pending: Pending, compiled: Compiled) -> None:
-        """A candidate that the cost model cannot judge goes before those that it can; equal ones go in the order in which they came."""
+        """A candidate that the cost model cannot judge goes before those that it can; equal ones go in the order in
+        which they came."""
         cost = compiled.relative_cost
         ready = replace(pending, kernel=compiled.kernel, relative_cost=cost)
         heapq.heappush(self._heap, (0.0 if cost is None else cost, next(self._order), ready))

@@ -16,7 +16,8 @@ PEERS_FACTOR = 3
 
 
 class Device:
-    """A `Worker` whose process times; `seconds` is what one candidate may take. Adds the time of its tasks to `progress`."""
+    """A `Worker` whose process times; `seconds` is what one candidate may take. Adds the time of its tasks to
+    `progress`."""
 
     def __init__(self, worker: Worker, progress: Progress, seconds: float) -> None:
         self.worker, self._progress, self._seconds = worker, progress, seconds
@@ -39,7 +40,8 @@ class Device:
         return self._peers.result is None
 
     def poll(self) -> Outcome | FinalResult | None:
-        """The end of a candidate's task, the peers' first times, or None. Raises `SearchError` if the peers cannot be measured."""
+        """The end of a candidate's task, the peers' first times, or None. Raises `SearchError` if the peers cannot be
+        measured."""
         outcome = self.worker.poll()
         return self.take(outcome) if outcome else None
 
@@ -52,7 +54,8 @@ class Device:
             self._peers.take(outcome)
         except FinalFailed as error:
             raise SearchError(f"The peers could not be measured: {error}") from None
-        return self._peers.result
+        result: FinalResult | None = self._peers.result
+        return result
 
     def hold(
         self, final: Final, seconds: float, refresh: Callable[[], None], earlier: Callable[[Outcome], None]

@@ -38,8 +38,8 @@ def choose(
 ) -> Finalists:
     """By the trial's number: the best `FINALISTS` candidates, and the best starting config if it is none of them.
 
-    So what the search gained over the starting config is measured in one run. A trial that is not rendered today as it was
-    recorded, or no longer compiles, is passed over. Raises `StorageError`.
+    So what the search gained over the starting config is measured in one run. A trial that is not rendered today as it
+    was recorded, or no longer compiles, is passed over. Raises `StorageError`.
     """
     finalists: Finalists = {}
 
@@ -70,7 +70,8 @@ def choose(
 def sanitize(
     problem: AttentionProblem, finalists: Finalists, timings: dict[str, Timing], refresh: Callable[[], None]
 ) -> None:
-    """Add compute-sanitizer's verdicts to the finalists' timings; one that reads or writes out of bounds is disqualified."""
+    """Add compute-sanitizer's verdicts to the finalists' timings; one that reads or writes out of bounds is
+    disqualified."""
     for name, kernel in finalists.items():
         if not timings[name].samples_us:
             continue

@@ -15,7 +15,8 @@ from evoattn.timing.peers.table import PEERS
 from evoattn.timing.protocol import FINAL, Protocol
 
 TRIES = 3
-"""Tries per final: a GPU worker that died in a final, where no new candidate runs, may have been killed from outside."""
+"""Tries per final: a GPU worker that died in a final, where no new candidate runs, may have been killed from
+outside."""
 DEATHS = 2
 """Deaths at its turn after which a contestant is out."""
 

@@ -28,7 +28,8 @@ from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import CacheMode
 
 READY_PER_COMPILER = 2
-"""Compiled candidates that may queue, per compile worker: enough to choose the promising from, few enough to stay fresh."""
+"""Compiled candidates that may queue, per compile worker: enough to choose the promising from, few enough to stay
+fresh."""
 RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
 """Part of a time budget kept for the final: at least RESERVE_SECONDS, at most RESERVE_MOST."""
 FINAL_SECONDS = 2 * RESERVE_MOST
@@ -38,7 +39,8 @@ POLL_SECONDS = 0.1
 
 
 class Search:
-    """One run of a study. `run` returns when the budget is spent, the spaces are exhausted, or `KeyboardInterrupt` came."""
+    """One run of a study. `run` returns when the budget is spent, the spaces are exhausted, or `KeyboardInterrupt`
+    came."""
 
     def __init__(
         self,
@@ -106,8 +108,8 @@ class Search:
             self._show()
 
     def _start_clock(self) -> None:
-        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the GPU worker has measured
-        the peers."""
+        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the GPU worker has
+        measured the peers."""
         up = any(w.ready for w in self._pool.workers) and (not self._device or self._device.up)
         if up and self._clock.started is None:
             self._clock.start()

@@ -12,7 +12,8 @@ _NEVER_RAN = (TrialState.INVALID_CONFIG, TrialState.DUPLICATE, TrialState.COMPIL
 
 
 def value_of(trial: Trial) -> float | None:
-    """What a search minimises: the median in µs of a measured trial, the relative cost of an estimated one. None for any other."""
+    """What a search minimises: the median in µs of a measured trial, the relative cost of an estimated one. None for
+    any other."""
     if trial.state is TrialState.ESTIMATED:
         return trial.relative_cost
     measured = trial.state is TrialState.COMPLETE and not trial.disqualified and trial.timing
@@ -37,7 +38,8 @@ class Progress:
     """Wall time since `started` in which the GPU worker had a task."""
     best: Trial | None = None
     improvements: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds, value) each time that this run found a better trial: `seconds` as in `Progress.seconds`, the value as in `value_of`."""
+    """(seconds, value) each time that this run found a better trial: `seconds` as in `Progress.seconds`, the value as
+    in `value_of`."""
     tied_with: tuple[int, ...] = ()
     """Numbers of the finalists that the final does not tell from the best (`evoattn.timing.ranking`)."""
     peers: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Every result goes to the database first, then to those who learn from it: sampler, progress and the table of what ran."""
+"""Every result goes to the database first, then to those who learn from it: sampler, progress and the table of what
+ran."""
 
 from __future__ import annotations
 
@@ -34,13 +35,14 @@ class Recorder:
                 launches = registry.lookup(trial.family).launches(problem, config, gpu)
                 self.seen.recorded((trial.source_hash, launches), trial.number)
             self._progress.take(trial)
-        for name, timings in self._storage.baselines(self._study).items():
+        for name, timings in self._storage.peers(self._study).items():
             self._progress.peers[name] = timings[-1].median_us
 
     def record(
         self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation
     ) -> Trial:
-        """Of a proposal that got no further (`candidate` None where nothing was rendered), or of one that was evaluated."""
+        """Of a proposal that got no further (`candidate` None where nothing was rendered), or of one that was
+        evaluated."""
         trial = self._storage.record(self._study, config, candidate, evaluation, proposal.parents, proposal.operator)
         self._sampler.tell(proposal, trial)
         progress = self._progress
@@ -61,10 +63,10 @@ class Recorder:
     def record_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
         """By peer: its times, or the sentence with which it refused."""
         for name, timing in timings.items():
-            self._storage.add_baseline(self._study, name, timing)
+            self._storage.add_peer(self._study, name, timing)
             self._progress.peers[name] = timing.median_us
         for name, reason in refusals.items():
-            self._storage.add_baseline(self._study, name, None, reason)
+            self._storage.add_peer(self._study, name, None, reason)
 
     def record_final(self, finalists: Finalists, result: FinalResult) -> None:
         """Add the final's times to its trials and peers; its winner and those that tie with it go to the progress."""

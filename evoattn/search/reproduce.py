@@ -24,8 +24,8 @@ from evoattn.storage import Storage
 from evoattn.storage.versions import collect, differences
 
 TIME_TOLERANCE = 0.05
-"""Share by which a time may differ from its record: a shared H100 drifts by this much from hour to hour. A wider spread of the
-samples widens it."""
+"""Share by which a time may differ from its record: a shared H100 drifts by this much from hour to hour. A wider spread
+of the samples widens it."""
 COST_TOLERANCE = 1e-6
 
 
@@ -57,9 +57,9 @@ class Reproduction:
 def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool = False) -> Reproduction:
     """Run `trial` again.
 
-    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the recorded
-    config, it runs only if `trust_source`. Raises `ReproduceError` if the trial never ran, or its device is not here; `FamilyError`
-    if its family is not known; `StorageError` on a broken record.
+    A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the
+    recorded config, it runs only if `trust_source`. Raises `ReproduceError` if the trial never ran, or its device is
+    not here; `FamilyError` if its family is not known; `StorageError` on a broken record.
     """
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED) or trial.source_hash is None:
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
@@ -72,7 +72,8 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     if not (rendered.agrees or trust_source):
         raise ReproduceError(
             f"{rendered.sentence} Trial {trial.number} was not run: its record is code of whoever wrote the database. "
-            f"Read it with `evoattn show {trial.number} --source`, then use --trust-source, or run the commit that recorded it."
+            f"Read it with `evoattn show {trial.number} --source`, then use --trust-source, or run the commit that "
+            "recorded it."
         )
     findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:

@@ -108,8 +108,8 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
         spec, device = choose_device(study.gpu, devices)
         if not spec.is_like(study.spec):
             raise GpuError(
-                f"Study {study.name} was timed on a {study.gpu} with {study.spec.sm_count} SMs, and the device here has "
-                f"{spec.sm_count}; start another study."
+                f"Study {study.name} was timed on a {study.gpu} with {study.spec.sm_count} SMs, and the device here "
+                f"has {spec.sm_count}; start another study."
             )
     spaces = choose_families(list(study.families), problem, spec)
     spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))

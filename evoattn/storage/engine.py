@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,29 +35,42 @@ def place(url: URL) -> str:
     return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
 
 
+def sqlite_path(url: URL) -> Path:
+    """The file of a SQLite URL of `parse_url`."""
+    return Path(str(url.database))
+
+
 def is_read_only(url: URL) -> bool:
     """True for a SQLite file that may be read but not written; WAL also needs the right to write beside it."""
     if url.get_backend_name() != "sqlite":
         return False
-    path = Path(url.database)
+    path = sqlite_path(url)
     return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _read_only_url(url: URL) -> URL:
-    """SQLite opens a WAL file without write access only if it may use the -wal and -shm files that are there, or is told that nothing
-    changes the file (`immutable`, sqlite.org/wal.html §5)."""
-    path = Path(url.database).absolute()
+    """SQLite opens a WAL file without write access only if it may use the -wal and -shm files that are there, or is
+    told that nothing changes the file (`immutable`, sqlite.org/wal.html §5)."""
+    path = sqlite_path(url).absolute()
     mode = {"mode": "ro"} if Path(f"{path}-wal").exists() else {"immutable": "1"}
     return url.set(database=f"file:{quote(str(path))}", query={**url.query, **mode, "uri": "true"})
 
 
-def connect(url: URL) -> Engine:
+@dataclass(frozen=True)
+class Migrations:
+    """Alembic's scripts in `folder`, the newest of which brings tables to `revision`."""
+
+    revision: str = REVISION
+    folder: Path = MIGRATIONS
+
+
+def connect(url: URL, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
     """An engine with evoattn's settings. Raises `StorageError` where the URL names no driver that is installed."""
     sqlite = url.get_backend_name() == "sqlite"
     read_only = is_read_only(url)
     try:
         engine = create_engine(
-            _read_only_url(url) if read_only else url, connect_args={"timeout": BUSY_TIMEOUT_S} if sqlite else {}
+            _read_only_url(url) if read_only else url, connect_args={"timeout": busy_timeout_s} if sqlite else {}
         )
     except (ArgumentError, ImportError) as error:
         raise StorageError(f"No driver for the database {place(url)} is installed ({error}).") from None
@@ -65,29 +80,29 @@ def connect(url: URL) -> Engine:
     return engine
 
 
-def _set_up_reading(connection, _record) -> None:
+def _set_up_reading(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # _begin begins; Python's own way leaves DDL outside transactions
-    connection.execute(
-        "PRAGMA trusted_schema=OFF"
-    )  # a database from elsewhere may define views and triggers: no functions for them
+    # A database from elsewhere may define views and triggers: they may call no functions.
+    connection.execute("PRAGMA trusted_schema=OFF")
 
 
-def _set_up(connection, record) -> None:
+def _set_up(connection: sqlite3.Connection, record: object) -> None:
     _set_up_reading(connection, record)
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA journal_mode=WAL")
-    # NORMAL would survive kill -9 too, but lose the last minutes at a power cut. FULL is one fsync a trial: 0.3 ms to some
-    # 10 ms, where a trial takes 250 ms and more.
+    # NORMAL would survive kill -9 too, but lose the last minutes at a power cut. FULL is one fsync per trial: 0.3 ms
+    # to some 10 ms, where a trial takes 250 ms and more.
     connection.execute("PRAGMA synchronous=FULL")
 
 
 def _begin(connection: Connection) -> None:
-    # IMMEDIATE takes the write lock at the start, where SQLite waits for it; a reader that turns writer is refused at once.
+    # IMMEDIATE takes the write lock at the start, where SQLite waits for it; a reader that turns writer is refused at
+    # once.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
 
 def revision(connection: Connection, where: str) -> str | None:
-    """The revision that the database is at; None if it has no tables at all. Raises `StorageError` if it is not evoattn's."""
+    """The database's revision; None if it has no tables at all. Raises `StorageError` if it is not evoattn's."""
     names = inspect(connection).get_table_names()
     if not names:
         return None
@@ -95,22 +110,24 @@ def revision(connection: Connection, where: str) -> str | None:
         raise StorageError(
             f"{where} is some other program's database (it has the table {names[0]!r}); choose another file with --db."
         )
-    return connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
+    found: str | None = connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
+    return found
 
 
-def migrate(connection: Connection, current: str | None, where: str) -> None:
-    """Bring the tables to `REVISION`, in the connection's transaction. Raises `StorageError` if they are not older."""
+def migrate(connection: Connection, current: str | None, where: str, migrations: Migrations) -> None:
+    """Bring the tables to the newest revision, in the connection's transaction. Raises `StorageError` if they are not
+    older."""
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", str(migrations.folder))
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     if current is not None and current not in known:
         raise StorageError(
             f"The database {where} was written by another version of evoattn (its tables are at {current}, "
-            f"this one's at {REVISION}); update evoattn, or choose another database with --db."
+            f"this one's at {migrations.revision}); update evoattn, or choose another database with --db."
         )
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

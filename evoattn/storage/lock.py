@@ -1,4 +1,4 @@
-"""One search a study: a lock that the operating system gives back when its holder dies, however it dies."""
+"""One search per study: a lock that the operating system gives back when its holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from evoattn.model.records import Study
-from evoattn.storage.engine import place
+from evoattn.storage.engine import place, sqlite_path
 from evoattn.storage.errors import StorageError
 
 _held: set[Path] = set()
@@ -21,7 +21,7 @@ _held: set[Path] = set()
 def _lock_path(url: URL, study: Study) -> Path:
     """Beside a SQLite file; for a database server in the temporary folder, where it holds for this machine only."""
     if url.get_backend_name() == "sqlite":
-        return Path(f"{Path(url.database).resolve()}.study-{study.id}.lock")
+        return Path(f"{sqlite_path(url).resolve()}.study-{study.id}.lock")
     key = hashlib.sha256(place(url).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"evoattn-{key}.study-{study.id}.lock")
 
@@ -30,8 +30,9 @@ def _lock_path(url: URL, study: Study) -> Path:
 def lock_study(url: URL, study: Study) -> Iterator[None]:
     """Hold the study. Raises `StorageError` if another search holds it, or the lock file cannot be made.
 
-    A POSIX record lock: it ends with its process, and a worker forked from it does not inherit it (with flock, a worker that
-    outlives a killed search would keep the study locked). The lock file stays: to remove it would let a third search lock a new one.
+    A POSIX record lock: it ends with its process, and a worker forked from it does not inherit it (with flock, a worker
+    that outlives a killed search would keep the study locked). The lock file stays: after its removal a third search
+    could lock a new one.
     """
     path = _lock_path(url, study)
     busy = StorageError(

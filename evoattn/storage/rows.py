@@ -1,24 +1,21 @@
-"""Records to rows and back. A row may come from somebody else's database, so every value read is checked before it is used."""
+"""Records to rows and back. A row may come from somebody else's database, so every value read is checked."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, CompileInfo, Study, Timing, Trial, TrialState, ValidationReport
 from evoattn.storage.errors import StorageError
 from evoattn.storage.schema import STAGES
 
-MAX_SOURCE_BYTES = 16 << 20
-"""No rendered kernel comes near; a row that unpacks to more is not ours."""
-
-Row = Mapping[str, Any]
+Row = Mapping[Any, Any]
+"""By column; SQLAlchemy's `RowMapping` is one too."""
+_Record = TypeVar("_Record")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 """It goes into a compiler's options and into a command line that `export` proposes."""
@@ -45,11 +42,12 @@ def _each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
 
 
 def plain_text(value: Any) -> str:
-    """A string of the record's as terminals and pages may show it: control characters, by which a terminal can be driven, become `?`."""
+    """A recorded string as terminals and pages may show it: control characters, which can drive a terminal, become
+    `?`."""
     return _CONTROL.sub("?", str(value))
 
 
-def _checked(what: str, build: Callable[[], Any]) -> Any:
+def _checked(what: str, build: Callable[[], _Record]) -> _Record:
     try:
         return build()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -60,7 +58,7 @@ def study_from_row(row: Row) -> Study:
     """Raises `StorageError` if a value is not of its kind."""
 
     def build() -> Study:
-        problem = {
+        problem: dict[str, Any] = {
             name: plain_text(v) if isinstance(v, str) else v
             for name, v in _each((int, str), row["problem"], dict).items()
         }
@@ -151,7 +149,10 @@ def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
         for c in _each(dict, value["checks"], list)
     )
     seed = value.get("seed")
-    return ValidationReport(plain_text(value["backend"]), checks, None if seed is None else int(seed))
+    backend = value["backend"]
+    if backend not in ("cuda", "interpreter"):
+        raise ValueError(f"{str(backend)[:80]!r} is no backend")
+    return ValidationReport(backend, checks, None if seed is None else int(seed))
 
 
 _COMPILE_COLUMNS = {
@@ -183,7 +184,10 @@ def evidence_to_row(info: CompileInfo | None, validation: ValidationReport | Non
 
 
 def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
-    """The trial, without its evidence where the query left those columns out. Raises `StorageError` if a value is not of its kind."""
+    """The trial, without its evidence where the query left those columns out.
+
+    Raises `StorageError` if a value is not of its kind.
+    """
 
     def build() -> Trial:
         info = None
@@ -197,7 +201,7 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
                 warnings=tuple(map(plain_text, _each(str, row["compile_warnings"], list))),
             )
             _each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
-        validation = row["validation"] if "validation" in row else None
+        validation = row.get("validation")
         return Trial(
             row["number"],
             row["study_id"],
@@ -218,20 +222,3 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
         )
 
     return _checked(f"Trial {row['number']}", build)
-
-
-def pack_source(text: str) -> bytes:
-    return zlib.compress(text.encode())
-
-
-def unpack_source(source_hash: str, packed: bytes) -> str:
-    """The text, proved by its hash. Raises `StorageError` if it is not what was recorded."""
-    try:
-        data = zlib.decompressobj().decompress(packed, MAX_SOURCE_BYTES)
-    except (zlib.error, TypeError):
-        data = b""
-    if hashlib.sha256(data).hexdigest() != source_hash:
-        raise StorageError(
-            f"The source {source_hash[:12]} is not in the database as it was recorded; use another copy of the database."
-        )
-    return data.decode()

@@ -48,7 +48,7 @@ sources = Table(
     Column("hash", String(64), primary_key=True),
     Column("zlib", LargeBinary, nullable=False),
 )
-"""Rendered text, once for each sha256 of its UTF-8 bytes. Compressed, because a day's search renders some 500 MB."""
+"""Rendered text, once for each sha256 of its UTF-8 bytes. Compressed, as a day's search renders some 500 MB."""
 
 environments = Table(
     "environments",
@@ -58,10 +58,11 @@ environments = Table(
     Column("facts", JSON, nullable=False),
     Column("created_at", String(40), nullable=False),
 )
-"""Where trials ran: versions, compiler, host, device and its driver (`evoattn/versions.py`), once for each sha256 of their canonical JSON.
+"""Where trials ran: versions, compiler, host, device and its driver (`evoattn/storage/versions.py`), once for each
+sha256 of their canonical JSON.
 
-A study may go on on another machine or with another version, so each trial, timing and baseline names its own; NULL in those recorded before
-environments were (revision 0001), of which the study's `versions` say what was so when it was made."""
+A study may go on on another machine or with another version, so each trial, timing and peer names its own. It is NULL
+in rows of revision 0001; there the study's `versions` hold the facts from when it was made."""
 
 trials = Table(
     "trials",
@@ -95,8 +96,8 @@ trials = Table(
     Index("trials_by_state", "study_id", "state", "reason"),
     Index("trials_by_cost", "study_id", "state", "relative_cost"),
 )
-"""One evaluation of one candidate. The columns of the compiler's report are NULL where nothing was compiled. Wide columns come last,
-because SQLite need not read a row beyond the last column that a query names."""
+"""One evaluation of one candidate. The columns of the compiler's report are NULL where nothing was compiled. Wide
+columns come last, because SQLite need not read a row beyond the last column that a query names."""
 
 samples = Table(
     "samples",
@@ -110,7 +111,8 @@ samples = Table(
     Column("environment_id", Integer, ForeignKey("environments.id")),
     Index("samples_by_trial", "trial_number", "stage", "id", "median_us"),
 )
-"""One timing of a trial: all of its raw samples in µs, and their median for queries. `stage` is an index into `STAGES`."""
+"""One timing of a trial: all of its raw samples in µs, and their median for queries. `stage` is an index into
+`STAGES`."""
 
 baselines = Table(
     "baselines",
@@ -124,7 +126,7 @@ baselines = Table(
     Column("environment_id", Integer, ForeignKey("environments.id")),
     Index("baselines_by_study", "study_id", "backend"),
 )
-"""One timing of a competitor (an SDPA backend) in a study, or the sentence with which it refused the problem."""
+"""One timing of a peer in a study, or the sentence with which it refused the problem. `backend` is the peer's name."""
 
 STAGES = ("screen", "repeat", "final")
 """`Timing.protocol["stage"]`, the least trusted first."""

@@ -53,7 +53,7 @@ def _kernel_driver() -> str:
 
 
 def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What differs between two results of `collect`, a phrase a field, in the order of `now`."""
+    """What differs between two results of `collect`, a phrase per field, in the order of `now`."""
     names = dict.fromkeys((*now, *then))
     return [
         f"{name} {then.get(name, 'absent')}, here {now.get(name, 'absent')}"
@@ -63,8 +63,11 @@ def differences(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def collect(device: DetectedDevice | None) -> dict[str, str]:
-    """Names and versions, JSON-ready: evoattn and its commit (`+` behind it: files differ from it), Python, packages, the compiler, host and
-    system, and the device with its driver if one is used. With a trial's own record, which holds its inputs' seed, it says what ran."""
+    """Names and versions, JSON-ready: evoattn and its commit (`+` behind it: files differ from it), Python, packages,
+    the compiler, host and system, and the device with its driver if one is used.
+
+    Together with a trial's own record, which holds its inputs' seed, it says what ran.
+    """
     found = {
         "evoattn": __version__,
         "commit": _commit(),

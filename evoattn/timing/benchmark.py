@@ -1,4 +1,5 @@
-"""Timing on the device: CUDA-graph replay, warm or cold L2, contestants interleaved, the output of every replay checked."""
+"""Timing on the device: CUDA-graph replay, warm or cold L2, contestants interleaved, the output of every replay
+checked."""
 
 from __future__ import annotations
 
@@ -31,8 +32,13 @@ MAX_REPEATED = 0.4
 class Timer:
     """CUDA events and graphs on the current device."""
 
-    def __init__(self) -> None:
-        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    def __init__(
+        self,
+        make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event,
+        make_graph: Callable[[], torch.cuda.CUDAGraph] = torch.cuda.CUDAGraph,
+    ) -> None:
+        self._start, self._end = make_event(enable_timing=True), make_event(enable_timing=True)
+        self._make_graph = make_graph
 
     def elapsed_us(self, work: Enqueue) -> float:
         """Device time from before `work` to after it; waits for it."""
@@ -40,7 +46,7 @@ class Timer:
         work()
         self._end.record()
         self._end.synchronize()
-        return self._start.elapsed_time(self._end) * 1e3
+        return float(self._start.elapsed_time(self._end)) * 1e3
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
@@ -53,7 +59,7 @@ class Timer:
 
     def capture(self, calls: list[Enqueue]) -> Enqueue:
         """A call that replays `calls` as one graph; only on a `side_stream`. Raises what `calls` raise."""
-        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        graph, collects = self._make_graph(), gc.isenabled()
         gc.disable()  # garbage may be modules, which cannot be unloaded during a capture
         try:
             graph.capture_begin()  # torch.cuda.graph() would collect garbage first, which costs more than the timing
@@ -78,7 +84,8 @@ class Witness:
     """
 
     def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None) -> None:
-        """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes elsewhere."""
+        """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes
+        elsewhere."""
         self._arena, self._expected = arena, expected
         self._counts = torch.zeros(3, dtype=torch.int64, device=arena.whole.device)
         self.replays = 0
@@ -151,7 +158,8 @@ class Contestant:
         timer.synchronize()
 
     def sample(self) -> float:
-        """µs per call of one replay. Cold: the L2 is flushed first, outside the timed interval but queued right before it."""
+        """µs per call of one replay. Cold: the L2 is flushed first, outside the timed interval but queued right before
+        it."""
         self.witness.before()
         if self._flush:
             self._flush()
@@ -182,9 +190,9 @@ def measure(
 ) -> dict[str, Timing]:
     """Timings by name, from `rounds` (else `protocol.samples`) rounds.
 
-    Each contestant is replayed once per round, in an order shuffled by `seed`, so that drift hits all alike. A round of the final
-    in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`). `watch` is told whose turn it is. Raises
-    `ContestantFailed`.
+    Each contestant is replayed once per round, in an order shuffled by `seed`, so that drift hits all alike. A round of
+    the final in which the SM clock dropped is run again (`CLOCK_DROP`, `MAX_REPEATED`). `watch` is told whose turn it
+    is. Raises `ContestantFailed`.
     """
     run, wanted = f"{time.time_ns():x}", rounds or protocol.samples
     order: list[Contestant] = list(contestants)

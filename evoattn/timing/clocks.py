@@ -1,4 +1,5 @@
-"""Clocks, temperature and throttle reasons of a device by NVML, where `pynvml` (nvidia-ml-py) and the driver's library are there."""
+"""Clocks, temperature and throttle reasons of a device by NVML, where `pynvml` (nvidia-ml-py) and the driver's library
+are there."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Clocks:
         self.read()
 
     def read(self, at_most_old: float = 0.0) -> Reading | None:
-        """The device now, or a reading at most `at_most_old` seconds old. A device that stops answering is absent from then on."""
+        """The device now, or a reading at most `at_most_old` seconds old. A device that stops answering is absent from
+        then on."""
         now = time.monotonic()
         if not self.absent and (self._last is None or now - self._last[0] > at_most_old):
             try:

@@ -1,4 +1,5 @@
-"""A final on the device: finalists and peers interleaved over the same memory. One that fails is out; the others go on."""
+"""A final on the device: finalists and peers interleaved over the same memory. One that fails is out; the others go
+on."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class _DeviceLost(RuntimeError):
 class Contest:
     """One try at a final.
 
-    `alive` says whether the device answers and all inputs are as they were. `report` is told whose turn it is, so that a crash is
-    attributed to that contestant.
+    `alive` says whether the device answers and all inputs are as they were. `report` is told whose turn it is, so that
+    a crash is attributed to that contestant.
     """
 
     def __init__(

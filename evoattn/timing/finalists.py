@@ -15,8 +15,9 @@ class FinalResult(NamedTuple):
     """The result of a final, or of one try at it."""
 
     timings: dict[str, Timing]
-    """By finalist and peer. A finalist that failed has a timing without samples (`Timing.out`). `disqualified` in a timing's
-    protocol is the sentence by which a finalist proved wrong. A peer's protocol has its package and `version`."""
+    """By finalist and peer. A finalist that failed has a timing without samples (`Timing.out`). `disqualified` in a
+    timing's protocol is the sentence by which a finalist proved wrong. A peer's protocol has its package and
+    `version`."""
     refusals: dict[str, str]
     """By peer: why it has no timing."""
     complete: bool = True

@@ -1,4 +1,5 @@
-"""How long and how often a candidate is timed. Imports no torch: the search names a protocol, the GPU worker follows it."""
+"""How long and how often a candidate is timed. Imports no torch: the search names a protocol, the GPU worker follows
+it."""
 
 from __future__ import annotations
 
@@ -27,4 +28,5 @@ FINAL = Protocol("final", 25, 1000.0)
 """Rounds of the final: every contestant once per round, in shuffled order."""
 REPEAT_WITHIN = 1.05
 HOPELESS = 10.0
-"""A candidate whose first calls take this many times the best so far gets one sample: it has no chance, and may be very slow."""
+"""A candidate whose first calls take this many times the best so far gets one sample: it has no chance, and may be very
+slow."""

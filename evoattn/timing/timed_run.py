@@ -1,4 +1,5 @@
-"""Times one candidate and checks the timed launches' outputs: a check before the timing says nothing about the timing."""
+"""Times one candidate and checks the timed launches' outputs: a check before the timing says nothing about the
+timing."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from evoattn.timing.benchmark import Contestant, Enqueue, Timer, Witness
 from evoattn.timing.protocol import CacheMode, Protocol
 
 BACK_TO_BACK = 4
-"""Launches of a graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it here."""
+"""Launches of a graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it
+here."""
 IMPLAUSIBLE_SHARE = 0.95
-"""A time under this share of the roofline's least time is a broken measurement; the rest allows for the table's clock."""
+"""A time under this share of the roofline's least time is a broken measurement; the rest allows for the table's
+clock."""
 
 
 def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> str:
@@ -87,8 +90,8 @@ class TimedRun:
         )
 
     def check_work(self, contestant: Contestant) -> CheckResult:
-        """After the timing: the replays' outputs, the guard bands, launches back to back with outputs of their own, buffers that are
-        to stay zero, and the graph once more on fresh inputs in the buffers that were timed."""
+        """After the timing: the replays' outputs, the guard bands, launches back to back with outputs of their own,
+        buffers that are to stay zero, and the graph once more on fresh inputs in the buffers that were timed."""
         started = time.perf_counter()
         reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
         if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):

@@ -53,7 +53,7 @@ def measured(storage, family="three_kernel", times=(2000.0, 2500.0), peers=(("fl
         other = replace(config, params={**config.params, "BLOCK_M": n} if n else config.params)
         storage.record(study, other, None, evaluation, (), operator)
     for name, us in peers:
-        storage.add_baseline(study, name, timing(us))
+        storage.add_peer(study, name, timing(us))
     return study
 
 

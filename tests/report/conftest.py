@@ -34,10 +34,10 @@ def measured(storage):
     best = [t.number for t in storage.leaderboard(study, 2)]
     for number in best:
         storage.add_timing(number, timing(20.0 if number == best[0] else 21.0, "final"))
-    storage.add_baseline(study, "flash", timing(99.0, "screen"))
-    storage.add_baseline(study, "flash", timing(30.0, "final"))
-    storage.add_baseline(study, "math", timing(200.0, "screen"))
-    storage.add_baseline(study, "cudnn", None, "Refused: no.")
+    storage.add_peer(study, "flash", timing(99.0, "screen"))
+    storage.add_peer(study, "flash", timing(30.0, "final"))
+    storage.add_peer(study, "math", timing(200.0, "screen"))
+    storage.add_peer(study, "cudnn", None, "Refused: no.")
     for n in range(3):
         add(storage, study, TrialState.INVALID_CONFIG, reason=f"{n + 100} threads are too many.", A=n)
     add(storage, study, TrialState.COMPILE_ERROR, reason=EVIL, A=9)

@@ -54,9 +54,9 @@ def timed_study(storage: Storage, trials: int = 60, name: str = "seed_h100_h100"
     for place, trial in enumerate(finalists):
         factor = (1.0, 1.0005, 1.02, 1.03)[place] if place < 4 else trial.timing.median_us / base
         storage.add_timing(trial.number, _final(base * factor, rng))
-    storage.add_baseline(study, "cudnn", _final(base * 1.12, rng))
-    storage.add_baseline(study, "flash", _final(base * 1.45, rng))
-    storage.add_baseline(study, "math", None, "Refused: it has no kernel for this mask.")
+    storage.add_peer(study, "cudnn", _final(base * 1.12, rng))
+    storage.add_peer(study, "flash", _final(base * 1.45, rng))
+    storage.add_peer(study, "math", None, "Refused: it has no kernel for this mask.")
     return study
 
 

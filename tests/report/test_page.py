@@ -90,7 +90,7 @@ def test_offline_study_has_no_times_anywhere(storage):
     for n in range(40):
         add(storage, study, TrialState.ESTIMATED, cost=1000.0 + n, A=n % 4, B=n % 2, parents=[n] if n else [])
     add(storage, study, TrialState.COMPLETE, us=[("final", 1.0)], A=1)  # a stray: never beside estimates
-    storage.add_baseline(study, "flash", timing(30.0, "final"))
+    storage.add_peer(study, "flash", timing(30.0, "final"))
     summary = summarise(storage, study, 50)
     assert {row.state for row in summary.leaderboard} == {"ESTIMATED"} and len(summary.leaderboard) == 40
     text = json.loads(render_json(summary))

@@ -75,7 +75,7 @@ def test_json_survives_infinities(storage):
 def test_a_time_of_zero_is_no_time(storage):
     study = make_study(storage)
     add(storage, study, TrialState.COMPLETE, us=[("final", 0.0)], A=1)
-    storage.add_baseline(study, "flash", timing(0.0, "final"))
+    storage.add_peer(study, "flash", timing(0.0, "final"))
     summary = summarise(storage, study, 5)
     assert summary.leaderboard[0].tflops is None and not summary.baselines and not summary.progress.value
     assert render_html(summary) and printed(summary, 160)

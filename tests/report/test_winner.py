@@ -28,7 +28,7 @@ def in_final(storage, study, times_us, peers_us):
     for number, us in zip(numbers, times_us, strict=True):
         storage.add_timing(number, Timing(tuple(us * r for r in rounds), {"stage": "final", "run": "f"}))
     for name, us in peers_us.items():
-        storage.add_baseline(study, name, Timing(tuple(us * r for r in rounds), {"stage": "final", "run": "f"}))
+        storage.add_peer(study, name, Timing(tuple(us * r for r in rounds), {"stage": "final", "run": "f"}))
     return numbers
 
 
@@ -42,7 +42,7 @@ def in_final(storage, study, times_us, peers_us):
 )
 def test_the_fastest_peer_of_the_final_and_whether_it_ties(storage, peer_us, tie, sentence):
     study = make_study(storage)
-    storage.add_baseline(study, "flash", timing(1.0, "screen"))  # alone: its ratio would not be fair
+    storage.add_peer(study, "flash", timing(1.0, "screen"))  # alone: its ratio would not be fair
     in_final(storage, study, [10.0], {"math": 30.0, "cudnn": peer_us})
     summary = summarise(storage, study)
     peer = summary.winner.peer

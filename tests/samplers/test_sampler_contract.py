@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import Parameter, SearchSpace, config_id
-from evoattn.samplers import genetic, tpe
+from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.registry import SAMPLERS, SamplerError, make_sampler
+from evoattn.samplers.tpe import History, TpeSampler
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
@@ -93,9 +94,12 @@ def fate(number: int) -> TrialState:
     )
 
 
-def search(name: str, seed: int, count: int, in_flight: int = 6, recorded: tuple[Trial, ...] = ()) -> list[Trial]:
+def search(
+    name: str, seed: int, count: int, in_flight: int = 6, recorded: tuple[Trial, ...] = (), make=None
+) -> list[Trial]:
     """A search with `in_flight` candidates on their way, whose results come in random order."""
-    sampler, order, flying = make_sampler(name, SPACES, PROBLEM, seed, why_invalid), random.Random(seed), []
+    sampler = (make or SAMPLERS[name])(SPACES, PROBLEM, seed, why_invalid)
+    order, flying = random.Random(seed), []
     sampler.restore(recorded)
     trials: list[Trial] = []
     while len(trials) < count:
@@ -222,12 +226,17 @@ def test_learning_beats_chance(name):
     assert math.log(learned / 20) < 0.5 * math.log(chance / 20)
 
 
-@pytest.mark.parametrize("name", ["genetic", "tpe"])
-def test_a_history_cut_short_keeps_what_was_learned_and_what_is_under_way(name, monkeypatch):
-    monkeypatch.setattr(genetic, "START_OVER_AFTER", 40)
-    for constant, value in (("HISTORY", 60), ("BEST_KEPT", 20), ("LATEST_KEPT", 20)):
-        monkeypatch.setattr(tpe, constant, value)
-    trials = search(name, 1, 400)
+class ForgetfulGenetic(GeneticSampler):
+    start_over_after = 40
+
+
+class ForgetfulTpe(TpeSampler):
+    history = History(longest=60, best=20, latest=20)
+
+
+@pytest.mark.parametrize("forgetful", [ForgetfulGenetic, ForgetfulTpe])
+def test_a_history_cut_short_keeps_what_was_learned_and_what_is_under_way(forgetful):
+    trials = search("", 1, 400, make=forgetful)
     assert len({t.config_id for t in trials}) == 400
     assert typical(trials[300:]) < 0.8 * typical(search("random", 1, 400)[300:])
 

@@ -86,9 +86,12 @@ def test_one_search_a_study(storage, path):
         process.communicate()
 
 
-def test_a_locked_database_is_a_sentence(storage, path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
-    impatient = Storage.open(str(path))
+class Impatient(Storage):
+    busy_timeout_s = 0.05
+
+
+def test_a_locked_database_is_a_sentence(storage, path):
+    impatient = Impatient.open(str(path))
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StorageError, match="is locked by another program; wait until that is done"):

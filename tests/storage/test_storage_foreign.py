@@ -13,8 +13,7 @@ from storage_records import PROBLEM, make_study, record, refusal, timing
 
 from evoattn.model.paths import MIGRATIONS
 from evoattn.storage import Storage, StorageError
-from evoattn.storage import engine as database
-from evoattn.storage import storage as storage_module
+from evoattn.storage.engine import Migrations
 from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
 
 
@@ -35,20 +34,22 @@ def upgrade():
 """
 
 
-def test_an_older_database_is_migrated_whole_or_not_at_all(storage, path, tmp_path, monkeypatch):
+def test_an_older_database_is_migrated_whole_or_not_at_all(storage, path, tmp_path):
     study = make_study(storage)
     storage.close()
     folder = tmp_path / "db"
     shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("*.sqlite*", "__pycache__"))
-    for module in (database, storage_module):
-        monkeypatch.setattr(module, "REVISION", "next")
-    monkeypatch.setattr(database, "MIGRATIONS", folder)
+
+    class Next(Storage):
+        migrations = Migrations("next", folder)
+
     (folder / "versions" / "next.py").write_text(NEXT.format(base=REVISION, then="op.execute('SELECT * FROM nowhere')"))
-    assert "does not have the tables" in refusal(path)
+    with pytest.raises(StorageError, match="does not have the tables"):
+        Next.open(str(path))
     with sqlite3.connect(path) as plain:
         assert "note" not in plain.execute("SELECT sql FROM sqlite_master WHERE name = 'studies'").fetchone()[0]
     (folder / "versions" / "next.py").write_text(NEXT.format(base=REVISION, then="pass"))
-    migrated = Storage.open(str(path), create=False)
+    migrated = Next.open(str(path), create=False)
     assert migrated.studies() == [study]
     migrated.close()
     with sqlite3.connect(path) as plain:

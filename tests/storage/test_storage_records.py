@@ -116,12 +116,12 @@ def test_failures_are_counted_by_state_and_reason(storage):
 
 def test_baselines_keep_timings_and_refusals_apart(storage):
     study, other = make_study(storage), make_study(storage, "other")
-    storage.add_baseline(study, "sdpa:flash", timing("screen", 21.0))
-    storage.add_baseline(study, "sdpa:flash", timing("final", 20.0, 20.5))
-    storage.add_baseline(study, "sdpa:cudnn", None, "It takes no fp32.")
-    assert storage.baselines(study) == {"sdpa:flash": [timing("screen", 21.0), timing("final", 20.0, 20.5)]}
+    storage.add_peer(study, "sdpa:flash", timing("screen", 21.0))
+    storage.add_peer(study, "sdpa:flash", timing("final", 20.0, 20.5))
+    storage.add_peer(study, "sdpa:cudnn", None, "It takes no fp32.")
+    assert storage.peers(study) == {"sdpa:flash": [timing("screen", 21.0), timing("final", 20.0, 20.5)]}
     assert storage.refusals(study) == {"sdpa:cudnn": "It takes no fp32."}
-    assert storage.baselines(other) == storage.refusals(other) == {}
+    assert storage.peers(other) == storage.refusals(other) == {}
 
 
 def test_unknown_records_are_sentences(storage):

@@ -1,7 +1,9 @@
-"""FlashAttention 3 from whichever package holds it: its own build (flash-attention's `hopper` folder), or fa3-fwd, its forward alone as a wheel.
+"""FlashAttention 3 from whichever package holds it: its own build (flash-attention's `hopper` folder), or fa3-fwd, its
+forward alone as a wheel.
 
-Both have one Python interface. `num_splits=0` lets FA3 choose how many blocks share a row of queries: the default of its `flash_attn_func`
-is 1, which leaves most of the GPU idle in decode, that of its `flash_attn_with_kvcache` is 0. Where there are blocks enough, 0 chooses 1.
+Both have one Python interface. `num_splits=0` lets FA3 choose how many blocks share a row of queries: the default of
+its `flash_attn_func` is 1, which leaves most of the GPU idle in decode, that of its `flash_attn_with_kvcache` is 0.
+Where there are blocks enough, 0 chooses 1.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Fa3:
 
 @cache
 def find(dtype: str) -> Fa3:
-    """The first package that is here and takes `dtype`. Raises `LacksDtype`, or `ImportError` where none is installed and loads."""
+    """The first package that is here and takes `dtype`. Raises `LacksDtype`, or `ImportError` where none is installed
+    and loads."""
     absent, lacking = [], []
     for stem, distribution in PACKAGES.items():
         try:

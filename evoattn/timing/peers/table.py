@@ -1,4 +1,5 @@
-"""What users would run instead, on the same inputs as our kernels: torch's SDPA backends and FlashAttention 3 and 4, each proved right first."""
+"""What users would run instead, on the same inputs as our kernels: torch's SDPA backends and FlashAttention 3 and 4,
+each proved right first."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class PeerRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class Peer:
-    """One row of the table. `make(problem, tensors)` returns a call that gives O in the problem's logical shape; it may raise anything."""
+    """One row of the table. `make(problem, tensors)` returns a call that gives O in the problem's logical shape; it may
+    raise anything."""
 
     make: Callable[[AttentionProblem, Tensors], Call]
     package: str
@@ -80,8 +82,8 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
 def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Callable[[AttentionProblem, Tensors], Call]:
     """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
 
-    Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so nothing is copied.
-    `causal` means `causal_lower_right` there.
+    Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so
+    nothing is copied. `causal` means `causal_lower_right` there.
     """
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
@@ -132,9 +134,11 @@ PEERS: dict[str, Peer] = {
 
 
 def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: Answer) -> Call:
-    """A call of the peer on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by `answer`.
+    """A call of the peer on `tensors` (q, k, v of the problem's logical shapes), whose first answer was right by
+    `answer`.
 
-    Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not stand beside ours.
+    Raises `PeerRefused` if it is absent, refuses, fails, or is wrong: a peer that computes something else must not
+    stand beside ours.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -157,7 +161,8 @@ def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: A
 def refusal(said: list[str], error: str) -> str:
     """Why SDPA refused, out of the warnings that it printed on the way and the error at the end.
 
-    torch goes through all fused backends: those that `sdpa_kernel` switched off say only that they are off, under headings of their own.
+    torch goes through all fused backends: those that `sdpa_kernel` switched off say only that they are off, under
+    headings of their own.
     """
     noise = ("runtime disabled", "not used because", "User provided")
     reasons = [text.split(" (Triggered")[0] for text in said if not any(word in text for word in noise)]

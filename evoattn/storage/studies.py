@@ -1,0 +1,102 @@
+"""The studies of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sqlalchemy import Select, exists, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import SM_COUNT, Study
+from evoattn.storage import lock
+from evoattn.storage.database import Database, inserted, now
+from evoattn.storage.errors import StorageError, UnknownRecord
+from evoattn.storage.rows import study_from_row
+from evoattn.storage.schema import studies, trials
+
+NAMED_STUDIES = 10
+"""Studies that a sentence about an unknown one names."""
+
+
+class Studies(Database):
+    """Making, finding and holding studies."""
+
+    def create_study(
+        self,
+        name: str,
+        problem: AttentionProblem,
+        gpu: GpuSpec,
+        offline: bool,
+        sampler: str,
+        seed: int,
+        families: Sequence[str],
+        versions: dict[str, str],
+        options: dict[str, Any],
+    ) -> Study:
+        """Record a new study. Raises `StorageError` if the name is taken."""
+        row = {
+            "name": name,
+            "gpu": gpu.name,
+            "arch": gpu.arch,
+            "offline": offline,
+            "sampler": sampler,
+            "seed": seed,
+            "problem": problem.to_dict(),
+            "families": list(families),
+            "versions": versions,
+            "options": options | {SM_COUNT: gpu.sm_count},
+            "created_at": now(),
+        }
+        with self._writing() as connection:
+            try:
+                study_id = inserted(connection, insert(studies).values(row))
+            except IntegrityError:
+                raise StorageError(
+                    f"The study {name!r} is there already; go on with it by --resume, or choose another --study."
+                ) from None
+        return study_from_row({"id": study_id, **row})
+
+    def studies(self) -> list[Study]:
+        """All studies, oldest first."""
+        return self._select_studies(select(studies).order_by(studies.c.id))
+
+    def study(self, study_id: int) -> Study:
+        """The study with this id, as trials name it. Raises `UnknownRecord`."""
+        for study in self._select_studies(select(studies).where(studies.c.id == study_id)):
+            return study
+        raise UnknownRecord(f"There is no study {study_id} in {self.place}; `evoattn report` shows the latest.")
+
+    def find_study(self, name: str) -> Study | None:
+        """The study called `name`, if it is there."""
+        return next(iter(self._select_studies(select(studies).where(studies.c.name == name))), None)
+
+    def latest_study(self) -> Study | None:
+        """The latest study that has a trial, else the latest of all; None in an empty database."""
+        tried = exists().where(trials.c.study_id == studies.c.id)
+        query = select(studies).order_by(tried.desc(), studies.c.id.desc()).limit(1)
+        return next(iter(self._select_studies(query)), None)
+
+    def chosen_study(self, name: str | None) -> Study:
+        """The study called `name`, else the latest. Raises `UnknownRecord`, which names those that are there."""
+        if study := self.find_study(name) if name else self.latest_study():
+            return study
+        place, names = self.place, [study.name for study in self.studies()]
+        if not names:
+            raise UnknownRecord(f"There is no study in {place} yet; start with `evoattn search`.")
+        has = "it has" if len(names) <= NAMED_STUDIES else "its latest are"
+        raise UnknownRecord(f"There is no study {name!r} in {place}; {has} {', '.join(names[-NAMED_STUDIES:])}.")
+
+    def _select_studies(self, query: Select[Any]) -> list[Study]:
+        with self._reading() as connection:
+            return [study_from_row(row) for row in connection.execute(query).mappings()]
+
+    def lock_study(self, study: Study) -> AbstractContextManager[None]:
+        """Hold the study for one search, until the context or the process ends.
+
+        Raises `StorageError` if another search holds it.
+        """
+        return lock.lock_study(self.url, study)

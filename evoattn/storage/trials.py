@@ -1,0 +1,212 @@
+"""The trials of a study: recorded with their sources and samples, read in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, exists, func, insert, literal, select
+
+from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
+from evoattn.model.space import KernelConfig
+from evoattn.storage.database import Database, inserted, now
+from evoattn.storage.errors import UnknownRecord
+from evoattn.storage.leaders import leaders
+from evoattn.storage.packing import pack_source, unpack_source
+from evoattn.storage.rows import (
+    EVIDENCE_COLUMNS,
+    environment_from_row,
+    evidence_to_row,
+    plain_text,
+    timing_from_row,
+    timing_to_row,
+    trial_from_row,
+)
+from evoattn.storage.schema import environments, samples, sources, trials
+
+PAGE = 500
+"""Trials read at a time: memory stays flat however many there are."""
+
+
+class Trials(Database):
+    """Adding and reading trials."""
+
+    def record(
+        self,
+        study: Study,
+        config: KernelConfig,
+        candidate: Candidate | None,
+        evaluation: Evaluation,
+        parents: Sequence[int] = (),
+        operator: str = "",
+    ) -> Trial:
+        """Add a trial with its source and samples, all in one transaction; returns it with its number.
+
+        `candidate` is None where nothing was rendered.
+        """
+        created_at = now()
+        row = {
+            "study_id": study.id,
+            "family": config.family,
+            "config": config.params,
+            "config_id": config.id,
+            "state": evaluation.state.value,
+            "reason": evaluation.reason,
+            "relative_cost": evaluation.relative_cost,
+            "parents": list(parents),
+            "operator": operator,
+            "source_hash": candidate and candidate.source_hash,
+            "created_at": created_at,
+            "seconds": evaluation.seconds,
+            **evidence_to_row(evaluation.compile_info, evaluation.validation),
+            "environment_id": self._environment_id,
+        }
+        with self._writing() as connection:
+            if candidate:
+                new = select(literal(candidate.source_hash), literal(pack_source(candidate.source))).where(
+                    ~exists().where(sources.c.hash == candidate.source_hash)
+                )
+                connection.execute(insert(sources).from_select(["hash", "zlib"], new))
+            number = inserted(connection, insert(trials).values(row))
+            for timing in evaluation.timings:
+                connection.execute(
+                    insert(samples).values(
+                        trial_number=number, environment_id=self._environment_id, **timing_to_row(timing)
+                    )
+                )
+        return Trial(
+            number,
+            study.id,
+            config.family,
+            config.params,
+            config.id,
+            evaluation.state,
+            evaluation.reason,
+            candidate.source_hash if candidate else None,
+            evaluation.compile_info,
+            evaluation.validation,
+            evaluation.timings,
+            evaluation.relative_cost,
+            tuple(parents),
+            operator,
+            created_at,
+            evaluation.seconds,
+        )
+
+    def add_timing(self, trial_number: int, timing: Timing) -> None:
+        """Add samples to a recorded trial, e.g. of the final."""
+        with self._writing() as connection:
+            connection.execute(
+                insert(samples).values(
+                    trial_number=trial_number, environment_id=self._environment_id, **timing_to_row(timing)
+                )
+            )
+
+    def trial(self, number: int) -> Trial:
+        """The trial with this number, of whatever study. Raises `UnknownRecord`."""
+        with self._reading() as connection:
+            found = _load(connection, select(trials).where(trials.c.number == number))
+        if not found:
+            raise UnknownRecord(f"There is no trial {number} in {self.place}; `evoattn report` lists the trials.")
+        return found[0]
+
+    def environments(self, trial: Trial) -> list[dict[str, str]]:
+        """Where the trial ran: first where it was evaluated, then where it was timed since, e.g. in a final after a
+        resume.
+
+        Empty for a trial that an older evoattn recorded; the facts from when its study was made are in
+        `Study.versions`.
+        """
+        places = (
+            select(trials.c.environment_id, literal(0).label("order"))
+            .where(trials.c.number == trial.number)
+            .union(select(samples.c.environment_id, samples.c.id).where(samples.c.trial_number == trial.number))
+            .subquery()
+        )
+        query = (
+            select(environments)
+            .join(places, places.c.environment_id == environments.c.id)
+            .group_by(environments.c.id)
+            .order_by(func.min(places.c.order))
+        )
+        with self._reading() as connection:
+            return [environment_from_row(row) for row in connection.execute(query).mappings()]
+
+    def source(self, source_hash: str) -> str:
+        """The rendered text with this sha256. Raises `StorageError` if it is missing or is not that text."""
+        with self._reading() as connection:
+            packed = connection.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash))
+        return unpack_source(source_hash, packed or b"")
+
+    def iter_trials(self, study: Study, evidence: bool = False) -> Iterator[Trial]:
+        """All trials of the study by number. `evidence`: with what compiler and validation said, which is slow to read;
+        else None.
+
+        Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
+        """
+        columns = [c for c in trials.c if evidence or c.name not in EVIDENCE_COLUMNS]
+        last = -1
+        while True:
+            page = (
+                select(*columns)
+                .where(trials.c.study_id == study.id, trials.c.number > last)
+                .order_by(trials.c.number)
+                .limit(PAGE)
+            )
+            with self._reading() as connection:
+                found = _load(connection, page)
+            if not found:
+                return
+            yield from found
+            last = found[-1].number
+
+    def leaderboard(
+        self, study: Study, limit: int, finalists_first: bool = True, operator: str | None = None
+    ) -> list[Trial]:
+        """The best `limit` trials (of those made by `operator`, if given), best first: see
+        `evoattn.storage.leaders`."""
+        query = leaders(study, limit, finalists_first)
+        if operator is not None:
+            query = query.where(trials.c.operator == operator)
+        with self._reading() as connection:
+            return _load(connection, query)
+
+    def counts(self, study: Study) -> dict[TrialState, int]:
+        """Trials of the study by state; states without a trial are left out."""
+        query = select(trials.c.state, func.count()).where(trials.c.study_id == study.id).group_by(trials.c.state)
+        with self._reading() as connection:
+            return {TrialState(state): count for state, count in connection.execute(query)}
+
+    def failures(self, study: Study, limit: int = 50) -> list[tuple[TrialState, str, int]]:
+        """The `limit` most frequent (state, reason, count) of the trials that failed, most frequent first.
+
+        Those are all that are neither `COMPLETE` nor `ESTIMATED`.
+        """
+        good = [TrialState.COMPLETE.value, TrialState.ESTIMATED.value]
+        query = (
+            select(trials.c.state, trials.c.reason, func.count())
+            .where(trials.c.study_id == study.id, trials.c.state.not_in(good))
+            .group_by(trials.c.state, trials.c.reason)
+            .order_by(func.count().desc(), trials.c.state, trials.c.reason)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            return [
+                (TrialState(state), plain_text(reason), count) for state, reason, count in connection.execute(query)
+            ]
+
+
+def _load(connection: Connection, query: Select[Any]) -> list[Trial]:
+    """The trials of a query on `trials`, in its order, each with its timings in order of trust."""
+    rows = connection.execute(query).mappings().all()
+    timings: dict[int, list[Timing]] = {row["number"]: [] for row in rows}
+    numbers = list(timings)
+    for first in range(0, len(numbers), PAGE):  # a statement may have only so many parameters
+        wanted = (
+            select(samples)
+            .where(samples.c.trial_number.in_(numbers[first : first + PAGE]))
+            .order_by(samples.c.trial_number, samples.c.stage, samples.c.id)
+        )
+        for sample in connection.execute(wanted).mappings():
+            timings[sample["trial_number"]].append(timing_from_row(sample))
+    return [trial_from_row(row, tuple(timings[row["number"]])) for row in rows]
