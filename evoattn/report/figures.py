@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from evoattn.model.space import spelling
 from evoattn.report.data import StudySummary
 from evoattn.report.parameters import FamilySample, GeneValue
 from evoattn.report.rows import Progress
-from evoattn.report.winner import setting
 from evoattn.timing.peers.labels import peer_label
 
 MAX_POINTS = 1500
@@ -71,7 +71,7 @@ def _value_range(summary: StudySummary) -> tuple[float, float]:
 
 
 def _sample(sample: FamilySample) -> dict[str, Any]:
-    values = {name: [setting(value) for value in seen] for name, seen in sample.values.items()}
+    values = {name: [spelling(value) for value in seen] for name, seen in sample.values.items()}
     return {
         "family": sample.family,
         "values": values,
@@ -95,7 +95,7 @@ def _slices(summary: StudySummary, family: str) -> list[dict[str, Any]]:
             "name": name,
             "share": shares.get(name),
             "rows": [
-                {"value": setting(g.value), "best": g.best, "median": g.median, "trials": g.trials}
+                {"value": spelling(g.value), "best": g.best, "median": g.median, "trials": g.trials}
                 for g in sorted(
                     values[name], key=lambda g: order[name].index(g.value) if g.value in order[name] else -1
                 )

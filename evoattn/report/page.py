@@ -12,12 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from evoattn.model.paths import REPORT_TEMPLATES
+from evoattn.model.space import spelling
 from evoattn.report.data import StudySummary, cost_text
 from evoattn.report.figures import ceilings, family_colours, figures
 from evoattn.report.instructions import CLASSES, Counts, count_instructions
 from evoattn.report.rows import LeaderboardRow, Winner
 from evoattn.report.text import command
-from evoattn.report.winner import setting
 from evoattn.timing.peers.labels import peer_label
 
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "figures.js", "parameters.js", "page.js")
@@ -86,7 +86,7 @@ def render_html(
         unit="median µs" if measured else "relative cost",
         worth=worth,
         value_text=value_text,
-        setting=setting,
+        setting=spelling,
         peer=peer_label,
         colours=family_colours(summary),
         genes=list(dict.fromkeys(name for row in rows for name in row.config)),

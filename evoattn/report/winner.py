@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evoattn.model.records import Study, Timing, Trial
+from evoattn.model.space import spelling
 from evoattn.report.analysis import is_positive, value_of
 from evoattn.report.rows import LeaderboardRow, Origin, PeerRatio, Winner
 from evoattn.samplers.base import STARTING
@@ -16,11 +17,6 @@ from evoattn.timing.ranking import Ratio
 
 STARTING_CONFIGS = 100
 """More than any search space has."""
-
-
-def setting(value: Any) -> str:
-    """A parameter's value as the command line takes it: `64`, `true`, `lazy_5`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def make_winner(
@@ -38,7 +34,7 @@ def make_winner(
     source = _source(storage, leader)
     return Winner(
         row=row,
-        settings={name: setting(value) for name, value in leader.config.items()},
+        settings={name: spelling(value) for name, value in leader.config.items()},
         peer=None if study.offline else fastest_peer(leader.timing, peers),
         tied_with=tuple(number for number, ratio in final.items() if ratio.tie),
         origin=_origin(storage, study, leader, source),

@@ -1,4 +1,4 @@
-"""The live view: the best and its config, the ratio to the best peer, convergence, and the time since it last improved."""
+"""The live view: the best and its config, the ratio to the best peer, convergence, the time since it improved."""
 
 from __future__ import annotations
 
