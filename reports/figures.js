@@ -46,6 +46,7 @@ function drawProgress() {
   const options = {
     width,
     height: narrow ? 300 : 380,
+    ariaLabel: "Progress of the search",
     marginLeft: 48,
     marginRight: outside ? 140 : 12,
     marginTop: 22,

@@ -53,6 +53,7 @@ function drawParallel() {
     Plot.plot({
       width,
       height: (names.length + 1) * ROW + 26,
+      ariaLabel: `Parameters of the right candidates of ${shownFamily.name}`,
       margin: 0,
       marginTop: 26,
       marginBottom: 26,
@@ -114,6 +115,7 @@ function slice(parameter, colour, width, low, high) {
   const plot = Plot.plot({
     width,
     height: count * 20 + 26,
+    ariaLabel: `Best and median by value of ${parameter.name}`,
     marginLeft: 84,
     marginRight: 34,
     marginTop: 2,

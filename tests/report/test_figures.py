@@ -73,6 +73,6 @@ def test_a_peer_far_above_the_candidates_is_left_out_of_the_progress(storage):
     study = make_study(storage)
     for n in range(4):
         add(storage, study, TrialState.COMPLETE, us=[("screen", 10.0 + n)], A=n)
-    storage.add_baseline(study, "math", timing(900.0, "screen"))
-    storage.add_baseline(study, "flash", Timing((11.0,), {"stage": "screen"}))
+    storage.add_peer(study, "math", timing(900.0, "screen"))
+    storage.add_peer(study, "flash", Timing((11.0,), {"stage": "screen"}))
     assert [peer["name"] for peer in figures(summarise(storage, study))["progress"]["peers"]] == ["SDPA flash"]
