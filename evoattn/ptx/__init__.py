@@ -6,6 +6,7 @@ evoattn.
 
 from evoattn.ptx.errors import (
     AsyncFault,
+    BarrierFault,
     Deadlock,
     DivergentCollective,
     ImpossibleLaunch,
@@ -27,6 +28,7 @@ __all__ = [
     "NOT_MODELLED",
     "Argument",
     "AsyncFault",
+    "BarrierFault",
     "Counters",
     "Deadlock",
     "DivergentCollective",

@@ -23,6 +23,10 @@ class Deadlock(PtxError):
     """All threads that are left wait for a barrier that cannot complete."""
 
 
+class BarrierFault(PtxError):
+    """A barrier of the block that other threads may reach than those it counts."""
+
+
 class DivergentCollective(PtxError):
     """A warp-wide instruction that a part of its threads never reaches."""
 

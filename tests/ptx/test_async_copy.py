@@ -11,7 +11,7 @@ shl.b32 %r0, %tid, 4; mov.u32 %r1, tile; add.u32 %r1, %r1, %r0; cvt.u64.u32 %q0,
 """
 OUT = "ld.shared.v4.u32 {%r2,%r3,%r4,%r5}, [%r1]; st.global.v4.u32 [%q2], {%r2,%r3,%r4,%r5};"
 SOURCE = np.arange(1, 129, dtype=np.uint32).reshape(32, 4)
-POISON = 0xFFFFFFFF
+POISON = 0x7FFE7FFE
 
 
 def copied(body, source=SOURCE, **options):

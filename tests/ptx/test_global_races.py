@@ -143,3 +143,29 @@ else if (b == 69) {
         text = source.replace(change, ".relaxed.gpu") if change else source
         faults = run_cuda(text, *arrays, blocks=BLOCKS, threads=THREADS).faults
         assert (not faults) == right and (arrays[0][:64] == range(64)).all(), faults
+
+
+READ_ONLY = """
+extern "C" __global__ void k(float* out, float* in) {{
+  const int t = threadIdx.x;
+  {before}
+  float seen; asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(seen) : "l"(in + t));
+  {after}
+  out[t] = seen;
+}}"""
+
+
+@pytest.mark.parametrize(
+    "before, after, words",
+    [
+        ("", "", None),
+        ("", "in[64 + t] = 3.f;", None),  # of the same buffer, but not of what was read
+        ("in[t] = 3.f; __syncthreads();", "", "what this launch has written"),
+        ("", "__syncthreads(); in[t] = 3.f;", "writes what ld.global.nc has read"),
+    ],
+)
+def test_what_is_read_as_read_only_is_not_written_by_the_same_launch(before, after, words):
+    """In whatever order: the compiler, or the cache, may have read it long before."""
+    values = np.arange(128, dtype=np.float32)
+    execution = run_cuda(READ_ONLY.format(before=before, after=after), np.zeros(64, np.float32), values, threads=64)
+    assert execution.faults == () if words is None else words in execution.faults[0]

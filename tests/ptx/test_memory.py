@@ -57,6 +57,7 @@ ld.shared.f32 %f0, [%r0]; st.global.f32 [%q0], %f0;"""
     out = np.zeros(64, np.float32)
     assert not run_ptx(body, out, blocks=2, declarations=".shared .align 4 .b8 tile[128];").faults
     assert (out[:32] == 1).all() and np.isnan(out[32:]).all()
+    assert (out[32:].view(np.int32) != -1).all()  # callers mark by 0xFF what was never written
 
 
 def test_vectors_and_narrow_types():

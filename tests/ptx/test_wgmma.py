@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from ptx_golden.harness import run_ptx
 from ptx_golden.hopper import run_hopper
 from ptx_golden.wgmma_product import product
+
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{names}}}, %q0, %q0, %p0, 1, 1, 0, 0;"
 
 
 @pytest.mark.parametrize(
@@ -77,3 +80,14 @@ def test_a_part_of_a_warpgroup_is_not_enough():
 extern "C" __global__ void k(float* out) { if (threadIdx.x < 96) { wgmma_fence(); } }"""
     [fault] = run_hopper(source, [np.zeros(4, np.float32)]).faults
     assert "wgmma.fence" in fault
+
+
+def test_the_first_product_needs_a_fence_though_nobody_has_written_its_registers():
+    """Its accumulators are written by the product alone, for scale-d is false, and A and B lie in shared memory."""
+    names = ", ".join(f"%f{i}" for i in range(4))
+    zeros = f"mov.u32 %r0, tile; mov.b64 %q0, 1; setp.ne.u32 %p0, 0, 0; FENCE {PRODUCT.format(names=names)} {PRODUCT.format(names=names)}"
+    done = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+    tile = ".shared .align 128 .b8 tile[4096];"
+    for fence, right in (("wgmma.fence.sync.aligned;", True), ("", False)):
+        faults = run_ptx(zeros.replace("FENCE", fence) + done, declarations=tile, threads=128).faults
+        assert faults == () if right else "first product" in faults[0] and "with no wgmma.fence" in faults[0]

@@ -51,7 +51,7 @@ class AsyncCopies:
         group = self.committed if active.mask is None else self.committed[threads]
         self.in_flight.append(_Copy(threads, group, index, size, values))
         self.context.shared.elements(size)[index // size] = as_elements(
-            np.full(size, self.context.poison, np.uint8), size
+            np.full(size // 2, self.context.poison, np.uint16), size
         )[0]
 
     def commit(self, active: ActiveThreads) -> None:

@@ -30,9 +30,12 @@ class Trap(Ending):
 
 @dataclass(frozen=True)
 class BarrierArrival(Ending):
-    """At barrier `number` (over threads, or 0-d) of `expected` threads, None for the whole block; `waits` is false for
-    `bar.arrive`.
+    """At barrier `number` (over threads, or 0-d) of `expected` threads, None for the whole block.
+
+    `waits` is false for `bar.arrive`.
     """
+
+    ins: Instruction
 
     number: Numbers
     expected: int | None
@@ -64,4 +67,4 @@ def barrier(context: Context, ins: Instruction, fields: Fields) -> BarrierArriva
         if ins.operands[1] in context.kernel.registers:
             raise unsupported(ins, "a thread count in a register")
         expected = int(ins.operands[1], 0)
-    return BarrierArrival(number, expected, fields["mode"] == "sync")
+    return BarrierArrival(ins, number, expected, fields["mode"] == "sync")

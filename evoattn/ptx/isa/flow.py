@@ -23,8 +23,8 @@ def ends_run(ins: Instruction) -> bool:
 
 
 class Flow:
-    """Made once per kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on may
-    read.
+    """Made once per kernel. Registers are bits of an int; `live(pc)` has those whose value an execution from `pc` on
+    may read.
     """
 
     def __init__(self, kernel: Kernel) -> None:

@@ -1,4 +1,5 @@
-"""wgmma.fence: what threads write to registers of a product needs one before the product (PTX ISA, wgmma.fence).
+"""wgmma.fence: the first product of a kernel needs one before it, and so does one after threads have written to its
+registers (PTX ISA, wgmma.fence).
 
 Copies after the fence of what was written before it do not count, nor constants: ptxas makes of both what it likes. A
 product's own writes to its accumulators need none before the next of the same shape. Descriptors are no registers of a
@@ -25,6 +26,8 @@ class UnfencedWrites:
             if ins.opcode.startswith("wgmma.mma_async")
         }
         self._watched = self._sources_of_products()
+        self._never = 1 << len(kernel.registers)
+        """Stands among the registers for: no fence yet."""
         self._dirty: dict[int, int] = {}
         self._known: dict[tuple[int, int, int], tuple[int, int | None]] = {}
 
@@ -32,7 +35,7 @@ class UnfencedWrites:
         """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or
         None.
         """
-        key = start, end, self._dirty.get(lead, 0)
+        key = start, end, self._dirty.get(lead, self._never)
         if key not in self._known:
             self._known[key] = self._walk(*key)
         self._dirty[lead], wrong = self._known[key]
@@ -43,7 +46,7 @@ class UnfencedWrites:
         for pc in range(start, end):
             ins = self.kernel.instructions[pc]
             if pc in self._products:
-                if wrong is None and self._products[pc] & dirty:
+                if wrong is None and (self._products[pc] | self._never) & dirty:
                     wrong = pc
             elif ins.opcode.startswith("wgmma.fence"):
                 dirty = 0

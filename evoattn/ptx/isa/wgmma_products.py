@@ -108,9 +108,8 @@ class MatrixProducts:
             pc = self.unfenced.run(lead, start, end)
             if pc is not None:
                 raise AsyncFault(
-                    f"The warpgroup of {self.threads.describe(lead * WARP)} has written registers of a product with "
-                    "no wgmma.fence before "
-                    f"{self.context.kernel.instructions[pc]}."
+                    f"The warpgroup of {self.threads.describe(lead * WARP)} issues its first product, or one whose "
+                    f"registers it has written, with no wgmma.fence before {self.context.kernel.instructions[pc]}."
                 )
 
 

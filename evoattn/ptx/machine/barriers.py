@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from evoattn.ptx.errors import BarrierFault
 from evoattn.ptx.isa.control import BarrierArrival
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
@@ -33,6 +34,8 @@ class Barriers:
         self.context = context
         self.waiting_at: dict[int, Mask] = {}
         self._barriers: dict[int, _Barrier] = {}
+        self._last_phases: dict[tuple[int, int], tuple[int, Numbers]] = {}
+        """By barrier and block: when the last phase ended, and the warps that waited for that."""
 
     def passes_at_once(self, arrival: BarrierArrival, active: ActiveThreads) -> bool:
         """Whether all threads of the machine meet here, so that nobody waits; the common case."""
@@ -52,6 +55,8 @@ class Barriers:
         for number in numbers.tolist():
             mask = active.full_mask if len(numbers) == 1 else active.full_mask & (arrival.number == number)
             barrier = self._barriers.setdefault(number, self._new())
+            if arrival.expected is not None:
+                self._check_phase(number, barrier, arrival, mask)
             blocks = np.flatnonzero(self._per_block(mask))
             barrier.expected[blocks] = arrival.expected or 0
             if arrival.waits:
@@ -62,6 +67,38 @@ class Barriers:
                 self._signal(barrier, mask)
                 released.append((following_pc, mask))
         return released + self.release()
+
+    def _check_phase(self, number: int, barrier: _Barrier, arrival: BarrierArrival, mask: Mask) -> None:
+        """Threads arrive at a barrier of a given count: no more than it counts, and no earlier than its phase begins.
+
+        A warp that does not know that the last phase has ended may arrive while it lasts, in another order of execution.
+        Raises `BarrierFault`.
+        """
+        threads = self.context.threads
+        arriving = self._per_block(mask)
+        present = self._per_block(barrier.waiting) + barrier.signalled
+        for block in np.flatnonzero(arriving).tolist():
+            where = f"of block {block + threads.first_block} at barrier {number}, in {arrival.ins}"
+            others = int(barrier.expected[block])
+            if present[block] and others != arrival.expected:
+                raise BarrierFault(f"Threads count {others} and {arrival.expected} {where}.")
+            if present[block] + arriving[block] > (arrival.expected or 0):
+                raise BarrierFault(
+                    f"{present[block] + arriving[block]} threads {where}, which counts {arrival.expected}."
+                )
+        if self.context.races is None:
+            return
+        order = self.context.races.order
+        for warp in np.flatnonzero(mask.reshape(-1, WARP).any(1)).tolist():
+            block = warp // threads.block_warps
+            time, waiters = self._last_phases.get((number, block), (0, None))
+            if waiters is None or time <= order.block_floor[block]:
+                continue
+            if not (order.clock[warp, waiters % threads.cluster_warps] >= time).any():
+                raise BarrierFault(
+                    f"{threads.describe(warp * WARP)} may arrive at barrier {number} before its last phase has ended: "
+                    f"nothing tells its warp so, in {arrival.ins}."
+                )
 
     def _new(self) -> _Barrier:
         count = self.context.threads.block_count
@@ -90,7 +127,7 @@ class Barriers:
             complete = (waiting > 0) & (waiting + barrier.signalled >= wanted)
             if not complete.any():
                 continue
-            self._order(barrier, complete, waiting == left)
+            self._order(number, barrier, complete, waiting == left)
             chosen = np.repeat(complete, self.context.threads.block_threads) & barrier.waiting
             barrier.waiting &= ~chosen
             barrier.signalled[complete] = 0
@@ -109,7 +146,7 @@ class Barriers:
                     del self.waiting_at[pc]
         return released
 
-    def _order(self, barrier: _Barrier, complete: Mask, everyone: Mask) -> None:
+    def _order(self, number: int, barrier: _Barrier, complete: Mask, everyone: Mask) -> None:
         """Tell the race detector who met whom."""
         races = self.context.races
         if races is None:
@@ -120,6 +157,7 @@ class Barriers:
         for block in np.flatnonzero(complete & ~everyone).tolist():
             size = self.context.threads.block_threads
             warps = np.flatnonzero(barrier.waiting[block * size : (block + 1) * size].reshape(-1, WARP).any(1))
-            races.synchronize().barrier_of_warps(
-                warps + block * self.context.threads.block_warps, barrier.handed_over.pop(block, [])
-            )
+            warps += block * self.context.threads.block_warps
+            order = races.synchronize()
+            self._last_phases[number, block] = order.now, warps
+            order.barrier_of_warps(warps, barrier.handed_over.pop(block, []))

@@ -31,9 +31,10 @@ class BankedMemory:
     """
 
     def __init__(self, name: str, threads: Threads, owner_of: Numbers, owners: int, limit: int, fill: int) -> None:
+        """`fill` is the 16-bit word that it holds before it is written."""
         self.name, self.threads, self.limit = name, threads, limit
         self.stride = max(-(-limit // 16) * 16, 16)
-        self.data = np.full(self.stride * owners, fill, np.uint8)
+        self.data = np.full(self.stride * owners // 2, fill, np.uint16).view(np.uint8)
         self.base = owner_of.astype(np.int64) * self.stride
         self._offset_bases: dict[int, Numbers] = {}
         self._elements = {size: as_elements(self.data, size) for size in (1, 2, 4, 8, 16)}

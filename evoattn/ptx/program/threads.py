@@ -15,7 +15,8 @@ _T = TypeVar("_T", bound=np.generic)
 
 
 class Threads:
-    """Coordinates of all threads of some blocks of a grid; each array has one element per thread ("lane of the machine").
+    """Coordinates of all threads of some blocks of a grid; each array has one element per thread ("lane of the
+    machine").
 
     A block whose size is no multiple of 32 is padded to whole warps by threads that have exited before the start.
     """

@@ -56,6 +56,8 @@ class GlobalRaces:
         self._shift = global_granule(kernel).bit_length() - 1
         self._last_write = np.zeros(len(memory.data) >> self._shift, np.int64)  # time << 26 | thread of the grid
         self._was_read = np.zeros(len(self._last_write) if watched else 0, np.bool_)
+        self._read_only = np.zeros(len(self._was_read), np.bool_)
+        """By granule: whether `ld.global.nc` has read it."""
         self._reads: list[_Reads] = []
         self._strong: dict[
             int, dict[int, tuple[int, bool]]
@@ -105,6 +107,7 @@ class GlobalRaces:
             self._written_buffers |= buffers
             self.order_of_blocks.overwrite(first, last, index)
         granules, actors = self._expand(index, size, threads)
+        self._check_read_only(kind, granules, ins)
         self._check_against_writes(kind, granules, actors, ins)
         if self._strong:
             self._check_against_strong(kind, granules, actors, ins)
@@ -158,6 +161,21 @@ class GlobalRaces:
             late &= (time[near] > order.floor(own)) | (threads.block_of[own] != threads.block_of[other])
             result[near] = late
         return result
+
+    def _check_read_only(self, kind: str, granules: Numbers, ins: Instruction) -> None:
+        """What `ld.global.nc` reads must be read-only for all of the launch, whatever the order (PTX ISA, ld)."""
+        if kind != READ:
+            wrong = self._read_only[granules] if len(self._read_only) else np.zeros(0, np.bool_)
+            what = "writes what ld.global.nc has read"
+        elif ".nc" in ins.opcode:
+            self._read_only[granules] = True
+            wrong = self._last_write[granules] > 0
+            what = "reads as if nobody wrote it (.nc) what this launch has written"
+        else:
+            return
+        if wrong.any():
+            place = self.memory.describe(int(granules[wrong.argmax()]) << self._shift)
+            self.found.setdefault(ins.index, f"A thread {what}, {place}, in {ins}.")
 
     def _check_against_writes(self, kind: str, granules: Numbers, actors: Numbers, ins: Instruction) -> None:
         last = self._last_write[granules]

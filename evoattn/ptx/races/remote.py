@@ -15,7 +15,9 @@ class RemoteAccesses:
     """Accesses from block to block of one machine."""
 
     def __init__(self, threads: Threads, stride: int, alive: Mask, races: SharedRaces | None) -> None:
-        """`stride` is the bytes of shared memory per block; `alive` (bool over threads) is kept up to date by others."""
+        """`stride` is the bytes of shared memory per block; `alive` (bool over threads) is kept up to date by
+        others.
+        """
         self.threads, self.stride, self.alive, self.races = threads, stride, alive, races
         self._last: dict[tuple[int, int], tuple[int, Instruction]] = {}  # by target block and column of the clock
 

@@ -22,8 +22,10 @@ from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.registers import Binder
 
 T = TypeVar("T")
-POISON = 0xFF
-"""Fills shared memory before it is written, if the launch asks for nothing else: a NaN in every float type."""
+POISON = 0x7FFE
+"""Fills shared memory before it is written, if the launch asks for nothing else: a NaN in every float type, and neither
+the one that hardware computes (0x7FFF…) nor bytes of 0xFF, with which callers like to mark what was never written.
+"""
 
 
 class NotConverged(Exception):
@@ -50,7 +52,7 @@ class Context(Binder):
         count: bool,
         poison: int = POISON,
     ) -> None:
-        """Races are looked for if `global_races` is given. `poison` is the byte that shared memory holds until it is
+        """Races are looked for if `global_races` is given. `poison` is the 16-bit word that shared memory holds until it is
         written.
         """
         self.poison = poison
