@@ -66,9 +66,9 @@ def run_launch(
     dynamic shared memory; `cluster` is in blocks and goes along x alone.
 
     `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the
-    instructions of one batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the 16-bit
-    word that shared memory holds until it is written, and a copy's destination until the copy has landed: a NaN in
-    every float type. `after` is given for a launch that may begin before earlier ones have ended (programmatic dependent
+    instructions of one batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the 16-bit word
+    that shared memory holds until it is written, and a copy's destination until the copy has landed: a NaN in every
+    float type. `after` is given for a launch that may begin before earlier ones have ended (programmatic dependent
     launch): what those touched, from their `Execution.touched`.
 
     What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a

@@ -71,8 +71,8 @@ class Barriers:
     def _check_phase(self, number: int, barrier: _Barrier, arrival: BarrierArrival, mask: Mask) -> None:
         """Threads arrive at a barrier of a given count: no more than it counts, and no earlier than its phase begins.
 
-        A warp that does not know that the last phase has ended may arrive while it lasts, in another order of execution.
-        Raises `BarrierFault`.
+        A warp that does not know that the last phase has ended may arrive while it lasts, in another order of
+        execution. Raises `BarrierFault`.
         """
         threads = self.context.threads
         arriving = self._per_block(mask)

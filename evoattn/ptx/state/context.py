@@ -52,8 +52,8 @@ class Context(Binder):
         count: bool,
         poison: int = POISON,
     ) -> None:
-        """Races are looked for if `global_races` is given. `poison` is the 16-bit word that shared memory holds until it is
-        written.
+        """Races are looked for if `global_races` is given. `poison` is the 16-bit word that shared memory holds until
+        it is written.
         """
         self.poison = poison
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
