@@ -15,6 +15,7 @@ _HOMES = {
     "disable": "evoattn.ops.sdpa",
     "enable": "evoattn.ops.sdpa",
     "explain": "evoattn.ops.explain",
+    "load": "evoattn.ops.load",
     "sdpa": "evoattn.ops.sdpa",
     "warmup": "evoattn.ops.explain",
 }

@@ -1,0 +1,109 @@
+"""A recorded kernel as a Python callable: `evoattn.load("best")`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.paths import cubin_cache, default_database
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.ops import current
+from evoattn.ops.choice import Picker
+from evoattn.ops.runtime import Runtime
+
+if TYPE_CHECKING:
+    from evoattn.model.records import Study, Trial
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What the op reads of a pick (`choice.Picked`): always the recorded config, however it was ranked."""
+
+    family: str
+    config: KernelConfig
+    why: str
+    estimated: bool = False
+
+
+def _own_runtime(pick: Picker) -> Runtime:
+    """A runtime on the device of `evoattn.attention`, which shares its compiled kernels and the records of their
+    checks."""
+    return Runtime(current.runtime().platform, pick, cubin_cache() / "op")
+
+
+class RecordedKernel:
+    """One recorded kernel, called as `evoattn.attention` is. It serves every batch, length and number of heads of the
+    head_dim, dtype and mask that it was found for; `trial` and `problem` say which.
+
+    Today's template renders it from the recorded config, and it is checked on the device before its first use.
+    """
+
+    def __init__(self, trial: Trial, study: Study, make_runtime: Callable[[Picker], Runtime] = _own_runtime) -> None:
+        """`make_runtime` makes the runtime that answers with this kernel only. Raises `ConfigError` where today's
+        search space lacks the recorded config."""
+        self.trial, self.problem = trial.number, AttentionProblem(**study.problem)
+        self.family = trial.family
+        self.config = load_space(trial.family, study.spec).make_config(trial.config)
+        self._runtime = make_runtime(self._pick)
+
+    def __repr__(self) -> str:
+        return f"RecordedKernel(trial {self.trial}: {self.family} {self.config.describe()}; {self.problem.describe()})"
+
+    def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> _Recorded | None:
+        ours = self.problem
+        both_causal = ours.causal and problem.causal and problem.seqlen_q == problem.seqlen_k  # then they are one mask
+        if (ours.head_dim, ours.dtype) != (problem.head_dim, problem.dtype):
+            return None
+        if ours.mask != problem.mask and not both_causal:
+            return None
+        return _Recorded(self.family, self.config, f"it is trial {self.trial}")
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        causal: Literal["upper_left", "lower_right"] = "upper_left",
+        return_lse: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """See `evoattn.attention`. Raises `NoKernel` for a call that this kernel does not serve."""
+        return self._runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, strict=True)
+
+
+def load(
+    trial: int | str = "best",
+    *,
+    study: str | None = None,
+    shape: str | None = None,
+    gpu: str | None = None,
+    db: str | None = None,
+) -> RecordedKernel:
+    """The kernel of a recorded trial: by its number, or `best` of the study called `study`, of all studies of `shape`
+    (on `gpu`, if several have it), or of the latest study. `db` is a path or URL, the usual database unless given.
+
+    Raises `WrongUse` (an unknown study or trial, a wrong shape) or `StorageError`.
+    """
+    from evoattn.model.gpu import lookup
+    from evoattn.model.named_problems import by_name_or_shape
+    from evoattn.storage import Storage
+    from evoattn.storage.chosen import chosen_trial
+
+    if study and shape:
+        raise WrongUse("Give a study or a shape, not both.")
+    problem, spec = by_name_or_shape(shape) if shape else None, lookup(gpu) if gpu else None
+    storage = Storage.open(db or default_database(), create=False)
+    try:
+        found = chosen_trial(storage, str(trial), study, problem, spec)
+        return RecordedKernel(found, storage.study(found.study_id))
+    finally:
+        storage.close()

@@ -1,0 +1,72 @@
+"""`evoattn.load`: a recorded kernel is called as `evoattn.attention` is, and serves the problems it was found for."""
+
+import pytest
+import torch
+from fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensors
+
+import evoattn
+from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.model.records import CompileInfo, Evaluation, TrialState
+from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.ops.load import RecordedKernel, load
+from evoattn.ops.runtime import NoKernel
+from evoattn.storage import Storage
+
+SHAPE = "B=1,H=4,S=128,D=64,mask=causal"
+
+
+@pytest.fixture
+def storage(tmp_path):
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    yield storage
+    storage.close()
+
+
+def record(storage, config=None, cost=1.0, shape=SHAPE):
+    """A right trial of flash_wgmma in a study of its own."""
+    space = load_space("flash_wgmma", GPUS["h100"])
+    name = f"s{len(storage.studies())}"
+    problem = parse_shape(shape)
+    study = storage.create_study(name, problem, GPUS["h100"], True, "random", 0, ("flash_wgmma",), {}, {})
+    evaluation = Evaluation(TrialState.ESTIMATED, "", CompileInfo(), relative_cost=cost)
+    return storage.record(study, config or space.make_config(WGMMA), None, evaluation), study
+
+
+def test_the_recorded_kernel_answers_and_nothing_else_does(storage, tmp_path):
+    device = FakeDevice()
+    kernel = RecordedKernel(*record(storage), lambda pick: fake_runtime(device, tmp_path, pick))
+    q, k, v = tensors(seqlen_q=37, seqlen_k=37)
+    answer = kernel(q, k, v, is_causal=True, enable_gqa=True)
+    assert near(answer, reference(q, k, v, is_causal=True)) and device.launches
+    assert near(kernel(q, k, v, is_causal=True, causal="lower_right", enable_gqa=True), answer)
+    assert kernel.trial == 1 and kernel.family == "flash_wgmma" and "BLOCK_M=64" in repr(kernel)
+    for other in (
+        dict(is_causal=False),
+        dict(is_causal=True, dtype=torch.bfloat16),
+        dict(is_causal=True, head_dim=128),
+    ):
+        causal = other.pop("is_causal")
+        with pytest.raises(NoKernel):
+            kernel(*tensors(seqlen_q=37, seqlen_k=37, **other), is_causal=causal, enable_gqa=True)
+
+
+def test_a_kernel_is_loaded_by_number_study_or_shape(storage, tmp_path):
+    record(storage, cost=2.0)
+    record(storage, cost=3.0)
+    record(storage, cost=1.0, shape="B=1,H=4,S=128,D=128")
+    db = str(tmp_path / "db.sqlite")
+    assert evoattn.load is load
+    assert load(db=db).trial == load("best", db=db).trial == load(3, db=db).trial == 3
+    assert load(2, db=db).trial == load(study="s1", db=db).trial == 2
+    assert load(shape=SHAPE, db=db).trial == load(shape=SHAPE, gpu="h100", db=db).trial == 1
+    for words in (dict(trial=9), dict(study="x"), dict(shape="B=1"), dict(study="s1", shape=SHAPE)):
+        with pytest.raises(WrongUse):
+            load(**words, db=db)
+
+
+def test_a_config_that_the_search_space_lacks_is_refused(storage):
+    trial, study = record(storage, KernelConfig("flash_wgmma", {"BLOCK_M": 1}))
+    with pytest.raises(ConfigError):
+        RecordedKernel(trial, study)
