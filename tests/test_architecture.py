@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 from evoattn.families.render import MARKER
@@ -48,6 +49,11 @@ def modules() -> list[tuple[str, Path]]:
     package = ROOT / "evoattn"
     files = [p for p in package.rglob("*.py") if p.parent != package]
     return [(p.relative_to(package).parts[0].removesuffix(".py"), p) for p in files]
+
+
+def test_every_module_can_be_imported():
+    for _, path in modules():
+        import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
 
 
 def test_every_room_has_a_layer():

@@ -35,12 +35,12 @@ class Refusal:
         if name.partition(".")[0] in SEARCH_ONLY:
             raise ImportError(f"{name} is for the search")
 sys.meta_path.insert(0, Refusal())
-for room in ("model", "families", "ptx", "backends", "correctness"):
+for room in ("model", "families", "ptx", "backends", "correctness", "ops"):
     for module in pkgutil.walk_packages([f"{PACKAGE}/{room}"], f"evoattn.{room}."):
         if module.name not in SEARCH_MODULES:
             importlib.import_module(module.name)
 """
-SEARCH_MODULES = {"evoattn.model.named_problems", "evoattn.model.safe_yaml", "evoattn.families.render"}
+SEARCH_MODULES = {"evoattn.model.safe_yaml", "evoattn.families.render"}
 """Those that read YAML and templates."""
 
 

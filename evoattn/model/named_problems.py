@@ -5,9 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import yaml
-
-from evoattn.model import safe_yaml
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
 from evoattn.model.paths import SEARCH_SPACES
@@ -51,6 +48,10 @@ def _complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
 @cache
 def named_problems() -> dict[str, AttentionProblem]:
     """All problems of `problems.yaml`, in its order. Raises `ProblemError` if the file is broken."""
+    import yaml  # here, as a shape alone needs no PyYAML
+
+    from evoattn.model import safe_yaml
+
     try:
         rows = safe_yaml.load_file(_FILE)
         return {name: _complete(fields, name) for name, fields in rows.items()}

@@ -11,7 +11,7 @@ import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.correctness.cases import Case, make_case
-from evoattn.correctness.reference import TORCH_DTYPES
+from evoattn.correctness.reference import torch_dtype
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation.process import Handler
 from evoattn.families.base import starts_zeroed
@@ -64,7 +64,7 @@ class Stage(Handler):
     def _register(self, group: str, problems: list[AttentionProblem]) -> None:
         self._problems[group] = problems
         for problem in problems:
-            dtype = TORCH_DTYPES[problem.dtype]
+            dtype = torch_dtype(problem)
             elements = sum(_padded(problem, t) for t in "qkv") // problem.element_bytes
             if dtype not in self._memory or self._memory[dtype].numel() < elements:
                 self._memory.pop(dtype, None)
@@ -88,7 +88,7 @@ class Stage(Handler):
         ]
 
     def _tensors(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-        memory, start, tensors = self._memory[TORCH_DTYPES[problem.dtype]], 0, {}
+        memory, start, tensors = self._memory[torch_dtype(problem)], 0, {}
         for name in "qkv":
             shape, strides = problem.shape(name), problem.strides(name)
             tensors[name] = memory.as_strided(shape, strides, start)
