@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from stand_in import stand_in
 
 import evoattn
+from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import make_answer, make_inputs
-from evoattn.correctness.validate import judge_o
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
