@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from evoattn.ops import asked, current, fallback
+from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.traced import is_fake, traced
 
@@ -127,6 +127,25 @@ def attention(
         if is_fake(query):
             return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
         return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    if capture.recorders():
+        with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):
+            return _ordinary(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    return _ordinary(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+
+
+def _ordinary(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The call of plain tensors."""
     runtime = current.runtime()
     if torch.is_autocast_enabled(runtime.device_type):
         query, key, value = autocast(runtime.device_type, query, key, value)

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from evoattn.ops import current, fallback
 from evoattn.ops.attention import attention
+from evoattn.ops.capture import call as recorded_call
+from evoattn.ops.capture import miss, recorders, recording
 from evoattn.ops.runtime import NoKernel
+from evoattn.ops.shapes import Shapes
 
 _everywhere = False
 _lock = threading.Lock()
@@ -76,8 +79,14 @@ def scaled_dot_product_attention(
     """
     if attn_mask is not None and type(attn_mask) is not Tensor and not is_causal:
         return _with_bias_object(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
-    if attn_mask is None and not dropout_p and is_on():
-        return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is None and not dropout_p:
+        if is_on():
+            return attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        if recorders():
+            with recorded_call(query, key, value, is_causal, "upper_left", enable_gqa, False):
+                return _original(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    elif recorders():
+        miss("it has a mask tensor" if attn_mask is not None else "it has dropout")
     return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -110,6 +119,21 @@ def sdpa(on: bool = True) -> Iterator[None]:
         yield
     finally:
         _thread.on = before
+        _hold(-1)
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[Shapes]:
+    """Record what this thread's calls of SDPA and `evoattn.attention` ask for: problems, counts and, on a GPU, times.
+
+    The calls run as they would without it. What is compiled or replayed from a CUDA graph is not seen: record the
+    eager model.
+    """
+    _hold(1)
+    try:
+        with recording(Shapes()) as shapes:
+            yield shapes
+    finally:
         _hold(-1)
 
 

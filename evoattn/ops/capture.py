@@ -1,0 +1,84 @@
+"""`with evoattn.capture() as shapes`: the calls of attention in a block, written down as they are made."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from evoattn.ops import asked
+from evoattn.ops.shapes import TIMED_CALLS, Shapes, Span
+
+
+class _Thread(threading.local):
+    """The shapes that this thread records, the innermost block's last."""
+
+    def __init__(self) -> None:
+        self.shapes: list[Shapes] = []
+
+
+_thread = _Thread()
+
+
+def recorders() -> list[Shapes]:
+    """Of this thread; empty outside of all blocks, and while code is compiled."""
+    return _thread.shapes if not torch.compiler.is_compiling() else []
+
+
+@contextlib.contextmanager
+def recording(shapes: Shapes) -> Iterator[Shapes]:
+    """Calls of this thread are added to `shapes`."""
+    _thread.shapes.append(shapes)
+    try:
+        yield shapes
+    finally:
+        _thread.shapes.remove(shapes)
+
+
+def miss(reason: str) -> None:
+    """Write down a call that no kernel could serve."""
+    for shapes in _thread.shapes:
+        shapes.miss(reason)
+
+
+def _problem(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, enable_gqa: bool, lse: bool
+) -> asked.StridedProblem | str:
+    """As `asked.problem_of`, in the dtype that autocast gives."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = (torch.empty_like(t, dtype=dtype, device="meta") for t in (query, key, value))
+    strides = torch.empty_like(query, device="meta").stride()
+    return asked.problem_of(
+        query, key, value, strides, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
+    )
+
+
+@contextlib.contextmanager
+def call(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, enable_gqa: bool, lse: bool
+) -> Iterator[None]:
+    """Write down a call, and on a GPU time what runs inside of the block by CUDA events."""
+    timed: list[list[Span]] = []
+    if all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
+        problem = _problem(query, key, value, is_causal, causal, enable_gqa, lse)
+        for shapes in _thread.shapes:
+            if isinstance(problem, str):
+                shapes.miss(problem)
+                continue
+            entry = shapes.add(problem.packed)
+            if len(entry.spans) < TIMED_CALLS:
+                timed.append(entry.spans)
+    if not timed or not query.is_cuda or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    yield
+    end.record()
+    for spans in timed:
+        spans.append((begin, end))

@@ -1,0 +1,112 @@
+"""What a model asks of attention: recorded while it runs, kept as JSON, searched by `evoattn.tune`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from evoattn.model.errors import WrongUse
+from evoattn.model.problem import AttentionProblem, ProblemError
+
+VERSION = 1
+TIMED_CALLS = 64
+"""Of one problem: enough for a mean, few enough to keep events for."""
+
+Span = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+class ShapesError(WrongUse):
+    """A file of shapes that cannot be read: its message is one sentence."""
+
+
+@dataclass
+class Asked:
+    """One problem: how often it was asked for, and the mean device time of a call in µs (0 where none was timed)."""
+
+    problem: AttentionProblem
+    count: int = 0
+    us: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Turn recorded events into a mean; waits for the last one."""
+        if self.spans:
+            self.spans[-1][1].synchronize()
+            self.us = 1e3 * sum(begin.elapsed_time(end) for begin, end in self.spans) / len(self.spans)
+            self.spans = []
+
+
+class Shapes:
+    """The problems that were asked for. Iterating gives the problems, those that take the most time first."""
+
+    def __init__(self) -> None:
+        self.missed: dict[str, int] = {}
+        """Calls that no kernel could serve whatever its config, by reason."""
+        self._asked: dict[tuple[object, ...], Asked] = {}
+        self._lock = threading.Lock()
+
+    def add(self, problem: AttentionProblem, count: int = 1, us: float = 0.0) -> Asked:
+        """Count calls of a problem."""
+        key = tuple(problem.to_dict().items())
+        with self._lock:
+            entry = self._asked.setdefault(key, Asked(problem))
+            entry.count += count
+            entry.us = us or entry.us
+        return entry
+
+    def miss(self, reason: str) -> None:
+        """Count a call that no kernel could serve."""
+        with self._lock:
+            self.missed[reason] = self.missed.get(reason, 0) + 1
+
+    @property
+    def entries(self) -> list[Asked]:
+        """By time, most first; by number of calls where nothing was timed."""
+        for entry in self._asked.values():
+            entry.settle()
+        return sorted(self._asked.values(), key=lambda entry: (entry.count * entry.us, entry.count), reverse=True)
+
+    def __iter__(self) -> Iterator[AttentionProblem]:
+        return iter([entry.problem for entry in self.entries])
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def share(self, entry: Asked) -> float:
+        """Of all timed attention, between 0 and 1; 0 where nothing was timed."""
+        total = sum(one.count * one.us for one in self.entries)
+        return entry.count * entry.us / total if total else 0.0
+
+    def describe(self) -> str:
+        """A line for each problem."""
+        lines = [
+            f"{entry.count:6d} calls {100 * self.share(entry):5.1f} % {entry.us:9.1f} µs  {entry.problem.describe()}"
+            for entry in self.entries
+        ]
+        return "\n".join(
+            lines + [f"{count:6d} calls that no kernel serves: {why}" for why, count in self.missed.items()]
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file that `load` reads and people can edit."""
+        rows = [{"problem": e.problem.to_dict(), "calls": e.count, "us": round(e.us, 3)} for e in self.entries]
+        text = json.dumps({"version": VERSION, "shapes": rows, "missed": self.missed}, indent=1)
+        Path(path).write_text(text + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Shapes:
+        """Raises `ShapesError` where the file cannot be read or says something else."""
+        shapes = cls()
+        try:
+            text = json.loads(Path(path).read_text())
+            for row in text["shapes"]:
+                shapes.add(AttentionProblem(**row["problem"]), int(row["calls"]), float(row.get("us", 0)))
+            shapes.missed = {str(why): int(count) for why, count in text.get("missed", {}).items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
+            raise ShapesError(f"The shapes in {path} cannot be read: {error}.") from None
+        return shapes

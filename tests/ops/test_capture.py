@@ -1,0 +1,94 @@
+"""Recording what a model asks for, and the file that it is kept in."""
+
+import json
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_device import near, reference, tensors
+
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops.attention import attention
+from evoattn.ops.sdpa import capture, sdpa
+from evoattn.ops.shapes import Shapes, ShapesError
+
+TORCHS = F.scaled_dot_product_attention
+
+
+def test_calls_of_both_kinds_are_counted(device):
+    q, k, v = tensors()
+    with capture() as shapes:
+        for _ in range(3):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        assert near(attention(q, k, v, enable_gqa=True), reference(q, k, v))
+        with sdpa():
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        F.scaled_dot_product_attention(q, k, v, torch.zeros(37, 45, dtype=torch.float16), enable_gqa=True)
+        attention(q.double(), k.double(), v.double(), enable_gqa=True)
+    F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert F.scaled_dot_product_attention is TORCHS
+    counts = {entry.problem.mask: entry.count for entry in shapes.entries}
+    assert counts == {"causal_upper_left": 3, "full": 2}
+    assert next(iter(shapes)) == AttentionProblem(2, 4, 2, 37, 45, 64, "fp16", "causal_upper_left")
+    assert shapes.missed["it has a mask tensor"] == 1
+    assert any("float64" in why for why in shapes.missed)
+    assert "3 calls" in shapes.describe()
+
+
+def test_blocks_nest_and_threads_are_apart(device):
+    q, k, v = tensors()
+    with capture() as outer:
+        with pytest.raises(KeyError), capture() as inner:
+            attention(q, k, v, enable_gqa=True)
+            raise KeyError
+        attention(q, k, v, enable_gqa=True)
+        thread = threading.Thread(target=lambda: attention(q, k, v, enable_gqa=True))
+        thread.start()
+        thread.join()
+    assert [entry.count for entry in inner.entries] == [1]
+    assert [entry.count for entry in outer.entries] == [2]
+    assert F.scaled_dot_product_attention is TORCHS
+
+
+def test_autocasts_dtype_is_what_is_asked_for(device):
+    q, k, v = (t.float() for t in tensors())
+    with capture() as shapes, torch.autocast("cpu", dtype=torch.bfloat16):
+        F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        attention(q, k, v, enable_gqa=True)
+    assert [(entry.problem.dtype, entry.count) for entry in shapes.entries] == [("bf16", 2)]
+
+
+def test_a_file_and_back(tmp_path):
+    shapes = Shapes()
+    small, large = AttentionProblem(1, 2, 2, 64, 64, 64), AttentionProblem(1, 8, 8, 999, 999, 128, "bf16", lse=True)
+    shapes.add(small, 10, 5.0)
+    shapes.add(large, 2, 100.0)
+    shapes.miss("it has dropout")
+    shapes.save(tmp_path / "SHAPES.json")
+    again = Shapes.load(tmp_path / "SHAPES.json")
+    assert list(again) == [large, small]
+    assert [(e.count, e.us) for e in again.entries] == [(2, 100.0), (10, 5.0)]
+    assert again.share(again.entries[0]) == pytest.approx(0.8)
+    assert again.missed == {"it has dropout": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"shapes": [{}]}', '{"shapes": [{"problem": {"batch": 0}, "calls": 1}]}', None]
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "SHAPES.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ShapesError, match=r"^The shapes in .* cannot be read: ") as error:
+        Shapes.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_is_plain(tmp_path):
+    shapes = Shapes()
+    shapes.add(AttentionProblem(1, 2, 2, 64, 64, 64), 10)
+    shapes.save(tmp_path / "SHAPES.json")
+    row = json.loads((tmp_path / "SHAPES.json").read_text())["shapes"][0]
+    assert row["calls"] == 10
+    assert row["problem"]["head_dim"] == 64
