@@ -136,9 +136,9 @@ class StudySummary:
         """What a reader must know before the numbers; empty if nothing."""
         if self.kind == "estimated":
             return (
-                f"No {self.gpu.upper()} took part: every trial was compiled for it, run on the PTX interpreter and ranked "
-                "by the cost model. The relative cost orders candidates within this study; it is not a time, and "
-                "nothing here was measured."
+                f"No {self.gpu.upper()} took part: every trial was compiled for it, run on the PTX interpreter and "
+                "ranked by the cost model. The relative cost orders candidates within this study; it is not a time, "
+                "and nothing here was measured."
             )
         return ""
 
