@@ -4,7 +4,7 @@ import pytest
 
 from evoattn.correctness import sanitizer
 from evoattn.families.built import BuiltKernel
-from evoattn.families.flash_scalar import FlashScalar
+from evoattn.families.flash_scalar.family import FlashScalar
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo

@@ -3,6 +3,7 @@
 import time
 
 from evoattn.families.flash_wgmma import cost as wgmma_cost
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import load_space
@@ -87,7 +88,9 @@ MEASURED = {
 
 
 def cost(name, genes, registers):
-    return wgmma_cost.relative_cost(problems.lookup(name), SPACE.make_config(BASE | genes), H100, registers)
+    return wgmma_cost.relative_cost(
+        problems.lookup(name), FlashWgmmaGenes.of(SPACE.make_config(BASE | genes)), H100, registers
+    )
 
 
 def test_orders_measured_kernels_and_is_within_a_quarter_of_their_time():

@@ -16,8 +16,6 @@ import torch
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.reference import torch_dtype
 from evoattn.families.built import BuiltKernel
-from evoattn.families.flash_wgmma import cost as wgmma_cost
-from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.residency import WARP, register_cap
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -75,7 +73,8 @@ def _probes(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[Atte
 
 def count_work(kernel: BuiltKernel, problem: AttentionProblem) -> Work:
     """Counts of the blocks of `problem`. Raises `NotInterpreted` or `LaunchError` as the interpreter does."""
-    block_m, block_n = kernel.config["BLOCK_M"], kernel.config["BLOCK_N"]
+    genes = kernel.family.genes(kernel.config)
+    block_m, block_n = genes.BLOCK_M, genes.BLOCK_N
     counts, blocks, tiles = [], [], []
     for probe in _probes(problem, block_m, block_n):
         counts.append(
@@ -162,8 +161,9 @@ def relative_cost(work: Work, gpu: GpuSpec) -> float | None:
 def estimate(kernel: BuiltKernel, problem: AttentionProblem) -> float | None:
     """The cost of a compiled candidate; None if no block of it fits on an SM. Raises `NotInterpreted` or `LaunchError`.
 
-    Asynchronous kernels have a model of their own, which asks the config instead of counting instructions.
+    A family may have a model of its own, which asks the config instead of counting instructions.
     """
-    if kernel.family.name == FlashWgmma.name:
-        return wgmma_cost.relative_cost(problem, kernel.config, kernel.gpu, kernel.compiled.info.registers)
+    cost = kernel.family.relative_cost(problem, kernel.config, kernel.gpu, kernel.compiled.info.registers)
+    if cost is not None:
+        return cost if math.isfinite(cost) else None
     return relative_cost(count_work(kernel, problem), kernel.gpu)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
+from evoattn.families.genes import Genes
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 
-class Family(Protocol):
+class Family(ABC):
     """One kind of kernel. A family is stateless; `templates/<name>.cu.j2` and `search_spaces/<name>.yaml` belong to it.
 
     A compiled kernel serves every problem of the same head_dim, dtype and mask: lengths, batch, heads and strides are run-time arguments,
@@ -27,45 +29,80 @@ class Family(Protocol):
     devices: ClassVar[str]
     """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`; `evoattn export` reads the least `sm_XX` out of them."""
     dtypes: ClassVar[tuple[str, ...]]
+    """Those that it serves, by their names in `model/dtype.py`."""
+    masks: ClassVar[tuple[str, ...]]
+    """Those that it serves, by their names in `model/mask.py`: a mask that is new there is refused until it stands here."""
+    writes_lse: ClassVar[bool] = False
+    """Whether it writes the log-sum-exp where the problem asks for it."""
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if no config of this family can serve the problem on this GPU, else None."""
-        ...
+        if problem.dtype not in self.dtypes:
+            return f"{self.name} takes {_listed(self.dtypes)}, not {problem.dtype}."
+        if problem.mask not in self.masks:
+            return f"{self.name} takes the masks {_listed(self.masks)}, not {problem.mask}."
+        if reason := self.refuse(problem, gpu):
+            return reason
+        if problem.lse and not self.writes_lse:
+            return f"{self.name} does not write the log-sum-exp; take lse=1 out of the shape, or another family."
+        return None
 
+    @abstractmethod
+    def genes(self, config: KernelConfig) -> Genes:
+        """The config, typed. Raises `TypeError` on one that has not the parameters of this family."""
+
+    @abstractmethod
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        """One sentence if the shape or the GPU is not for this family, else None; part of `why_unsupported`."""
+
+    @abstractmethod
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         """One sentence if this config cannot be, else None. All that is knowable before compiling is said here."""
-        ...
 
+    @abstractmethod
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         """One sentence if this config cannot serve the problem, else None: `why_invalid` without what is merely redundant there.
 
         A search passes over a config that does on its problem what a smaller one does. A kernel that was found for another problem
         may run it all the same: every kernel climbs a ladder of small problems, on which most of its genes are redundant.
         """
-        ...
 
+    @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         """Everything that the template may see.
 
         Depends on head_dim, dtype, mask and `lse` alone of the problem, and on the architecture alone of the GPU: the number of SMs
         changes launches, never a source.
         """
-        ...
 
+    @abstractmethod
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """One to three launches, in order.
 
         A block that waits for another block of its launch needs it resident: such a grid is one wave of `gpu.sm_count` SMs at most.
         """
-        ...
 
+    @abstractmethod
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """Named scratch buffers in bytes; empty for a single-pass kernel.
 
         They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the first launch, and the
         kernels must leave zeros in them: they are not cleared between launches.
         """
-        ...
+
+    def relative_cost(
+        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int
+    ) -> float | None:
+        """How long a kernel of `registers` per thread takes, for ranking only; infinite if no block of it fits on an SM.
+
+        None, as here, from a family that has no formula: `evaluation.cost_model` then counts instructions.
+        """
+        return None
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    """E.g. `fp16, bf16 and fp32`."""
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 
 ZEROED_SUFFIX = "_zeroed"
@@ -74,15 +111,6 @@ ZEROED_SUFFIX = "_zeroed"
 def starts_zeroed(buffer: str) -> bool:
     """Whether the scratch buffer of that name holds zeros before the first launch and after every one (see `Family.workspace`)."""
     return buffer.endswith(ZEROED_SUFFIX)
-
-
-def why_no_lse(name: str, problem: AttentionProblem) -> str | None:
-    """For the `why_unsupported` of a family that has no log-sum-exp output."""
-    return (
-        f"{name} does not write the log-sum-exp; take lse=1 out of the shape, or another family."
-        if problem.lse
-        else None
-    )
 
 
 SOFTMAX_SCALE_LOG2 = "softmax_scale_log2"

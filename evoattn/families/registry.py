@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from evoattn.families.base import Family
-from evoattn.families.flash_mma import FlashMma
-from evoattn.families.flash_scalar import FlashScalar
+from evoattn.families.flash_mma.family import FlashMma
+from evoattn.families.flash_scalar.family import FlashScalar
 from evoattn.families.flash_wgmma.family import FlashWgmma
-from evoattn.families.flash_wmma import FlashWmma
-from evoattn.families.large_head import LargeHead
-from evoattn.families.large_head_mma import LargeHeadMma
-from evoattn.families.split_kv import SplitKv
+from evoattn.families.flash_wmma.family import FlashWmma
+from evoattn.families.large_head.family import LargeHead
+from evoattn.families.large_head_mma.family import LargeHeadMma
+from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
 

@@ -12,6 +12,9 @@ from uuid import UUID
 from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
 
+MAX_GRID_YZ = 65535
+"""Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
+
 
 class GpuError(WrongUse):
     """A GPU that is unknown or not here: its message is one sentence that says what to do."""

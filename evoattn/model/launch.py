@@ -31,7 +31,8 @@ class TensorMap:
     """
 
     buffer: str
-    dtype: Literal["fp16", "bf16"]
+    dtype: str
+    """Of the table of dtypes: fp16 or bf16."""
     shape: tuple[int, ...]
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -11,7 +13,7 @@ from evoattn.families.base import Family
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.mask import MASKS
+from evoattn.model.mask import MASKS, Mask, registered
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
@@ -34,6 +36,40 @@ def supported(family: Family, gpu: GpuSpec) -> list[AttentionProblem]:
 @every_family
 def test_its_space_has_the_sides_of_a_tile(family):
     assert {"BLOCK_M", "BLOCK_N"} <= set(load_space(family.name, GPUS["h100"]).names())
+
+
+@every_family
+def test_its_genes_are_those_of_its_search_space(family):
+    """Names, order, types and words, over all architectures."""
+    spaces = [load_space(family.name, gpu) for gpu in GPUS.values()]
+    config = KernelConfig(family.name, {p.name: p.values[0] for p in spaces[0].parameters})
+    kinds = get_type_hints(family.genes(config).__class__)
+    assert tuple(field.name for field in fields(family.genes(config))) == spaces[0].names()
+    for name, kind in kinds.items():
+        values = {value for space in spaces for p in space.parameters if p.name == name for value in p.values}
+        if kind in (int, bool):
+            assert all(type(value) is kind for value in values), name
+        else:
+            assert set(get_args(kind)) == values, name
+
+
+@every_family
+def test_it_can_be_pickled(family):
+    """It travels to workers by its class."""
+    assert type(pickle.loads(pickle.dumps(family))) is type(family)
+
+
+@every_family
+def test_a_new_mask_is_refused_until_the_family_takes_it_up(family):
+    gpu = GPUS["h100"]
+    with registered(Mask("window", past=5, ahead=0)):
+        served = [p.with_(mask="window") for p in supported(family, gpu)]
+        assert served
+        for p in served:
+            refused = f"{family.name} takes the masks full, causal_upper_left and causal_lower_right, not window."
+            assert family.why_unsupported(p, gpu) == refused
+            for c in load_space(family.name, gpu).starting_configs(p)[:3]:
+                assert family.why_invalid(p, c, gpu) == family.why_impossible(p, c, gpu) == refused
 
 
 @every_family

@@ -11,7 +11,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
-from evoattn.families.flash_mma import FlashMma, registers_needed, smem_bytes
+from evoattn.families.flash_mma.family import FlashMma
+from evoattn.families.flash_mma.genes import FlashMmaGenes
+from evoattn.families.flash_mma.resources import registers_needed, smem_bytes
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -142,7 +144,9 @@ def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     c = load_space("flash_mma", gpu).starting_configs(p)[which]
     kernel = compiled(p, c, gpu)
     assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
-    assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)  # the kernel's own sum: its static_assert
+    assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(
+        p, FlashMmaGenes.of(c)
+    )  # the kernel's own sum: its static_assert
 
 
 @pytest.mark.slow
@@ -171,4 +175,4 @@ def test_shared_memory_of_python_is_that_of_cuda():
 
 def test_register_estimate_bounds_a_big_kernel():
     p, c = problem(head_dim=128), config(BLOCK_M=128, BLOCK_N=64, WARPS=4)
-    assert 220 <= registers_needed(p, c) <= 255
+    assert 220 <= registers_needed(p, FlashMmaGenes.of(c)) <= 255

@@ -9,8 +9,10 @@ import pytest
 
 from evoattn.backends.compiler import compile_source
 from evoattn.families.base import starts_zeroed
-from evoattn.families.flash_wgmma.family import FlashWgmma, smem_bytes
+from evoattn.families.flash_wgmma.family import FlashWgmma
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import begins_ahead, moved_registers, threads
+from evoattn.families.flash_wgmma.resources import smem_bytes
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.render import render
 from evoattn.model import named_problems as problems
@@ -132,7 +134,7 @@ AHEAD = {**TWO, "BLOCK_N": 96, "STAGES": 3, "RESCALE": "lazy_after", "SCHEDULE":
 def test_a_tile_of_rows_begins_ahead_where_there_is_room(genes, head_dim, ahead):
     p = problem(head_dim=head_dim, mask="causal_upper_left" if "CAUSAL_SKIP" in genes else "full")
     c = config(**AHEAD | genes)
-    assert begins_ahead(p, c) == ahead
+    assert begins_ahead(p, FlashWgmmaGenes.of(c)) == ahead
     assert f"AHEAD = {str(ahead).lower()};" in render(FAMILY, p, c, H100).source
 
 
@@ -143,15 +145,17 @@ def test_other_gpus_are_refused():
 def test_shared_memory_and_registers_of_the_prototype():
     """Numbers that ran on an H100 (hopper-findings §2, kernel-facts §4)."""
     barriers = 8 * (2 * 1 + 4 * 2 + 1) + 32
-    assert smem_bytes(problem(), config()) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
+    assert smem_bytes(problem(), FlashWgmmaGenes.of(config())) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
     own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
-    assert smem_bytes(problem(head_dim=128), own_output) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 32
+    assert smem_bytes(problem(head_dim=128), FlashWgmmaGenes.of(own_output)) == 180224 + 8 * (2 * 3 + 4 * 2 + 1) + 32
     by_chunks = config(**TWO, SCHEDULE="claimed", STORE="chunks")
     assert (
-        smem_bytes(problem(head_dim=256), by_chunks)
+        smem_bytes(problem(head_dim=256), FlashWgmmaGenes.of(by_chunks))
         == 64 * 1024 + 2 * 64 * 1024 + 32 * 1024 + 8 * (2 * 2 + 4 * 2 + 1) + 32
     )
-    assert smem_bytes(problem(head_dim=96), own_output) == smem_bytes(problem(head_dim=128), own_output)
+    assert smem_bytes(problem(head_dim=96), FlashWgmmaGenes.of(own_output)) == smem_bytes(
+        problem(head_dim=128), FlashWgmmaGenes.of(own_output)
+    )
     for genes, registers, count in (
         (THREE, (32, 160), 512),
         ({**THREE, "BLOCK_M": 128}, (24, 240), 384),
@@ -159,15 +163,18 @@ def test_shared_memory_and_registers_of_the_prototype():
         ({"PRODUCER": "warpgroup"}, (40, 216), 256),
         ({}, (0, 0), 160),
     ):
-        assert (moved_registers(config(**genes)), threads(config(**genes))) == (registers, count)
+        assert (moved_registers(FlashWgmmaGenes.of(config(**genes))), threads(FlashWgmmaGenes.of(config(**genes)))) == (
+            registers,
+            count,
+        )
 
 
 def test_setmaxnreg_never_asks_for_more_than_the_block_owns():
     for block_m, blocks in itertools.product((64, 128, 192, 256), (1, 2, 3)):
         c = config(BLOCK_M=block_m, BLOCKS_PER_SM=blocks, PRODUCER="warpgroup", BLOCK_N=48)
         if FAMILY.why_invalid(problem(), c, H100) is None:
-            producer, consumer = moved_registers(c)
-            owned = 65536 // (blocks * threads(c)) // 8 * 8 * threads(c)
+            producer, consumer = moved_registers(FlashWgmmaGenes.of(c))
+            owned = 65536 // (blocks * threads(FlashWgmmaGenes.of(c))) // 8 * 8 * threads(FlashWgmmaGenes.of(c))
             assert 24 <= producer < consumer <= 240 and producer % 8 == consumer % 8 == 0
             assert 128 * (block_m // 64 * consumer + producer) <= owned
 

@@ -15,8 +15,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
-from evoattn.families.flash_wgmma.family import grid
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import registers_at_launch
+from evoattn.families.flash_wgmma.resources import grid
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import TEMPLATES
@@ -184,7 +185,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     blocks of the last case are more than run together."""
     gpu = replace(H100, sm_count=sm_count)
     p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
-    blocks, tiles = grid(p, c, gpu)[0], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
+    blocks, tiles = grid(p, FlashWgmmaGenes.of(c), gpu)[0], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
     key_tiles = -(-p.seqlen_k // c["BLOCK_N"])
     cut = [piece for pieces in shares(tiles, key_tiles, blocks) for piece in pieces if piece[1] > 0]
     assert cut and FAMILY.why_invalid(p, c, gpu) is None
@@ -211,7 +212,9 @@ def test_all_blocks_that_may_wait_are_resident(sm_count):
         for _ in range(40):
             c = KernelConfig(*pool.draw())
             (launch,) = FAMILY.launches(p, c, gpu)
-            resident = H100.blocks_resident(registers_at_launch(c), launch.threads, launch.smem_bytes)
+            resident = H100.blocks_resident(
+                registers_at_launch(FlashWgmmaGenes.of(c)), launch.threads, launch.smem_bytes
+            )
             assert 0 < launch.grid[0] <= sm_count * resident and launch.grid[1:] == (1, 1), c.describe()
             seen.add((c["SCHEDULE"], c["BLOCKS_PER_SM"]))
     assert sm_count == 1 or {("balanced", 1), ("balanced", 2)} <= seen  # of one SM all waves are whole

@@ -10,7 +10,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
-from evoattn.families.flash_wmma import FlashWmma, smem_bytes, smem_parts
+from evoattn.families.flash_wmma.family import FlashWmma
+from evoattn.families.flash_wmma.genes import FlashWmmaGenes
+from evoattn.families.flash_wmma.resources import smem_bytes, smem_parts
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -158,15 +160,18 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
     p = problem()
     assert (
         48 * 1024
-        < smem_bytes(p, config(BLOCK_M=64, ROW_WARPS=4, BLOCK_N=64, **{**SHARED, "COLUMN_WARPS": 1}))
+        < smem_bytes(p, FlashWmmaGenes.of(config(BLOCK_M=64, ROW_WARPS=4, BLOCK_N=64, **{**SHARED, "COLUMN_WARPS": 1})))
         < 99 * 1024
     )
     for genes in (
         {"BLOCK_M": 64, "ROW_WARPS": 4, "BLOCK_N": 64, "O_PLACE": "shared"},
         {"BLOCK_M": 128, "ROW_WARPS": 8, "BLOCK_N": 64},
     ):
-        assert smem_bytes(p, config(**genes)) > 48 * 1024 and FAMILY.why_invalid(p, config(**genes), L4) is None
-    assert sum(smem_parts(p, config()).values()) == smem_bytes(p, config())
+        assert (
+            smem_bytes(p, FlashWmmaGenes.of(config(**genes))) > 48 * 1024
+            and FAMILY.why_invalid(p, config(**genes), L4) is None
+        )
+    assert sum(smem_parts(p, FlashWmmaGenes.of(config())).values()) == smem_bytes(p, FlashWmmaGenes.of(config()))
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
-from evoattn.families.large_head import LargeHead, smem_bytes
+from evoattn.families.large_head.family import LargeHead
+from evoattn.families.large_head.genes import LargeHeadGenes
+from evoattn.families.large_head.resources import smem_bytes
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
@@ -308,7 +310,7 @@ def test_the_first_of_each_exchange_compiles_without_spills(name, exchange):
     kernel = compile_source(render(FAMILY, lookup(name), c, H100).source, H100.arch)
     assert kernel.info.spill_bytes == kernel.info.stack_bytes == kernel.info.static_smem_bytes == 0
     assert max(launch.smem_bytes for launch in FAMILY.launches(lookup(name), c, H100)) == max(
-        smem_bytes(lookup(name), c)
+        smem_bytes(lookup(name), LargeHeadGenes.of(c))
     )
 
 

@@ -12,7 +12,9 @@ from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
-from evoattn.families.large_head_mma import LargeHeadMma, smem_bytes
+from evoattn.families.large_head_mma.family import LargeHeadMma
+from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
+from evoattn.families.large_head_mma.resources import smem_bytes
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
@@ -221,7 +223,7 @@ def test_starting_configs_compile_without_spills(name, which):
     c = SPACE.starting_configs(p)[which]
     info = compile_source(render(FAMILY, p, c, H100).source, H100.arch).info
     assert info.spill_bytes == info.static_smem_bytes == 0
-    assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)
+    assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, LargeHeadMmaGenes.of(c))
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
-from evoattn.families.split_kv import SplitKv, smem_bytes, split_of
+from evoattn.families.split_kv.family import SplitKv
+from evoattn.families.split_kv.genes import SplitKvGenes
+from evoattn.families.split_kv.resources import smem_bytes, split_of
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
@@ -212,7 +214,7 @@ def test_starting_configs_compile_without_spills(name, which):
 )
 def test_no_split_is_empty(seqlen_k, splits, expected):
     p, c = problem(1, seqlen_k), config(SPLITS=splits)
-    assert split_of(p, c) == expected
+    assert split_of(p, SplitKvGenes.of(c)) == expected
     assert FAMILY.launches(p, c, H100)[0].grid == (expected[0], 2, 1)
 
 
@@ -242,5 +244,5 @@ def test_shared_memory_of_python_is_that_of_cuda():
         c = KernelConfig(*pool.draw("split_kv"))
         text = render(FAMILY, p, c, H100).source.partition("// Where a packed row")[0]
         cases.append(f"namespace case{i} {{\n{text}\n}}")
-        assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, c)
+        assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(p, SplitKvGenes.of(c))
     compile_source("\n".join(cases), H100.arch)

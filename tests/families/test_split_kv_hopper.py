@@ -14,7 +14,7 @@ from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
-from evoattn.families.split_kv import SplitKv
+from evoattn.families.split_kv.family import SplitKv
 from evoattn.model.gpu import GPUS
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from evoattn.families.flash_wgmma.family import smem_bytes
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import WARPGROUP_ROWS, threads
+from evoattn.families.flash_wgmma.resources import smem_bytes
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
 
 LANES, SCHEDULERS = 32, 4
 
@@ -91,87 +91,85 @@ class Step:
     issue: float
 
 
-def step_work(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Step:
+def step_work(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> Step:
     """Unit clocks of a BLOCK_M × BLOCK_N tile. Instructions a score: scale, exponential, sum, half a conversion, and what RESCALE adds."""
-    rows, scores = config["BLOCK_M"], config["BLOCK_M"] * config["BLOCK_N"]
-    polynomial = config["POLYNOMIAL_EIGHTHS"] / 8
-    a_score = 3.5 + {"always": 1.0, "lazy_5": 0.5, "lazy_8": 0.5, "lazy_after": 0.0}[config["RESCALE"]]
+    rows, scores = genes.BLOCK_M, genes.BLOCK_M * genes.BLOCK_N
+    polynomial = genes.POLYNOMIAL_EIGHTHS / 8
+    a_score = 3.5 + {"always": 1.0, "lazy_5": 0.5, "lazy_8": 0.5, "lazy_after": 0.0}[genes.RESCALE]
     a_score += 5 * polynomial
-    rescaled = rows * problem.head_dim if config["RESCALE"] == "always" else 0
-    products = tuple(
-        2 * scores * width / gpu.tensor_flops_per_clock
-        for width in (math.ceil(problem.head_dim / 16) * 16, problem.head_dim)
-    )
+    rescaled = rows * problem.head_dim if genes.RESCALE == "always" else 0
+    a_column = 2 * scores / gpu.tensor_flops_per_clock
+    products = a_column * (math.ceil(problem.head_dim / 16) * 16), a_column * problem.head_dim
     return Step(
         products, scores * (1 - polynomial) / gpu.exp2_per_clock, (scores * a_score + rescaled) / LANES / SCHEDULERS
     )
 
 
-def step_clocks(step: Step, config: KernelConfig, resident: float, c: Constants) -> float:
+def step_clocks(step: Step, genes: FlashWgmmaGenes, resident: float, c: Constants) -> float:
     """Clocks between two tiles of a block with `resident` blocks on its SM."""
-    warpgroups = config["BLOCK_M"] // WARPGROUP_ROWS
+    warpgroups = genes.BLOCK_M // WARPGROUP_ROWS
     qk, pv = (clocks / warpgroups for clocks in step.tensor)
     softmax = max(step.special, step.issue) / warpgroups + c.latency
-    if not config["OVERLAP"]:
+    if not genes.OVERLAP:
         chain = qk + softmax + pv
-    elif config["RESCALE"] == "lazy_after":
+    elif genes.RESCALE == "lazy_after":
         chain = qk + max(softmax, pv)
     else:
         chain = qk + softmax + (1 - c.hidden) * pv
     return resident * (c.tensor * sum(step.tensor) + c.special * step.special + c.issue * step.issue) + c.chain * chain
 
 
-def _key_tiles(problem: AttentionProblem, config: KernelConfig) -> list[int]:
+def _key_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> list[int]:
     """K/V tiles that a block of each row block visits."""
     tiles = []
-    for first in range(0, problem.seqlen_q, config["BLOCK_M"]):
-        last = min(first + config["BLOCK_M"], problem.seqlen_q)
+    for first in range(0, problem.seqlen_q, genes.BLOCK_M):
+        last = min(first + genes.BLOCK_M, problem.seqlen_q)
         keys = problem.masking.visible_keys(first, last, problem.seqlen_q, problem.seqlen_k)
-        tiles.append(math.ceil(math.ceil(max(1, keys.stop) / config["BLOCK_N"]) / config["KEY_SPLIT"]))
+        tiles.append(math.ceil(math.ceil(max(1, keys.stop) / genes.BLOCK_N) / genes.KEY_SPLIT))
     return tiles
 
 
-def _genes(config: KernelConfig) -> dict[str, bool]:
+def _factors_of(genes: FlashWgmmaGenes) -> dict[str, bool]:
     """Which of `Constants.factors` apply."""
     return {
-        "ping_pong": config["PING_PONG"],
-        "q_in_registers": config["Q_IN_REGISTERS"],
-        "rows": config["STORE"] == "rows",
-        "one_stage": config["STAGES"] == 1,
-        "deep": config["STAGES"] > 2,
-        "causal_skip": config["CAUSAL_SKIP"],
-        "lazy": config["RESCALE"] in ("lazy_5", "lazy_8"),
-        "lazy_after": config["RESCALE"] == "lazy_after",
-        "sequential": not config["OVERLAP"],
-        "balanced": config["SCHEDULE"] == "balanced",
+        "ping_pong": genes.PING_PONG,
+        "q_in_registers": genes.Q_IN_REGISTERS,
+        "rows": genes.STORE == "rows",
+        "one_stage": genes.STAGES == 1,
+        "deep": genes.STAGES > 2,
+        "causal_skip": genes.CAUSAL_SKIP,
+        "lazy": genes.RESCALE in ("lazy_5", "lazy_8"),
+        "lazy_after": genes.RESCALE == "lazy_after",
+        "sequential": not genes.OVERLAP,
+        "balanced": genes.SCHEDULE == "balanced",
     }
 
 
 def relative_cost(
-    problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int, c: Constants = FITTED
-) -> float | None:
-    """The estimate in clocks of one SM for a kernel of `registers` a thread. None if no block of it fits on an SM."""
-    resident = gpu.blocks_resident(registers, threads(config), smem_bytes(problem, config))
+    problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec, registers: int, c: Constants = FITTED
+) -> float:
+    """The estimate in clocks of one SM for a kernel of `registers` a thread. Infinite if no block of it fits on an SM."""
+    resident = gpu.blocks_resident(registers, threads(genes), smem_bytes(problem, genes))
     if not resident:
-        return None
-    step, tiles = step_work(problem, config, gpu), _key_tiles(problem, config)
-    mean, blocks = sum(tiles) / len(tiles), len(tiles) * problem.heads * problem.batch * config["KEY_SPLIT"]
+        return math.inf
+    step, tiles = step_work(problem, genes, gpu), _key_tiles(problem, genes)
+    mean, blocks = sum(tiles) / len(tiles), len(tiles) * problem.heads * problem.batch * genes.KEY_SPLIT
     rounds = blocks / gpu.sm_count / resident
     visited = mean + c.longest * (max(tiles) - mean) / max(1.0, rounds)
-    if config["SCHEDULE"] == "single":
+    if genes.SCHEDULE == "single":
         of_an_sm = math.ceil(blocks / gpu.sm_count)
         full, rest = divmod(of_an_sm, resident)
-        a_block = c.block + c.split * (config["KEY_SPLIT"] - 1)
-        clocks = full * (a_block + visited * step_clocks(step, config, resident, c))
-        clocks += a_block + visited * step_clocks(step, config, rest, c) if rest else 0
+        a_block = c.block + c.split * (genes.KEY_SPLIT - 1)
+        clocks = full * (a_block + visited * step_clocks(step, genes, resident, c))
+        clocks += a_block + visited * step_clocks(step, genes, rest, c) if rest else 0
     else:
-        claimed, balanced = (config["SCHEDULE"] == schedule for schedule in ("claimed", "balanced"))
+        claimed, balanced = (genes.SCHEDULE == schedule for schedule in ("claimed", "balanced"))
         turns = rounds + 0.5 if claimed else rounds if balanced else math.ceil(rounds)
         clocks = (
             c.block
-            + turns * (c.tile + claimed * c.claim + visited * step_clocks(step, config, resident, c))
+            + turns * (c.tile + claimed * c.claim + visited * step_clocks(step, genes, resident, c))
             + balanced * c.hand_over
         )
     clocks += c.launch
-    genes = _genes(config)
-    return clocks * math.prod(factor for name, factor in c.factors if genes[name])
+    applies = _factors_of(genes)
+    return clocks * math.prod(factor for name, factor in c.factors if applies[name])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.residency import register_cap
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
 
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
@@ -42,33 +42,33 @@ REGISTERS_UNDER_WGMMA = 26
 """Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
 
 
-def warpgroups(config: KernelConfig) -> int:
+def warpgroups(genes: FlashWgmmaGenes) -> int:
     """Consumer warpgroups."""
-    return config["BLOCK_M"] // WARPGROUP_ROWS
+    return genes.BLOCK_M // WARPGROUP_ROWS
 
 
-def producer_warps(config: KernelConfig) -> int:
-    return 4 if config["PRODUCER"] == "warpgroup" else 1
+def producer_warps(genes: FlashWgmmaGenes) -> int:
+    return 4 if genes.PRODUCER == "warpgroup" else 1
 
 
-def threads(config: KernelConfig) -> int:
+def threads(genes: FlashWgmmaGenes) -> int:
     """Threads a block."""
-    return WARPGROUP * warpgroups(config) + 32 * producer_warps(config)
+    return WARPGROUP * warpgroups(genes) + 32 * producer_warps(genes)
 
 
-def registers_at_launch(config: KernelConfig) -> int:
+def registers_at_launch(genes: FlashWgmmaGenes) -> int:
     """Registers a thread under the launch bounds."""
-    return register_cap(threads(config) // 32, config["BLOCKS_PER_SM"])
+    return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
-def moved_registers(config: KernelConfig) -> tuple[int, int]:
+def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers a thread after setmaxnreg, (0, 0) without.
 
     A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (kernel-facts §4).
     """
-    if config["PRODUCER"] != "warpgroup":
+    if genes.PRODUCER != "warpgroup":
         return 0, 0
-    consumers, launch = warpgroups(config), min(registers_at_launch(config) + 1, 256) // 8 * 8
+    consumers, launch = warpgroups(genes), min(registers_at_launch(genes) + 1, 256) // 8 * 8
     producer = PRODUCER_REGISTERS[consumers]
     consumer = ((consumers + 1) * launch - producer) // consumers // 8 * 8
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
@@ -81,51 +81,51 @@ def _persistent_registers(head_dim: int, by_rows: bool) -> int:
     return UNEVEN_ROWS_REGISTERS if by_rows and head_dim % 64 else PERSISTENT_REGISTERS
 
 
-def registers_needed(problem: AttentionProblem, config: KernelConfig) -> int:
+def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma.
 
     S, P, O, Q if it stays, and what the other genes keep beside them.
     """
-    block_n, wide = config["BLOCK_N"], max(0, problem.head_dim - WIDE_HEAD_DIM)
+    block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM)
     operands = block_n // 2 + block_n // 4 + problem.head_dim // 2
-    if config["Q_IN_REGISTERS"]:
+    if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / 16)
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
-    if config["SCHEDULE"] != "single":
-        others += _persistent_registers(problem.head_dim, config["STORE"] == "rows")
-    if config["RESCALE"] == "lazy_after":
+    if genes.SCHEDULE != "single":
+        others += _persistent_registers(problem.head_dim, genes.STORE == "rows")
+    if genes.RESCALE == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
-    return max(operands + others, _merge_registers(problem.head_dim) if config["SCHEDULE"] == "balanced" else 0)
+    return max(operands + others, _merge_registers(problem.head_dim) if genes.SCHEDULE == "balanced" else 0)
 
 
 def _merge_registers(head_dim: int) -> int:
     return head_dim + (WIDE_MERGE_REGISTERS if head_dim > WIDE_HEAD_DIM else MERGE_REGISTERS)
 
 
-def begins_ahead(problem: AttentionProblem, config: KernelConfig) -> bool:
+def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
     """Whether a tile of rows begins beside the last product of the one before (`AHEAD` in the template).
 
     Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that product and of the
     keys that are skipped; and there must be registers for two tiles of rows at once, which three blocks an SM leave too few of (64×48
     tiles of head_dim 64 spilled 16 bytes).
     """
-    skipped = math.ceil((config["BLOCK_M"] - WARPGROUP_ROWS) / config["BLOCK_N"]) if config["CAUSAL_SKIP"] else 0
-    if config["SCHEDULE"] == "single" or not (config["OVERLAP"] and config["Q_IN_REGISTERS"]):
+    skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
+    if genes.SCHEDULE == "single" or not (genes.OVERLAP and genes.Q_IN_REGISTERS):
         return False
-    if skipped >= config["STAGES"] or config["BLOCKS_PER_SM"] > 2:
+    if skipped >= genes.STAGES or genes.BLOCKS_PER_SM > 2:
         return False
-    registers = moved_registers(config)[1] or registers_at_launch(config)
+    registers = moved_registers(genes)[1] or registers_at_launch(genes)
     if (
-        config["SCHEDULE"] == "balanced"
-        and _merge_registers(problem.head_dim) + config["BLOCK_N"] // 2 + AHEAD_MERGE_REGISTERS > registers
+        genes.SCHEDULE == "balanced"
+        and _merge_registers(problem.head_dim) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
     ):
         return False
-    wanted = AHEAD_ROWS_REGISTERS if config["STORE"] == "rows" else 0
-    if config["RESCALE"] == "lazy_after":  # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
+    wanted = AHEAD_ROWS_REGISTERS if genes.STORE == "rows" else 0
+    if genes.RESCALE == "lazy_after":  # 128×112 tiles spilled with 4 to spare, 192×80 of head_dim 64 not with 0
         wanted += max(0, problem.head_dim - 64) // 8
-    return registers_needed(problem, config) + wanted <= registers
+    return registers_needed(problem, genes) + wanted <= registers
 
 
-def widest_wgmma(problem: AttentionProblem, config: KernelConfig) -> int:
+def widest_wgmma(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Registers a thread that the widest wgmma needs at launch."""
-    return max(config["BLOCK_N"] // 2 + 4 * config["Q_IN_REGISTERS"], problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA
+    return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA

@@ -1,0 +1,96 @@
+"""Flash attention on tensor cores by mma.sync m16n8k16: one kernel, one pass over the keys, sm_80 and newer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from evoattn.families.base import Family, attention_args
+from evoattn.families.flash_mma.genes import FlashMmaGenes
+from evoattn.families.flash_mma.refusals import why_redundant, why_too_big, why_wrong_ring, why_wrong_shape
+from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
+from evoattn.families.residency import WARP
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+
+class FlashMma(Family):
+    """The `Family` of `templates/flash_mma.cu.j2`."""
+
+    name: ClassVar[str] = "flash_mma"
+    summary: ClassVar[str] = "tensor cores by mma.sync m16n8k16, ldmatrix and cp.async; fp16 and bf16"
+    devices: ClassVar[str] = "sm_80 and newer"
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+
+    def genes(self, config: KernelConfig) -> FlashMmaGenes:
+        return FlashMmaGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if gpu.capability < (8, 0):
+            return f"flash_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
+        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
+            return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        if max(problem.heads, problem.batch) > MAX_GRID_YZ:
+            return f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not {max(problem.heads, problem.batch)}."
+        return None
+
+    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        genes = self.genes(config)
+        return (
+            self.why_unsupported(problem, gpu)
+            or why_wrong_shape(genes)
+            or why_wrong_ring(genes)
+            or why_redundant(problem, genes)
+            or why_too_big(problem, genes, gpu)
+        )
+
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        genes = self.genes(config)
+        return (
+            self.why_unsupported(problem, gpu)
+            or why_wrong_shape(genes)
+            or why_wrong_ring(genes)
+            or why_too_big(problem, genes, gpu)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        genes = self.genes(config)
+        order = genes.BLOCK_ORDER
+        k_stages, v_stages = ring_stages(genes)
+        same = ("BLOCK_M", "BLOCK_N", "WARPS", "KEY_WARPS", "BLOCKS_PER_SM")
+        return genes.named(*same) | {
+            "ELEMENT": problem.element.cuda,
+            "HEAD_DIM": problem.head_dim,
+            **problem.masking.constants(),
+            "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
+            "K_STAGES": k_stages,
+            "V_STAGES": v_stages,
+            "SWIZZLED": genes.SMEM_LAYOUT == "swizzled",
+            "Q_PLACE": genes.Q_PLACE.upper(),
+            "RESCALE": genes.RESCALE.upper(),
+            "SUM_BY_MMA": genes.ROW_SUM == "mma",
+            "O_THROUGH_SHARED": genes.O_STORE == "shared",
+            "HEADS_FASTEST": order.startswith("heads"),
+            "ROWS_REVERSED": order.endswith("reversed"),
+            "SMEM_BYTES": smem_bytes(problem, genes),
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes = self.genes(config)
+        rows = math.ceil(problem.seqlen_q / genes.BLOCK_M)
+        heads_fastest = genes.BLOCK_ORDER.startswith("heads")
+        grid = (problem.heads, problem.batch, rows) if heads_fastest else (rows, problem.heads, problem.batch)
+        return (
+            KernelLaunch(
+                self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), attention_args(problem)
+            ),
+        )
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        return {}

@@ -1,0 +1,105 @@
+"""Why a config of flash_wgmma cannot be, or is redundant, in one sentence each."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.registers import (
+    WARPGROUP_ROWS,
+    moved_registers,
+    registers_at_launch,
+    registers_needed,
+    warpgroups,
+    widest_wgmma,
+)
+from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, O_CHUNK_PLACES, head_chunks, is_persistent, smem_bytes
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+
+MAX_KEY_TILES = 1 << 15
+"""Of a balanced schedule, which packs a range of them into a word (`key_share.cuh`)."""
+
+
+def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
+    """Genes that do nothing beside the others, so that the same kernel has one genes only."""
+    consumers = warpgroups(genes)
+    if genes.PING_PONG and (consumers == 1 or not genes.OVERLAP):
+        return "PING_PONG needs two consumer warpgroups that take turns, and OVERLAP."
+    if genes.KEY_SPLIT > 1 and is_persistent(genes):
+        return f"KEY_SPLIT={genes.KEY_SPLIT} needs SCHEDULE=single: the blocks of a cluster work on one tile of rows."
+    if genes.SCHEDULE == "balanced" and problem.causal:
+        return "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask hides some."
+    if genes.RESCALE == "lazy_after" and genes.POLYNOMIAL_EIGHTHS:
+        return "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show when it is passed."
+    if genes.STORE == "chunks" and not (is_persistent(genes) and head_chunks(problem) > O_CHUNK_PLACES):
+        columns = O_CHUNK_PLACES * CHUNK_COLUMNS
+        return f"STORE=chunks needs blocks that take several tiles and a head_dim over {columns}: it is for an O too big to lie beside Q."
+    if genes.CAUSAL_SKIP and not (problem.causal and consumers > 1):
+        return "CAUSAL_SKIP needs a causal mask and several warpgroups: one alone sees every key tile of its block."
+    return None
+
+
+def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
+    """Configs that do on this problem what a smaller one does."""
+    block_m, block_n, order = genes.BLOCK_M, genes.BLOCK_N, genes.TILE_ORDER
+    row_blocks, heads = math.ceil(problem.seqlen_q / block_m), problem.heads * problem.batch
+    key_tiles, split = math.ceil(problem.seqlen_k / block_n), genes.KEY_SPLIT
+    if block_m > WARPGROUP_ROWS and block_m >= 2 * problem.seqlen_q:
+        return f"BLOCK_M={block_m} for {problem.seqlen_q} queries leaves half of the warpgroups or more without work."
+    if block_n > 48 and block_n >= 2 * problem.seqlen_k:
+        return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
+    if split > key_tiles:
+        return f"KEY_SPLIT={split} leaves blocks of a cluster without work: {problem.seqlen_k} keys make {key_tiles} tiles of {block_n}."
+    if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
+        return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
+    if genes.STAGES > math.ceil(key_tiles / split):
+        return f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a block takes."
+    if order != "by_head" and (row_blocks == 1 or heads <= max(1, HEADS_IN_TURN[order])):
+        return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
+    if is_persistent(genes) and row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM:
+        return f"SCHEDULE={genes.SCHEDULE}: the {row_blocks * heads} tiles are one wave, so that no block takes a second one."
+    if genes.SCHEDULE == "balanced" and row_blocks * heads % (gpu.sm_count * genes.BLOCKS_PER_SM) == 0:
+        return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
+    return None
+
+
+def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
+    """More key tiles than a balanced schedule can count."""
+    key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
+        return (
+            f"SCHEDULE=balanced counts at most {MAX_KEY_TILES} tiles of keys: {problem.seqlen_k} keys make {key_tiles} "
+            f"of {genes.BLOCK_N}."
+        )
+    return None
+
+
+def _tiles_of(genes: FlashWgmmaGenes) -> str:
+    return f"BLOCK_M={genes.BLOCK_M} BLOCK_N={genes.BLOCK_N} STAGES={genes.STAGES} KEY_SPLIT={genes.KEY_SPLIT}"
+
+
+def _registers_of(genes: FlashWgmmaGenes) -> str:
+    names: tuple[str, ...] = ("BLOCK_M", "BLOCK_N", "BLOCKS_PER_SM", "PRODUCER", "RESCALE", "SCHEDULE")
+    names += ("Q_IN_REGISTERS",) if genes.Q_IN_REGISTERS else ()
+    return " ".join(f"{name}={genes.value(name)}" for name in names)
+
+
+def why_too_big(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
+    """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
+    blocks, smem = genes.BLOCKS_PER_SM, smem_bytes(problem, genes)
+    if smem > gpu.smem_per_block:
+        return f"{_tiles_of(genes)} need {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
+    if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
+        return f"BLOCKS_PER_SM={blocks} with {_tiles_of(genes)} need {smem} bytes and 1 KB each, over the {gpu.smem_per_sm} of an SM."
+    launch, needed = registers_at_launch(genes), registers_needed(problem, genes)
+    producer, consumer = moved_registers(genes)
+    if genes.PRODUCER == "warpgroup" and (consumer <= launch or producer >= launch):
+        return f"PRODUCER=warpgroup has no registers to give: BLOCK_M={genes.BLOCK_M} BLOCKS_PER_SM={blocks} starts with {launch}."
+    if needed > (consumer or launch):
+        return f"{_registers_of(genes)} need about {needed} registers a consumer thread, which can have {consumer or launch}."
+    widest = widest_wgmma(problem, genes)
+    if widest > launch:
+        return f"One wgmma of {_registers_of(genes)} needs {widest} registers a thread at launch, where there are {launch}."
+    return None

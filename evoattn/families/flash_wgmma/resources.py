@@ -1,0 +1,65 @@
+"""What the kernels of flash_wgmma take: threads, shared memory, registers, work."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.registers import WARPGROUP, warpgroups
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+
+HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
+O_CHUNK_PLACES = 2
+"""Of 64 columns in shared memory, a warpgroup, with STORE=chunks."""
+TILE_WORDS = 4
+"""That say which tile of rows is next: its row block, head, batch and key tiles."""
+
+
+def is_persistent(genes: FlashWgmmaGenes) -> bool:
+    return genes.SCHEDULE != "single"
+
+
+def head_chunks(problem: AttentionProblem) -> int:
+    return math.ceil(problem.head_dim / CHUNK_COLUMNS)
+
+
+def result_bytes(problem: AttentionProblem) -> int:
+    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats a thread."""
+    return WARPGROUP * (problem.head_dim // 2 + 4) * 4
+
+
+def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Dynamic shared memory of a block.
+
+    Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks of a cluster
+    (head_dim / 2 + 4 floats a thread), barriers, what the producer says of two tiles.
+    """
+    row_bytes = head_chunks(problem) * ROW_BYTES
+    q_bytes = genes.BLOCK_M * row_bytes
+    o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else head_chunks(problem)) if is_persistent(genes) else 0
+    o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
+    partial_bytes = (genes.KEY_SPLIT - 1) * warpgroups(genes) * result_bytes(problem)
+    barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
+    return (
+        q_bytes + 2 * genes.STAGES * genes.BLOCK_N * row_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
+    )
+
+
+def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
+    """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh` reads.
+
+    Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than the tiles of rows, so
+    that even a small problem has tiles that two blocks share.
+    """
+    row_blocks, heads = math.ceil(problem.seqlen_q / genes.BLOCK_M), problem.heads * problem.batch
+    if is_persistent(genes):
+        at_most = max(1, row_blocks * heads - 1) if genes.SCHEDULE == "balanced" else row_blocks * heads
+        return min(at_most, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1
+    turn, split = HEADS_IN_TURN[genes.TILE_ORDER], genes.KEY_SPLIT
+    if turn == 0:
+        return problem.heads * split, problem.batch, row_blocks
+    if turn == 1:
+        return row_blocks * split, problem.heads, problem.batch
+    return turn * split, row_blocks, math.ceil(heads / turn)

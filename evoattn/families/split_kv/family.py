@@ -1,0 +1,133 @@
+"""Attention for few query rows and many keys: the keys are split over warps and blocks, and partial results are added up."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
+from evoattn.families.residency import WARP
+from evoattn.families.split_kv.genes import SplitKvGenes
+from evoattn.families.split_kv.refusals import (
+    why_no_tensor_map,
+    why_not_on_card,
+    why_too_big,
+    why_useless,
+    why_wrong_shape,
+)
+from evoattn.families.split_kv.resources import cluster_blocks, packed_rows, row_blocks, smem_bytes, split_of, warp_keys
+from evoattn.families.tensor_tiles import tile_map
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+MAX_HEAD_DIM = 256
+MERGE_THREADS = 128
+PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
+UNUSED_BYTES = 16
+"""Of a scratch buffer that no kernel touches."""
+
+
+class SplitKv(Family):
+    """The `Family` of `templates/split_kv.cu.j2`.
+
+    A row is one query of one head; the rows of all heads that share a K/V head are packed into tiles of BLOCK_M, so that each byte of K and
+    V is read once for all of them where they fit into one tile (decoding).
+    """
+
+    name: ClassVar[str] = "split_kv"
+    summary: ClassVar[str] = (
+        "keys split over warps and blocks, partial results merged; few queries and many keys; fp16, bf16 and fp32"
+    )
+    devices: ClassVar[str] = "sm_80 and newer"
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+
+    def genes(self, config: KernelConfig) -> SplitKvGenes:
+        return SplitKvGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if gpu.capability < (8, 0):
+            return f"split_kv needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
+        if problem.head_dim > MAX_HEAD_DIM:
+            return f"split_kv takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        if max(problem.kv_heads, problem.batch) > MAX_GRID_YZ:
+            return f"split_kv takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not {max(problem.kv_heads, problem.batch)}."
+        return None
+
+    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        genes = self.genes(config)
+        return (
+            self.why_unsupported(problem, gpu)
+            or why_wrong_shape(problem, genes)
+            or why_no_tensor_map(genes, gpu)
+            or why_useless(problem, genes, gpu)
+            or why_too_big(problem, genes, gpu)
+        )
+
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        genes = self.genes(config)
+        return (
+            self.why_unsupported(problem, gpu)
+            or why_wrong_shape(problem, genes)
+            or why_no_tensor_map(genes, gpu)
+            or why_not_on_card(genes, gpu)
+            or why_too_big(problem, genes, gpu)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        genes = self.genes(config)
+        same = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "VECTOR_BYTES", "DOT_LANES", "BLOCKS_PER_SM")
+        return genes.named(*same) | {
+            "ELEMENT": problem.element.cuda,
+            "HEAD_DIM": problem.head_dim,
+            **problem.masking.constants(),
+            "CLUSTER": cluster_blocks(genes),
+            "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
+            "COMPUTE": genes.COMPUTE.upper(),
+            "DEPENDENT_LAUNCH": genes.DEPENDENT_LAUNCH.upper(),
+            "LOAD": genes.LOAD,
+            "SWIZZLED": genes.LOAD == "tma",
+            "MERGE": genes.MERGE.upper(),
+            "SMEM_BYTES": smem_bytes(problem, genes),
+            "MERGE_THREADS": MERGE_THREADS,
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes = self.genes(config)
+        (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
+        sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
+        args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
+        if genes.LOAD == "tma":
+            args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
+        partial = KernelLaunch(
+            self.name,
+            (blocks * splits, problem.kv_heads, problem.batch),
+            (WARP * genes.WARPS, 1, 1),
+            smem_bytes(problem, genes),
+            tuple(args),
+            (cluster_blocks(genes), 1, 1),
+        )
+        if splits == 1 or genes.MERGE != "kernel":
+            return (partial,)
+        merge_args: list[KernelArg] = [Buffer("o")]
+        merge_args += [
+            Scalar("int32", n) for n in (problem.seqlen_q, problem.kv_heads, problem.group_size, blocks, splits)
+        ]
+        merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
+        merge_args += [Buffer(PARTIAL), Buffer(STATE)]
+        grid = (packed_rows(problem), problem.kv_heads, problem.batch)
+        overlaps = genes.DEPENDENT_LAUNCH != "none"
+        return partial, KernelLaunch(
+            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, tuple(merge_args), overlaps=overlaps
+        )
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        genes = self.genes(config)
+        (splits, _), tiles = split_of(problem, genes), row_blocks(problem, genes) * problem.kv_heads * problem.batch
+        if splits == 1 or genes.MERGE == "cluster":
+            return {PARTIAL: UNUSED_BYTES, STATE: UNUSED_BYTES, ARRIVED: UNUSED_BYTES}
+        rows = tiles * splits * genes.BLOCK_M
+        arrived = tiles * 4 if genes.MERGE == "last_block" else UNUSED_BYTES
+        return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}

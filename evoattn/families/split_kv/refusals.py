@@ -1,0 +1,138 @@
+"""Why a config of split_kv cannot be, or is redundant, in one sentence each."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.families.residency import WARP, why_not_resident, why_same_code, why_too_few_registers
+from evoattn.families.split_kv.genes import SplitKvGenes
+from evoattn.families.split_kv.resources import (
+    MAX_BOX_KEYS,
+    MMA_KEYS,
+    MMA_LANES,
+    MMA_ROWS,
+    TMA_KEYS,
+    TMA_VECTOR,
+    cluster_blocks,
+    packed_rows,
+    registers_needed,
+    row_blocks,
+    smem_bytes,
+    split_of,
+    warp_keys,
+)
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+
+LEAST_SPLITS = 0.75
+"""Share of SPLITS under which a smaller value of the space does the same; nearer ones are told apart by their launches."""
+MAX_CLUSTER = 8
+"""Blocks a cluster that every sm_90 schedules (CUDA C++ Programming Guide, thread block clusters)."""
+MAX_WAVES = 16
+"""Waves of blocks beyond which splitting only adds partial results."""
+
+
+def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
+    """Tiles that are not whole for each warp, vectors that no row divides into."""
+    block_m, block_n, warps, lanes, vector = (
+        genes.BLOCK_M,
+        genes.BLOCK_N,
+        genes.WARPS,
+        genes.DOT_LANES,
+        genes.VECTOR_BYTES,
+    )
+    if problem.head_dim * problem.element_bytes % vector:
+        return f"VECTOR_BYTES={vector} does not divide the {problem.head_dim * problem.element_bytes} bytes of a row."
+    if genes.COMPUTE == "mma":
+        if problem.dtype == "fp32":
+            return "COMPUTE=mma needs fp16 or bf16: the tensor cores have no fp32."
+        if block_m % MMA_ROWS:
+            return f"BLOCK_M={block_m} rows are no multiple of the {MMA_ROWS} that COMPUTE=mma takes at a time."
+        if block_n % (warps * MMA_KEYS):
+            return f"BLOCK_N={block_n} keys do not divide into steps of {MMA_KEYS} for WARPS={warps}."
+        if lanes != MMA_LANES:
+            return f"DOT_LANES={lanes}: with COMPUTE=mma the fragments put {MMA_LANES} lanes on a key."
+        return None
+    if block_n % (warps * WARP // lanes):
+        return f"BLOCK_N={block_n} keys do not divide into steps of {WARP // lanes} for WARPS={warps} and DOT_LANES={lanes}."
+    if lanes * vector >= 2 * problem.head_dim * problem.element_bytes:
+        return f"DOT_LANES={lanes} lanes with vectors of {vector} bytes are twice what a row of {problem.head_dim} elements needs."
+    return None
+
+
+def why_no_tensor_map(genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
+    """What LOAD=tma asks for: Hopper, and tiles that its swizzle fits."""
+    if genes.LOAD != "tma":
+        return None
+    if gpu.capability < (9, 0):
+        return f"LOAD=tma needs the tensor copy engine of sm_90, and {gpu.name} is {gpu.arch}."
+    if genes.VECTOR_BYTES != TMA_VECTOR:
+        return f"VECTOR_BYTES={genes.VECTOR_BYTES}: with LOAD=tma a lane reads the {TMA_VECTOR}-byte chunks of the swizzle."
+    keys = warp_keys(genes)
+    if keys % TMA_KEYS or keys > MAX_BOX_KEYS:
+        return (
+            f"LOAD=tma: BLOCK_N={genes.BLOCK_N} over WARPS={genes.WARPS} makes boxes of {keys} keys, which must be a multiple of "
+            f"{TMA_KEYS} up to {MAX_BOX_KEYS}."
+        )
+    return None
+
+
+def why_useless(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
+    """Genes that do nothing beside the others, and configs that do what a smaller one does."""
+    rows, block_m, block_n = packed_rows(problem), genes.BLOCK_M, genes.BLOCK_N
+    splits, keys = split_of(problem, genes)
+    if genes.LOAD == "registers" and genes.STAGES != 1:
+        return f"STAGES={genes.STAGES}: LOAD=registers has room for one tile a warp and takes STAGES=1."
+    if block_m > (MMA_ROWS if genes.COMPUTE == "mma" else 1) and block_m >= 2 * rows:
+        return f"BLOCK_M={block_m} for {rows} packed rows leaves half of the block or more without work."
+    filled = math.ceil(problem.seqlen_k / keys)
+    if filled <= genes.SPLITS * LEAST_SPLITS:
+        return f"SPLITS={genes.SPLITS} makes only {filled} of {keys} keys, as fewer SPLITS do."
+    if reason := why_not_on_card(genes, gpu):
+        return reason
+    if keys <= block_n // genes.WARPS * (genes.WARPS - 1):
+        return f"WARPS={genes.WARPS}: with {keys} keys a split in tiles of {block_n} the last warp never sees one."
+    tiles = math.ceil(keys / block_n)
+    if genes.STAGES > tiles:
+        return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} keys that a split makes."
+    if genes.DEPENDENT_LAUNCH != "none" and (splits == 1 or genes.MERGE != "kernel"):
+        return (
+            f"DEPENDENT_LAUNCH={genes.DEPENDENT_LAUNCH}: only MERGE=kernel with several SPLITS has a second launch to "
+            "overlap."
+        )
+    if splits == 1:
+        return (
+            None
+            if genes.MERGE == "kernel"
+            else "SPLITS=1 leaves nothing to merge: MERGE must be kernel, which then has no launch."
+        )
+    blocks = row_blocks(problem, genes) * problem.kv_heads * problem.batch
+    if blocks * (splits - 1) >= MAX_WAVES * gpu.sm_count * genes.BLOCKS_PER_SM:
+        return f"SPLITS={genes.SPLITS} of {blocks} blocks are more than {MAX_WAVES} waves on {gpu.sm_count} SMs."
+    return None
+
+
+def why_not_on_card(genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
+    """What the card lacks, whatever the problem."""
+    if cluster_blocks(genes) > 1 and gpu.capability < (9, 0):
+        return f"MERGE=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
+    if cluster_blocks(genes) > MAX_CLUSTER:
+        return f"SPLITS={genes.SPLITS}: with MERGE=cluster they are the blocks of a cluster, at most {MAX_CLUSTER}."
+    if genes.DEPENDENT_LAUNCH != "none" and gpu.capability < (9, 0):
+        return (
+            f"DEPENDENT_LAUNCH={genes.DEPENDENT_LAUNCH} needs griddepcontrol of sm_90 and newer, and {gpu.name} is "
+            f"{gpu.arch}."
+        )
+    return None
+
+
+def why_too_big(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
+    """Shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
+    blocks, warps, smem = genes.BLOCKS_PER_SM, genes.WARPS, smem_bytes(problem, genes)
+    if smem > gpu.smem_per_block:
+        return f"The block needs {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
+    return (
+        why_not_resident(gpu, blocks, warps, smem)
+        or why_same_code(blocks, warps)
+        or why_too_few_registers(blocks, warps, registers_needed(problem, genes))
+    )

@@ -1,0 +1,34 @@
+"""Tensor maps of tiles of Q, K, V and O, for the families that copy by them."""
+
+from __future__ import annotations
+
+from evoattn.model.launch import TensorMap
+from evoattn.model.problem import AttentionProblem
+
+CHUNK_COLUMNS = 64
+"""Columns of a tile that one row of 128 bytes holds: the widest box of the 128-byte swizzle."""
+ELEMENT_BYTES = 2
+"""Of the 16-bit columns of a tensor map."""
+ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
+
+
+def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool = False) -> TensorMap:
+    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else, or `by_chunks`, a box a chunk.
+
+    A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
+    Maps are of 16-bit columns: an element of fp32 is two of them.
+    """
+    batch, heads, seqlen, head_dim = problem.shape(tensor)
+    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    columns, dtype = head_dim * problem.element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
+    if columns % CHUNK_COLUMNS:
+        shape, strides_bytes = (columns, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
+        return TensorMap(tensor, dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
+    chunks = columns // CHUNK_COLUMNS
+    return TensorMap(
+        tensor,
+        dtype,
+        (CHUNK_COLUMNS, seqlen, chunks, heads, batch),
+        (row_bytes, ROW_BYTES, head_bytes, batch_bytes),
+        (CHUNK_COLUMNS, rows, 1 if by_chunks else chunks, 1, 1),
+    )
