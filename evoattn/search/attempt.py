@@ -197,8 +197,9 @@ def _occupancy(kernel: BuiltKernel, problem: AttentionProblem) -> Iterator[Step]
 
 def _cases(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
     """The interpreter's cases up to the first that fails. Raises `NotInterpreted` or `LaunchError`."""
-    seed, config = int(candidate.source_hash[:8], 16), kernel.config  # the inputs of an offline evaluation
-    for name, small, kind in interpreter_cases(problem, int(config["BLOCK_M"]), int(config["BLOCK_N"])):
+    seed = int(candidate.source_hash[:8], 16)  # the inputs of an offline evaluation
+    genes = kernel.family.genes(kernel.config)
+    for name, small, kind in interpreter_cases(problem, genes.BLOCK_M, genes.BLOCK_N):
         case = make_case(name, small, seed, "cpu", kind, double=True)
         result, outputs = run_case(InterpreterBackend(), kernel, case)
         where = f"{name} ({small.describe()})"
