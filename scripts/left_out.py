@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from source_edits import replaced  # noqa: E402
+
 from evoattn.backends.compiler import compile_candidate  # noqa: E402
 from evoattn.bench.contenders import read_configs  # noqa: E402
 from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
@@ -64,12 +66,10 @@ VARIANTS: dict[str, tuple[Edit, ...]] = {
 
 
 def edited(candidate: Candidate, edits: tuple[Edit, ...]) -> Candidate:
-    """Raises `ValueError` where the source has not exactly one place for an edit: the template has changed."""
+    """Raises `AnchorError` where the source has not exactly one place for an edit: the template has changed."""
     source = candidate.source
     for old, new in edits:
-        if source.count(old) != 1:
-            raise ValueError(f"flash_wgmma's source has {source.count(old)} places like {old!r}, not one.")
-        source = source.replace(old, new)
+        source = replaced(source, old, new)
     return replace(candidate, source=source)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
@@ -89,8 +90,7 @@ def test_flash_wgmma_writes_it(genes):
 def test_a_wrong_one_is_found(right, wrong, word):
     config = SPACE.make_config(BASE)
     candidate = render(FAMILY, PROBLEM, config, H100)
-    source = candidate.source.replace(right, wrong)
-    assert source != candidate.source
+    source = replaced(candidate.source, right, wrong, None)
     case = make_case("masked rows", PROBLEM, 1, "cpu", double=True)
     kernel = compile_source(source, candidate.arch)
     result = check(InterpreterBackend(), BuiltKernel(FAMILY, config, H100, kernel), case)

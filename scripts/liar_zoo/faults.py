@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from source_edits import find_all
+
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, TrialState
 
@@ -220,7 +222,9 @@ def lie(candidate: Candidate, liar: Liar) -> Candidate:
     """The candidate with the fault planted. Raises `ValueError` where the honest source has changed under it."""
     source = candidate.source
     for text, fault in liar.edits:
-        if text not in source:
+        places = find_all(source, text)
+        if not places:
             raise ValueError(f"The liar {liar.name!r} finds no {text!r} in the source.")
-        source = source.replace(text, fault, 1)
+        first, end = places[0]
+        source = source[:first] + fault + source[end:]
     return replace(candidate, source=source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from family_edits import line_edit
+from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
@@ -54,8 +55,7 @@ def config(**genes) -> KernelConfig:
 def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edits=()):
     source = render(FAMILY, p, c, gpu).source
     for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
+        source = replaced(source, old, new)
     return check(
         InterpreterBackend(),
         BuiltKernel(FAMILY, c, gpu, compile_source(source, gpu.arch)),

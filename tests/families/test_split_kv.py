@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from family_edits import line_edit
+from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend

@@ -7,6 +7,7 @@ import math
 import random
 
 import pytest
+from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
@@ -154,11 +155,10 @@ def test_an_injected_fault_is_found(fault):
     old, new = FAULTS[fault]
 
     def edit(source: str) -> str:
-        assert source.count(old) == 1
-        source = source.replace(old, new)
+        source = replaced(source, old, new)
         if fault.startswith("K reused"):
             wait = "mbarrier_wait(k_full_smem + 8 * at.stage, at.parity);\n"
-            source = source.replace(wait, wait + "copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n")
+            source = replaced(source, wait, wait + "copy_again(k_map, k_ring, k_full_smem, tile, at.stage);\n")
         return source
 
     genes = EARLY if "merge" in fault else {}
