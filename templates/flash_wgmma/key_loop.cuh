@@ -1,12 +1,12 @@
-// key_loop.cuh, a part of the kernel's body: how a consumer warpgroup goes through tiles of rows and of keys.
-  if (PING_PONG && warpgroup == WARPGROUPS - 1) pass_turn();                    // the first turn is the first warpgroup's
-  Ring ring, before;                                       // places of the next K, and of the V that P is for
+  // key_loop.cuh, a part of the kernel's body: how a consumer warpgroup goes through tiles of rows and of keys.
+  if (PING_PONG && warpgroup == WARPGROUPS - 1) pass_turn();  // the first turn is the first warpgroup's
+  Ring ring, before;                                          // places of the next K, and of the V that P is for
   auto start_pv = [&] {
     mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);
     multiply_pv(before.stage);
   };
   auto finish_pv = [&] {
-    wgmma_wait<0>();                                       // O is there, and P may be overwritten
+    wgmma_wait<0>();  // O is there, and P may be overwritten
     pin_registers(o);
     release(barrier(Smem::V_EMPTY, before.stage));
   };
@@ -16,11 +16,12 @@
   };
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   auto finish_qk = [&](auto first, auto masked, auto newer) {
-    wgmma_wait<decltype(newer)::value>();                  // S is there
+    wgmma_wait<decltype(newer)::value>();  // S is there
     pin_registers(s);
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
-    // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can keep it from shared
-    // memory for longer than the copy of the next Q takes. The fence orders these reads before the copy's writes.
+    // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
+    // keep it from shared memory for longer than the copy of the next Q takes. The fence orders these reads before the
+    // copy's writes.
     if constexpr (decltype(first)::value && PERSISTENT && Q_IN_REGISTERS) {
       fence_proxy_async(), __syncwarp(), release(barrier(Smem::Q_EMPTY, warpgroup));
     }
@@ -47,27 +48,29 @@
 
   // The next tile of rows, once Q of this warpgroup has come; false if there is none.
   auto take_tile = [&](int round) {
-    __syncwarp();                                          // the thread that stored the last tile is back: wgmma wants whole warps
+    __syncwarp();  // the thread that stored the last tile is back: wgmma wants whole warps
     mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
     if constexpr (PERSISTENT) {
       int words[Smem::TILE_BYTES / 4];
-      read_shared_words(smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2), lane, words);    // all lanes, before lane 0 releases Q
+      read_shared_words(smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2), lane,
+                        words);  // all lanes, before lane 0 releases Q
       tile = Tile{words[0], words[1], words[2]}, range.word = words[3];
       if (tile.row_block < 0) return false;
     }
     return true;
   };
-  Ring skipped;                                            // AHEAD: the first place of V that is passed over
+  Ring skipped;  // AHEAD: the first place of V that is passed over
   auto begin_rows = [&] {
     state.clear();
     q.load(q_smem, thread / 32, lane);
-    if constexpr (Q_IN_REGISTERS) __syncwarp();            // all lanes have read the warp's rows of Q, which its rows of O may overwrite
+    if constexpr (Q_IN_REGISTERS)
+      __syncwarp();  // all lanes have read the warp's rows of Q, which its rows of O may overwrite
     key_tile = SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
     if constexpr (CAUSAL_SKIP) {
       if constexpr (AHEAD) skipped = ring;
       const int last = max(0, mask.last_key(first_row(tile) + 63)) / BLOCK_N;
       for (; key_tile > last && key_tile >= KEY_SPLIT; key_tile -= KEY_SPLIT) {
-        mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);          // released unread, but not before it came
+        mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);  // released unread, but not before it came
         release(barrier(Smem::K_EMPTY, ring.stage));
         wait_for_turn();
         pass_turn();
@@ -85,7 +88,8 @@
   };
   // All tiles of keys but the first.
   auto rest_of_keys = [&] {
-    if constexpr (SCHEDULE == Schedule::BALANCED) key_tile -= range.first();     // from here on it only counts: no other tile is masked
+    if constexpr (SCHEDULE == Schedule::BALANCED)
+      key_tile -= range.first();  // from here on it only counts: no other tile is masked
     if constexpr (Mask::ROWS_DIFFER) {
 #pragma unroll 1
       while (key_tile >= 0 && crosses_diagonal()) step(False{}, True{});
@@ -95,12 +99,12 @@
   };
 
   if constexpr (AHEAD) {
-    take_tile(0);                                          // a block has one at least
+    take_tile(0);  // a block has one at least
     begin_rows();
     start_qk();
     finish_qk(True{}, False{}, False{});
     for (int round = 1;; ++round) {
-      for (; CAUSAL_SKIP && skipped.stage != ring.stage; skipped.advance()) {    // fewer than STAGES: stages tell
+      for (; CAUSAL_SKIP && skipped.stage != ring.stage; skipped.advance()) {  // fewer than STAGES: stages tell
         mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);
         release(barrier(Smem::V_EMPTY, skipped.stage));
       }
@@ -111,7 +115,7 @@
       rest_of_keys();
       const Tile last_tile = tile;
       const KeyRange last_range = range;
-      if (!take_tile(round)) {                             // no branch around products under way: ptxas would wait for each (C7514)
+      if (!take_tile(round)) {  // no branch around products under way: ptxas would wait for each (C7514)
         start_pv();
         finish_pv();
         finish_rows(last_tile, last_range, state);
@@ -142,11 +146,14 @@
       }
       if constexpr (KEY_SPLIT > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
-        if (!Partial::gather<KEY_SPLIT>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, split, o, state, thread)) break;
+        if (!Partial::gather<KEY_SPLIT>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, split, o, state,
+                                        thread))
+          break;
       }
       finish_rows(tile, range, state);
       if constexpr (!PERSISTENT) break;
     }
   }
-  if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();         // shared memory must live until it is read
-  if (PING_PONG && warpgroup == 0) wait_for_turn();        // takes the turn that the last round left, so that the barrier ends as it began
+  if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory must live until it is read
+  if (PING_PONG && warpgroup == 0)
+    wait_for_turn();  // takes the turn that the last round left, so that the barrier ends as it began

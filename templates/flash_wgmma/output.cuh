@@ -1,57 +1,62 @@
-// output.cuh, a part of the kernel's body: the end of a tile of rows.
-  float inverse[2];                                        // of the sums of a tile of rows
-  constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT;      // the last P V
+  // output.cuh, a part of the kernel's body: the end of a tile of rows.
+  float inverse[2];                                                          // of the sums of a tile of rows
+  constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT;  // the last P V
   // O of a tile of rows, to global memory.
   auto finish_rows = [&](const Tile& of, KeyRange of_keys, RowState& of_rows) {
-    // BALANCED has more branches than registers to keep addresses of the end through the loop over keys: they are made here.
+    // BALANCED has more branches than registers to keep addresses of the end through the loop over keys: they are made
+    // here.
     const int end_thread = SCHEDULE == Schedule::BALANCED ? thread_read_again() : thread;
     const int end_lane = SCHEDULE == Schedule::BALANCED ? end_thread % 32 : lane;
-    if constexpr (SCHEDULE == Schedule::BALANCED) {        // a tile of rows that two blocks share: the one with the first keys gives
+    if constexpr (SCHEDULE ==
+                  Schedule::BALANCED) {  // a tile of rows that two blocks share: the one with the first keys gives
       if (of_keys.gives()) {
         const int giver = blockIdx.x * WARPGROUPS + warpgroup;
         Partial::leave(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);
-        named_barrier_sync<128>(O_TILE + warpgroup);       // all threads of the warpgroup have left their part
+        named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
         if (end_thread == 0) give(counters_zeroed + giver);
         return;
       }
       if (of_keys.takes()) {
         const int giver = (blockIdx.x - 1) * WARPGROUPS + warpgroup;
         if (end_thread == 0) take(counters_zeroed + giver);
-        named_barrier_sync<128>(O_TILE + warpgroup);       // what thread 0 has acquired all threads may read
+        named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0 has acquired all threads may read
         Partial::add_left(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);
       }
     }
     if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, inverse);
     const int warp_row = first_row(of) + end_thread / 32 * 16;
-    float* lse_head_gmem = lse_gmem + (int64_t(of.batch) * heads + of.head) * seqlen_q;                        // [seqlen_q]
+    float* lse_head_gmem = lse_gmem + (int64_t(of.batch) * heads + of.head) * seqlen_q;  // [seqlen_q]
     if constexpr (WRITE_LSE) log_sums_to_global(of_rows, lse_head_gmem, warp_row + end_lane / 4, seqlen_q, end_lane);
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
       if (end_thread == 0) tma_store_wait_read();
-      named_barrier_sync<128>(O_TILE + warpgroup);         // the store of the last tile has read this memory
+      named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the last tile has read this memory
     }
     if constexpr (STORE == Store::CHUNKS) {
 #pragma unroll
       for (int chunk = 0; chunk < Tiles::CHUNKS; ++chunk) {
         if (chunk >= 2) {
           if (end_thread == 0) tma_store_wait_read<1>();
-          named_barrier_sync<128>(O_TILE + warpgroup);     // the store of the chunk before the last has read its place
+          named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the chunk before the last has read its place
         }
         const uint32_t chunk_smem = o_smem + chunk % 2 * Smem::O_CHUNK_BYTES;
-        output_to_shared<Element>(o, inverse, chunk_smem, end_thread / 32, end_lane, 8 * chunk, min(8 * chunk + 8, HEAD_DIM / 8));
+        output_to_shared<Element>(o, inverse, chunk_smem, end_thread / 32, end_lane, 8 * chunk,
+                                  min(8 * chunk + 8, HEAD_DIM / 8));
         fence_proxy_async();
-        named_barrier_sync<128>(O_TILE + warpgroup);       // all rows of the warpgroup are written
+        named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) Tiles::store_chunk(o_map, chunk_smem, chunk, first_row(of), of.head, of.batch);
       }
     } else {
-      output_to_shared<Element>(o, inverse, o_smem, end_thread / 32, end_lane);   // over rows of Q, if any, that this warp alone multiplies
+      output_to_shared<Element>(o, inverse, o_smem, end_thread / 32,
+                                end_lane);  // over rows of Q, if any, that this warp alone multiplies
       if constexpr (STORE == Store::TENSOR_MAP) {
         fence_proxy_async();
-        named_barrier_sync<128>(O_TILE + warpgroup);       // all rows of the warpgroup are written
+        named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) Tiles::store<64>(o_map, o_smem, first_row(of), of.head, of.batch);
       } else {
-        __syncwarp();                                      // all rows of the warp are written
+        __syncwarp();  // all rows of the warp are written
         Element* row_gmem = o_gmem + of.batch * o_batch_stride + of.head * o_head_stride + warp_row * o_row_stride;
-        rows_to_global<HEAD_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row, end_thread / 32, end_lane);
+        rows_to_global<HEAD_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row,
+                                 end_thread / 32, end_lane);
       }
     }
   };

@@ -1,27 +1,29 @@
-// producer.cuh, a part of the kernel's body: the warps that bring tiles of Q, K and V into shared memory. One thread issues
-// every copy.
+  // producer.cuh, a part of the kernel's body: the warps that bring tiles of Q, K and V into shared memory. One thread
+  // issues every copy.
   if (warp == 4 * WARPGROUPS && lane == 0) {
     prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map);
     Smem::init_barriers(smem_address);
   }
   __syncwarp();
-  named_barrier_arrive<THREADS>(BARRIERS_READY);         // consumers see the initialised barriers; the producer need not wait for them
-  if constexpr (KEY_SPLIT > 1) cluster_arrive();         // other blocks see them too
+  named_barrier_arrive<THREADS>(
+      BARRIERS_READY);  // consumers see the initialised barriers; the producer need not wait for them
+  if constexpr (KEY_SPLIT > 1) cluster_arrive();  // other blocks see them too
   if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
   if (warp == 4 * WARPGROUPS && lane == 0) {
     const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, k_smem, barrier(Smem::K_FULL, 0), barrier(Smem::K_EMPTY, 0)};
     const TileRing<Tiles, BLOCK_N, STAGES> v_ring{v_map, v_smem, barrier(Smem::V_FULL, 0), barrier(Smem::V_EMPTY, 0)};
-    Ring ring;                                           // of both: each tile of K goes before its V
+    Ring ring;  // of both: each tile of K goes before its V
     int index = blockIdx.x;
     KeyShare share;
     for (int round = 0;; ++round) {
       if constexpr (SCHEDULE == Schedule::BALANCED) index = share.next(round, tiles, key_tiles) ? share.index : tiles;
-      // Consumers read the tile once their Q is full. Its place is that of the round before the last, in which all of them released Q.
+      // Consumers read the tile once their Q is full. Its place is that of the round before the last, in which all of
+      // them released Q.
       const uint32_t tile_smem = smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2);
-      auto wait_for_q_place = [&](int i) {               // a warpgroup has read its last Q
+      auto wait_for_q_place = [&](int i) {  // a warpgroup has read its last Q
         if constexpr (PERSISTENT) mbarrier_wait(barrier(Smem::Q_EMPTY, i), round % 2 ^ 1);
       };
-      if (PERSISTENT && index >= tiles) {                // none is left
+      if (PERSISTENT && index >= tiles) {  // none is left
         write_shared_word(tile_smem, -1);
         for (int i = 0; i < WARPGROUPS; ++i) wait_for_q_place(i), mbarrier_arrive(barrier(Smem::Q_FULL, i));
         break;
@@ -35,9 +37,11 @@
       for (int i = 0; i < WARPGROUPS; ++i) {
         wait_for_q_place(i);
         const int row = tile.row_block * BLOCK_M + i * 64;
-        Tiles::load<64>(smem_address + i * Smem::Q_TILE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile.head, tile.batch);
+        Tiles::load<64>(smem_address + i * Smem::Q_TILE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile.head,
+                        tile.batch);
       }
-      const int kv_head = heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);     // most need not wait for a division
+      const int kv_head =
+          heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);  // most need not wait for a division
       const int last = SCHEDULE == Schedule::BALANCED ? share.range.last() : last_key_tile(tile.row_block);
       const int first = SCHEDULE == Schedule::BALANCED ? share.range.first() : 0;
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
@@ -47,7 +51,8 @@
       }
       if constexpr (!PERSISTENT) break;
       // Every tile that is worked on makes one claim, so that the counter wraps to 0 with the launch's last.
-      if constexpr (SCHEDULE == Schedule::CLAIMED) index = blocks_read_again() + int(atomicInc(counters_zeroed, tiles - 1));
+      if constexpr (SCHEDULE == Schedule::CLAIMED)
+        index = blocks_read_again() + int(atomicInc(counters_zeroed, tiles - 1));
       if constexpr (SCHEDULE == Schedule::FIXED) index = fixed_tile<Mask::ROWS_DIFFER>(round + 1);
     }
   }

@@ -1,21 +1,22 @@
-// products.cuh, a part of the kernel's body: what a consumer warpgroup holds, its two products and its softmax.
-  const int thread = threadIdx.x % 128;                    // of the warpgroup
+  // products.cuh, a part of the kernel's body: what a consumer warpgroup holds, its two products and its softmax.
+  const int thread = threadIdx.x % 128;  // of the warpgroup
   if (STORE != Store::ROWS && thread == 0 && split == 0) prefetch_tensor_map(o_map);
   if constexpr (KEY_SPLIT > 1) cluster_arrive();
-  named_barrier_sync<THREADS>(BARRIERS_READY);             // the barriers are initialised
+  named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
   if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
 
-  const uint32_t q_smem = smem_address + warpgroup * Smem::Q_TILE_BYTES, o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
+  const uint32_t q_smem = smem_address + warpgroup * Smem::Q_TILE_BYTES,
+                 o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
   const uint64_t k_descriptor = matrix_descriptor(k_smem, 0);
   const uint64_t v_descriptor = matrix_descriptor(v_smem, BLOCK_N * 128);
   RowOperand<HEAD_DIM, Q_IN_REGISTERS> q;
-  float s[BLOCK_N / 2];                                    // scores, then probabilities, of a tile
-  uint32_t p[KEY_STEPS][4];                                // probabilities of a tile, rounded
+  float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
+  uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
   float o[HEAD_DIM / 2];
-  float factor[2];                                         // by which the last softmax wants O rescaled
+  float factor[2];  // by which the last softmax wants O rescaled
   RowState state;
 
-  auto multiply_qk = [&](int stage) {                      // S = Q Kᵀ
+  auto multiply_qk = [&](int stage) {  // S = Q Kᵀ
     wgmma_fence();
     const uint64_t k_stage = k_descriptor + descriptor_step(Smem::KV_TILE_BYTES) * stage;
 #pragma unroll
@@ -24,31 +25,42 @@
     }
     wgmma_commit();
   };
-  auto multiply_pv = [&](int stage) {                      // O += P V
+  auto multiply_pv = [&](int stage) {  // O += P V
     wgmma_fence();
     const uint64_t v_stage = v_descriptor + descriptor_step(Smem::KV_TILE_BYTES) * stage;
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) wgmma_pv(o, p[step], v_stage + descriptor_step(step * 16 * 128), true);
     wgmma_commit();
   };
-  auto release = [&](uint32_t barrier_smem) { if (lane == 0) mbarrier_arrive(barrier_smem); };  // this warp is done with what it guards
-  auto wait_for_turn = [&] { if constexpr (PING_PONG) named_barrier_sync<256>(TURN + warpgroup); };
-  auto pass_turn = [&] { if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS); };
+  auto release = [&](uint32_t barrier_smem) {
+    if (lane == 0) mbarrier_arrive(barrier_smem);
+  };  // this warp is done with what it guards
+  auto wait_for_turn = [&] {
+    if constexpr (PING_PONG) named_barrier_sync<256>(TURN + warpgroup);
+  };
+  auto pass_turn = [&] {
+    if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
+  };
 
-  KeyRange range;                                          // BALANCED: of this tile of rows
-  int key_tile;                                            // the next
-  auto first_row = [&](const Tile& of) { return of.row_block * BLOCK_M + warpgroup * 64; };        // of this warpgroup
+  KeyRange range;  // BALANCED: of this tile of rows
+  int key_tile;    // the next
+  auto first_row = [&](const Tile& of) { return of.row_block * BLOCK_M + warpgroup * 64; };  // of this warpgroup
 
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   auto softmax = [&](auto first, auto masked, int stage) {
     constexpr bool FIRST = decltype(first)::value, MASKED = decltype(masked)::value;
     if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > seqlen_k))) {
-      const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4;       // row g of this lane
+      const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4;  // row g of this lane
       mask_scores(s, key_tile * BLOCK_N, mask.keys_from(lane_row, 0), lane);
     }
-    return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED>(state, s, softmax_scale_log2, factor, [&] {
-      scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, k_smem + stage * Smem::KV_TILE_BYTES, thread / 32, lane);
-    });
+    return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED>(
+        state, s, softmax_scale_log2, factor, [&] {
+          scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, k_smem + stage * Smem::KV_TILE_BYTES, thread / 32,
+                                                   lane);
+        });
   };
-  // Not all rows of the warpgroup see this tile and the first key of the one before: a row's first visible key may be in this one.
-  auto crosses_diagonal = [&] { return Mask::ROWS_DIFFER && (key_tile + KEY_SPLIT) * BLOCK_N > mask.last_key(first_row(tile)); };
+  // Not all rows of the warpgroup see this tile and the first key of the one before: a row's first visible key may be
+  // in this one.
+  auto crosses_diagonal = [&] {
+    return Mask::ROWS_DIFFER && (key_tile + KEY_SPLIT) * BLOCK_N > mask.last_key(first_row(tile));
+  };

@@ -8,34 +8,38 @@
 
 template <int HEAD_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int KEY_SPLIT> struct SharedLayout {
   using Partial = PartialOutput<HEAD_DIM / 2>;
-  static constexpr int Q_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(64);          // of one warpgroup
+  static constexpr int Q_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(64);  // of one warpgroup
   static constexpr int KV_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(BLOCK_N);
-  static constexpr int O_CHUNK_BYTES = 64 * 128, O_BYTES = O_CHUNKS ? O_CHUNKS * O_CHUNK_BYTES : Q_TILE_BYTES;   // of one warpgroup
-  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                // the result of another block
-  static constexpr int K = WARPGROUPS * Q_TILE_BYTES;                           // [STAGES] tiles
-  static constexpr int V = K + STAGES * KV_TILE_BYTES;                          // [STAGES]
-  static constexpr int O = O_CHUNKS ? V + STAGES * KV_TILE_BYTES : 0;           // [WARPGROUPS]
-  static constexpr int PARTIALS = V + STAGES * KV_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;    // [KEY_SPLIT - 1][WARPGROUPS]
-  static constexpr int Q_FULL = PARTIALS + (KEY_SPLIT - 1) * SLOT_BYTES;        // [WARPGROUPS] barriers
-  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                       // [WARPGROUPS]
-  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                       // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                           // [STAGES]
-  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                           // [STAGES]
-  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                           // [STAGES]
+  static constexpr int O_CHUNK_BYTES = 64 * 128,
+                       O_BYTES = O_CHUNKS ? O_CHUNKS * O_CHUNK_BYTES : Q_TILE_BYTES;  // of one warpgroup
+  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                      // the result of another block
+  static constexpr int K = WARPGROUPS * Q_TILE_BYTES;                                 // [STAGES] tiles
+  static constexpr int V = K + STAGES * KV_TILE_BYTES;                                // [STAGES]
+  static constexpr int O = O_CHUNKS ? V + STAGES * KV_TILE_BYTES : 0;                 // [WARPGROUPS]
+  static constexpr int PARTIALS =
+      V + STAGES * KV_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;  // [KEY_SPLIT - 1][WARPGROUPS]
+  static constexpr int Q_FULL = PARTIALS + (KEY_SPLIT - 1) * SLOT_BYTES;   // [WARPGROUPS] barriers
+  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                  // [WARPGROUPS]
+  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                  // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                      // [STAGES]
+  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                      // [STAGES]
+  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                      // [STAGES]
   static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
-  static constexpr int TILE = PARTIALS_FULL + 8;                                // [2] a tile of rows, as the producer hands it over
-  static constexpr int TILE_BYTES = 16;                                         // row block, head, batch, key tiles; row block -1: none
+  static constexpr int TILE = PARTIALS_FULL + 8;  // [2] a tile of rows, as the producer hands it over
+  static constexpr int TILE_BYTES = 16;           // row block, head, batch, key tiles; row block -1: none
   static constexpr int BYTES = TILE + 2 * TILE_BYTES;
 
-  // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one arrival, that of the
-  // thread that copies, "empty" one of each warp that reads; results of other blocks are expected at once.
+  // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one
+  // arrival, that of the thread that copies, "empty" one of each warp that reads; results of other blocks are expected
+  // at once.
   static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
     auto init = [&](int first, int count, int arrivals) {
 #pragma unroll
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
-    init(K_FULL, STAGES, 1), init(K_EMPTY, STAGES, 4 * WARPGROUPS), init(V_FULL, STAGES, 1), init(V_EMPTY, STAGES, 4 * WARPGROUPS);
+    init(K_FULL, STAGES, 1), init(K_EMPTY, STAGES, 4 * WARPGROUPS), init(V_FULL, STAGES, 1),
+        init(V_EMPTY, STAGES, 4 * WARPGROUPS);
     if (KEY_SPLIT > 1) init(PARTIALS_FULL, 1, 1);
     mbarrier_init_fence();
     if (KEY_SPLIT > 1) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, (KEY_SPLIT - 1) * SLOT_BYTES);

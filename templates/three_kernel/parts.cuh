@@ -4,16 +4,21 @@
 #include "device/copy/vector.cuh"
 #include "device/ptx/grid_dependency.cuh"
 
-constexpr int DIM_TILES = HEAD_DIM / 8;                                         // n8 tiles of O, and 16-byte chunks a row
-constexpr int DIM_STEPS = (HEAD_DIM + 15) / 16;                                 // k16 steps of Q Kᵀ, the last half zero for odd DIM_TILES
+constexpr int DIM_TILES = HEAD_DIM / 8;          // n8 tiles of O, and 16-byte chunks a row
+constexpr int DIM_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of Q Kᵀ, the last half zero for odd DIM_TILES
 
-template <int VALUE> struct Constant { static constexpr int value = VALUE; };
+template <int VALUE> struct Constant {
+  static constexpr int value = VALUE;
+};
 
 using Mask = KeyMask<CAUSAL, CAUSAL_LOWER_RIGHT>;
 
-// ZIGZAG: a kernel that reads the whole of S or P takes heads in the reverse of the order in which they were written. What was written last
-// is then read while it is still in L2; in the same order a buffer a little over L2 would lose each line just before its turn.
-__device__ __forceinline__ int values_batch_head() { return ZIGZAG && TILE_SOFTMAX ? gridDim.y - 1 - blockIdx.y : blockIdx.y; }
+// ZIGZAG: a kernel that reads the whole of S or P takes heads in the reverse of the order in which they were written.
+// What was written last is then read while it is still in L2; in the same order a buffer a little over L2 would lose
+// each line just before its turn.
+__device__ __forceinline__ int values_batch_head() {
+  return ZIGZAG && TILE_SOFTMAX ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
+}
 
 // DEPENDENT_LAUNCH: a kernel says when the next may begin, early or late, and waits for the kernels before it.
 template <bool LATE> __device__ __forceinline__ void next_may_begin() {
@@ -23,8 +28,8 @@ __device__ __forceinline__ void wait_for_kernels_before() {
   if constexpr (DEPENDENT_LAUNCH) grid_dependency_wait();
 }
 
-// Keys that P V reads for queries first_row … first_row + rows - 1: all that a query of the same tile of P V sees. Exactly these scores are
-// computed, and exactly these probabilities written, up to the next multiple of 8.
+// Keys that P V reads for queries first_row … first_row + rows - 1: all that a query of the same tile of P V sees.
+// Exactly these scores are computed, and exactly these probabilities written, up to the next multiple of 8.
 __device__ __forceinline__ int keys_read(int first_row, int rows, int seqlen_q, int seqlen_k) {
   if constexpr (!Mask::ROWS_DIFFER) return seqlen_k;
   const int end = (first_row + rows + PV_BLOCK_M - 1) / PV_BLOCK_M * PV_BLOCK_M;

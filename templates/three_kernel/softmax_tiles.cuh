@@ -5,9 +5,9 @@
 #include "three_kernel/tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(ROWS_PER_BLOCK)
-three_kernel_softmax(float2* tiles_gmem,           // [batch · heads, references, seqlen_q]
-                     float2* rows_gmem,            // [rows]
-                     int rows, int seqlen_q, int seqlen_k) {       // rows = batch · heads · seqlen_q
+    three_kernel_softmax(float2* tiles_gmem,                      // [batch · heads, references, seqlen_q]
+                         float2* rows_gmem,                       // [rows]
+                         int rows, int seqlen_q, int seqlen_k) {  // rows = batch · heads · seqlen_q
   next_may_begin<false>();
   const int row = blockIdx.x * ROWS_PER_BLOCK + threadIdx.x;
   if (row >= rows) return;

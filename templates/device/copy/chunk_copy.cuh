@@ -15,15 +15,15 @@ template <typename Layout, int ROWS, int CHUNKS, int THREADS> struct ChunkCopy {
   static __device__ __forceinline__ const Element* thread_source(const Element* piece_gmem, int64_t row_stride) {
     return piece_gmem + int(threadIdx.x) / CHUNKS * row_stride + int(threadIdx.x) % CHUNKS * 8;
   }
-  // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on and chunks from `valid_chunks` on are not read and become zeros: what
-  // lay there could be a NaN, and 0 · NaN = NaN.
+  // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on and chunks from `valid_chunks` on are not read and
+  // become zeros: what lay there could be a NaN, and 0 · NaN = NaN.
   template <typename Element>
-  static __device__ __forceinline__ void copy(uint32_t piece_smem, const Element* thread_gmem, int64_t row_stride, int valid_rows,
-                                              int valid_chunks) {
+  static __device__ __forceinline__ void copy(uint32_t piece_smem, const Element* thread_gmem, int64_t row_stride,
+                                              int valid_rows, int valid_chunks) {
     const int first_row = int(threadIdx.x) / CHUNKS, chunk = int(threadIdx.x) % CHUNKS;
     if (THREADS % CHUNKS != 0 && first_row >= ROWS_PER_PASS) return;
     if (chunk >= valid_chunks) valid_rows = 0;
-#pragma unroll 8                                   // all passes but of large pieces, which would need a register for every address
+#pragma unroll 8  // all passes but of large pieces, which would need a register for every address
     for (int pass = 0; pass < PASSES; ++pass) {
       const int row = first_row + pass * ROWS_PER_PASS;
       if (ROWS % ROWS_PER_PASS == 0 || pass < PASSES - 1 || row < ROWS) {

@@ -8,13 +8,14 @@
 #include "device/copy/vector.cuh"
 
 template <int ROWS, int COLUMNS, int ROW_STRIDE, int WIDTH, int THREADS, typename Element>
-__device__ __forceinline__ void copy_rows(Element* tile_smem,          // [ROWS, COLUMNS], row stride ROW_STRIDE elements
-                                          const Element* tile_gmem,    // [valid_rows, COLUMNS], row stride `stride_gmem` elements
-                                          int64_t stride_gmem, int valid_rows) {
+__device__ __forceinline__ void copy_rows(
+    Element* tile_smem,        // [ROWS, COLUMNS], row stride ROW_STRIDE elements
+    const Element* tile_gmem,  // [valid_rows, COLUMNS], row stride `stride_gmem` elements
+    int64_t stride_gmem, int valid_rows) {
   constexpr int BYTES = sizeof(Element) * WIDTH;
   constexpr uint32_t CHUNKS = COLUMNS / WIDTH;
   constexpr int PASSES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
-  constexpr int UNROLL_PASSES = PASSES <= 8 ? PASSES : 4;              // loads in flight a thread against code size
+  constexpr int UNROLL_PASSES = PASSES <= 8 ? PASSES : 4;  // loads in flight a thread against code size
 #pragma unroll UNROLL_PASSES
   for (int pass = 0; pass < PASSES; pass++) {
     const uint32_t i = threadIdx.x + pass * THREADS;
@@ -22,7 +23,7 @@ __device__ __forceinline__ void copy_rows(Element* tile_smem,          // [ROWS,
     const bool whole_rows = THREADS % CHUNKS == 0;
     const int row = whole_rows ? threadIdx.x / CHUNKS + pass * (THREADS / CHUNKS) : i / CHUNKS;
     const int column = (whole_rows ? threadIdx.x % CHUNKS : i % CHUNKS) * WIDTH;
-    if (ROWS * CHUNKS % THREADS != 0 && row >= ROWS) break;            // only the last pass can be partial
+    if (ROWS * CHUNKS % THREADS != 0 && row >= ROWS) break;  // only the last pass can be partial
     const bool valid = row < valid_rows;
     Element* destination_smem = tile_smem + row * ROW_STRIDE + column;
     const Element* source_gmem = tile_gmem + row * stride_gmem + column;

@@ -8,27 +8,30 @@
 // Floats that a lane hands over in a merge: O, two shifts and two sums of each row tile.
 constexpr __host__ __device__ int merge_floats(int row_tiles, int dim_tiles) { return row_tiles * (4 * dim_tiles + 4); }
 
-// Partial results of the key warps of the same rows into the first of them: O = Σ_w 2^(shift_w - shift) O_w with shift = max_w shift_w,
-// sums alike.
+// Partial results of the key warps of the same rows into the first of them: O = Σ_w 2^(shift_w - shift) O_w with shift
+// = max_w shift_w, sums alike.
 template <int WARPS, int KEY_WARPS, int ROW_TILES, int DIM_TILES>
-__device__ __forceinline__ void merge_key_warps(RowState<ROW_TILES, DIM_TILES>& state,
-                                                float4* merge_smem,      // [KEY_WARPS - 1, WARPS, merge_floats / 4, 32 lanes]
-                                                int row_warp, int key_warp, int lane) {
+__device__ __forceinline__ void merge_key_warps(
+    RowState<ROW_TILES, DIM_TILES>& state,
+    float4* merge_smem,  // [KEY_WARPS - 1, WARPS, merge_floats / 4, 32 lanes]
+    int row_warp, int key_warp, int lane) {
   constexpr int WARP_VECTORS = merge_floats(ROW_TILES, DIM_TILES) / 4 * 32;
   merge_smem += row_warp * WARP_VECTORS + lane;
-  __syncthreads();                                 // all warps are done with the rings, which the partial results overwrite
+  __syncthreads();  // all warps are done with the rings, which the partial results overwrite
   if (key_warp > 0) {
     float4* mine_smem = merge_smem + (key_warp - 1) * WARPS * WARP_VECTORS;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
       for (int n = 0; n < DIM_TILES; ++n) {
-        mine_smem[(m * DIM_TILES + n) * 32] = make_float4(state.o[m][n][0], state.o[m][n][1], state.o[m][n][2], state.o[m][n][3]);
+        mine_smem[(m * DIM_TILES + n) * 32] =
+            make_float4(state.o[m][n][0], state.o[m][n][1], state.o[m][n][2], state.o[m][n][3]);
       }
-      mine_smem[(ROW_TILES * DIM_TILES + m) * 32] = make_float4(state.shift[m][0], state.shift[m][1], state.sum[m][0], state.sum[m][2]);
+      mine_smem[(ROW_TILES * DIM_TILES + m) * 32] =
+          make_float4(state.shift[m][0], state.shift[m][1], state.sum[m][0], state.sum[m][2]);
     }
   }
-  __syncthreads();                                 // the partial results are visible to the first key warp
+  __syncthreads();  // the partial results are visible to the first key warp
   if (key_warp > 0) return;
 #pragma unroll
   for (int w = 0; w < KEY_WARPS - 1; ++w) {
@@ -51,13 +54,15 @@ __device__ __forceinline__ void merge_key_warps(RowState<ROW_TILES, DIM_TILES>& 
   }
 }
 
-// O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way of the warp's own
-// rows of `o_smem`; otherwise 4 bytes a lane, as the fragments lie. SUM_BY_MMA: the sums are those of all four lanes of a row already.
+// O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way
+// of the warp's own rows of `o_smem`; otherwise 4 bytes a lane, as the fragments lie. SUM_BY_MMA: the sums are those of
+// all four lanes of a row already.
 template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, typename Element, int ROW_TILES, int DIM_TILES>
-__device__ __forceinline__ void store_output(RowState<ROW_TILES, DIM_TILES>& state,
-                                             unsigned char* o_smem,      // [16 ROW_TILES, head_dim] of this warp
-                                             Element* o_gmem,            // [valid_rows, head_dim], rows `row_stride` elements apart
-                                             int64_t row_stride, int valid_rows, int lane) {
+__device__ __forceinline__ void store_output(
+    RowState<ROW_TILES, DIM_TILES>& state,
+    unsigned char* o_smem,  // [16 ROW_TILES, head_dim] of this warp
+    Element* o_gmem,        // [valid_rows, head_dim], rows `row_stride` elements apart
+    int64_t row_stride, int valid_rows, int lane) {
 #pragma unroll
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
@@ -81,12 +86,13 @@ __device__ __forceinline__ void store_output(RowState<ROW_TILES, DIM_TILES>& sta
       }
     }
   if constexpr (THROUGH_SHARED) {
-    __syncwarp();                                  // the warp's rows are whole: each lane now reads what others wrote
+    __syncwarp();  // the warp's rows are whole: each lane now reads what others wrote
 #pragma unroll
     for (int i = lane; i < 16 * ROW_TILES * DIM_TILES; i += 32) {
       const int row = i / DIM_TILES, chunk = i % DIM_TILES;
       if (row < valid_rows) {
-        *reinterpret_cast<uint4*>(o_gmem + row * row_stride + chunk * 8) = *reinterpret_cast<uint4*>(o_smem + Layout::offset(row, chunk));
+        *reinterpret_cast<uint4*>(o_gmem + row * row_stride + chunk * 8) =
+            *reinterpret_cast<uint4*>(o_smem + Layout::offset(row, chunk));
       }
     }
   }

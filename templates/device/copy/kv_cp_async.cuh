@@ -6,15 +6,16 @@
 #include "device/copy/lane_pieces.cuh"
 #include "device/copy/warp_keys.cuh"
 
-#define KV_SOURCE const Element* __restrict__       // [batch, kv_heads, seqlen_k, HEAD_DIM]
+#define KV_SOURCE const Element* __restrict__  // [batch, kv_heads, seqlen_k, HEAD_DIM]
 
 template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES> struct KeyTiles {
   static constexpr int WARP_RING_BYTES = STAGES * (Rows::K::WARP_BYTES + Rows::V::WARP_BYTES);
   static constexpr int RING_BYTES = WARPS * WARP_RING_BYTES, BARRIER_BYTES = 0;
 
   template <typename LoadQ, typename Scores>
-  static __device__ __forceinline__ void visit(const WarpKeys& keys, const Element* k_gmem, const Element* v_gmem, int warp,
-                                               unsigned char* rings_smem, unsigned char*, Rows& work, LoadQ load_q, Scores scores) {
+  static __device__ __forceinline__ void visit(const WarpKeys& keys, const Element* k_gmem, const Element* v_gmem,
+                                               int warp, unsigned char* rings_smem, unsigned char*, Rows& work,
+                                               LoadQ load_q, Scores scores) {
     const Element* k_next_gmem = keys.place(k_gmem, keys.k_strides, work.k_row(), work.k_column());
     const Element* v_next_gmem = keys.place(v_gmem, keys.v_strides, work.v_row(), work.v_column());
     const int k_columns = HEAD_DIM - work.k_column(), v_columns = HEAD_DIM - work.v_column();
@@ -47,7 +48,7 @@ template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, in
     int stage = 0;
     for (int tile = 0; tile < keys.tiles; ++tile) {
       typename Rows::K k;
-      cp_async_wait<2 * STAGES - 1>();             // this lane's pieces of K are here: no other lane reads them
+      cp_async_wait<2 * STAGES - 1>();  // this lane's pieces of K are here: no other lane reads them
       k.read(k_ring + stage * Rows::K::WARP_BYTES);
       scores(k, tile);
       copy_k(tile + STAGES, stage);

@@ -15,34 +15,35 @@
 #include "device/copy/ring_position.cuh"
 #include "device/copy/warp_keys.cuh"
 
-#define KV_SOURCE const __grid_constant__ TensorMap                             // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of KEYS rows
+#define KV_SOURCE const __grid_constant__ TensorMap  // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of KEYS rows
 
 template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES> struct KeyTiles {
-  using Tiles = TensorTile<HEAD_DIM * int(sizeof(Element)) / 2>;                // maps are of 16-bit columns
+  using Tiles = TensorTile<HEAD_DIM* int(sizeof(Element)) / 2>;  // maps are of 16-bit columns
   static constexpr int KEYS = BLOCK_N / WARPS, TILE_BYTES = Tiles::bytes(KEYS);
-  static constexpr int RING_BYTES = WARPS * STAGES * 2 * TILE_BYTES;            // for each warp tiles of K, tiles of V
-  static constexpr int BARRIER_BYTES = WARPS * STAGES * 2 * 8;                  // for each warp "full" of tiles of K, of tiles of V
+  static constexpr int RING_BYTES = WARPS * STAGES * 2 * TILE_BYTES;  // for each warp tiles of K, tiles of V
+  static constexpr int BARRIER_BYTES = WARPS * STAGES * 2 * 8;  // for each warp "full" of tiles of K, of tiles of V
   static_assert(KEYS % 8 == 0, "tiles are whole periods of the swizzle");
 
   template <typename LoadQ, typename Scores>
-  static __device__ __forceinline__ void visit(const WarpKeys& keys, const TensorMap& k_map, const TensorMap& v_map, int warp,
-                                               unsigned char* rings_smem, unsigned char* barriers_smem, Rows& work, LoadQ load_q,
-                                               Scores scores) {
+  static __device__ __forceinline__ void visit(const WarpKeys& keys, const TensorMap& k_map, const TensorMap& v_map,
+                                               int warp, unsigned char* rings_smem, unsigned char* barriers_smem,
+                                               Rows& work, LoadQ load_q, Scores scores) {
     const bool asks = threadIdx.x % 32 == 0;
     const unsigned char* k_ring = rings_smem + warp * STAGES * 2 * TILE_BYTES;
     const unsigned char* v_ring = k_ring + STAGES * TILE_BYTES;
-    const uint32_t k_full_smem = shared_address(barriers_smem) + warp * STAGES * 2 * 8, v_full_smem = k_full_smem + STAGES * 8;
+    const uint32_t k_full_smem = shared_address(barriers_smem) + warp * STAGES * 2 * 8,
+                   v_full_smem = k_full_smem + STAGES * 8;
     auto copy = [&](const TensorMap& map, const unsigned char* ring, uint32_t full_smem, int tile, int stage) {
       if (asks && tile < keys.tiles) {
-        Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage, keys.first + tile * BLOCK_N,
-                                   keys.kv_head, keys.batch);
+        Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
+                                   keys.first + tile * BLOCK_N, keys.kv_head, keys.batch);
       }
     };
     // The tile STAGES ahead into a place that all lanes have read.
     auto copy_again = [&](const TensorMap& map, const unsigned char* ring, uint32_t full_smem, int tile, int stage) {
       if (tile + STAGES >= keys.tiles) return;
-      fence_proxy_async();                         // this lane's reads come before what the engine writes
-      __syncwarp();                                // all lanes' reads do
+      fence_proxy_async();  // this lane's reads come before what the engine writes
+      __syncwarp();         // all lanes' reads do
       copy(map, ring, full_smem, tile + STAGES, stage);
     };
     if (asks) {
@@ -57,7 +58,7 @@ template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, in
       copy(k_map, k_ring, k_full_smem, i, i);
       copy(v_map, v_ring, v_full_smem, i, i);
     }
-    __syncwarp();                                  // the other lanes may wait at the barriers, which are made
+    __syncwarp();  // the other lanes may wait at the barriers, which are made
     load_q();
     RingPosition<STAGES> at;
     for (int tile = 0; tile < keys.tiles; ++tile) {

@@ -6,23 +6,31 @@
 #include "device/ptx/cp_async.cuh"
 
 // Reads past L1, which would keep what no other thread wants. Not `valid`: reads nothing, zeros.
-template <int BYTES> __device__ __forceinline__ void load_streaming(uint32_t (&x)[BYTES / 4], const void* source_gmem, bool valid);
+template <int BYTES>
+__device__ __forceinline__ void load_streaming(uint32_t (&x)[BYTES / 4], const void* source_gmem, bool valid);
 template <> __device__ __forceinline__ void load_streaming<16>(uint32_t (&x)[4], const void* source_gmem, bool valid) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-               "@p ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-               : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3]) : "l"(source_gmem), "r"(int(valid)));
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])
+      : "l"(source_gmem), "r"(int(valid)));
 }
 template <> __device__ __forceinline__ void load_streaming<8>(uint32_t (&x)[2], const void* source_gmem, bool valid) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
-               "@p ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n}"
-               : "=&r"(x[0]), "=&r"(x[1]) : "l"(source_gmem), "r"(int(valid)));
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n}"
+      : "=&r"(x[0]), "=&r"(x[1])
+      : "l"(source_gmem), "r"(int(valid)));
 }
 template <> __device__ __forceinline__ void load_streaming<4>(uint32_t (&x)[1], const void* source_gmem, bool valid) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
-               : "=&r"(x[0]) : "l"(source_gmem), "r"(int(valid)));
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
+      : "=&r"(x[0])
+      : "l"(source_gmem), "r"(int(valid)));
 }
 
-template <int WORDS> __device__ __forceinline__ void read_words(uint32_t (&x)[WORDS], const unsigned char* source_smem) {
+template <int WORDS>
+__device__ __forceinline__ void read_words(uint32_t (&x)[WORDS], const unsigned char* source_smem) {
   if constexpr (WORDS == 4) {
     const uint4 y = *reinterpret_cast<const uint4*>(source_smem);
     x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
@@ -34,22 +42,27 @@ template <int WORDS> __device__ __forceinline__ void read_words(uint32_t (&x)[WO
   }
 }
 
-// Which row of a tile that a tensor map has brought (`TensorTile`) is taken for row `place`. Its swizzle keeps chunk c of 16 bytes of row r
-// at c ^ r % 8. Eight lanes that read together want of neighbouring rows chunks 0 to 3 (K of mma), of every other row chunks 0 and 1 (V of
-// mma), or chunks 0 to 8 / n - 1 of n neighbours (CUDA cores). Rows dealt out so bring all of these to eight different bank groups; as
-// they lie, the first met at four. Softmax and sums do not mind the order of keys.
+// Which row of a tile that a tensor map has brought (`TensorTile`) is taken for row `place`. Its swizzle keeps chunk c
+// of 16 bytes of row r at c ^ r % 8. Eight lanes that read together want of neighbouring rows chunks 0 to 3 (K of mma),
+// of every other row chunks 0 and 1 (V of mma), or chunks 0 to 8 / n - 1 of n neighbours (CUDA cores). Rows dealt out
+// so bring all of these to eight different bank groups; as they lie, the first met at four. Softmax and sums do not
+// mind the order of keys.
 constexpr __device__ __forceinline__ int swizzled_row(int place) { return place ^ place % 2 * 4; }
 
-// Rows of a lane, counted from its first: ROW_STEP apart; PAIRED (the operand of P V): two neighbours, two more eight rows on, and so on.
-// Columns: COLUMN_STEPS pieces COLUMN_STEP elements apart, of which those past HEAD_DIM are zero.
-template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int ROW_STEP, bool PAIRED, int COLUMN_STEPS, int COLUMN_STEP>
+// Rows of a lane, counted from its first: ROW_STEP apart; PAIRED (the operand of P V): two neighbours, two more eight
+// rows on, and so on. Columns: COLUMN_STEPS pieces COLUMN_STEP elements apart, of which those past HEAD_DIM are zero.
+template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int ROW_STEP, bool PAIRED, int COLUMN_STEPS,
+          int COLUMN_STEP>
 struct LanePieces {
   static constexpr int WORDS = VECTOR_BYTES / 4, PIECE_BYTES = VECTOR_BYTES;
-  static constexpr int WARP_BYTES = ROWS * COLUMN_STEPS * 32 * VECTOR_BYTES;    // of a tile in a ring: [piece, 32 lanes, VECTOR_BYTES]
+  static constexpr int WARP_BYTES =
+      ROWS * COLUMN_STEPS * 32 * VECTOR_BYTES;  // of a tile in a ring: [piece, 32 lanes, VECTOR_BYTES]
   static constexpr bool WHOLE_ROWS = COLUMN_STEPS * COLUMN_STEP == HEAD_DIM;
   uint32_t at[ROWS][COLUMN_STEPS][WORDS];
 
-  static constexpr __device__ __forceinline__ int row_offset(int i) { return PAIRED ? i / 4 * 16 + i % 4 / 2 * 8 + i % 2 : i * ROW_STEP; }
+  static constexpr __device__ __forceinline__ int row_offset(int i) {
+    return PAIRED ? i / 4 * 16 + i % 4 / 2 * 8 + i % 2 : i * ROW_STEP;
+  }
 
   // `lane_gmem` is this lane's first piece, whose row has `rows` rows from it on, whose column `columns` columns.
   __device__ __forceinline__ void load(const Element* lane_gmem, int64_t row_stride, int rows, int columns) {
@@ -62,7 +75,8 @@ struct LanePieces {
       }
   }
   // The same into this lane's places of a tile in a ring.
-  static __device__ __forceinline__ void copy(uint32_t lane_smem, const Element* lane_gmem, int64_t row_stride, int rows, int columns) {
+  static __device__ __forceinline__ void copy(uint32_t lane_smem, const Element* lane_gmem, int64_t row_stride,
+                                              int rows, int columns) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
@@ -76,11 +90,13 @@ struct LanePieces {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-      for (int c = 0; c < COLUMN_STEPS; ++c) read_words(at[i][c], lane_smem + (i * COLUMN_STEPS + c) * 32 * VECTOR_BYTES);
+      for (int c = 0; c < COLUMN_STEPS; ++c)
+        read_words(at[i][c], lane_smem + (i * COLUMN_STEPS + c) * 32 * VECTOR_BYTES);
   }
-  // Out of a tile of TILE_ROWS rows that a tensor map has brought: chunks of 128 bytes of all rows; `swizzled_row`. The lane's first piece
-  // is at `row`, `column`.
-  template <int TILE_ROWS> __device__ __forceinline__ void read_tile(const unsigned char* tile_smem, int row, int column) {
+  // Out of a tile of TILE_ROWS rows that a tensor map has brought: chunks of 128 bytes of all rows; `swizzled_row`. The
+  // lane's first piece is at `row`, `column`.
+  template <int TILE_ROWS>
+  __device__ __forceinline__ void read_tile(const unsigned char* tile_smem, int row, int column) {
     static_assert(VECTOR_BYTES == 16, "a piece is a chunk of the swizzle");
     constexpr int ROW_BYTES = (HEAD_DIM * int(sizeof(Element)) + 127) / 128 * 128;
     const uint32_t lane_byte = column * sizeof(Element);

@@ -6,14 +6,14 @@
 #include "device/ptx/cp_async.cuh"
 
 template <int ROWS, int CHUNKS, int STRIDE, int THREADS, typename Element, typename Row>
-__device__ __forceinline__ void copy_slice(Element* tile_smem,       // [ROWS, STRIDE]
+__device__ __forceinline__ void copy_slice(Element* tile_smem,  // [ROWS, STRIDE]
                                            Row row_gmem) {
   constexpr int VECTOR = 16 / sizeof(Element), COUNT = ROWS * CHUNKS;
   constexpr int PASSES = (COUNT + THREADS - 1) / THREADS;
 #pragma unroll 8
   for (int pass = 0; pass < PASSES; pass++) {
     const uint32_t i = threadIdx.x + pass * THREADS;
-    if (COUNT % THREADS != 0 && i >= COUNT) break;                    // only the last pass can be partial
+    if (COUNT % THREADS != 0 && i >= COUNT) break;  // only the last pass can be partial
     const int row = i / uint32_t(CHUNKS), chunk = i % uint32_t(CHUNKS);
     cp_async<16>(shared_address(tile_smem + row * STRIDE + chunk * VECTOR), row_gmem(row) + chunk * VECTOR, 16);
   }

@@ -3,24 +3,27 @@
 #include "device/ptx/cp_async.cuh"
 #include "device/copy/swizzle.cuh"
 
-// A thread keeps to one 16-byte column of the tile and takes every ROWS_PER_PASS-th row, so that a row costs it one addition; where CHUNKS
-// does not divide THREADS the last threads idle. ELEMENT_CHUNKS = real chunks a row (the layout's padding chunk is not written).
+// A thread keeps to one 16-byte column of the tile and takes every ROWS_PER_PASS-th row, so that a row costs it one
+// addition; where CHUNKS does not divide THREADS the last threads idle. ELEMENT_CHUNKS = real chunks a row (the
+// layout's padding chunk is not written).
 template <typename Layout, int ROWS, int ELEMENT_CHUNKS, int THREADS> struct TileCopy {
   static constexpr int ROWS_PER_PASS = THREADS / ELEMENT_CHUNKS;
   static constexpr int PASSES = (ROWS + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
   static_assert(ROWS_PER_PASS > 0, "a pass copies whole rows");
 
   // Where this thread begins in a tile [*, row_stride] of 16-bit elements.
-  template <typename Element> static __device__ __forceinline__ const Element* thread_source(const Element* tile_gmem, int64_t row_stride) {
+  template <typename Element>
+  static __device__ __forceinline__ const Element* thread_source(const Element* tile_gmem, int64_t row_stride) {
     return tile_gmem + int(threadIdx.x) / ELEMENT_CHUNKS * row_stride + int(threadIdx.x) % ELEMENT_CHUNKS * 8;
   }
-  // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on are not read and become zeros: what lay there could be a NaN, and 0 ·
-  // NaN = NaN.
+  // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on are not read and become zeros: what lay there
+  // could be a NaN, and 0 · NaN = NaN.
   template <typename Element>
-  static __device__ __forceinline__ void copy(uint32_t tile_smem, const Element* thread_gmem, int64_t row_stride, int valid_rows) {
+  static __device__ __forceinline__ void copy(uint32_t tile_smem, const Element* thread_gmem, int64_t row_stride,
+                                              int valid_rows) {
     const int first_row = int(threadIdx.x) / ELEMENT_CHUNKS, chunk = int(threadIdx.x) % ELEMENT_CHUNKS;
     if (THREADS % ELEMENT_CHUNKS != 0 && first_row >= ROWS_PER_PASS) return;
-#pragma unroll 8                                   // all passes but in the smallest blocks, which would need a register for every address
+#pragma unroll 8  // all passes but in the smallest blocks, which would need a register for every address
     for (int pass = 0; pass < PASSES; ++pass) {
       const int row = first_row + pass * ROWS_PER_PASS;
       if (ROWS % ROWS_PER_PASS == 0 || pass < PASSES - 1 || row < ROWS) {

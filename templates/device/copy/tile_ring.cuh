@@ -5,12 +5,13 @@
 #include "device/copy/ring_position.cuh"
 
 template <class Tiles, int ROWS, int STAGES> struct TileRing {
-  const TensorMap& map;                            // boxes of ROWS rows
-  uint32_t tiles_smem, full_smem, empty_smem;      // [STAGES] tiles, barriers "full", barriers "empty"
+  const TensorMap& map;                        // boxes of ROWS rows
+  uint32_t tiles_smem, full_smem, empty_smem;  // [STAGES] tiles, barriers "full", barriers "empty"
 
   // The tile from `row` on into place `at`, once all consumers are done with what was there.
   __device__ __forceinline__ void load(const RingPosition<STAGES>& at, int row, int head, int batch) const {
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
-    Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head, batch);
+    Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head,
+                               batch);
   }
 };

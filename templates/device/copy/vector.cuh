@@ -3,10 +3,18 @@
 #include "device/ptx/element.cuh"
 
 template <int BYTES> struct MemoryWord;
-template <> struct MemoryWord<2> { typedef uint16_t type; };
-template <> struct MemoryWord<4> { typedef uint32_t type; };
-template <> struct MemoryWord<8> { typedef uint2 type; };
-template <> struct MemoryWord<16> { typedef uint4 type; };
+template <> struct MemoryWord<2> {
+  typedef uint16_t type;
+};
+template <> struct MemoryWord<4> {
+  typedef uint32_t type;
+};
+template <> struct MemoryWord<8> {
+  typedef uint2 type;
+};
+template <> struct MemoryWord<16> {
+  typedef uint4 type;
+};
 
 template <typename Element, int WIDTH> struct alignas(sizeof(Element) * WIDTH) Vector {
   typedef typename MemoryWord<sizeof(Element) * WIDTH>::type Word;
@@ -14,13 +22,15 @@ template <typename Element, int WIDTH> struct alignas(sizeof(Element) * WIDTH) V
 };
 
 // The word type is explicit: for a struct of 16-bit members the compiler would emit one load a member.
-template <int WIDTH, typename Element> __device__ __forceinline__ Vector<Element, WIDTH> load_vector(const Element* source) {
+template <int WIDTH, typename Element>
+__device__ __forceinline__ Vector<Element, WIDTH> load_vector(const Element* source) {
   typedef typename Vector<Element, WIDTH>::Word Word;
   Vector<Element, WIDTH> x;
   *reinterpret_cast<Word*>(&x) = *reinterpret_cast<const Word*>(source);
   return x;
 }
-template <typename Element, int WIDTH> __device__ __forceinline__ void store_vector(Element* destination, const Vector<Element, WIDTH>& x) {
+template <typename Element, int WIDTH>
+__device__ __forceinline__ void store_vector(Element* destination, const Vector<Element, WIDTH>& x) {
   typedef typename Vector<Element, WIDTH>::Word Word;
   *reinterpret_cast<Word*>(destination) = *reinterpret_cast<const Word*>(&x);
 }
@@ -49,19 +59,22 @@ __device__ __forceinline__ void to_floats(const Vector<Element, WIDTH>& x, float
 
 // The vector forms are written out: NVVM splits a stored uint4 of inline-asm results into four stores.
 __device__ __forceinline__ void store_global(void* destination_gmem, const Vector<uint32_t, 4>& x) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-               :: "l"(__cvta_generic_to_global(destination_gmem)), "r"(x.at[0]), "r"(x.at[1]), "r"(x.at[2]), "r"(x.at[3]) : "memory");
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(destination_gmem)),
+               "r"(x.at[0]), "r"(x.at[1]), "r"(x.at[2]), "r"(x.at[3])
+               : "memory");
 }
 __device__ __forceinline__ void store_global(void* destination_gmem, const Vector<uint32_t, 2>& x) {
-  asm volatile("st.global.v2.b32 [%0], {%1, %2};"
-               :: "l"(__cvta_generic_to_global(destination_gmem)), "r"(x.at[0]), "r"(x.at[1]) : "memory");
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(destination_gmem)), "r"(x.at[0]),
+               "r"(x.at[1])
+               : "memory");
 }
 __device__ __forceinline__ void store_global(void* destination_gmem, const Vector<uint32_t, 1>& x) {
   *reinterpret_cast<uint32_t*>(destination_gmem) = x.at[0];
 }
 
 // Rounds and stores WIDTH floats in global memory; 16-bit elements are converted in pairs.
-template <int WIDTH, typename Element> __device__ __forceinline__ void store_floats(Element* destination_gmem, const float (&x)[WIDTH]) {
+template <int WIDTH, typename Element>
+__device__ __forceinline__ void store_floats(Element* destination_gmem, const float (&x)[WIDTH]) {
   constexpr int BYTES = sizeof(Element) * WIDTH;
   if constexpr (BYTES == 2) {
     *destination_gmem = from_float<Element>(x[0]);

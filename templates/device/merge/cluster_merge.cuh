@@ -5,17 +5,20 @@
 #include "device/merge/split_merge.cuh"
 
 template <int BLOCKS, int ITEMS> struct ClusterMerge {
-  static constexpr int SLOTS = (ITEMS + 4 * BLOCKS - 1) / (4 * BLOCKS) * 4;     // items of a block
-  static constexpr int O_BYTES = BLOCKS * SLOTS * 16, BYTES = O_BYTES + BLOCKS * SLOTS * 8;       // [block, slot]: O, then states
+  static constexpr int SLOTS = (ITEMS + 4 * BLOCKS - 1) / (4 * BLOCKS) * 4;  // items of a block
+  static constexpr int O_BYTES = BLOCKS * SLOTS * 16,
+                       BYTES = O_BYTES + BLOCKS * SLOTS * 8;  // [block, slot]: O, then states
 
   // `memory_smem` is this block's own; it lies alike in all of them.
   static __device__ __forceinline__ void send(uint32_t memory_smem, int rank, int item, const RowShare& share) {
     const int slot = rank * SLOTS + item / (4 * BLOCKS) * 4 + item % 4;
     const uint32_t owner = cluster_address(memory_smem, item / 4 % BLOCKS);
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "r"(owner + slot * 16), "f"(share.o.x), "f"(share.o.y), "f"(share.o.z), "f"(share.o.w) : "memory");
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
-                 :: "r"(owner + O_BYTES + slot * 8), "f"(share.shift), "f"(share.sum) : "memory");
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(owner + slot * 16), "f"(share.o.x),
+                 "f"(share.o.y), "f"(share.o.z), "f"(share.o.w)
+                 : "memory");
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(owner + O_BYTES + slot * 8), "f"(share.shift),
+                 "f"(share.sum)
+                 : "memory");
   }
   // By all threads of all blocks, once: what was sent before is there after.
   static __device__ __forceinline__ void exchange() {

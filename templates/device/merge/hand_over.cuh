@@ -4,9 +4,10 @@
 
 // By one thread, after a barrier behind all writes: what comes before the barrier is visible to the taker.
 __device__ __forceinline__ void give(uint32_t* given_gmem) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(given_gmem) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(given_gmem) : "memory");
 }
-// By one thread, before a barrier in front of all reads. The giver must be running or done: it waits for nothing in return.
+// By one thread, before a barrier in front of all reads. The giver must be running or done: it waits for nothing in
+// return.
 __device__ __forceinline__ void take(uint32_t* given_gmem) {
   uint32_t given;
   do asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(given) : "l"(given_gmem) : "memory");

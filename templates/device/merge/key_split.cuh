@@ -12,17 +12,19 @@ template <int FLOATS> struct PartialOutput {
   static constexpr int BYTES = PIECES * 128 * 16;
 
   // Into `slot` of another block, where all of it arrives at `barrier`. `thread` of the warpgroup.
-  static __device__ __forceinline__ void send(uint32_t slot, uint32_t barrier, const float (&o)[FLOATS], const RowState& state,
-                                              int thread) {
+  static __device__ __forceinline__ void send(uint32_t slot, uint32_t barrier, const float (&o)[FLOATS],
+                                              const RowState& state, int thread) {
     slot += thread * 16;
     store_async_16(slot, barrier, state.shift[0], state.shift[1], state.sum[0], state.sum[1]);
 #pragma unroll
-    for (int i = 0; i < FLOATS; i += 4) store_async_16(slot + (i / 4 + 1) * 128 * 16, barrier, o[i], o[i + 1], o[i + 2], o[i + 3]);
+    for (int i = 0; i < FLOATS; i += 4)
+      store_async_16(slot + (i / 4 + 1) * 128 * 16, barrier, o[i], o[i + 1], o[i + 2], o[i + 3]);
   }
 
-  // O and sums of this lane += those of SLOTS others, all brought to the highest shift: Σ_r 2^(shift_r - shift) O_r. `piece(r, i)` is this
-  // lane's piece i of result r.
-  template <int SLOTS, typename Piece> static __device__ __forceinline__ void add(Piece piece, float (&o)[FLOATS], RowState& state) {
+  // O and sums of this lane += those of SLOTS others, all brought to the highest shift: Σ_r 2^(shift_r - shift) O_r.
+  // `piece(r, i)` is this lane's piece i of result r.
+  template <int SLOTS, typename Piece>
+  static __device__ __forceinline__ void add(Piece piece, float (&o)[FLOATS], RowState& state) {
     float4 rows[SLOTS];
     const float own[2] = {state.shift[0], state.shift[1]};
 #pragma unroll
@@ -46,32 +48,41 @@ template <int FLOATS> struct PartialOutput {
     }
   }
 
-  // After the last tile, whole warps: block `split` of BLOCKS sends its result to block 0, which adds up all. Returns whether this is it.
-  // `slots` of shared memory are for this warpgroup and lie at `slots_smem`; all bytes of all slots arrive at `barrier_smem`.
+  // After the last tile, whole warps: block `split` of BLOCKS sends its result to block 0, which adds up all. Returns
+  // whether this is it. `slots` of shared memory are for this warpgroup and lie at `slots_smem`; all bytes of all slots
+  // arrive at `barrier_smem`.
   template <int BLOCKS>
-  static __device__ __forceinline__ bool gather(const unsigned char* slots, uint32_t slots_smem, int slot_bytes, uint32_t barrier_smem,
-                                                int split, float (&o)[FLOATS], RowState& state, int thread) {
+  static __device__ __forceinline__ bool gather(const unsigned char* slots, uint32_t slots_smem, int slot_bytes,
+                                                uint32_t barrier_smem, int split, float (&o)[FLOATS], RowState& state,
+                                                int thread) {
     __syncwarp();
-    cluster_wait();                                        // long since: block 0 has begun and its barrier is initialised
+    cluster_wait();  // long since: block 0 has begun and its barrier is initialised
     if (split > 0) {
-      send(cluster_address(slots_smem + (split - 1) * slot_bytes, 0), cluster_address(barrier_smem, 0), o, state, thread);
+      send(cluster_address(slots_smem + (split - 1) * slot_bytes, 0), cluster_address(barrier_smem, 0), o, state,
+           thread);
       return false;
     }
     mbarrier_wait_cluster(barrier_smem, 0);
-    add<BLOCKS - 1>([&](int slot, int i) {
-      return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16);
-    }, o, state);
+    add<BLOCKS - 1>(
+        [&](int slot, int i) {
+          return *reinterpret_cast<const float4*>(slots + slot * slot_bytes + (i * 128 + thread) * 16);
+        },
+        o, state);
     return true;
   }
 
-  // Into and out of a result of global memory, [PIECES, 128] float4. Another block wrote it in this very kernel: it is not read through L1.
-  static __device__ __forceinline__ void leave(float4* result_gmem, const float (&o)[FLOATS], const RowState& state, int thread) {
-    result_gmem += thread;                                 // once: all pieces have constant offsets from here
+  // Into and out of a result of global memory, [PIECES, 128] float4. Another block wrote it in this very kernel: it is
+  // not read through L1.
+  static __device__ __forceinline__ void leave(float4* result_gmem, const float (&o)[FLOATS], const RowState& state,
+                                               int thread) {
+    result_gmem += thread;  // once: all pieces have constant offsets from here
     result_gmem[0] = make_float4(state.shift[0], state.shift[1], state.sum[0], state.sum[1]);
 #pragma unroll
-    for (int i = 0; i < FLOATS; i += 4) result_gmem[(i / 4 + 1) * 128] = make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
+    for (int i = 0; i < FLOATS; i += 4)
+      result_gmem[(i / 4 + 1) * 128] = make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
   }
-  static __device__ __forceinline__ void add_left(const float4* result_gmem, float (&o)[FLOATS], RowState& state, int thread) {
+  static __device__ __forceinline__ void add_left(const float4* result_gmem, float (&o)[FLOATS], RowState& state,
+                                                  int thread) {
     result_gmem += thread;
     add<1>([&](int, int i) { return __ldcg(result_gmem + i * 128); }, o, state);
   }

@@ -5,10 +5,10 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/warp.cuh"
 
-constexpr float NO_KEY = -1e38f;                   // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
+constexpr float NO_KEY = -1e38f;  // the shift of no key: finite, so that a masked score minus it is -inf and no NaN
 
 struct RowShare {
-  float4 o = make_float4(0.f, 0.f, 0.f, 0.f);      // four columns of a row
+  float4 o = make_float4(0.f, 0.f, 0.f, 0.f);  // four columns of a row
   float shift = NO_KEY, sum = 0.f;
 
   __device__ __forceinline__ void raise(float other_shift) {
@@ -18,14 +18,18 @@ struct RowShare {
   // After `raise` to at least its shift.
   __device__ __forceinline__ void add(const float4& other, const float2& state) {
     const float factor = exp2_approx(state.x - shift);
-    o.x = fmaf(other.x, factor, o.x), o.y = fmaf(other.y, factor, o.y), o.z = fmaf(other.z, factor, o.z), o.w = fmaf(other.w, factor, o.w);
+    o.x = fmaf(other.x, factor, o.x), o.y = fmaf(other.y, factor, o.y), o.z = fmaf(other.z, factor, o.z),
+    o.w = fmaf(other.w, factor, o.w);
     sum = fmaf(state.y, factor, sum);
   }
-  __device__ __forceinline__ float inverse() const { return sum > 0.f ? __fdividef(1.f, sum) : 0.f; }       // no key: the output is 0
+  __device__ __forceinline__ float inverse() const {
+    return sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+  }  // no key: the output is 0
 };
 
-// Results of up to SOURCES sources in shared memory: [source, row, column], then [source, row] states. Chunks of four columns are moved by
-// exclusive-or, so that eight lanes that write two chunks of four even rows meet eight bank groups.
+// Results of up to SOURCES sources in shared memory: [source, row, column], then [source, row] states. Chunks of four
+// columns are moved by exclusive-or, so that eight lanes that write two chunks of four even rows meet eight bank
+// groups.
 template <int SOURCES, int ROWS, int HEAD_DIM> struct MergeBuffer {
   static constexpr int CHUNKS = HEAD_DIM / 4, PITCH = (CHUNKS + 7) / 8 * 8;
   static constexpr int O_BYTES = SOURCES * ROWS * PITCH * 16, BYTES = O_BYTES + SOURCES * ROWS * 8;
@@ -44,7 +48,8 @@ template <int SOURCES, int ROWS, int HEAD_DIM> struct MergeBuffer {
 #pragma unroll
     for (int i = 0; i < sources; ++i) share.shift = fmaxf(share.shift, state(i, row)->x);
 #pragma unroll
-    for (int i = 0; i < sources; ++i) share.add(*reinterpret_cast<const float4*>(place(i, row, chunk * 4)), *state(i, row));
+    for (int i = 0; i < sources; ++i)
+      share.add(*reinterpret_cast<const float4*>(place(i, row, chunk * 4)), *state(i, row));
     return share;
   }
 };
@@ -52,7 +57,10 @@ template <int SOURCES, int ROWS, int HEAD_DIM> struct MergeBuffer {
 // Other blocks wrote it in this very kernel: not through L1, which may hold what was there before.
 __device__ __forceinline__ float4 load_fresh(const float4* source_gmem) {
   float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(source_gmem) : "memory");
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(source_gmem)
+               : "memory");
   return x;
 }
 __device__ __forceinline__ float2 load_fresh(const float2* source_gmem) {
@@ -61,14 +69,15 @@ __device__ __forceinline__ float2 load_fresh(const float2* source_gmem) {
   return x;
 }
 
-// The results of `splits` splits for `rows` rows into the sources of a merge buffer, by all THREADS of the block: as many threads share a
-// chunk as there are for it. Returns the sources filled. A barrier must follow.
+// The results of `splits` splits for `rows` rows into the sources of a merge buffer, by all THREADS of the block: as
+// many threads share a chunk as there are for it. Returns the sources filled. A barrier must follow.
 template <int THREADS, int SOURCES, int ROWS, int HEAD_DIM>
-__device__ __forceinline__ int gather_splits(const MergeBuffer<SOURCES, ROWS, HEAD_DIM>& buffer,
-                                             const float4* partial_gmem,        // [splits, split_rows, HEAD_DIM / 4], from the first row on
-                                             const float2* state_gmem,          // [splits, split_rows]
-                                             int splits, int split_rows, int rows) {
-  constexpr int CHUNKS = HEAD_DIM / 4, IN_FLIGHT = 8;                           // loads a thread
+__device__ __forceinline__ int gather_splits(
+    const MergeBuffer<SOURCES, ROWS, HEAD_DIM>& buffer,
+    const float4* partial_gmem,  // [splits, split_rows, HEAD_DIM / 4], from the first row on
+    const float2* state_gmem,    // [splits, split_rows]
+    int splits, int split_rows, int rows) {
+  constexpr int CHUNKS = HEAD_DIM / 4, IN_FLIGHT = 8;  // loads a thread
   const int sources = min(SOURCES, max(1, THREADS / (CHUNKS * rows)));
   for (int i = threadIdx.x; i < sources * rows * CHUNKS; i += THREADS) {
     const int chunk = i % CHUNKS, row = i / CHUNKS % rows, source = i / CHUNKS / rows;
@@ -80,7 +89,8 @@ __device__ __forceinline__ int gather_splits(const MergeBuffer<SOURCES, ROWS, HE
       for (int j = 0; j < IN_FLIGHT; ++j) {
         const int split = first + j * sources, at = split * split_rows + row;
         state[j] = make_float2(NO_KEY, 0.f), o[j] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (split < splits) state[j] = load_fresh(state_gmem + at), o[j] = load_fresh(partial_gmem + int64_t(at) * CHUNKS + chunk);
+        if (split < splits)
+          state[j] = load_fresh(state_gmem + at), o[j] = load_fresh(partial_gmem + int64_t(at) * CHUNKS + chunk);
       }
       float highest = state[0].x;
 #pragma unroll

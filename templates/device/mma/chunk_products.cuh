@@ -9,8 +9,8 @@
 // S += Q Kᵀ over STEPS k16 steps of head_dim.
 template <typename Element, typename Layout, int STEPS, int ROW_TILES, int KEY_TILES>
 __device__ __forceinline__ void add_qk(float (&s)[ROW_TILES][KEY_TILES][4],
-                                       uint32_t q_smem,            // [16 ROW_TILES, 16 STEPS], rows_first
-                                       uint32_t k_smem) {          // [8 KEY_TILES, 16 STEPS], chunks_first
+                                       uint32_t q_smem,    // [16 ROW_TILES, 16 STEPS], rows_first
+                                       uint32_t k_smem) {  // [8 KEY_TILES, 16 STEPS], chunks_first
 #pragma unroll
   for (int d = 0; d < STEPS; ++d) {
     uint32_t q[ROW_TILES][4];
@@ -18,7 +18,7 @@ __device__ __forceinline__ void add_qk(float (&s)[ROW_TILES][KEY_TILES][4],
     for (int m = 0; m < ROW_TILES; ++m) ldmatrix_x4(q[m], Layout::block_address(q_smem, m, d));
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n += 2) {
-      uint32_t k[4];                               // dims 0-7, 8-15 of keys 0-7, then of keys 8-15
+      uint32_t k[4];  // dims 0-7, 8-15 of keys 0-7, then of keys 8-15
       ldmatrix_x4(k, Layout::block_address(k_smem, n / 2, d));
 #pragma unroll
       for (int m = 0; m < ROW_TILES; ++m) {
@@ -29,12 +29,14 @@ __device__ __forceinline__ void add_qk(float (&s)[ROW_TILES][KEY_TILES][4],
   }
 }
 
-// O += P V over STEPS k16 steps of keys. The warp has every COLUMN_WARPS-th block of 16 columns: those addresses stay a constant apart
-// under the swizzle, COLUMN_WARPS being a power of two.
-template <typename Element, typename PLayout, typename VLayout, int STEPS, int COLUMN_WARPS, int ROW_TILES, int DIM_TILES>
-__device__ __forceinline__ void add_pv(RowState<ROW_TILES, DIM_TILES>& state,
-                                       uint32_t p_smem,            // [16 ROW_TILES, 16 STEPS], rows_first
-                                       uint32_t v_smem) {          // [16 STEPS, columns of all warps], rows_first of its own first block
+// O += P V over STEPS k16 steps of keys. The warp has every COLUMN_WARPS-th block of 16 columns: those addresses stay a
+// constant apart under the swizzle, COLUMN_WARPS being a power of two.
+template <typename Element, typename PLayout, typename VLayout, int STEPS, int COLUMN_WARPS, int ROW_TILES,
+          int DIM_TILES>
+__device__ __forceinline__ void add_pv(
+    RowState<ROW_TILES, DIM_TILES>& state,
+    uint32_t p_smem,    // [16 ROW_TILES, 16 STEPS], rows_first
+    uint32_t v_smem) {  // [16 STEPS, columns of all warps], rows_first of its own first block
 #pragma unroll
   for (int k = 0; k < STEPS; ++k) {
     uint32_t p[ROW_TILES][4];
@@ -42,7 +44,7 @@ __device__ __forceinline__ void add_pv(RowState<ROW_TILES, DIM_TILES>& state,
     for (int m = 0; m < ROW_TILES; ++m) ldmatrix_x4(p[m], PLayout::block_address(p_smem, m, k));
 #pragma unroll
     for (int d = 0; d < DIM_TILES / 2; ++d) {
-      uint32_t v[4];                               // transposed: keys 0-7, 8-15 of dims 0-7, then of dims 8-15
+      uint32_t v[4];  // transposed: keys 0-7, 8-15 of dims 0-7, then of dims 8-15
       ldmatrix_x4_trans(v, VLayout::block_address(v_smem, k, d * COLUMN_WARPS));
 #pragma unroll
       for (int m = 0; m < ROW_TILES; ++m) {

@@ -8,7 +8,8 @@
 #include "device/copy/lane_pieces.cuh"
 #include "device/merge/split_merge.cuh"
 
-template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES, bool SWIZZLED> struct FmaRows {
+template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, int LANES, bool SWIZZLED>
+struct FmaRows {
   static constexpr int WIDTH = VECTOR_BYTES / int(sizeof(Element)), GROUPS = 32 / LANES, KEY_STEPS = KEYS / GROUPS;
   static constexpr int VECTORS = (HEAD_DIM + LANES * WIDTH - 1) / (LANES * WIDTH), COLUMNS = VECTORS * WIDTH;
   static_assert(KEYS == KEY_STEPS * GROUPS, "every group of lanes has as many keys");
@@ -17,10 +18,10 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
   using Q = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 1, 0, false, VECTORS, LANES * WIDTH>;
 
   const int group, lane_of_key;
-  float q[ROWS][COLUMNS];                          // times scale
-  float s[ROWS][KEY_STEPS];                        // scores, then probabilities, of the group's keys
+  float q[ROWS][COLUMNS];    // times scale
+  float s[ROWS][KEY_STEPS];  // scores, then probabilities, of the group's keys
   float o[ROWS][COLUMNS];
-  float shift[ROWS], sum[ROWS];                    // of the group
+  float shift[ROWS], sum[ROWS];  // of the group
 
   __device__ __forceinline__ explicit FmaRows(int lane) : group(lane / LANES), lane_of_key(lane % LANES) {
 #pragma unroll
@@ -62,9 +63,10 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
     }
   }
 
-  // s = 2^(Q Kᵀ · scale - shift), with O and sums kept in step with a shift that is the group's highest score so far. MASKED: keys from
-  // `limit(row)` on, counted from the tile's first, are not seen.
-  template <typename RowLimit> __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit) {
+  // s = 2^(Q Kᵀ · scale - shift), with O and sums kept in step with a shift that is the group's highest score so far.
+  // MASKED: keys from `limit(row)` on, counted from the tile's first, are not seen.
+  template <typename RowLimit>
+  __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit) {
 #pragma unroll
     for (int j = 0; j < KEY_STEPS; ++j) {
 #pragma unroll

@@ -9,18 +9,19 @@
 
 template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, int AHEAD> struct SpreadScoreProduct {
   static constexpr int KEY_TILES = BLOCK_N / KEYS, TILES = BLOCK_M / ROWS * KEY_TILES, PARTS = WARPS / TILES;
-  static constexpr int DIMS = SLICE / PARTS, STEPS = DIMS / 16;                // of a warp
+  static constexpr int DIMS = SLICE / PARTS, STEPS = DIMS / 16;  // of a warp
   static constexpr int M_TILES = ROWS / 16, N_TILES = KEYS / 8, FRAGMENTS = M_TILES * N_TILES;
-  static constexpr int VECTORS = TILES * FRAGMENTS * 32;                       // of 4 scores: the fragments of the block
+  static constexpr int VECTORS = TILES * FRAGMENTS * 32;  // of 4 scores: the fragments of the block
   static constexpr int LOADED = STEPS % AHEAD == 0 ? AHEAD : STEPS < AHEAD ? STEPS : 1;
-  static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M && PARTS * TILES == WARPS, "whole tiles, one a warp");
+  static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M && PARTS * TILES == WARPS,
+                "whole tiles, one a warp");
   static_assert(M_TILES * 16 == ROWS && N_TILES * 8 == KEYS && STEPS * 16 * PARTS == SLICE, "whole products");
 
   template <typename Element, int STRIDE, typename QRow, typename KRow, typename Behind>
-  static __device__ __forceinline__ void multiply(float* scores,               // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
-                                                  QRow q_row, KRow k_row,      // [SLICE] each
-                                                  float4* sums_smem,           // [PARTS, VECTORS]
-                                                  Behind behind) {             // called once the first loads are under way
+  static __device__ __forceinline__ void multiply(float* scores,  // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
+                                                  QRow q_row, KRow k_row,  // [SLICE] each
+                                                  float4* sums_smem,       // [PARTS, VECTORS]
+                                                  Behind behind) {         // called once the first loads are under way
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int tile = warp % TILES, part = warp / TILES, first_dim = part * DIMS + 4 * t;
     const Element *q_gmem[2 * M_TILES], *k_gmem[N_TILES];
@@ -39,12 +40,12 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
     behind();
 
     float sum[FRAGMENTS][4] = {};
-#pragma unroll 1                                   // unrolled, all loads would move to the front and take more registers than there are
+#pragma unroll 1  // unrolled, all loads would move to the front and take more registers than there are
     for (int first = 0; first < STEPS; first += LOADED) {
 #pragma unroll
       for (int slot = 0; slot < LOADED; slot++) {
-        const int next = 16 * (first + LOADED + slot);               // of a step, whose loads take the place of those of this one
-        uint32_t q_big[M_TILES][2][4], q_small[M_TILES][2][4];       // of each product of depth 8
+        const int next = 16 * (first + LOADED + slot);  // of a step, whose loads take the place of those of this one
+        uint32_t q_big[M_TILES][2][4], q_small[M_TILES][2][4];  // of each product of depth 8
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
 #pragma unroll
@@ -61,16 +62,18 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
           for (int e = 0; e < 4; e++) split_tf32(to_float(k[slot][j].at[e]), k_big[e], k_small[e]);
           if (next < DIMS) k[slot][j] = load_vector<4>(k_gmem[j] + next);
 #pragma unroll
-          for (int m = 0; m < M_TILES; m++) add_16_dims_tf32(sum[m * N_TILES + j], q_big[m], q_small[m], k_big, k_small);
+          for (int m = 0; m < M_TILES; m++)
+            add_16_dims_tf32(sum[m * N_TILES + j], q_big[m], q_small[m], k_big, k_small);
         }
       }
     }
 
 #pragma unroll
     for (int i = 0; i < FRAGMENTS; i++) {
-      sums_smem[part * VECTORS + (tile * FRAGMENTS + i) * 32 + lane] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+      sums_smem[part * VECTORS + (tile * FRAGMENTS + i) * 32 + lane] =
+          make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
     }
-    __syncthreads();                               // the sums of all warps are visible to all
+    __syncthreads();  // the sums of all warps are visible to all
     for (int i = threadIdx.x; i < VECTORS; i += 32 * WARPS) {
       float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -78,8 +81,9 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
         const float4 sums = sums_smem[p * VECTORS + i];
         total.x += sums.x, total.y += sums.y, total.z += sums.z, total.w += sums.w;
       }
-      const int its_tile = i / 32 / FRAGMENTS, fragment = i / 32 % FRAGMENTS;          // its lane is this one
-      const int row = its_tile / KEY_TILES * ROWS + fragment / N_TILES * 16 + g, key = its_tile % KEY_TILES * KEYS + fragment % N_TILES * 8;
+      const int its_tile = i / 32 / FRAGMENTS, fragment = i / 32 % FRAGMENTS;  // its lane is this one
+      const int row = its_tile / KEY_TILES * ROWS + fragment / N_TILES * 16 + g,
+                key = its_tile % KEY_TILES * KEYS + fragment % N_TILES * 8;
       float* two = scores + row * STRIDE + key + 2 * t;
       *reinterpret_cast<float2*>(two) = make_float2(total.x, total.y);
       *reinterpret_cast<float2*>(two + 8 * STRIDE) = make_float2(total.z, total.w);

@@ -4,12 +4,14 @@
 #include "device/copy/vector.cuh"
 #include "device/ptx/mma_m16n8k8_tf32.cuh"
 
-// sum += q kᵀ over 16 dimensions, two products of depth 8. Tensor cores cut sums off where fp32 rounds them: no more is added up there.
-__device__ __forceinline__ void add_16_dims_tf32(float (&sum)[4], const uint32_t (&q_big)[2][4], const uint32_t (&q_small)[2][4],
-                                                 const uint32_t (&k_big)[4], const uint32_t (&k_small)[4]) {
+// sum += q kᵀ over 16 dimensions, two products of depth 8. Tensor cores cut sums off where fp32 rounds them: no more is
+// added up there.
+__device__ __forceinline__ void add_16_dims_tf32(float (&sum)[4], const uint32_t (&q_big)[2][4],
+                                                 const uint32_t (&q_small)[2][4], const uint32_t (&k_big)[4],
+                                                 const uint32_t (&k_small)[4]) {
   float part[4] = {};
 #pragma unroll
-  for (int depth = 0; depth < 2; depth++) {        // the small ones first, while the sum is small
+  for (int depth = 0; depth < 2; depth++) {  // the small ones first, while the sum is small
     mma_m16n8k8_tf32(part, q_small[depth], k_big[2 * depth], k_big[2 * depth + 1]);
     mma_m16n8k8_tf32(part, q_big[depth], k_small[2 * depth], k_small[2 * depth + 1]);
   }
@@ -19,17 +21,19 @@ __device__ __forceinline__ void add_16_dims_tf32(float (&sum)[4], const uint32_t
   for (int i = 0; i < 4; i++) sum[i] += part[i];
 }
 
-// S[BLOCK_M, BLOCK_N] = Q Kᵀ. A warp has a tile of ROWS x KEYS scores. The order of head_dim in a product is free, so that lane t takes
-// dimensions 4t … 4t+3 of 16 by one load: 4t, 4t+1 are its t and t+4 of the first product of depth 8, 4t+2, 4t+3 of the second.
+// S[BLOCK_M, BLOCK_N] = Q Kᵀ. A warp has a tile of ROWS x KEYS scores. The order of head_dim in a product is free, so
+// that lane t takes dimensions 4t … 4t+3 of 16 by one load: 4t, 4t+1 are its t and t+4 of the first product of depth 8,
+// 4t+2, 4t+3 of the second.
 template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, int UNROLL> struct ScoreProductTf32 {
-  static constexpr int KEY_TILES = BLOCK_N / KEYS, TILES = BLOCK_M / ROWS * KEY_TILES, M_TILES = ROWS / 16, N_TILES = KEYS / 8;
+  static constexpr int KEY_TILES = BLOCK_N / KEYS, TILES = BLOCK_M / ROWS * KEY_TILES, M_TILES = ROWS / 16,
+                       N_TILES = KEYS / 8;
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M, "whole tiles");
   static_assert(M_TILES * 16 == ROWS && N_TILES * 8 == KEYS && SLICE % 16 == 0, "whole products");
 
   template <typename Element, int STRIDE, typename QRow, typename KRow, typename Behind>
-  static __device__ __forceinline__ void multiply(float* scores,               // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
-                                                  QRow q_row, KRow k_row,      // [SLICE] each
-                                                  float4*, Behind behind) {    // see SpreadScoreProduct
+  static __device__ __forceinline__ void multiply(float* scores,  // [BLOCK_M, STRIDE], the first BLOCK_N columns of it
+                                                  QRow q_row, KRow k_row,    // [SLICE] each
+                                                  float4*, Behind behind) {  // see SpreadScoreProduct
     behind();
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     for (int tile = threadIdx.x / 32; tile < TILES; tile += WARPS) {
@@ -42,7 +46,7 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
       float sum[M_TILES][N_TILES][4] = {};
 #pragma unroll UNROLL
       for (int dim = 0; dim < SLICE; dim += 16) {
-        uint32_t q_big[M_TILES][2][4], q_small[M_TILES][2][4];       // of each product of depth 8
+        uint32_t q_big[M_TILES][2][4], q_small[M_TILES][2][4];  // of each product of depth 8
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
           const auto four = load_vector<4>(q[i] + dim);
@@ -75,15 +79,17 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
   }
 };
 
-// O[ROW_COUNT, SLICE] += P V for the rows of this group of THREADS threads. A warp has all rows and every THREADS-th run of 32 columns: of a
-// run, column 4n + j is column n of product j, so that lane g reads its V by one load, and lane t owns columns 8t … 8t+7. Keys
-// 2t, 2t+1 of 8 are a product's t and t+4.
+// O[ROW_COUNT, SLICE] += P V for the rows of this group of THREADS threads. A warp has all rows and every THREADS-th
+// run of 32 columns: of a run, column 4n + j is column n of product j, so that lane g reads its V by one load, and lane
+// t owns columns 8t … 8t+7. Keys 2t, 2t+1 of 8 are a product's t and t+4.
 template <int ROW_COUNT, int SLICE, int THREADS, int UNROLL> struct ValueProductTf32 {
   static constexpr int ROWS = ROW_COUNT, M_TILES = ROWS / 16, RUNS = SLICE / THREADS;
   static_assert(M_TILES * 16 == ROWS && RUNS * THREADS == SLICE && THREADS % 32 == 0, "whole products");
-  float o[M_TILES][RUNS][4][4];                    // [rows, run, product, as in the fragment C]
+  float o[M_TILES][RUNS][4][4];  // [rows, run, product, as in the fragment C]
 
-  static __device__ __forceinline__ int first_column(int run) { return (threadIdx.x % THREADS / 32 + run * (THREADS / 32)) * 32; }
+  static __device__ __forceinline__ int first_column(int run) {
+    return (threadIdx.x % THREADS / 32 + run * (THREADS / 32)) * 32;
+  }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -93,7 +99,7 @@ template <int ROW_COUNT, int SLICE, int THREADS, int UNROLL> struct ValueProduct
 #pragma unroll
         for (int i = 0; i < 16; i++) o[m][run][i / 4][i % 4] = 0.f;
   }
-  __device__ __forceinline__ void scale_rows(const float* factor_smem) {       // [ROWS]
+  __device__ __forceinline__ void scale_rows(const float* factor_smem) {  // [ROWS]
     const int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++) {
@@ -105,8 +111,8 @@ template <int ROW_COUNT, int SLICE, int THREADS, int UNROLL> struct ValueProduct
     }
   }
   template <typename Element, int KEYS, int STRIDE, typename VRow>
-  __device__ __forceinline__ void accumulate(const float* p_smem,              // [ROWS, STRIDE], the first KEYS columns of it
-                                             VRow v_row) {                     // [SLICE] each
+  __device__ __forceinline__ void accumulate(const float* p_smem,  // [ROWS, STRIDE], the first KEYS columns of it
+                                             VRow v_row) {         // [SLICE] each
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int run = 0; run < RUNS; run++) {
@@ -143,7 +149,8 @@ template <int ROW_COUNT, int SLICE, int THREADS, int UNROLL> struct ValueProduct
     }
   }
   // Rows from `valid_rows` on are not stored.
-  template <typename Element, typename ORow> __device__ __forceinline__ void store(ORow o_row_gmem, int valid_rows) const {
+  template <typename Element, typename ORow>
+  __device__ __forceinline__ void store(ORow o_row_gmem, int valid_rows) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; i++) {

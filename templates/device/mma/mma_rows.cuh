@@ -13,18 +13,20 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
   static constexpr int ROW_TILES = ROWS / 8, KEY_TILES = KEYS / 16, WIDTH = VECTOR_BYTES / 2, WORDS = VECTOR_BYTES / 4;
   static constexpr int K_VECTORS = WIDTH == 2 ? (HEAD_DIM + 15) / 16 * 2 : (HEAD_DIM + 4 * WIDTH - 1) / (4 * WIDTH);
   static constexpr int V_VECTORS = (HEAD_DIM + 8 * WIDTH - 1) / (8 * WIDTH);
-  static constexpr int DIM_STEPS = K_VECTORS * WORDS / 2;                       // k16 steps of K Qᵀ
-  static constexpr int DIM_TILES = V_VECTORS * WORDS;                           // m16 tiles of Vᵀ Pᵀ
+  static constexpr int DIM_STEPS = K_VECTORS * WORDS / 2;  // k16 steps of K Qᵀ
+  static constexpr int DIM_TILES = V_VECTORS * WORDS;      // m16 tiles of Vᵀ Pᵀ
   static_assert(ROWS == 8 * ROW_TILES && KEYS == 16 * KEY_TILES, "whole mma tiles");
-  using K = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 2 * KEY_TILES, 8, false, K_VECTORS, 4 * WIDTH>;     // rows g, g + 8 of each tile
-  using V = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 4 * KEY_TILES, 0, true, V_VECTORS, 8 * WIDTH>;      // 2t, 2t + 1, 2t + 8, 2t + 9
+  using K = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 2 * KEY_TILES, 8, false, K_VECTORS,
+                       4 * WIDTH>;  // rows g, g + 8 of each tile
+  using V = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 4 * KEY_TILES, 0, true, V_VECTORS,
+                       8 * WIDTH>;  // 2t, 2t + 1, 2t + 8, 2t + 9
   using Q = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 1, 0, false, K_VECTORS, 4 * WIDTH>;
 
   const int g, t;
-  Q q[ROW_TILES];                                  // B operand: row g of each tile
-  float s[ROW_TILES][KEY_TILES][4];                // Sᵀ, then Pᵀ: key g: rows 2t, 2t + 1 | key g + 8: the same
-  float o[ROW_TILES][DIM_TILES][4];                // element 2m of vector g: rows 2t, 2t + 1 | element 2m + 1: the same
-  float shift[ROW_TILES][2], sum[ROW_TILES][2];    // rows 2t, 2t + 1; the sum is of this lane's keys
+  Q q[ROW_TILES];                                // B operand: row g of each tile
+  float s[ROW_TILES][KEY_TILES][4];              // Sᵀ, then Pᵀ: key g: rows 2t, 2t + 1 | key g + 8: the same
+  float o[ROW_TILES][DIM_TILES][4];              // element 2m of vector g: rows 2t, 2t + 1 | element 2m + 1: the same
+  float shift[ROW_TILES][2], sum[ROW_TILES][2];  // rows 2t, 2t + 1; the sum is of this lane's keys
 
   __device__ __forceinline__ explicit MmaRows(int lane) : g(lane / 4), t(lane % 4) {
 #pragma unroll
@@ -48,9 +50,10 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
     }
   }
 
-  // s = (Q Kᵀ)ᵀ · scale - shift, the exponent of P, with O and sums kept in step with a shift that is the highest score so far. MASKED:
-  // keys from `limit(row)` on, counted from the tile's first, are not seen.
-  template <typename RowLimit> __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit) {
+  // s = (Q Kᵀ)ᵀ · scale - shift, the exponent of P, with O and sums kept in step with a shift that is the highest score
+  // so far. MASKED: keys from `limit(row)` on, counted from the tile's first, are not seen.
+  template <typename RowLimit>
+  __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -58,7 +61,8 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
         s[r][n][0] = s[r][n][1] = s[r][n][2] = s[r][n][3] = 0.f;
 #pragma unroll
         for (int d = 0; d < DIM_STEPS; ++d) {
-          const int vector = 2 * d / WORDS, word = 2 * d % WORDS, next = (2 * d + 1) / WORDS, next_word = (2 * d + 1) % WORDS;
+          const int vector = 2 * d / WORDS, word = 2 * d % WORDS, next = (2 * d + 1) / WORDS,
+                    next_word = (2 * d + 1) % WORDS;
           const uint32_t a[4] = {k.at[2 * n][vector][word], k.at[2 * n + 1][vector][word], k.at[2 * n][next][next_word],
                                  k.at[2 * n + 1][next][next_word]};
           mma_m16n8k16<Element>(s[r][n], a, q[r].at[0][vector][word], q[r].at[0][next][next_word]);
@@ -98,7 +102,8 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
 
   // Keys 2t and 2t + 1 of row g, out of lanes that hold two rows of one key each: an 8x8 transpose.
   __device__ __forceinline__ uint32_t transposed(uint32_t two_rows) const {
-    const uint32_t even = __shfl_sync(ALL_LANES, two_rows, 8 * t + g / 2), odd = __shfl_sync(ALL_LANES, two_rows, 8 * t + 4 + g / 2);
+    const uint32_t even = __shfl_sync(ALL_LANES, two_rows, 8 * t + g / 2),
+                   odd = __shfl_sync(ALL_LANES, two_rows, 8 * t + 4 + g / 2);
     return __byte_perm(even, odd, g % 2 ? 0x7632 : 0x5410);
   }
 
@@ -117,8 +122,8 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
         uint32_t x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i] = v.at[4 * n + i][m / WORDS][m % WORDS];
-        const uint32_t a[4] = {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632), __byte_perm(x[2], x[3], 0x5410),
-                               __byte_perm(x[2], x[3], 0x7632)};
+        const uint32_t a[4] = {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[0], x[1], 0x7632),
+                               __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[2], x[3], 0x7632)};
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) mma_m16n8k16<Element>(o[r][m], a, p[r][0], p[r][1]);
       }
@@ -143,7 +148,9 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
           for (int m = v * WORDS; m < (v + 1) * WORDS; m += WORDS == 1 ? 1 : 2) {
             float* place = buffer.place(source, row, column + 2 * (m - v * WORDS));
             if constexpr (WORDS == 1) *reinterpret_cast<float2*>(place) = make_float2(o[r][m][e], o[r][m][e + 2]);
-            else *reinterpret_cast<float4*>(place) = make_float4(o[r][m][e], o[r][m][e + 2], o[r][m + 1][e], o[r][m + 1][e + 2]);
+            else
+              *reinterpret_cast<float4*>(place) =
+                  make_float4(o[r][m][e], o[r][m][e + 2], o[r][m + 1][e], o[r][m + 1][e + 2]);
           }
         }
       }

@@ -7,12 +7,12 @@
 #include "device/copy/tensor_tile.cuh"
 
 template <typename Element, int HEAD_DIM, int BLOCK_N, bool Q_IN_REGISTERS>
-__device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],                        // of the warp's 16 rows
-                                             const RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q,
-                                             uint32_t q_smem, uint32_t k_smem,               // tiles of 64 rows and of BLOCK_N rows
+__device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],  // of the warp's 16 rows
+                                             const RowOperand<HEAD_DIM, Q_IN_REGISTERS>& q, uint32_t q_smem,
+                                             uint32_t k_smem,  // tiles of 64 rows and of BLOCK_N rows
                                              int warp, int lane) {
-  float (&quads)[BLOCK_N / 8][4] = reinterpret_cast<float (&)[BLOCK_N / 8][4]>(s);           // accumulators of an mma
-  const uint32_t row_smem = k_smem + (lane / 16 * 8 + lane % 8) * 128;                       // of the first 16 keys
+  float(&quads)[BLOCK_N / 8][4] = reinterpret_cast<float(&)[BLOCK_N / 8][4]>(s);  // accumulators of an mma
+  const uint32_t row_smem = k_smem + (lane / 16 * 8 + lane % 8) * 128;            // of the first 16 keys
   const uint32_t swizzle = (lane / 8 % 2 ^ lane % 8) * 16;
 #pragma unroll
   for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = 0.f;
@@ -22,12 +22,12 @@ __device__ __forceinline__ void scores_again(float (&s)[BLOCK_N / 2],           
     q.fragment(a, step, q_smem, warp, lane);
 #pragma unroll
     for (int key = 0; key < BLOCK_N; key += 16) {
-      uint32_t k[4];                                       // keys 0..7: dims 0..7, 8..15; keys 8..15: the same
+      uint32_t k[4];  // keys 0..7: dims 0..7, 8..15; keys 8..15: the same
       ldmatrix_x4(k, row_smem + (step / 4 * BLOCK_N + key) * 128 + (swizzle ^ step % 4 * 32));
       mma_m16n8k16<Element>(quads[key / 8], a, k[0], k[1]);
       mma_m16n8k16<Element>(quads[key / 8 + 1], a, k[2], k[3]);
     }
   }
-  fence_proxy_async();                                     // before the copies that overwrite this K, and this Q
-  __syncwarp();                                            // all lanes have read the warp's rows of Q, which its rows of O may overwrite
+  fence_proxy_async();  // before the copies that overwrite this K, and this Q
+  __syncwarp();         // all lanes have read the warp's rows of Q, which its rows of O may overwrite
 }

@@ -3,10 +3,12 @@
 #include "device/ptx/element.cuh"
 
 __device__ __forceinline__ void stmatrix_x4(uint32_t address_smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(address_smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address_smem), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
 }
 // Two blocks: the addresses of lanes 16 to 31 are not used.
 __device__ __forceinline__ void stmatrix_x2(uint32_t address_smem, uint32_t a, uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" :: "r"(address_smem), "r"(a), "r"(b) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address_smem), "r"(a), "r"(b)
+               : "memory");
 }

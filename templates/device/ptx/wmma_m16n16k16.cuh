@@ -6,8 +6,12 @@
 #include <mma.h>
 
 template <typename Element> struct WmmaElement;
-template <> struct WmmaElement<Fp16> { using Type = __half; };
-template <> struct WmmaElement<Bf16> { using Type = __nv_bfloat16; };
+template <> struct WmmaElement<Fp16> {
+  using Type = __half;
+};
+template <> struct WmmaElement<Bf16> {
+  using Type = __nv_bfloat16;
+};
 
 template <typename Element> struct Wmma {
   using Type = typename WmmaElement<Element>::Type;
@@ -22,10 +26,12 @@ template <typename Element> struct Wmma {
     nvcuda::wmma::load_matrix_sync(fragment, reinterpret_cast<const Type*>(tile_smem), row_bytes / 2);
   }
   static __device__ __forceinline__ void load(C& fragment, const unsigned char* tile_smem, int row_bytes) {
-    nvcuda::wmma::load_matrix_sync(fragment, reinterpret_cast<const float*>(tile_smem), row_bytes / 4, nvcuda::wmma::mem_row_major);
+    nvcuda::wmma::load_matrix_sync(fragment, reinterpret_cast<const float*>(tile_smem), row_bytes / 4,
+                                   nvcuda::wmma::mem_row_major);
   }
   static __device__ __forceinline__ void store(unsigned char* tile_smem, int row_bytes, const C& fragment) {
-    nvcuda::wmma::store_matrix_sync(reinterpret_cast<float*>(tile_smem), fragment, row_bytes / 4, nvcuda::wmma::mem_row_major);
+    nvcuda::wmma::store_matrix_sync(reinterpret_cast<float*>(tile_smem), fragment, row_bytes / 4,
+                                    nvcuda::wmma::mem_row_major);
   }
   static __device__ __forceinline__ void clear(C& c) { nvcuda::wmma::fill_fragment(c, 0.f); }
   template <typename FragmentB> static __device__ __forceinline__ void multiply(C& c, const A& a, const FragmentB& b) {

@@ -8,17 +8,17 @@
 
 // Key tiles first() to last() of a tile of rows, in one word.
 struct KeyRange {
-  int word;                  // bit 31: gives; 15 bits of last(), 16 of first()
+  int word;  // bit 31: gives; 15 bits of last(), 16 of first()
   __device__ __forceinline__ int first() const { return word & 0xffff; }
   __device__ __forceinline__ int last() const { return word >> 16 & 0x7fff; }
-  __device__ __forceinline__ bool gives() const { return word < 0; }            // another block has the key tiles behind these
-  __device__ __forceinline__ bool takes() const { return first() > 0; }         // another block has those before
+  __device__ __forceinline__ bool gives() const { return word < 0; }     // another block has the key tiles behind these
+  __device__ __forceinline__ bool takes() const { return first() > 0; }  // another block has those before
 };
 
 struct KeyShare {
-  int index;                 // the tile of rows
+  int index;  // the tile of rows
   KeyRange range;
-  int end;                   // key tiles not yet taken, counted as above
+  int end;  // key tiles not yet taken, counted as above
 
   // The next part of this block's work, false if there is none: `round` counts the calls from 0.
   __device__ __forceinline__ bool next(int round, int tiles, int key_tiles) {
@@ -26,7 +26,7 @@ struct KeyShare {
     index = round * blocks + block, range.word = (key_tiles - 1) << 16;
     if (round < whole) return true;
     const int steps = (tiles - whole * blocks) * key_tiles, each = steps / blocks, left = steps - each * blocks;
-    auto share = [&](int b) { return each * b + left * b / blocks; };          // b · steps / blocks without an overflow
+    auto share = [&](int b) { return each * b + left * b / blocks; };  // b · steps / blocks without an overflow
     const int begin = share(block);
     if (round == whole) end = share(block + 1);
     if (end <= begin) return false;

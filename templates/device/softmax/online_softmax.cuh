@@ -7,14 +7,16 @@
 #include "device/mma/flash_fragments.cuh"
 
 enum class Rescale {
-  ALWAYS,      // shift = row maximum; O and sums are rescaled after every tile
-  VOTE,        // the same, but only if a row maximum of the warp grew
-  LAZY,        // shift = LAZY_OCTAVES above the first maximum; O and sums are rescaled only if a score reaches it
+  ALWAYS,  // shift = row maximum; O and sums are rescaled after every tile
+  VOTE,    // the same, but only if a row maximum of the warp grew
+  LAZY,    // shift = LAZY_OCTAVES above the first maximum; O and sums are rescaled only if a score reaches it
 };
-// P then begins at 2^-5, far above the 2^-14 below which fp16 loses bits, and scores may grow 32-fold in weight before the shift must rise.
+// P then begins at 2^-5, far above the 2^-14 below which fp16 loses bits, and scores may grow 32-fold in weight before
+// the shift must rise.
 constexpr float LAZY_OCTAVES = 5.f;
 
-// s = -inf for keys that a row does not see. `visible`: of the keys from this lane's first on, row g of row tile 0 being the first row.
+// s = -inf for keys that a row does not see. `visible`: of the keys from this lane's first on, row g of row tile 0
+// being the first row.
 template <int ROW_TILES, int KEY_TILES, class Keys>
 __device__ __forceinline__ void mask_scores(float (&s)[ROW_TILES][KEY_TILES][4], const Keys& visible) {
 #pragma unroll
@@ -44,7 +46,8 @@ template <int KEY_TILES> __device__ __forceinline__ void row_max(const float (&s
 
 // shift = max(shift, max_j s_j · scale + room), O and sums to match.
 template <Rescale RESCALE, int ROW_TILES, int KEY_TILES, int DIM_TILES>
-__device__ __forceinline__ void raise_shift(RowState<ROW_TILES, DIM_TILES>& state, const float (&s)[ROW_TILES][KEY_TILES][4], float scale) {
+__device__ __forceinline__ void raise_shift(RowState<ROW_TILES, DIM_TILES>& state,
+                                            const float (&s)[ROW_TILES][KEY_TILES][4], float scale) {
   constexpr float ROOM = RESCALE == Rescale::LAZY ? LAZY_OCTAVES : 0.f;
   float factor[ROW_TILES][2];
   bool grew = false;
@@ -55,7 +58,8 @@ __device__ __forceinline__ void raise_shift(RowState<ROW_TILES, DIM_TILES>& stat
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float old_shift = state.shift[m][half], scaled = maximum[half] * scale;
-      state.shift[m][half] = RESCALE == Rescale::LAZY ? (scaled > old_shift ? scaled + ROOM : old_shift) : fmaxf(scaled, old_shift);
+      state.shift[m][half] =
+          RESCALE == Rescale::LAZY ? (scaled > old_shift ? scaled + ROOM : old_shift) : fmaxf(scaled, old_shift);
       factor[m][half] = exp2_approx(old_shift - state.shift[m][half]);
       grew |= scaled > old_shift;
     }
@@ -66,11 +70,12 @@ __device__ __forceinline__ void raise_shift(RowState<ROW_TILES, DIM_TILES>& stat
   }
 }
 
-// s = s · scale - shift, the exponent of P. `raise` = the shifts may be below the maxima: the first tile, and tiles with masked scores.
-// LAZY trusts them otherwise, and if a score reaches its shift after all (one sign bit a score tells), lifts the shift of that row.
+// s = s · scale - shift, the exponent of P. `raise` = the shifts may be below the maxima: the first tile, and tiles
+// with masked scores. LAZY trusts them otherwise, and if a score reaches its shift after all (one sign bit a score
+// tells), lifts the shift of that row.
 template <Rescale RESCALE, int ROW_TILES, int KEY_TILES, int DIM_TILES>
-__device__ __forceinline__ void shift_scores(RowState<ROW_TILES, DIM_TILES>& state, float (&s)[ROW_TILES][KEY_TILES][4], float scale,
-                                             bool raise) {
+__device__ __forceinline__ void shift_scores(RowState<ROW_TILES, DIM_TILES>& state, float (&s)[ROW_TILES][KEY_TILES][4],
+                                             float scale, bool raise) {
   if (RESCALE != Rescale::LAZY || raise) raise_shift<RESCALE>(state, s, scale);
   int all_negative = -1;
 #pragma unroll

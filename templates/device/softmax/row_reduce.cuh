@@ -2,7 +2,7 @@
 // warp meet in shared memory; then every thread of the block must call.
 template <int THREADS, typename Combine>
 __device__ __forceinline__ float row_reduce(float x,
-                                            float* warps_smem,                  // [warps of the block], used if THREADS > 32
+                                            float* warps_smem,  // [warps of the block], used if THREADS > 32
                                             Combine combine) {
   constexpr int LANES = THREADS < 32 ? THREADS : 32, WARPS = THREADS / 32;
 #pragma unroll
@@ -10,7 +10,7 @@ __device__ __forceinline__ float row_reduce(float x,
   if constexpr (WARPS > 1) {
     const int warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) warps_smem[warp] = x;
-    __syncthreads();                               // the values of all warps of the row are there
+    __syncthreads();  // the values of all warps of the row are there
     x = warps_smem[warp / WARPS * WARPS];
 #pragma unroll
     for (int i = 1; i < WARPS; ++i) x = combine(x, warps_smem[warp / WARPS * WARPS + i]);

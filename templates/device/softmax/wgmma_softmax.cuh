@@ -6,31 +6,35 @@
 #include "device/mask.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
 
-template <bool VALUE> struct Flag { static constexpr bool value = VALUE; };
+template <bool VALUE> struct Flag {
+  static constexpr bool value = VALUE;
+};
 using True = Flag<true>;
 using False = Flag<false>;
 
 enum class Rescale {
   ALWAYS,      // shift = row maximum; O and sums are rescaled after every tile
   LAZY,        // shift = LAZY_OCTAVES above the first maximum; O and sums are rescaled only if a score reaches it
-  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again and treated as ALWAYS
+  LAZY_AFTER,  // shift = the first maximum; only if the sum of a tile is too high are its scores multiplied again and
+               // treated as ALWAYS
 };
 
 // Rows g and g + 8 of a lane.
 struct RowState {
-  float shift[2];                                  // log2 units: the row maximum so far, or above it
-  float sum[2];                                    // Σ_j 2^(s_j - shift) of this lane's keys
+  float shift[2];  // log2 units: the row maximum so far, or above it
+  float sum[2];    // Σ_j 2^(s_j - shift) of this lane's keys
 
   __device__ __forceinline__ void clear() {
-    shift[0] = shift[1] = -1e38f;                  // no key seen: finite, so that a masked score minus it is -inf and no NaN
+    shift[0] = shift[1] = -1e38f;  // no key seen: finite, so that a masked score minus it is -inf and no NaN
     sum[0] = sum[1] = 0.f;
   }
 };
 
-// s = -inf for keys that a row does not see. `visible`: of all keys, row g being the first row; `first_key` is the tile's.
+// s = -inf for keys that a row does not see. `visible`: of all keys, row g being the first row; `first_key` is the
+// tile's.
 template <int FLOATS, class Keys>
 __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, const Keys& visible, int lane) {
-  const int lane_key = first_key + lane % 4 * 2;           // the lane's first
+  const int lane_key = first_key + lane % 4 * 2;  // the lane's first
   const int low_keys = visible.of(0) - lane_key, high_keys = visible.of(8) - lane_key;
 #pragma unroll
   for (int i = 0; i < FLOATS; ++i) {
@@ -42,7 +46,8 @@ __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, c
 template <int FLOATS> __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
   float other[2];
 #pragma unroll
-  for (int row = 0; row < 2; ++row) maximum[row] = fmaxf(s[2 * row], s[2 * row + 1]), other[row] = fmaxf(s[4 + 2 * row], s[5 + 2 * row]);
+  for (int row = 0; row < 2; ++row)
+    maximum[row] = fmaxf(s[2 * row], s[2 * row + 1]), other[row] = fmaxf(s[4 + 2 * row], s[5 + 2 * row]);
 #pragma unroll
   for (int i = 8; i < FLOATS; i += 8)
 #pragma unroll
@@ -58,14 +63,14 @@ template <int FLOATS> __device__ __forceinline__ void row_max(const float (&s)[F
   }
 }
 
-// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER unless FIRST or MASKED.
-// Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST: the first tile, O is still 0. MASKED: some
-// row may see none or the first of its keys in this tile.
+// s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER
+// unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST:
+// the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
 template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   bool rescale = false;
-  if constexpr (FIRST || MASKED || !LAZY) {        // shift = max(shift, max_j s_j · scale + room)
+  if constexpr (FIRST || MASKED || !LAZY) {  // shift = max(shift, max_j s_j · scale + room)
     float maximum[2];
     row_max(s, maximum);
 #pragma unroll
@@ -86,7 +91,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
     if constexpr (TESTED) all_negative &= __float_as_int(s[i]);
   }
-  if constexpr (TESTED) {                          // one sign bit a score tells whether any reached its shift after all
+  if constexpr (TESTED) {  // one sign bit a score tells whether any reached its shift after all
     rescale = __any_sync(ALL_LANES, all_negative >= 0);
     if (rescale) {
       float rise[2];
@@ -105,7 +110,8 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   return rescale;
 }
 
-// s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums a row hide the latency.
+// s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums a row hide
+// the latency.
 template <int EIGHTHS, int FLOATS> __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
   float odd[2] = {0.f, 0.f};
 #pragma unroll
@@ -122,8 +128,8 @@ __device__ __forceinline__ bool too_high(const float (&sum)[2]) {
   return __any_sync(ALL_LANES, !(sum[0] <= LIMIT && sum[1] <= LIMIT));
 }
 
-// P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called by a warp that lost
-// its scores.
+// P = softmax numerators of a tile, in place of its scores, and sums += P. As `shift_scores`; `scores_again` is called
+// by a warp that lost its scores.
 template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
@@ -165,9 +171,10 @@ __device__ __forceinline__ float row_sum(const RowState& state, int row) {
   return sum;
 }
 
-// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below `rows`; -inf for no
-// key, whose shift is finite.
-__device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows, int lane) {
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below
+// `rows`; -inf for no key, whose shift is finite.
+__device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows,
+                                                   int lane) {
   constexpr float LN_2 = 0.693147180559945309f;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

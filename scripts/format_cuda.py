@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Formats the CUDA of templates/ with clang-format, by the rules of .clang-format.
+
+    python scripts/format_cuda.py            # rewrites the files
+    python scripts/format_cuda.py --check    # names those that it would rewrite; exit code 1 if there are any
+
+Headers (.cuh) are formatted whole, templates (.cu.j2) below the marker, where no Jinja is. A header whose first line
+calls it a part of a kernel's body is formatted as one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from evoattn.families.render import MARKER  # noqa: E402
+
+VERSION = "19.1.7"
+"""Of clang-format: others break lines elsewhere. As in pyproject.toml."""
+PART = "a part of the kernel's body"
+BODY, END = "void body() {\n", "}\n"
+"""Around such a part while it is formatted."""
+
+
+class FormatterError(RuntimeError):
+    """clang-format is not here, is of another version or failed: its message is one sentence."""
+
+
+def formatter() -> str:
+    """The path of clang-format, beside this Python or on PATH. Raises `FormatterError`."""
+    beside = Path(sys.executable).with_name("clang-format")
+    path = str(beside) if beside.exists() else shutil.which("clang-format")
+    if path is None:
+        raise FormatterError(f"clang-format is not installed: pip install clang-format=={VERSION}.")
+    words = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()
+    if VERSION not in words:
+        raise FormatterError(f"{' '.join(words)} is not {VERSION}: pip install clang-format=={VERSION}.")
+    return path
+
+
+def formatted(path: Path, text: str, program: str) -> str:
+    """The text of a file as it should be. Raises `FormatterError`."""
+    above, marker, cuda = text.partition(f"{MARKER}\n") if path.suffix == ".j2" else ("", "", text)
+    is_part = PART in text.partition("\n")[0]
+    command = [program, f"--style=file:{ROOT / '.clang-format'}", f"--assume-filename={path.stem}.cu"]
+    done = subprocess.run(command, input=f"{BODY}{cuda}{END}" if is_part else cuda, capture_output=True, text=True)
+    if done.returncode:
+        raise FormatterError(f"clang-format failed on {path.name}: {done.stderr.strip()}")
+    cuda = done.stdout
+    if is_part:
+        if not (cuda.startswith(BODY) and cuda.endswith(END)):
+            raise FormatterError(f"{path.name} is not a part of a body: its braces do not match.")
+        cuda = cuda.removeprefix(BODY).removesuffix(END)
+    return above + marker + cuda
+
+
+def main(check: bool) -> int:
+    program = formatter()
+    folder = ROOT / "templates"
+    wrong = []
+    for path in sorted([*folder.rglob("*.cuh"), *folder.glob("*.cu.j2")]):
+        text = path.read_text()
+        result = formatted(path, text, program)
+        if result != text:
+            wrong.append(path)
+            if not check:
+                path.write_text(result)
+    for path in wrong:
+        print(f"{'not formatted' if check else 'formatted'}: {path.relative_to(ROOT)}")
+    return 1 if check and wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main("--check" in sys.argv[1:]))
+    except FormatterError as error:
+        sys.exit(str(error))

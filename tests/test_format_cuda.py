@@ -1,0 +1,39 @@
+"""The CUDA of templates/ is formatted; what the formatter may not touch stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import format_cuda
+import pytest
+
+from evoattn.families.render import MARKER
+
+pytestmark = pytest.mark.skipif(
+    format_cuda.shutil.which("clang-format") is None
+    and not Path(format_cuda.sys.executable).with_name("clang-format").exists(),
+    reason="clang-format is not installed",
+)
+
+
+@pytest.fixture
+def program():
+    return format_cuda.formatter()
+
+
+def test_templates_are_formatted(capsys):
+    assert format_cuda.main(check=True) == 0, capsys.readouterr().out
+
+
+def test_a_header_is_formatted(program):
+    assert format_cuda.formatted(Path("a.cuh"), "// a\nint  a ;\n", program) == "// a\nint a;\n"
+
+
+def test_a_template_is_formatted_below_the_marker_only(program):
+    above = f"constexpr int A = {{{{ A }}}} ;\n{MARKER}\n"
+    assert format_cuda.formatted(Path("a.cu.j2"), above + "int  b ;\n", program) == above + "int b;\n"
+
+
+def test_a_part_of_a_body_is_formatted_as_one(program):
+    text = "  // a.cuh, a part of the kernel's body: one loop.\n  while (1) { a( ); }\n"
+    assert format_cuda.formatted(Path("a.cuh"), text, program) == text.replace("( )", "()")
