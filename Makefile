@@ -32,6 +32,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 lint: setup
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	$(BIN)/python scripts/format_cuda.py --check
 
 types: setup
 	$(if $(TYPED),$(BIN)/mypy --follow-imports=silent $(TYPED:%=evoattn/%))
