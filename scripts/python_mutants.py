@@ -30,6 +30,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = 0.85
 QUICK_SEARCH = ("tests/test_search.py", "tests/test_candidates.py")
+FINAL_TESTS = (
+    "tests/test_search.py::test_the_best_starting_config_takes_part_in_the_final",
+    "tests/test_search.py::test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard",
+)
 SKIPPED = "not slow"
 
 
@@ -43,12 +47,14 @@ class Room:
 
 ROOMS = {
     "search": Room(("search/loop.py", "search/device.py", "search/recorder.py", "search/candidates.py"), QUICK_SEARCH),
-    "finals": Room(("search/finals.py", "search/finalists.py"), ("tests/liars/test_contest.py", *QUICK_SEARCH)),
+    "finals": Room(("search/finals.py", "search/finalists.py"), ("tests/liars/test_contest.py", *FINAL_TESTS)),
     "ranking": Room(("timing/ranking.py",), ("tests/test_ranking.py",)),
     "storage": Room(("storage/*.py",), ("tests/storage",)),
     "samplers": Room(("samplers/*.py",), ("tests/samplers",)),
-    "benchmark": Room(("timing/benchmark.py",), ("tests/test_ranking.py", "tests/test_timer.py", "tests/liars")),
-    "validate": Room(("correctness/validate.py",), ("tests/test_validate.py", "tests/liars", "tests/test_lse.py")),
+    "benchmark": Room(
+        ("timing/benchmark.py",), ("tests/test_ranking.py", "tests/test_timer.py", "tests/liars/test_timed_path.py")
+    ),
+    "validate": Room(("correctness/validate.py",), ("tests/liars/test_timed_path.py", "tests/liars/test_arena.py")),
     "report": Room(
         (
             "report/summary.py",
@@ -227,7 +233,7 @@ def run_tests(copied: Path, tests: list[str], limit: float) -> str:
 
 def run_room(room: str, mutants: list[Mutant], copied: Path) -> float:
     """Print a line per mutant; the share killed. Raises `RuntimeError` if the tests fail without a fault."""
-    tests = [test for test in ROOMS[room].tests if (copied / test).exists()]
+    tests = [test for test in ROOMS[room].tests if (copied / test.split("::")[0]).exists()]
     started = time.monotonic()
     if run_tests(copied, tests, 600.0) != "passed":
         raise RuntimeError(f"The tests of {room} do not pass without a fault: {' '.join(tests)}")

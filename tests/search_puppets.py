@@ -6,6 +6,7 @@ They import no torch, so that one starts in a tenth of a second.
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 from evoattn.evaluation.process import Handler
@@ -97,3 +98,39 @@ class SlowToStart(FakeDevice):
         if isinstance(task, HoldFinal) and not task.finalists:
             time.sleep(0.5)
         return super().__call__(task)
+
+
+class DoubtsItself(FakeDevice):
+    """Gives `verdicts` doubtful verdicts on each candidate before one that stands; each tells which one it is."""
+
+    verdicts = 1
+
+    def __init__(self, problem, gpu, cache):
+        self.counts = Counter()
+
+    def __call__(self, task):
+        if isinstance(task, HoldFinal):
+            return super().__call__(task)
+        config = task.kernel.config
+        self.counts[config.id] += 1
+        if self.counts[config.id] > self.verdicts:
+            return super().__call__(task)
+        return Evaluation(TrialState.WRONG_RESULT, f"Verdict {self.counts[config.id]}.", INFO, doubtful=True)
+
+
+class AlwaysDoubtsItself(DoubtsItself):
+    verdicts = 99
+
+
+class CloseFinals(FakeDevice):
+    """Trial 1 leaves the final without a time, all others tie but the last."""
+
+    def __call__(self, task):
+        if not isinstance(task, HoldFinal) or not task.finalists:
+            return super().__call__(task)
+        names = sorted(task.finalists, key=int)
+        run = {"stage": "final", "run": "close"}
+        timings = {name: Timing((20.0,) * 25, run) for name in names}
+        timings |= {names[-1]: Timing((40.0,) * 25, run), names[1]: Timing((19.999,) * 25, run)}
+        timings[names[0]] = Timing.out("It needs more device memory than is free.", disqualified=False)
+        return FinalResult(timings, {"cudnn": "It needs another head_dim."})

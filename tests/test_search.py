@@ -2,20 +2,25 @@
 and Ctrl-C lose nothing."""
 
 import io
+import itertools
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from search_puppets import (
     INFO,
+    AlwaysDoubtsItself,
+    CloseFinals,
     DiesInFinals,
     DiesOfAFinalist,
+    DoubtsItself,
     FakeCompiler,
     FakeDevice,
     SlowToStart,
@@ -26,7 +31,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
+from evoattn.model.records import CompiledKernel, Evaluation, Proposal, Timing, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.report.show import print_trial
 from evoattn.samplers.base import STARTING
@@ -114,20 +119,94 @@ def test_misbehaving_workers_cost_their_candidates_only(storage):
     assert values[-1] == best.timing.median_us and 0 < progress.since_improvement <= progress.seconds
 
 
+class Scripted:
+    """A sampler that proposes what it was given."""
+
+    def __init__(self, *proposals):
+        self.left, self.told, self.rejected = list(proposals), [], Counter()
+
+    def ask(self, n):
+        taken, self.left = self.left[:n], self.left[n:]
+        return taken
+
+    def tell(self, proposal, trial):
+        self.told.append((proposal, trial))
+
+    def restore(self, trials):
+        pass
+
+
+def alike(space, count):
+    """Proposals of valid configs that launch alike."""
+    names = space.names()
+    points = (dict(zip(names, v, strict=True)) for v in itertools.product(*(p.values for p in space.parameters)))
+    found = {}
+    for params in (p for p in points if not why_invalid("flash_mma", p)):
+        launches = FAMILIES["flash_mma"].launches(PROBLEM, KernelConfig("flash_mma", params), GPU)
+        found.setdefault(launches, []).append(Proposal("flash_mma", params))
+        if len(found[launches]) == count:
+            return found[launches]
+    raise ValueError("too few")
+
+
 @pytest.mark.parametrize("offline", [True, False])
-def test_what_renders_and_launches_alike_is_evaluated_once(storage, offline):
-    """BLOCK_M stays the same, so that all configs launch alike; the renderer makes one source of them."""
+def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_knows_it(storage, offline):
+    spaces = space_of(BLOCK_M="64", BLOCK_N="64", WARPS="4", STAGES="1", KEY_WARPS="1")
     tools = replace(puppets(), render=lambda *words: replace(render(*words), source="one and the same"))
-    space = space_of(WARPS="4", STAGES="1", KEY_WARPS="1", BLOCK_M="64", BLOCK_N="64")
-    running = make_search(storage, space, tools, jobs=2, offline=offline)
-    running.run(Budget(trials=6))
+    study = storage.create_study("fake", PROBLEM, GPU, offline, "random", 0, ("flash_mma",), {}, {})
+    proposals = alike(spaces["flash_mma"], 6)
+    for part in (proposals[:4], proposals[4:]):
+        running = Search(storage, study, PROBLEM, GPU, spaces, Scripted(*part), 2, tools=tools)
+        running.run(Budget(trials=99))
+        assert running.exhausted and running.progress.recorded == len(part)
+    trials = list(storage.iter_trials(study))
+    (right,) = [t for t in trials if t.state in (TrialState.ESTIMATED, TrialState.COMPLETE)]
+    assert [t.state for t in trials].count(TrialState.DUPLICATE) == 5 and right.number <= 4
+    as_it = f"It renders the same source and launches it as trial {right.number} does."
+    on_its_way = "It renders the same source and launches it as a candidate still on its way does."
+    assert {t.reason for t in trials[:4]} <= {"", "Never timed.", as_it, on_its_way}
+    assert {t.reason for t in trials[4:]} == {as_it}
+
+
+@pytest.mark.parametrize(
+    "device, state", [(DoubtsItself, TrialState.COMPLETE), (AlwaysDoubtsItself, TrialState.WRONG_RESULT)]
+)
+def test_a_doubtful_verdict_is_asked_for_again_once(storage, device, state):
+    """A process that a kernel may have harmed gives no verdict on the next one."""
+    running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), puppets(device))
+    running.run(Budget(trials=2))
     trials = list(storage.iter_trials(running.study))
-    launches = {FAMILIES["flash_mma"].launches(PROBLEM, KernelConfig(t.family, t.config), GPU) for t in trials}
-    right = [t for t in trials if t.state in (TrialState.ESTIMATED, TrialState.COMPLETE)]
-    doubles = [t for t in trials if t.state is TrialState.DUPLICATE]
-    assert len(right) == len(launches) and len(doubles) == 6 - len(right) > 0
-    ways = {t.reason.split(" as ")[1] for t in doubles}
-    assert ways <= {f"{n} does." for n in ("a candidate still on its way", *(f"trial {t.number}" for t in right))}
+    assert [t.state for t in trials] == [state] * 2
+    assert {t.reason for t in trials} == ({""} if state is TrialState.COMPLETE else {"Verdict 2."})
+
+
+def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):
+    running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), puppets(CloseFinals))
+    progress = running.run(Budget(trials=5))
+    leaders = [t.number for t in storage.leaderboard(running.study, 9)]
+    assert progress.best.number == leaders[0] == 2 and leaders[3:] == [5, 1]
+    assert progress.tied_with == (3, 4)
+    assert progress.notes == ["trial 1 left the final: It needs more device memory than is free."]
+    assert storage.refusals(running.study) == {"cudnn": "It needs another head_dim."}
+
+
+def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
+    space = load_space("flash_mma", GPU)
+    right = next(c for c in space.starting_configs(PROBLEM) if not why_invalid("flash_mma", c.params))
+    wrong = next(w for w in range(2, 9) if w in (2, 8) and why_invalid("flash_mma", right.params | {"WARPS": w}))
+    proposals = [
+        Proposal("flash_mma", right.params | {"WARPS": wrong}, (), "made up"),
+        Proposal("flash_mma", right.params),
+    ]
+    sampler = Scripted(*proposals)
+    study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, 1, tools=puppets())
+    progress = running.run(Budget(trials=9))
+    trials = list(storage.iter_trials(study))
+    assert [t.state for t in trials] == [TrialState.INVALID_CONFIG, TrialState.ESTIMATED]
+    assert trials[0].reason and trials[0].source_hash is None and trials[0].operator == "made up"
+    assert progress.recorded == 2 and progress.measured == 1 and running.exhausted
+    assert [(p, t.number) for p, t in sampler.told] == list(zip(proposals, (1, 2), strict=True))
 
 
 def test_a_small_budget_counts_from_when_the_workers_are_up(storage):

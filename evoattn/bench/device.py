@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compiled, DeviceTask
+from evoattn.evaluation.tasks import Compiled, DeviceAnswer, DeviceTask
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Evaluation, TrialState
-from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import CacheMode
 
 COMPILE_SECONDS = 60.0
@@ -49,7 +48,7 @@ class BenchDevice(Handler):
         self._gpu, self._cache, self._make = gpu, cache, DeviceEvaluator
         self._evaluator: DeviceEvaluator | None = None
 
-    def __call__(self, task: BenchTask) -> Evaluation | FinalResult:
+    def __call__(self, task: BenchTask) -> DeviceAnswer:
         import torch
 
         if self._evaluator is None or self._evaluator.problem != task.problem:

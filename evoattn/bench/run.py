@@ -91,10 +91,13 @@ class Bench:
         notes = []
         outcomes = self._pool.ask([contender.candidate for contender in contenders], COMPILE_SECONDS)
         for contender, outcome in zip(contenders, outcomes, strict=True):
-            done = outcome.value if outcome.ending is Ending.RESULT else Compiled(None, failed(outcome, "compile"))
-            evaluation = done.failure or self._evaluate(problem, contender, done.kernel)
-            if evaluation.state is TrialState.COMPLETE:
-                proved.append((contender, done.kernel, evaluation))
+            done: Compiled | None = outcome.value if outcome.ending is Ending.RESULT else None
+            kernel, evaluation = done.kernel if done else None, done.failure if done else failed(outcome, "compile")
+            if kernel is not None and evaluation is None:
+                evaluation = self._evaluate(problem, contender, kernel)
+            assert evaluation is not None, "a compile gives a kernel or a failure"
+            if kernel is not None and evaluation.state is TrialState.COMPLETE:
+                proved.append((contender, kernel, evaluation))
             else:
                 number = records.record(contender, evaluation)
                 sentence = f"{evaluation.state}: {evaluation.reason}"

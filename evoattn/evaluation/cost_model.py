@@ -75,7 +75,9 @@ def count_work(kernel: BuiltKernel, problem: AttentionProblem) -> Work:
     """Counts of the blocks of `problem`. Raises `NotInterpreted` or `LaunchError` as the interpreter does."""
     genes = kernel.family.genes(kernel.config)
     block_m, block_n = genes.BLOCK_M, genes.BLOCK_N
-    counts, blocks, tiles = [], [], []
+    counts: list[Counters] = []
+    blocks: list[int] = []
+    tiles: list[int] = []
     for probe in _probes(problem, block_m, block_n):
         counts.append(
             InterpreterBackend().profile(kernel.compiled, kernel.launches(probe), _zero_buffers(kernel, probe))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from evoattn.backends.base import Backend, ContextLost, LaunchError
+from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.correctness.arena import Arena, Vault
 from evoattn.correctness.cases import device_cases, make_case
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
-from evoattn.evaluation.tasks import DeviceTask, Evaluate, HoldFinal, Inspect
+from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, HoldFinal, Inspect
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -25,7 +25,7 @@ from evoattn.timing.contest import Contest
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.peers.table import PEERS, Peer
 from evoattn.timing.protocol import HOPELESS, REPEAT, REPEAT_WITHIN, SCREEN, CacheMode
-from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
+from evoattn.timing.timed_run import TimedBackend, TimedRun, TimingSetup, why_implausible
 
 
 class DeviceEvaluator:
@@ -40,7 +40,7 @@ class DeviceEvaluator:
         problem: AttentionProblem,
         gpu: GpuSpec,
         cache: CacheMode = "warm",
-        backend: Backend | None = None,
+        backend: TimedBackend | None = None,
         timer: Timer | None = None,
         report: Callable[[str], None] = lambda name: None,
         peers: Mapping[str, Peer] = PEERS,
@@ -63,7 +63,7 @@ class DeviceEvaluator:
         self._report, self._peers = report, peers
         self._known_right: BuiltKernel | None = None
 
-    def do(self, task: DeviceTask) -> Evaluation | FinalResult | str:
+    def do(self, task: DeviceTask) -> DeviceAnswer:
         """The answer to a task of the GPU worker."""
         if isinstance(task, Inspect):
             return self.inspect(task.kernel)
@@ -168,7 +168,7 @@ class DeviceEvaluator:
         return result
 
 
-def _cuda_backend() -> Backend:
+def _cuda_backend() -> TimedBackend:
     from evoattn.backends.cuda import CudaBackend  # makes a CUDA context: only where one is wanted
 
     return CudaBackend()

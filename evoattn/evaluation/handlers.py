@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask
+from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
-from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import CacheMode
 
 COMPILE_SECONDS = 30.0
@@ -40,7 +39,7 @@ class DeviceHandler(Handler):
 
         self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
 
-    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult | str:
+    def __call__(self, task: DeviceTask) -> DeviceAnswer:
         try:
             return self._evaluator.do(task)
         finally:

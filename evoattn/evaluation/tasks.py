@@ -9,7 +9,7 @@ from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.model.records import Candidate, CompiledKernel, Evaluation
 from evoattn.model.space import KernelConfig
-from evoattn.timing.finalists import Finalists
+from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.protocol import Protocol
 
 
@@ -60,4 +60,5 @@ class Inspect:
     kernel: BuiltKernel
 
 
+DeviceAnswer = Evaluation | FinalResult | str
 DeviceTask = Evaluate | HoldFinal | Inspect

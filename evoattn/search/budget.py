@@ -12,6 +12,10 @@ from evoattn.model.errors import WrongUse
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
+RESERVE_SHARE, RESERVE_LEAST, RESERVE_MOST = 0.05, 3.0, 45.0
+"""Part of a time budget kept for the final, and its bounds in seconds."""
+
+
 class BudgetError(WrongUse):
     """A budget that cannot be read: its message is one sentence."""
 
@@ -32,6 +36,13 @@ def parse_budget(text: str) -> Budget:
             f"The budget {text!r} is neither a time such as 90s, 30m or 2h nor a count such as 500trials."
         )
     return Budget(trials=int(match[3])) if match[3] else Budget(seconds=float(match[1]) * _UNITS[match[2]])
+
+
+def reserve_of(budget: Budget) -> float:
+    """Seconds of a time budget to keep for the final; 0 for a count of trials."""
+    if budget.seconds is None:
+        return 0.0
+    return min(RESERVE_MOST, max(RESERVE_LEAST, RESERVE_SHARE * budget.seconds))
 
 
 class Clock:

@@ -16,7 +16,7 @@ from evoattn.model.records import Evaluation, Proposal, Study, TrialState
 from evoattn.model.space import SearchSpace
 from evoattn.samplers.base import Sampler
 from evoattn.search import finalists
-from evoattn.search.budget import Budget, Clock
+from evoattn.search.budget import RESERVE_MOST, Budget, Clock, reserve_of
 from evoattn.search.candidates import Pending, Ready
 from evoattn.search.device import Device
 from evoattn.search.finals import Final
@@ -30,8 +30,6 @@ from evoattn.timing.protocol import CacheMode
 READY_PER_COMPILER = 2
 """Compiled candidates that may queue, per compile worker: enough to choose the promising from, few enough to stay
 fresh."""
-RESERVE_SHARE, RESERVE_SECONDS, RESERVE_MOST = 0.05, 3.0, 45.0
-"""Part of a time budget kept for the final: at least RESERVE_SECONDS, at most RESERVE_MOST."""
 FINAL_SECONDS = 2 * RESERVE_MOST
 """A try at the final that takes longer is ended."""
 POLL_SECONDS = 0.1
@@ -69,8 +67,7 @@ class Search:
         Raises `SearchError`, `WorkerFailed` or `StorageError`.
         """
         self._budget, self._refresh = budget, refresh
-        reserve = min(RESERVE_MOST, max(RESERVE_SECONDS, RESERVE_SHARE * (budget.seconds or 0.0)))
-        self._clock = Clock(budget, 0.0 if self.study.offline else reserve)
+        self._clock = Clock(budget, 0.0 if self.study.offline else reserve_of(budget))
         self._recorder.restore(self.problem, self.gpu, self.spaces)
         self._pool = Pool(self.jobs, self.tools.make_compiler, (self.problem, self.gpu, self.study.offline))
         self._device: Device | None = None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, Evaluation, Proposal, Study, Timing, Trial
+from evoattn.model.records import Candidate, Evaluation, Proposal, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.base import Sampler
 from evoattn.search.candidates import Pending, Seen
@@ -31,9 +31,10 @@ class Recorder:
         trials = list(self._storage.iter_trials(self._study))
         self._sampler.restore(trials)
         for trial in trials:
-            if trial.source_hash and (config := config_of(trial, spaces)):
+            new = trial.source_hash is not None and trial.state is not TrialState.DUPLICATE
+            if new and (config := config_of(trial, spaces)):
                 launches = registry.lookup(trial.family).launches(problem, config, gpu)
-                self.seen.recorded((trial.source_hash, launches), trial.number)
+                self.seen.recorded((str(trial.source_hash), launches), trial.number)
             self._progress.take(trial)
         for name, timings in self._storage.peers(self._study).items():
             self._progress.peers[name] = timings[-1].median_us

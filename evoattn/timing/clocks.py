@@ -60,12 +60,9 @@ class Clocks:
         if not self.absent and (self._last is None or now - self._last[0] > at_most_old):
             try:
                 self._last = now, self._ask()
-            except (
-                self._nvml.NVMLError,
-                AttributeError,
-            ) as error:  # AttributeError: a binding without one of the calls
+            except (self._nvml.NVMLError, AttributeError) as error:  # AttributeError: a binding that lacks a call
                 self.absent = f"NVML: {error}."
-        return None if self.absent else self._last[1]
+        return None if self.absent or self._last is None else self._last[1]
 
     def _ask(self) -> Reading:
         n, handle = self._nvml, self._handle

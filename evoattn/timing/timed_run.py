@@ -4,7 +4,9 @@ timing."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -15,10 +17,12 @@ from evoattn.correctness.judge import different, dirty_sentence, judge
 from evoattn.correctness.validate import OUTSIDE
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult, Timing
+from evoattn.model.records import CheckResult, CompiledKernel, Timing
+from evoattn.timing import protocol as protocols
 from evoattn.timing.benchmark import Contestant, Enqueue, Timer, Witness
-from evoattn.timing.protocol import CacheMode, Protocol
+from evoattn.timing.protocol import CacheMode
 
 BACK_TO_BACK = 4
 """Launches of a graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it
@@ -39,11 +43,21 @@ def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> 
     )
 
 
+class TimedBackend(Backend, Protocol):
+    """A backend whose launches can be enqueued many times, as timing does."""
+
+    def prepare(
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, torch.Tensor]
+    ) -> Enqueue:
+        """A call that enqueues `launches` once; safe to capture in a graph. Raises `LaunchError`."""
+        ...
+
+
 @dataclass(frozen=True)
 class TimingSetup:
     """What every candidate of a problem is timed with; `fresh` are other inputs of the same shape as `own`."""
 
-    backend: Backend
+    backend: TimedBackend
     timer: Timer
     cache: CacheMode
     own: Case
@@ -76,7 +90,7 @@ class TimedRun:
             self._kernel.compiled, self._launches, self._arena.buffers | self._scratch.buffers | others
         )
 
-    def contestant(self, name: str, protocol: Protocol) -> Contestant:
+    def contestant(self, name: str, protocol: protocols.Protocol) -> Contestant:
         """Ready to be timed. Raises `LaunchError`."""
         self._witnesses.append(Witness(self._arena, self._outputs))
         return Contestant(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 
@@ -56,16 +57,17 @@ def find(dtype: str) -> Fa3:
     raise ImportError("; ".join(absent))
 
 
-def _prepare(function: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
+def _prepare(function: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
     return partial(function, q, k, v, causal=causal, num_splits=0)
 
 
 def _build_flags(stem: str) -> dict[str, bool]:
     """What FA3's setup.py wrote down of the build; builds before it did so have all dtypes."""
     try:
-        return importlib.import_module(f"{stem}_config").CONFIG["build_flags"]
+        flags: dict[str, bool] = importlib.import_module(f"{stem}_config").CONFIG["build_flags"]
     except ImportError:
         return {}
+    return flags
 
 
 def _installed(distribution: str) -> str:

@@ -96,7 +96,8 @@ def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Call
             raise PeerRefused(
                 "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
             )
-        function = prepare(problem)(*(tensors[t].transpose(1, 2) for t in "qkv"), problem.causal)
+        q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
+        function = prepare(problem)(q, k, v, problem.causal)
 
         def call() -> torch.Tensor:
             out = function()
