@@ -115,6 +115,7 @@ def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
                 assert [family.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs), p.describe()
 
 
+@pytest.mark.slow
 @every_family
 def test_a_source_does_not_depend_on_the_number_of_sms(family):
     """Only launches do, so that a recorded or exported source is that of every card of its architecture."""

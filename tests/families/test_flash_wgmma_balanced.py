@@ -196,6 +196,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     assert result.passed, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm_count", [1, 3, 14, 16, 60, 78, 114, 132])
 def test_all_blocks_that_may_wait_are_resident(sm_count):
     """Whatever the number of SMs (114 of an H100 PCIe, 14 to 60 of its MIG slices): a persistent grid fits on them at once."""
