@@ -89,6 +89,6 @@ def choose(problem: StridedProblem, gpu: GpuSpec, pick: Picker, estimated: bool)
             f"{name} was measured on no {gpu.name}; evoattn.enable(estimated=True) runs it all the same ({picked.why})"
         )
     family = registry.lookup(picked.family)
-    if invalid := family.why_invalid(problem, picked.config, gpu):
+    if invalid := family.why_impossible(problem, picked.config, gpu):
         return Refusal(f"{name} cannot serve this call: {invalid.rstrip('.')}")
     return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 
@@ -14,16 +15,23 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
 from evoattn.ops.runtime import Runtime
+from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
 _lock = threading.Lock()
 
 
-def _portfolio_pick(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
-    """`evoattn.portfolio.pick`, imported at the first call that a kernel could serve."""
-    from evoattn.portfolio.pick import pick
+@cache
+def wins() -> Wins:
+    """The user's own finds."""
+    return Wins()
 
-    return pick(problem, gpu)
+
+def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
+    """The user's own find for exactly this problem, else the portfolio's pick."""
+    from evoattn.portfolio.pick import pick  # at the first call that a kernel could serve
+
+    return wins().find(problem, gpu) or pick(problem, gpu)
 
 
 def runtime() -> Runtime:
@@ -33,7 +41,7 @@ def runtime() -> Runtime:
         with _lock:
             if _runtime is None:
                 platform: Platform | None = CudaPlatform() if torch.cuda.is_available() else None
-                _runtime = Runtime(platform, _portfolio_pick, cubin_cache() / "op")
+                _runtime = Runtime(platform, best_known, cubin_cache() / "op")
     return _runtime
 
 

@@ -1,0 +1,75 @@
+"""The file of kernels that the user's own searches found."""
+
+import multiprocessing
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.portfolio.wins import Win, Wins
+
+H100 = GPUS["h100"]
+PROBLEM = AttentionProblem(1, 8, 8, 512, 512, 64, "fp16", "causal_upper_left")
+PARAMS = load_space("flash_mma", H100).starting[0]["config"]
+
+
+def win(problem=PROBLEM, us=5.0, gpu="h100", params=PARAMS):
+    return Win(gpu, 132, problem, "flash_mma", params, us, 9.0)
+
+
+def test_a_win_is_found_again_by_its_problem_and_gpu(tmp_path):
+    wins = Wins(tmp_path / "folder" / "wins.json")
+    assert wins.find(PROBLEM, H100) is None
+    wins.add([win()])
+    found = Wins(wins.path).find(PROBLEM, H100)
+    assert found.family == "flash_mma"
+    assert found.config.params == PARAMS
+    assert found.why == "your search measured 5.00 µs, 9.00 µs before"
+    assert not found.estimated
+    assert wins.find(PROBLEM.with_(mask="causal_lower_right", layout="bshd"), H100), "the same numbers"
+    for other in (PROBLEM.with_(batch=2), PROBLEM.with_(dtype="bf16"), PROBLEM.with_(lse=True)):
+        assert wins.find(other, H100) is None
+    assert wins.find(PROBLEM, GPUS["h200"]) is None
+    assert wins.find(PROBLEM, replace(H100, sm_count=114)) is None
+
+
+def test_a_later_win_replaces_an_earlier_one_and_others_stay(tmp_path):
+    ours, theirs = Wins(tmp_path / "wins.json"), Wins(tmp_path / "wins.json")
+    ours.add([win()])
+    theirs.add([win(us=4.0), win(PROBLEM.with_(batch=2))])
+    assert "4.00" in ours.find(PROBLEM, H100).why, "another process's change is seen"
+    assert ours.find(PROBLEM.with_(batch=2), H100)
+
+
+def _write(path, batch):
+    Wins(path).add([win(PROBLEM.with_(batch=batch))])
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    path, context = tmp_path / "wins.json", multiprocessing.get_context("fork")
+    processes = [context.Process(target=_write, args=(path, batch)) for batch in range(1, 9)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert all(Wins(path).find(PROBLEM.with_(batch=batch), H100) for batch in range(1, 9))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"wins": [{}]}', '{"wins": [{"problem": {"batch": 0}}]}'])
+def test_a_damaged_file_is_passed_over_with_a_warning(tmp_path, text):
+    (tmp_path / "wins.json").write_text(text)
+    with pytest.warns(RuntimeWarning, match=r"wins.json cannot be read"):
+        assert Wins(tmp_path / "wins.json").find(PROBLEM, H100) is None
+
+
+def test_a_config_that_the_space_no_longer_has_is_passed_over(tmp_path):
+    wins = Wins(tmp_path / "wins.json")
+    wins.add([win(params=PARAMS | {"BLOCK_M": 7})])
+    with pytest.warns(RuntimeWarning, match="is passed over"):
+        assert wins.find(PROBLEM, H100) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert wins.find(PROBLEM.with_(batch=5), H100) is None
