@@ -19,6 +19,7 @@ _HOMES = {
     "explain": "evoattn.ops.explain",
     "load": "evoattn.ops.load",
     "sdpa": "evoattn.ops.sdpa",
+    "tune": "evoattn.ops.tune",
     "warmup": "evoattn.ops.explain",
 }
 """Public name → the module that defines it."""

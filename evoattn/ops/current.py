@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 
@@ -18,13 +17,16 @@ from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
+_wins: Wins | None = None
 _lock = threading.Lock()
 
 
-@cache
 def wins() -> Wins:
     """The user's own finds."""
-    return Wins()
+    global _wins
+    if _wins is None:
+        _wins = Wins()
+    return _wins
 
 
 def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
@@ -46,11 +48,14 @@ def runtime() -> Runtime:
 
 
 @contextlib.contextmanager
-def use(other: Runtime) -> Iterator[Runtime]:
-    """Put another runtime behind the op, in all threads, for the length of a block."""
-    global _runtime
-    before, _runtime = _runtime, other
+def use(other: Runtime, finds: Wins | None = None) -> Iterator[Runtime]:
+    """Put another runtime, and another file of wins if given, behind the op, in all threads, for the length of a
+    block.
+    """
+    global _runtime, _wins
+    before = _runtime, _wins
+    _runtime, _wins = other, finds or _wins
     try:
         yield other
     finally:
-        _runtime = before
+        _runtime, _wins = before

@@ -1,0 +1,190 @@
+"""`evoattn.tune(shapes, budget="5m")`: a search for what a model asks of attention; the op takes the winners from then
+on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from evoattn.families import registry
+from evoattn.model.errors import FailedRun, WrongUse
+from evoattn.model.gpu import GpuSpec, detect_devices
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import current
+from evoattn.ops.choice import Picked
+from evoattn.ops.shapes import Asked, Shapes
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.wins import Win
+from evoattn.search.budget import parse_budget
+
+PEERS = ("flash", "cudnn", "efficient", "math")
+"""What SDPA could run: the backends of torch."""
+FINALISTS = 3
+FINAL_SHARE = 0.2
+"""Of the budget, left for comparing the best with what runs today."""
+CLEARLY = 0.985
+"""A kernel replaces what runs today if it takes at most this part of its time in one interleaved run."""
+ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
+"""Families that have won no measured problem: the time is better spent on the others."""
+
+
+class Searches(Protocol):
+    """What `tune` asks of `evoattn.portfolio.engine.engine.Engine`."""
+
+    def __enter__(self) -> Searches: ...
+    def __exit__(self, *error: object) -> None: ...
+    def run(self, seconds: float, refresh: Callable[[], None] = ...) -> None: ...
+    def prove(self, group: Group, index: int, kernel: Kernel) -> str: ...
+    def final(
+        self, group: Group, index: int, kernels: list[Kernel], rounds: int = ..., peers: tuple[str, ...] = ...
+    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]: ...
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One problem, before and after. Times are µs per call, of one interleaved run; None where nothing was timed."""
+
+    problem: AttentionProblem
+    calls: int
+    before: str
+    before_us: float | None
+    after: str
+    after_us: float | None
+
+    @property
+    def gain(self) -> float:
+        """Time before over time after; 1 where nothing changed."""
+        return self.before_us / self.after_us if self.before_us and self.after_us else 1.0
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """All problems, those that take the most time first."""
+
+    rows: tuple[Tuned, ...]
+
+    @property
+    def speedup(self) -> float:
+        """Of all attention that was asked for, by calls and times."""
+        timed = [row for row in self.rows if row.before_us and row.after_us]
+        after = sum(row.calls * (row.after_us or 0) for row in timed)
+        return sum(row.calls * (row.before_us or 0) for row in timed) / after if after else 1.0
+
+    def __str__(self) -> str:
+        lines = [f"{'calls':>7} {'before, µs':>11} {'after, µs':>10} {'gain':>6}  problem"]
+        for row in self.rows:
+            before, after = (f"{us:.2f}" if us else "?" for us in (row.before_us, row.after_us))
+            lines.append(
+                f"{row.calls:7d} {before:>11} {after:>10} {row.gain:5.2f}×  {row.problem.describe()}"
+                f" ({row.before}{'' if row.after == row.before else f' → {row.after}'})"
+            )
+        return "\n".join([*lines, f"All attention: {self.speedup:.2f}×."])
+
+
+def _groups(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
+    """The problems by what one kernel serves, each group due the share of the time that its calls take."""
+    groups: dict[tuple[object, ...], Group] = {}
+    for entry in entries:
+        p = entry.problem
+        able = [f for f in registry.FAMILIES if not registry.FAMILIES[f].why_unsupported(p, gpu) and f not in ELSEWHERE]
+        if not able or p.lse:
+            continue
+        key = p.dtype, p.head_dim, p.mask
+        group = groups.setdefault(key, Group(f"{p.dtype} d{p.head_dim} {p.mask}", [], tuple(able), 0.0))
+        group.problems.append(p)
+        group.families = tuple(dict.fromkeys((*group.families, *able)))
+        group.weight += entry.count * (entry.us or 1.0)
+        given = [(c.family, c.params) for c in portfolio_kernels(p, gpu)]
+        if picked := current.best_known(p, gpu):
+            given.insert(0, (picked.family, picked.config.params))
+        group.given += [one for one in given if one not in group.given]
+    total = sum(group.weight for group in groups.values())
+    for group in groups.values():
+        group.weight = max(group.weight / total, 0.02)
+    return list(groups.values())
+
+
+def _compare(
+    engine: Searches, group: Group, index: int, entry: Asked, today: Picked | None, gpu: GpuSpec
+) -> tuple[Tuned, Win | None]:
+    """What runs today, the best that was found and SDPA, in turns; the winner if it is clearly ahead and right."""
+    problem = group.problems[index]
+    ours = Kernel(today.family, dict(today.config.params)) if today and not today.estimated else None
+    found = [k for k in group.leaders(index, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
+    contestants = [*([ours] if ours else []), *found]
+    times, peers, _ = engine.final(group, index, contestants, peers=PEERS)
+    best_peer = min(peers, key=lambda name: peers[name]) if peers else None
+    before, before_us = f"SDPA {best_peer or ''}".rstrip(), peers[best_peer] if best_peer else None
+    if ours:
+        before, before_us = _name(ours), times[0]
+    limit = min([us for us in (before_us, *peers.values()) if us is not None], default=float("inf"))
+    ranked = sorted((us, i) for i, us in enumerate(times) if us is not None and contestants[i] is not ours)
+    for us, i in ranked:
+        if us <= CLEARLY * limit and not engine.prove(group, index, contestants[i]):
+            kernel = contestants[i]
+            win = Win(gpu.name, gpu.sm_count, problem, kernel.family, kernel.params, us, before_us or us)
+            return Tuned(problem, entry.count, before, before_us, _name(kernel), us), win
+    return Tuned(problem, entry.count, before, before_us, before, before_us), None
+
+
+def _name(kernel: Kernel) -> str:
+    return f"{kernel.family} {kernel.id[:8]}"
+
+
+def tune(
+    shapes: Shapes | Iterable[AttentionProblem | str],
+    budget: str = "5m",
+    *,
+    refresh: Callable[[], None] = lambda: None,
+    gpu: GpuSpec | None = None,
+    make_engine: Callable[[list[Group], GpuSpec], Searches] = Engine,
+) -> TuneResult:
+    """Search kernels for these problems on the first CUDA device, together, and keep the winners for
+    `evoattn.attention`.
+
+    `shapes` are what `evoattn.capture` recorded, or problems, names and shapes. The time goes to where calls and their
+    times are; problems that one kernel can serve are searched as one. A winner was right on the device and clearly
+    ahead of what runs today and of SDPA in one interleaved run. It is kept in the user's data folder (`wins.json`):
+    this process and later ones take it. Runs worker processes, so that a script that calls it needs the usual `if
+    __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU.
+    """
+    seconds = parse_budget(budget).seconds
+    if seconds is None:
+        raise WrongUse(f"tune takes a time such as 90s or 5m, not {budget!r}.")
+    if not isinstance(shapes, Shapes):
+        listed, shapes = list(shapes), Shapes()
+        for shape in listed:
+            shapes.add(by_name_or_shape(shape) if isinstance(shape, str) else shape)
+    if gpu is None:
+        devices = detect_devices()
+        gpu = devices[0].spec if devices else None
+    if gpu is None:
+        raise FailedRun(
+            "There is no CUDA device here that evoattn knows (see `evoattn gpus`); tune times kernels on one."
+        )
+    entries = shapes.entries
+    groups = _groups(entries, gpu)
+    tuned: dict[int, Tuned] = {}
+    wins: list[Win] = []
+    if groups:
+        with make_engine(groups, gpu) as engine:
+            engine.run((1 - FINAL_SHARE) * seconds, refresh)
+            places = {id(p): (group, i) for group in groups for i, p in enumerate(group.problems)}
+            for entry in entries:
+                if place := places.get(id(entry.problem)):
+                    today = current.best_known(entry.problem, gpu)
+                    tuned[id(entry)], win = _compare(engine, *place, entry, today, gpu)
+                    wins += [win] if win else []
+                    refresh()
+    if wins:
+        current.wins().add(wins)
+        current.runtime().forget()
+    untouched = "SDPA: no family serves it"
+    return TuneResult(
+        tuple(tuned.get(id(e)) or Tuned(e.problem, e.count, untouched, None, untouched, None) for e in entries)
+    )

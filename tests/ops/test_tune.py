@@ -1,0 +1,133 @@
+"""Tuning with an engine that finds what the test says: where the time goes, what replaces what, and who takes the
+winners.
+"""
+
+import pytest
+from fake_device import WGMMA, FakeDevice, fake_runtime, tensors
+
+import evoattn
+from evoattn.model.errors import FailedRun, WrongUse
+from evoattn.model.gpu import GPUS, detect_devices
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import current
+from evoattn.ops.shapes import Shapes
+from evoattn.ops.tune import tune
+from evoattn.portfolio.engine.kernel import Kernel
+from evoattn.portfolio.wins import Wins
+
+H100 = GPUS["h100"]
+SMALL = AttentionProblem(2, 4, 2, 37, 45, 64)
+LARGE = SMALL.with_(batch=8, seqlen_q=2048, seqlen_k=2048)
+OTHER = AttentionProblem(1, 8, 8, 512, 512, 128, "bf16", "causal_upper_left")
+NOBODY = AttentionProblem(1, 8, 8, 512, 512, 64, lse=True)
+
+
+class FakeEngine:
+    """Finds one kernel; `final` gives `us` to it, SDPA 10 µs, and 9 µs to what runs today."""
+
+    us, wrong = 5.0, ""
+
+    def __init__(self, groups, gpu):
+        self.groups, self.seconds, self.ended = groups, 0.0, False
+        FakeEngine.last = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.ended = True
+
+    def run(self, seconds, refresh=None):
+        self.seconds = seconds
+        for group in self.groups:
+            for index in range(len(group.problems)):
+                kernel = Kernel("flash_wgmma", WGMMA, state="right", times={index: self.us})
+                group.kernels[f"{index}"] = kernel
+
+    def prove(self, group, index, kernel):
+        return self.wrong
+
+    def final(self, group, index, kernels, rounds=5, peers=()):
+        times = [self.us if kernel.params == WGMMA else 9.0 for kernel in kernels]
+        return times, {"flash": 12.0, "cudnn": 10.0}, {"math": "too slow"}
+
+
+@pytest.fixture
+def wins(tmp_path):
+    """A file of wins of the test's own, behind the op with the picks of today."""
+    finds = Wins(tmp_path / "wins.json")
+    with current.use(fake_runtime(FakeDevice(), tmp_path, current.best_known), finds):
+        yield finds
+
+
+def shapes():
+    asked = Shapes()
+    asked.add(SMALL, 100, 4.0)
+    asked.add(LARGE, 3, 100.0)
+    asked.add(OTHER, 10, 20.0)
+    asked.add(NOBODY, 1, 1.0)
+    return asked
+
+
+def test_winners_are_kept_and_taken(wins):
+    result = tune(shapes(), "10s", gpu=H100, make_engine=FakeEngine)
+    assert [row.problem for row in result.rows] == [SMALL, LARGE, OTHER, NOBODY]
+    assert [row.after_us for row in result.rows] == [5.0, 5.0, 5.0, None]
+    assert result.speedup > 1.7
+    assert "no family serves it" in str(result)
+    assert wins.find(LARGE, H100).config.params == WGMMA
+    assert "your search measured 5.00 µs" in evoattn.explain(*tensors(), enable_gqa=True)
+    with current.use(fake_runtime(FakeDevice(), wins.path.parent, current.best_known), Wins(wins.path)):
+        assert evoattn.explain(*tensors(), enable_gqa=True).startswith("flash_wgmma BLOCK_M=64"), (
+            "in another process too"
+        )
+
+
+def test_the_time_goes_where_the_calls_are(wins):
+    tune(shapes(), "10s", gpu=H100, make_engine=FakeEngine)
+    engine = FakeEngine.last
+    groups = {group.name: group for group in engine.groups}
+    assert engine.ended
+    assert engine.seconds == pytest.approx(8.0)
+    assert groups["fp16 d64 full"].problems == [SMALL, LARGE], "one kernel can serve both"
+    assert groups["fp16 d64 full"].weight == pytest.approx(700 / 900)
+    assert groups["bf16 d128 causal_upper_left"].weight == pytest.approx(200 / 900)
+    assert "flash_wgmma" in groups["fp16 d64 full"].families
+    assert "three_kernel" not in groups["fp16 d64 full"].families
+
+
+class Slow(FakeEngine):
+    us = 9.95
+
+
+class Wrong(FakeEngine):
+    wrong = "it is wrong"
+
+
+@pytest.mark.parametrize("engine", [Slow, Wrong])
+def test_what_is_not_clearly_ahead_or_wrong_is_not_kept(wins, engine):
+    result = tune(shapes(), "10s", gpu=H100, make_engine=engine)
+    assert all(row.gain == 1.0 for row in result.rows)
+    assert wins.find(LARGE, H100) is None
+    assert result.speedup == 1.0
+
+
+def test_a_second_tuning_starts_from_the_first(wins):
+    tune([LARGE], "10s", gpu=H100, make_engine=FakeEngine)
+    result = tune([LARGE], "10s", gpu=H100, make_engine=FakeEngine)
+    assert result.rows[0].before.startswith("flash_wgmma")
+    assert result.rows[0].gain == 1.0
+    assert FakeEngine.last.groups[0].given[0] == ("flash_wgmma", WGMMA)
+
+
+def test_wrong_use():
+    with pytest.raises(WrongUse, match="not '5trials'"):
+        tune([SMALL], "5trials", gpu=H100)
+    with pytest.raises(WrongUse):
+        tune(["a shape"], "5m", gpu=H100)
+
+
+@pytest.mark.skipif(bool(detect_devices()), reason="there is a CUDA device")
+def test_without_a_device_it_fails_in_one_sentence():
+    with pytest.raises(FailedRun, match="no CUDA device"):
+        tune([SMALL], "5s")
