@@ -66,7 +66,7 @@ def build(groups: list, tables: dict[str, Any], gpu: str, wanted_tune: bool) -> 
         slow = slowdowns_of({"us": [table["us"][i] for i in rows]})
         problems = [group.problems[i] for i in rows]
         at = [features(p, spec) for p in problems]
-        columns, judged = choose(at, slow)
+        columns, judged = choose(at, slow, [campaign.source_of(k) for k in kernels])
         made[group.name] = {
             "features": at,
             "all": slow,

@@ -12,7 +12,7 @@ from typing import Any
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import load_space
+from evoattn.model.space import config_id, load_space
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.strata import by_class, spread
@@ -23,9 +23,9 @@ FAMILIES = {
     "32": ("flash_scalar", "split_kv", "large_head"),
 }
 """By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim beyond 256."""
-PROBLEMS = {"16 d64": (40, 32), "16 d128": (40, 32), "16": (18, 14), "32": (5, 4)}
+PROBLEMS = {"16 d64": (56, 44), "16 d128": (56, 44), "16": (26, 20), "32": (8, 6)}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
-WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16": 1.0, "32": 0.3}
+WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16": 1.0, "32": 0.5}
 
 
 def _of_class(table: dict[str, Any], name: str) -> Any:
@@ -35,7 +35,7 @@ def _of_class(table: dict[str, Any], name: str) -> Any:
 def make_groups(
     seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, list[Any]] | None = None
 ) -> list[Group]:
-    """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, before the starting configs."""
+    """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, in place of the starting configs."""
     classes = by_class(p for seed in seeds for p in draw(seed, each))
     groups = []
     for name, problems in sorted(classes.items()):
@@ -44,7 +44,8 @@ def make_groups(
         families = FAMILIES[name.split()[0]]
         group = Group(name, chosen, families, _of_class(WEIGHTS, name))
         group.given = list((given or {}).get(name, []))
-        group.given += [(f, row["config"]) for f in families for row in load_space(f, gpu).starting]
+        if not group.given:
+            group.given = [(f, row["config"]) for f in families for row in load_space(f, gpu).starting]
         groups.append(group)
     return groups
 
@@ -73,15 +74,39 @@ def contenders(group: Group, most: int) -> list[Kernel]:
     return chosen
 
 
+def source_of(kernel: Kernel) -> str:
+    """What tells kernels of one compiled source: SPLITS without a cluster is an argument of the launch."""
+    params = kernel.params
+    if "SPLITS" in params and params["MERGE"] != "cluster":
+        params = params | {"SPLITS": 0, "MERGE": params["MERGE"]}
+    return config_id(kernel.family, params)
+
+
+def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Kernel]:
+    """The kernels, and every number of splits that costs no other compile."""
+    found = {k.id: k for k in kernels}
+    for kernel in kernels:
+        if "SPLITS" not in kernel.params or kernel.params["MERGE"] == "cluster":
+            continue
+        for splits in engine.values(group, kernel.family, "SPLITS"):
+            other = Kernel(kernel.family, kernel.params | {"SPLITS": splits}, "splits", "right", kernel.registers)
+            if engine.serves(group, other):
+                found.setdefault(other.id, other)
+                group.kernels.setdefault(other.id, other)
+    return list(found.values())
+
+
 def final_table(engine: Engine, most: int, rounds: int) -> dict[str, Any]:
     """{class: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders, timed in turns on every problem of their class."""
-    chosen = {g.name: contenders(g, most) for g in engine.groups}
+    chosen = {g.name: with_splits(contenders(g, most), g, engine) for g in engine.groups}
+    engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
     table = {}
     for group in engine.groups:
         kernels = chosen[group.name]
         rows = []
+        able = {k.id: set(engine.serves(group, k)) for k in kernels}
         for index in range(len(group.problems)):
-            valid = [k for k in kernels if index in engine.valid(group, k)]
+            valid = [k for k in kernels if index in able[k.id]]
             ours, _, _ = engine.final(group, index, valid, rounds)
             times = {k.id: us for k, us in zip(valid, ours, strict=True)}
             rows.append([times.get(k.id) for k in kernels])

@@ -54,18 +54,30 @@ def _columns(slowdowns: Slowdowns, chosen: Sequence[int]) -> Slowdowns:
 
 
 def choose(
-    measured: Sequence[dict[str, float]], slowdowns: Slowdowns, most: int = MOST_KERNELS
+    measured: Sequence[dict[str, float]], slowdowns: Slowdowns, sources: Sequence[str], most: int = MOST_KERNELS
 ) -> tuple[list[int], Judged]:
-    """Columns of `slowdowns` (kernels) to keep, and how the rule does with them."""
+    """Columns of `slowdowns` to keep, of at most `most` different `sources`, and how the rule does with them.
+
+    Chosen one by one; in between, a column whose place another would fill better makes way for it.
+    """
     chosen: list[int] = []
     best = Judged([4.0] * len(slowdowns))
-    left = set(range(len(slowdowns[0])))
-    while left and len(chosen) < most:
-        tried = [(judge(measured, _columns(slowdowns, [*chosen, k])), k) for k in sorted(left)]
-        result, k = min(tried, key=lambda pair: pair[0].objective)
+
+    def with_(columns: list[int]) -> Judged:
+        return judge(measured, _columns(slowdowns, columns))
+
+    def allowed(columns: list[int]) -> list[int]:
+        kept = {sources[c] for c in columns}
+        return [k for k in range(len(sources)) if k not in columns and (len(kept) < most or sources[k] in kept)]
+
+    while options := allowed(chosen):
+        result, k = min(((with_([*chosen, k]), k) for k in options), key=lambda pair: pair[0].objective)
         if chosen and best.objective - result.objective < GAIN:
             break
-        chosen.append(k)
-        left.remove(k)
-        best = result
+        chosen, best = [*chosen, k], result
+        for place in range(len(chosen) - 1):
+            rest = chosen[:place] + chosen[place + 1 :]
+            other, k = min(((with_([*rest, k]), k) for k in allowed(rest)), key=lambda pair: pair[0].objective)
+            if best.objective - other.objective >= GAIN:
+                chosen, best = [*rest, k], other
     return chosen, best

@@ -7,6 +7,7 @@ from typing import Any
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.samplers.pool import ConfigPool
@@ -16,8 +17,15 @@ CROSSOVER_SHARE = 0.35
 PARENTS = 5
 """Fastest kernels of the chosen problem that may be parents, the first the likeliest."""
 TRIES = 8
+MOST_SPLIT_ROWS = 512
+"""Query rows that share a K/V head. The most on which split_kv won a measured problem is 128."""
 GIVEN_FIRST, GIVEN_SHARE = 24, 0.4
 """Given configs, in random order: so many before any child, then this share of the proposals until they are used up."""
+
+
+def hopeless(family: str, problem: AttentionProblem) -> bool:
+    """Whether a family is not worth asking: split_kv reads all keys again for every tile of at most 64 packed rows."""
+    return family == "split_kv" and problem.group_size * problem.seqlen_q > MOST_SPLIT_ROWS and problem.dtype != "fp32"
 
 
 class Breeder:
@@ -42,17 +50,26 @@ class Breeder:
         problem = self._group.problems[self._target]
         return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), self._gpu)
 
-    def valid_for(self, kernel: Kernel) -> list[int]:
-        """Indexes of the group's problems that the kernel may serve."""
+    def serves(self, kernel: Kernel) -> list[int]:
+        """Indexes of the group's problems that the kernel can run."""
         family, config = registry.lookup(kernel.family), kernel.config
-        return [i for i, p in enumerate(self._group.problems) if not family.why_invalid(p, config, self._gpu)]
+        return [
+            i
+            for i, p in enumerate(self._group.problems)
+            if not family.why_impossible(p, config, self._gpu) and not hopeless(kernel.family, p)
+        ]
+
+    def _made_for(self, kernel: Kernel) -> list[int]:
+        """Those of `serves` on which nothing of the kernel is redundant."""
+        family, config = registry.lookup(kernel.family), kernel.config
+        return [i for i in self.serves(kernel) if not family.why_invalid(self._group.problems[i], config, self._gpu)]
 
     def propose(self) -> tuple[Kernel, int] | None:
         """A new kernel and the problem that it is bred for; None when nothing new was found in some tries."""
         while self._given and (self._first or self._rng.random() < GIVEN_SHARE):
             family, params = self._given.pop(0)
             kernel = Kernel(family, dict(params), "given")
-            valid = self.valid_for(kernel)
+            valid = self._made_for(kernel)
             if valid and self._pool.fits(family, params) and self._pool.mark(kernel.id):
                 self._first = max(0, self._first - 1)
                 return kernel, self._rng.choice(valid)
@@ -70,6 +87,7 @@ class Breeder:
             f
             for f in self.spaces
             if not registry.lookup(f).why_unsupported(self._group.problems[self._target], self._gpu)
+            and not hopeless(f, self._group.problems[self._target])
         ]
         if not supported:
             return None

@@ -129,10 +129,8 @@ class Engine:
                 continue
             kernel, target = proposal
             group.kernels[kernel.id] = kernel
-            valid = breeder.valid_for(kernel)
-            rng = breeder._rng
-            others = [i for i in valid if i != target]
-            rng.shuffle(others)
+            able = set(breeder.serves(kernel))
+            others = [j for j in group.near[target] if j in able]
             problem = group.problems[target]
             candidate = render(registry.lookup(kernel.family), problem, kernel.config, self.gpu)
             item = _Ready(group, kernel, None, [target, *others[:SAMPLE]], others[SAMPLE : self.most - 1])
@@ -187,9 +185,14 @@ class Engine:
         if near and item.rest:
             self._ready.appendleft(_Ready(group, kernel, item.compiled, item.rest, [], check=False))
 
-    def valid(self, group: Group, kernel: Kernel) -> list[int]:
-        """Indexes of the group's problems that the kernel may serve."""
-        return self._breeders[group.name].valid_for(kernel)
+    def serves(self, group: Group, kernel: Kernel) -> list[int]:
+        """Indexes of the group's problems that the kernel can run."""
+        return self._breeders[group.name].serves(kernel)
+
+    def values(self, group: Group, family: str, gene: str) -> tuple[Any, ...]:
+        """The values that a family's gene can have."""
+        parameters = self._breeders[group.name].spaces[family].parameters
+        return next(p.values for p in parameters if p.name == gene)
 
     # ---- careful comparisons
 

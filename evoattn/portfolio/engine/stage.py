@@ -27,6 +27,9 @@ DIRECT_US, DIRECT_CALLS = 1200.0, (2, 10)
 ROUGH = 1.6
 """A first call that takes this many times the best so far is its time."""
 
+FAR_BEHIND = 2.5
+"""In a careful comparison, a first call that takes this many times the least so far is its time."""
+
 Call = Callable[[], None]
 
 
@@ -187,13 +190,19 @@ class Stage(Handler):
         """Median µs of each kernel, of each peer, and why peers are missing: all in turns, in shuffled order."""
         problem = self._problems[group][index]
         works: list[tuple[Call, int, object] | None] = []
+        firsts: list[float | None] = []
         for kernel in kernels:
             try:
                 enqueue = self._prepare(kernel, problem)
                 enqueue()
-                works.append(self._repeated(enqueue, self._elapsed(enqueue)))
+                first = self._elapsed(enqueue)
+                known = [us for us in firsts if us]
+                far_behind = bool(known) and first > max(FAR_BEHIND * min(known), GRAPH_UNDER_US)
+                works.append(None if far_behind else self._repeated(enqueue, first))
+                firsts.append(first)
             except (LaunchError, RuntimeError):
                 works.append(None)
+                firsts.append(None)
         calls, refusals = self._peers(problem, peers)
         contestants = [(i, work[0], work[1]) for i, work in enumerate(works) if work]
         contestants += [(name, work, count) for name, (work, count, _) in calls.items()]
@@ -203,7 +212,7 @@ class Stage(Handler):
             shuffle.shuffle(contestants)
             for name, work, count in contestants:
                 samples[name].append(self._elapsed(work) / count)
-        ours = [median(samples[i]) if samples.get(i) else None for i in range(len(kernels))]
+        ours = [median(samples[i]) if samples.get(i) else first for i, first in enumerate(firsts)]
         return ours, {name: median(samples[name]) for name in calls}, refusals
 
     def _peers(self, problem: AttentionProblem, names: tuple[str, ...]):
