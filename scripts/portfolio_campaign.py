@@ -26,7 +26,7 @@ def _given(path: Path | None) -> dict[str, list]:
     if path is None:
         return {}
     _, groups, _ = campaign.load(path)
-    return {g.name: [(k.family, k.params) for k in campaign.contenders(g, 60)] for g in groups}
+    return {g.name: [(k.family, k.params) for k in campaign.leaders(g, 3)] for g in groups}
 
 
 def main() -> None:

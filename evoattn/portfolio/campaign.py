@@ -50,12 +50,17 @@ def make_groups(
     return groups
 
 
+def leaders(group: Group, each: int) -> list[Kernel]:
+    """The `each` fastest kernels of every problem, each kernel once."""
+    found = {k.id: k for i in range(len(group.problems)) for k in group.leaders(i, each)}
+    return list(found.values())
+
+
 def contenders(group: Group, most: int) -> list[Kernel]:
     """The `most` kernels that together leave the least regret on the problems that they were timed on, chosen one by one."""
     right = [k for k in group.kernels.values() if k.state == "right" and k.times]
     best = {i: group.best(i) for i in range(len(group.problems))}
-    pool = {k.id: k for i in best for k in group.leaders(i, 4)}
-    candidates = list(pool.values())
+    candidates = leaders(group, 4)
     chosen: list[Kernel] = []
     covered = {i: 4.0 for i, us in best.items() if us < float("inf")}
     while candidates and len(chosen) < most and right:
@@ -64,7 +69,7 @@ def contenders(group: Group, most: int) -> list[Kernel]:
             return sum(max(0.0, covered[i] - min(us / best[i], 4.0)) for i, us in kernel.times.items() if i in covered)
 
         leader = max(candidates, key=gain)
-        if gain(leader) <= 0.002:
+        if gain(leader) <= 0.0:
             break
         candidates.remove(leader)
         chosen.append(leader)
