@@ -1,83 +1,75 @@
 """Make a card's portfolio from campaigns that were measured on it; needs no GPU.
 
-    python scripts/portfolio_build.py h100 CAMPAIGN.jsonl.gz [-o evoattn/portfolio/data/h100.json] [--tune]
+    python scripts/portfolio_build.py h100 CAMPAIGN.jsonl.gz [-o evoattn/portfolio/data/h100.json]
 
-Of each class the kernels are chosen one by one so that the rule, asked about every problem with that problem left out, loses least
-(`evoattn/portfolio/cover.py`). Prints each class's regret. --tune looks for better weights of the features and prints them.
+Of each class at most eight kernels are chosen, one by one, so that the rule loses least (`evoattn/portfolio/cover.py`). The rule takes the
+kernel of the least predicted time (`evoattn/portfolio/work.py`). Prints each class's regret, each problem left out of the fit that judges it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from evoattn.model.gpu import lookup
-from evoattn.portfolio import campaign, rule
-from evoattn.portfolio.cover import Judged, choose, judge
-from evoattn.portfolio.features import features
-from evoattn.portfolio.shipped import DATA, PROBLEM_FIELDS
+import numpy as np
 
-STEPS = (0.5, 0.7, 1.4, 2.0)
+from evoattn.families import registry
+from evoattn.model.gpu import GpuSpec, lookup
+from evoattn.portfolio import campaign, cover
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.features import class_of
+from evoattn.portfolio.shipped import DATA
+from evoattn.portfolio.work import work_of
 
-
-def slowdowns_of(table: dict[str, Any]) -> list[list[float | None]]:
-    """Each kernel's time over the best of its problem, both out of the final table."""
-    rows = []
-    for times in table["us"]:
-        best = min(us for us in times if us)
-        rows.append([round(us / best, 4) if us else None for us in times])
-    return rows
+FEWEST = 7
+"""Measured problems of a class from which on it has a choice of kernels of its own."""
+DIGITS = 5
+"""Significant digits of a constant: its fit is good to two."""
 
 
-def tune(classes: dict[str, Any]) -> None:
-    """Change one weight at a time while the mean objective over all classes falls; prints the weights."""
-
-    def objective() -> float:
-        return fmean(judge(c["features"], c["chosen"]).objective for c in classes.values())
-
-    best = objective()
-    improved = True
-    while improved:
-        improved = False
-        for name in rule.SCALES:
-            for step in STEPS:
-                old = rule.SCALES[name]
-                rule.SCALES[name] = old * step
-                if (now := objective()) < best - 1e-5:
-                    best, improved = now, True
-                else:
-                    rule.SCALES[name] = old
-    print("SCALES", {name: round(value, 3) for name, value in rule.SCALES.items()}, "objective", round(best, 5))
+def resident_blocks(kernel: Kernel, group: Group, gpu: GpuSpec) -> int:
+    """Blocks of the kernel that fit on one SM, by its registers and shared memory."""
+    launch = registry.lookup(kernel.family).launches(group.problems[0], kernel.config, gpu)[0]
+    return max(1, gpu.blocks_resident(kernel.registers, launch.threads, launch.smem_bytes))
 
 
-def build(groups: list, tables: dict[str, Any], gpu: str, wanted_tune: bool) -> dict[str, Any]:
-    """The `classes` of the portfolio's file."""
-    spec, made = lookup(gpu), {}
-    for group in groups:
-        table = tables.get(group.name)
-        rows = [i for i, times in enumerate(table["us"]) if any(times)] if table else []
-        if not rows:
-            continue
-        kernels = [group.kernels[k] for k in table["kernels"]]
-        slow = slowdowns_of({"us": [table["us"][i] for i in rows]})
-        problems = [group.problems[i] for i in rows]
-        at = [features(p, spec) for p in problems]
-        columns, judged = choose(at, slow, [campaign.source_of(k) for k in kernels])
-        made[group.name] = {
-            "features": at,
-            "all": slow,
-            "problems": problems,
-            "kernels": [kernels[k] for k in columns],
-            "chosen": [[row[k] for k in columns] for row in slow],
-            "judged": judged,
-        }
-    if wanted_tune:
-        tune(made)
-    return made
+def build_class(
+    group: Group, kernels: list[Kernel], times: np.ndarray, rows: list[int], gpu: GpuSpec
+) -> tuple[dict[str, Any], cover.Judged]:
+    """One class of the portfolio's file, out of the rows of the group's final table that are of this class."""
+    problems = [group.problems[i] for i in rows]
+    us = times[rows]
+    used = [k for k in range(len(kernels)) if (~np.isnan(us[:, k])).any()]
+    kernels, us = [kernels[k] for k in used], us[:, used]
+    resident = [resident_blocks(k, group, gpu) for k in kernels]
+    work = [
+        np.array([work_of(k.family, k.params, r, p, gpu) for p in problems])
+        for k, r in zip(kernels, resident, strict=True)
+    ]
+    predicted = cover.predictions_left_out(work, us)
+    chosen, judged = cover.choose(us, predicted, [campaign.source_of(k) for k in kernels])
+    rows_made = []
+    for k in chosen:
+        known = ~np.isnan(us[:, k])
+        constants = cover.fit(work[k][known], us[known, k])
+        rows_made.append(
+            {
+                "family": kernels[k].family,
+                "params": kernels[k].params,
+                "resident": resident[k],
+                "constants": [float(f"{c:.{DIGITS}g}") for c in constants],
+            }
+        )
+    made = {
+        "kernels": rows_made,
+        "problems": len(problems),
+        "regret": round(judged.geomean, 4),
+        "worst": round(judged.worst, 4),
+        "sources": len({campaign.source_of(kernels[k]) for k in chosen}),
+    }
+    return made, judged
 
 
 def main() -> None:
@@ -85,30 +77,33 @@ def main() -> None:
     parser.add_argument("gpu")
     parser.add_argument("campaign", type=Path)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--tune", action="store_true")
     words = parser.parse_args()
     about, groups, tables = campaign.load(words.campaign)
-    made = build(groups, tables, words.gpu, words.tune)
-    classes, every = {}, []
-    for name, c in made.items():
-        judged: Judged = judge(c["features"], c["chosen"])
-        oracle = [min(s for s in row if s) for row in c["chosen"] if any(row)]
-        every += judged.regrets
-        print(
-            f"{name:18} {len(c['kernels'])} kernels of {len(c['all'][0]):2}, {len(c['problems']):2} problems: regret {judged.geomean:.3f}, "
-            f"worst {judged.worst:.3f}; best of its kernels {math.exp(fmean(map(math.log, oracle))):.3f}, {max(oracle):.3f}  "
-            f"{sorted({k.family for k in c['kernels']})}"
-        )
-        classes[name] = {
-            "kernels": [{"family": k.family, "params": k.params} for k in c["kernels"]],
-            "problems": [[getattr(p, f) for f in PROBLEM_FIELDS] for p in c["problems"]],
-            "slowdowns": c["chosen"],
-            "regret": round(judged.geomean, 4),
-            "worst": round(judged.worst, 4),
-        }
-    every.sort()
+    gpu = lookup(words.gpu)
+    classes, regrets = {}, []
+    for group in groups:
+        table = tables[group.name]
+        times = np.array([[us if us else np.nan for us in row] for row in table["us"]], dtype=float)
+        kernels = [group.kernels[k] for k in table["kernels"]]
+        names = [class_of(p) for p in group.problems]
+        for name in sorted(set(names)):
+            timed = [i for i in range(len(names)) if not np.isnan(times[i]).all()]
+            rows = [i for i in timed if names[i] == name]
+            if len(rows) < FEWEST:  # too few to choose by: the class takes the kernels that suit its group
+                rows = timed
+            made, judged = build_class(group, kernels, times, rows, gpu)
+            classes[name] = made
+            regrets += list(judged.regrets)
+            families = sorted({k["family"] for k in made["kernels"]})
+            print(
+                f"{name:20} {made['sources']} kernels, {len(rows):2} problems: regret {judged.geomean:.3f}, worst {judged.worst:.3f} "
+                f"{', '.join(families)}",
+                flush=True,
+            )
+    every = np.array(regrets)
     print(
-        f"all: geomean {math.exp(fmean(map(math.log, every))):.4f}, 95 % {every[int(0.95 * len(every))]:.3f}, worst {every[-1]:.3f}"
+        f"all {len(every)} problems, left out: geomean {np.exp(np.log(every).mean()):.4f}, 95th percentile "
+        f"{np.quantile(every, 0.95):.3f}, worst {every.max():.3f}"
     )
     output = words.output or DATA / f"{words.gpu}.json"
     output.parent.mkdir(exist_ok=True)

@@ -1,83 +1,105 @@
-"""Few kernels that serve a class well: chosen one by one so that the rule, asked about problems it has not seen, loses least."""
+"""Few kernels that serve a class well: fitted constants for each, and a choice one by one so that the rule loses least.
+
+Every judgement leaves the judged problem out of the fit of every kernel's constants.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-from evoattn.portfolio.rule import NEIGHBOURS, losses
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.float64]
+"""[problems, kernels] in µs; NaN where a kernel cannot serve a problem."""
 
 MOST_KERNELS = 8
-WORST_SHARE = 0.15
+WORST_SHARE, WORST_TENTH = 0.15, 10
 """Of the objective: the mean over the worst tenth of the problems, beside the mean over all."""
-GAIN = 0.001
+GAIN = 0.0005
 """A kernel that lowers the objective by less is not worth its place."""
+UNSERVED = 4.0
+"""Regret of a problem that no chosen kernel serves."""
 
-Slowdowns = list[list[float | None]]
+
+def fit(work: Times, us: Times) -> Times:
+    """The non-negative constants of one kernel that make the relative errors of its times least. `work` [problems, terms], `us`
+    [problems]."""
+    from scipy.optimize import nnls  # only whoever builds a portfolio needs SciPy
+
+    constants, _ = nnls(work / us[:, None], np.ones(len(us)))
+    return np.asarray(constants)
+
+
+def predictions_left_out(work: Sequence[Times], us: Times) -> Times:
+    """[problems, kernels]: each time as predicted by constants fitted without that problem; NaN where too few were measured.
+    `work[k]` [problems, terms] of kernel k."""
+    predicted = np.full(us.shape, np.nan)
+    for k in range(us.shape[1]):
+        known = np.flatnonzero(~np.isnan(us[:, k]))
+        if len(known) < 3:
+            continue
+        for i in known:
+            others = known[known != i]
+            predicted[i, k] = work[k][i] @ fit(work[k][others], us[others, k])
+    return predicted
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Regrets (time over the best known, ≥ 1) of the rule's choice on each problem, that problem left out."""
+    """Regrets (time over the best known, ≥ 1) of the rule's choices, by problem."""
 
-    regrets: list[float]
+    regrets: Times
 
     @property
     def geomean(self) -> float:
-        return math.exp(fmean(math.log(r) for r in self.regrets))
+        return math.exp(float(np.log(self.regrets).mean()))
 
     @property
     def worst(self) -> float:
-        return max(self.regrets)
+        return float(self.regrets.max())
 
     @property
     def objective(self) -> float:
-        logs = sorted((math.log(r) for r in self.regrets), reverse=True)
-        return fmean(logs) + WORST_SHARE * fmean(logs[: max(1, len(logs) // 10)])
+        logs = np.sort(np.log(self.regrets))[::-1]
+        return float(logs.mean() + WORST_SHARE * logs[: max(1, len(logs) // WORST_TENTH)].mean())
 
 
-def judge(measured: Sequence[dict[str, float]], slowdowns: Slowdowns, neighbours: int = NEIGHBOURS) -> Judged:
-    """The rule on every problem, that problem left out of what it knows. A problem that no kernel serves counts as 4."""
-    regrets = []
-    for i, row in enumerate(slowdowns):
-        others = [j for j in range(len(slowdowns)) if j != i] or [i]
-        expected = losses(measured[i], [measured[j] for j in others], [slowdowns[j] for j in others], neighbours)
-        valid = [(loss, s) for loss, s in zip(expected, row, strict=True) if s is not None]
-        regrets.append(min(valid, key=lambda pair: pair[0])[1] if valid else 4.0)
-    return Judged(regrets)
+def judge(us: Times, predicted: Times, columns: Sequence[int]) -> Judged:
+    """The rule with the kernels `columns` on every problem: it takes the one of the least predicted time."""
+    known = np.where(np.isnan(us) | np.isnan(predicted), np.inf, predicted)[:, list(columns)]
+    chosen = known.argmin(axis=1)
+    taken = us[:, list(columns)][np.arange(len(us)), chosen]
+    served = np.isfinite(known[np.arange(len(us)), chosen])
+    return Judged(np.where(served, taken / np.nanmin(us, axis=1), UNSERVED))
 
 
-def _columns(slowdowns: Slowdowns, chosen: Sequence[int]) -> Slowdowns:
-    return [[row[k] for k in chosen] for row in slowdowns]
+def choose(us: Times, predicted: Times, sources: Sequence[str], most: int = MOST_KERNELS) -> tuple[list[int], Judged]:
+    """Columns to keep, of at most `most` different `sources`, and how the rule does with them.
 
-
-def choose(
-    measured: Sequence[dict[str, float]], slowdowns: Slowdowns, sources: Sequence[str], most: int = MOST_KERNELS
-) -> tuple[list[int], Judged]:
-    """Columns of `slowdowns` to keep, of at most `most` different `sources`, and how the rule does with them.
-
-    Chosen one by one; in between, a column whose place another would fill better makes way for it.
+    Chosen one by one; after each, a column that another would fill better makes way for it.
     """
     chosen: list[int] = []
-    best = Judged([4.0] * len(slowdowns))
-
-    def with_(columns: list[int]) -> Judged:
-        return judge(measured, _columns(slowdowns, columns))
+    best = Judged(np.full(len(us), UNSERVED))
 
     def allowed(columns: list[int]) -> list[int]:
         kept = {sources[c] for c in columns}
         return [k for k in range(len(sources)) if k not in columns and (len(kept) < most or sources[k] in kept)]
 
-    while options := allowed(chosen):
-        result, k = min(((with_([*chosen, k]), k) for k in options), key=lambda pair: pair[0].objective)
+    def better(columns: list[int]) -> tuple[Judged, int] | None:
+        tried = [(judge(us, predicted, [*columns, k]), k) for k in allowed(columns)]
+        return min(tried, key=lambda pair: pair[0].objective) if tried else None
+
+    while found := better(chosen):
+        result, k = found
         if chosen and best.objective - result.objective < GAIN:
             break
         chosen, best = [*chosen, k], result
         for place in range(len(chosen) - 1):
             rest = chosen[:place] + chosen[place + 1 :]
-            other, k = min(((with_([*rest, k]), k) for k in allowed(rest)), key=lambda pair: pair[0].objective)
-            if best.objective - other.objective >= GAIN:
-                chosen, best = [*rest, k], other
+            other = better(rest)
+            if other and best.objective - other[0].objective >= GAIN:
+                chosen, best = [*rest, other[1]], other[0]
     return chosen, best

@@ -1,4 +1,4 @@
-"""The kernel that would run for a problem: of the user's own searches, of this card's portfolio, or of the nearest card's."""
+"""The kernel that would run for a problem: of this card's portfolio, or of the nearest card's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import shipped
-from evoattn.portfolio.features import class_of, features
-from evoattn.portfolio.rule import losses
+from evoattn.portfolio.features import class_of
 from evoattn.portfolio.shipped import KernelClass
 
 
@@ -28,30 +27,26 @@ class Pick:
     source: Literal["exact", "portfolio"]
 
 
-def _cards(gpu: GpuSpec) -> list[GpuSpec]:
-    """Cards whose portfolios may serve: this one, then those of its architecture, then older ones, newest first."""
+def _cards(gpu: GpuSpec) -> list[str]:
+    """Cards whose portfolios may serve: this one, then those of its architecture and older ones, the newest first."""
     others = [g for g in GPUS.values() if g.name != gpu.name and g.capability <= gpu.capability]
-    return [gpu, *sorted(others, key=lambda g: (g.capability, -abs(g.sm_count - gpu.sm_count)), reverse=True)]
+    others.sort(key=lambda g: (g.capability, -abs(g.sm_count - gpu.sm_count)), reverse=True)
+    return [gpu.name, *(g.name for g in others)]
 
 
-def _nearest_class(problem: AttentionProblem, names: list[str]) -> str | None:
-    """The class of the least head_dim above the problem's (else the greatest) with equal bits and mask."""
-    bits, dim, mask = class_of(problem).split()
-    dims = sorted(int(n.split()[1][1:]) for n in names if n.split()[0] == bits and n.split()[2] == mask)
+def _nearest_class(name: str, names: list[str]) -> str | None:
+    """The class of the least head_dim above that of `name`, else the greatest; everything else equal."""
+    bits, dim, mask, rows = name.split()
+    dims = sorted(int(d[1:]) for b, d, m, r in (n.split() for n in names) if (b, m, r) == (bits, mask, rows))
     if not dims:
         return None
-    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask}"
+    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask} {rows}"
 
 
-def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> list[tuple[float, KernelConfig]]:
-    """(expected logarithm of time over the best, config) of the class's kernels that can serve the problem, the best first."""
-    expected = losses(features(problem, gpu), kernels.measured, kernels.slowdowns)
-    valid = [
-        (loss, config)
-        for loss, config in zip(expected, kernels.kernels, strict=True)
-        if not registry.lookup(config.family).why_invalid(problem, config, gpu)
-    ]
-    return sorted(valid, key=lambda pair: pair[0])
+def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> list[KernelConfig]:
+    """The class's configs that can serve the problem, those first that should take least time."""
+    able = [k for k in kernels.kernels if not registry.lookup(k.config.family).why_impossible(problem, k.config, gpu)]
+    return [k.config for k in sorted(able, key=lambda k: k.predicted_us(problem, gpu))]
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
@@ -63,22 +58,17 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     own = class_of(problem)
     for card in _cards(gpu):
         portfolio = shipped.load(card)
-        if portfolio is None:
-            continue
-        name = own if own in portfolio.classes else _nearest_class(problem, list(portfolio.classes))
-        if name is None:
+        name = portfolio and (own if own in portfolio.classes else _nearest_class(own, list(portfolio.classes)))
+        if not portfolio or not name:
             continue
         kernels = portfolio.classes[name]
-        for _, config in ranked(problem, gpu, kernels):
-            estimated = card.name != gpu.name or name != own
-            whose = f"class {name!r} of {card.name}"
-            why = f"{whose}: the kernel that did best on the measured problems most like this one"
-            if estimated:
-                why += (
-                    f"; not measured on {gpu.name}"
-                    if card.name != gpu.name
-                    else f"; head_dim {problem.head_dim} was not measured"
-                )
+        for config in ranked(problem, gpu, kernels):
+            estimated = card != gpu.name or name != own
+            why = f"of the kernels that were measured on {card} for class '{name}' it should take least time here"
+            if card != gpu.name:
+                why += f"; nothing was measured on {gpu.name}"
+            elif estimated:
+                why += f"; head_dim {problem.head_dim} was not measured"
             return Pick(config.family, config, why, estimated, None if estimated else kernels.regret, "portfolio")
     return None
 
@@ -88,5 +78,5 @@ def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelCon
     for card in _cards(gpu):
         portfolio = shipped.load(card)
         if portfolio and (name := class_of(problem)) in portfolio.classes:
-            return [config for _, config in ranked(problem, gpu, portfolio.classes[name])]
+            return ranked(problem, gpu, portfolio.classes[name])
     return []

@@ -11,23 +11,33 @@ from typing import Any
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio.features import features
+from evoattn.portfolio.work import predicted_us, work_of
 
 DATA = Path(__file__).parent / "data"
-PROBLEM_FIELDS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
+
+
+@dataclass(frozen=True)
+class ShippedKernel:
+    """A config, the blocks of it that fit on one SM, and the constants of its time (`work.Work`)."""
+
+    config: KernelConfig
+    resident: int
+    constants: tuple[float, ...]
+
+    def predicted_us(self, problem: AttentionProblem, gpu: GpuSpec) -> float:
+        """See `work.predicted_us`."""
+        return predicted_us(
+            self.constants, work_of(self.config.family, self.config.params, self.resident, problem, gpu)
+        )
 
 
 @dataclass(frozen=True)
 class KernelClass:
-    """The kernels of one class (`features.class_of`), and what they took on the problems that they were measured on."""
+    """The kernels of one class (`features.class_of`). `regret` and `worst`: the chosen kernel's time over the best known, in geometric
+    mean and at worst, on measured problems each of which was left out of the fit."""
 
-    kernels: tuple[KernelConfig, ...]
-    measured: tuple[dict[str, float], ...]
-    """Features of the measured problems."""
-    slowdowns: tuple[tuple[float | None, ...], ...]
-    """Per measured problem, each kernel's time over the best known there; None where it cannot serve it."""
+    kernels: tuple[ShippedKernel, ...]
     regret: float
-    """Geometric mean of the chosen kernel's time over the best known, each problem left out of the rule in turn."""
     worst: float
 
 
@@ -41,30 +51,19 @@ class Portfolio:
     classes: dict[str, KernelClass]
 
 
-def _class(row: dict[str, Any], name: str, gpu: GpuSpec) -> KernelClass:
-    bits, dim, mask = name.split()
-    fixed = {
-        "head_dim": int(dim[1:]),
-        "dtype": "fp32" if bits == "32" else "bf16",
-        "mask": "full" if mask == "full" else "causal_lower_right",
-    }
-    problems = [AttentionProblem(**dict(zip(PROBLEM_FIELDS, sizes, strict=True)), **fixed) for sizes in row["problems"]]
-    return KernelClass(
-        tuple(KernelConfig(k["family"], k["params"]) for k in row["kernels"]),
-        tuple(features(p, gpu) for p in problems),
-        tuple(tuple(s) for s in row["slowdowns"]),
-        row["regret"],
-        row["worst"],
-    )
+def _kernel(row: dict[str, Any]) -> ShippedKernel:
+    return ShippedKernel(KernelConfig(row["family"], row["params"]), row["resident"], tuple(row["constants"]))
 
 
 @cache
-def load(gpu: GpuSpec) -> Portfolio | None:
-    """The portfolio measured on this kind of card, or None where there is none."""
-    path = DATA / f"{gpu.name}.json"
+def load(gpu: str, folder: Path = DATA) -> Portfolio | None:
+    """The portfolio measured on the card called `gpu`, or None where there is none."""
     try:
-        text = json.loads(path.read_text())
+        text = json.loads((folder / f"{gpu}.json").read_text())
     except OSError:
         return None
-    classes = {name: _class(row, name, gpu) for name, row in text["classes"].items()}
-    return Portfolio(gpu.name, text["about"], classes)
+    classes = {
+        name: KernelClass(tuple(_kernel(k) for k in row["kernels"]), row["regret"], row["worst"])
+        for name, row in text["classes"].items()
+    }
+    return Portfolio(gpu, text["about"], classes)

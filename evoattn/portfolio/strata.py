@@ -21,17 +21,22 @@ def canonical(problem: AttentionProblem) -> AttentionProblem:
     )
 
 
+def group_of(problem: AttentionProblem) -> str:
+    """The problems that one compiled kernel can serve are measured together: a class without its number of queries."""
+    return class_of(problem).rpartition(" ")[0]
+
+
 def by_class(problems: Iterable[AttentionProblem]) -> dict[str, list[AttentionProblem]]:
-    """Different problems by class, in the order drawn."""
+    """Different problems by group, in the order drawn."""
     classes: dict[str, dict[AttentionProblem, None]] = {}
     for problem in problems:
-        classes.setdefault(class_of(problem), {})[canonical(problem)] = None
+        classes.setdefault(group_of(problem), {})[canonical(problem)] = None
     return {name: list(rows) for name, rows in classes.items()}
 
 
 def spread(problems: list[AttentionProblem], count: int, gpu: GpuSpec, seed: int = 0) -> list[AttentionProblem]:
     """`count` of the problems: half at random, half each as far as can be from those chosen before, in the space of `features`."""
-    bits = class_of(problems[0]).split()[0]
+    bits = group_of(problems[0]).split()[0]
     problems = [p for p in problems if p.flops <= MOST_FLOPS[bits]]
     rng = random.Random(seed)
     chosen = problems[: count // 2]

@@ -34,7 +34,7 @@ NEAR = 1.12
 class _Ready:
     group: Group
     kernel: Kernel
-    compiled: CompiledKernel
+    compiled: CompiledKernel | None
     indexes: list[int]
     rest: list[int]
     check: bool = True
@@ -94,8 +94,10 @@ class Engine:
     def _ask(self, task: tuple[Any, ...], seconds: float) -> Outcome:
         """Run one task on the idle GPU process and wait for it."""
         self._stage.submit("ask", task, seconds)
-        while not (outcome := self._stage.poll()):
+        outcome = self._stage.poll()
+        while outcome is None:
             wait_for_any([self._stage], 0.2)
+            outcome = self._stage.poll()
         if outcome.ending is not Ending.RESULT:
             self._wait_until(lambda: self._stage.idle, 120)
         return outcome
@@ -140,7 +142,8 @@ class Engine:
             worker.submit((item, candidate.source_hash), (candidate.source, candidate.arch), COMPILE_SECONDS)
             return
 
-    def _built(self, kernel: Kernel, compiled: CompiledKernel) -> BuiltKernel:
+    def _built(self, kernel: Kernel, compiled: CompiledKernel | None) -> BuiltKernel:
+        assert compiled is not None  # it waits for the GPU only once it is compiled
         return BuiltKernel(registry.lookup(kernel.family), kernel.config, self.gpu, compiled)
 
     def _collect(self) -> None:
@@ -205,7 +208,8 @@ class Engine:
         if outcome.ending is not Ending.RESULT:
             self._register_all()
             return [None] * len(kernels), {}, {"all": str(outcome.value)}
-        return outcome.value
+        times, peers, refusals = outcome.value
+        return times, peers, refusals
 
     def prove(self, group: Group, index: int, kernel: Kernel) -> str:
         """Why the kernel is wrong on one problem; an empty string where it is right."""

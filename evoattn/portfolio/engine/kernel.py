@@ -9,8 +9,7 @@ from typing import Any
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id
-from evoattn.portfolio.features import features
-from evoattn.portfolio.rule import distance
+from evoattn.portfolio.features import distance, features
 
 
 @dataclass

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -58,9 +59,10 @@ class Stage(Handler):
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         self._stream = torch.cuda.Stream()
 
-    def __call__(self, task: tuple) -> object:
+    def __call__(self, task: tuple[Any, ...]) -> object:
+        name, *arguments = task
         with torch.cuda.stream(self._stream), torch.no_grad():
-            return getattr(self, f"_{task[0]}")(*task[1:])
+            return {"register": self._register, "job": self._job, "prove": self._prove, "final": self._final}[name](*arguments)
 
     # ---- memory
 
@@ -73,8 +75,8 @@ class Stage(Handler):
                 self._memory.pop(dtype, None)
                 generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
                 made = torch.empty(elements, dtype=dtype, device=self._backend.device)
-                for piece in made.split(1 << 27):
-                    piece.normal_(generator=generator)
+                for first in range(0, elements, 1 << 27):
+                    made[first : first + (1 << 27)].normal_(generator=generator)
                 self._memory[dtype] = made
             if self._out.numel() < _padded(problem, "o"):
                 self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
@@ -107,7 +109,7 @@ class Stage(Handler):
             allocate = torch.zeros if starts_zeroed(name) else torch.empty
             buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
         enqueue = self._backend.prepare(kernel.compiled, kernel.launches(problem), buffers)
-        return lambda kept=buffers: enqueue()
+        return _keeping(enqueue, buffers)
 
     # ---- quick times
 
@@ -117,9 +119,9 @@ class Stage(Handler):
         work()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3
+        return float(start.elapsed_time(end)) * 1e3
 
-    def _job(self, job: Job) -> dict | str:
+    def _job(self, job: Job) -> dict[int, tuple[float, bool]] | str:
         """{index: (µs, rough)} of a right kernel, or a sentence."""
         self.report(job.kernel.config.describe())
         try:
@@ -215,18 +217,40 @@ class Stage(Handler):
         ours = [median(samples[i]) if samples.get(i) else first for i, first in enumerate(firsts)]
         return ours, {name: median(samples[name]) for name in calls}, refusals
 
-    def _peers(self, problem: AttentionProblem, names: tuple[str, ...]):
+    def _peers(
+        self, problem: AttentionProblem, names: tuple[str, ...]
+    ) -> tuple[dict[str, tuple[Call, int, object]], dict[str, str]]:
         from evoattn.timing.peers.table import PEERS
 
-        tensors, calls, refusals = self._tensors(problem), {}, {}
+        tensors = self._tensors(problem)
+        calls: dict[str, tuple[Call, int, object]] = {}
+        refusals: dict[str, str] = {}
         for name in names:
             try:
-                call = PEERS[name].make(problem, tensors)
+                call = _dropping(PEERS[name].make(problem, tensors))
                 call()
                 calls[name] = self._repeated(call, min(self._elapsed(call) for _ in range(2)))
             except Exception as error:  # other people's code: it may raise anything
                 refusals[name] = " ".join(str(error).split())[:160]
         return calls, refusals
+
+
+def _keeping(enqueue: Call, buffers: dict[str, torch.Tensor]) -> Call:
+    """The call, with the memory that it works in."""
+
+    def call(kept: dict[str, torch.Tensor] = buffers) -> None:
+        enqueue()
+
+    return call
+
+
+def _dropping(call: Callable[[], torch.Tensor]) -> Call:
+    """A peer's call without its answer."""
+
+    def drop() -> None:
+        call()
+
+    return drop
 
 
 def _padded(problem: AttentionProblem, tensor: str) -> int:

@@ -1,0 +1,117 @@
+"""How much a kernel has to do on a problem, in the terms of which its time is made: launches, waves, steps, bytes.
+
+One step is a tile of keys against a tile of query rows. A kernel's time is the sum of these terms, each times a constant of the kernel
+that was fitted to its measured times; the constants are never negative, so that more work never counts as less time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+
+PACKED = ("split_kv", "large_head")
+"""Families whose tiles stack the query heads of one K/V head."""
+SPLIT_KEYS = 64
+"""Keys that a split of split_kv is a multiple of."""
+L2_SHARE = 0.8
+"""Of the L2 cache, beyond which bytes are taken to come from DRAM."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Terms of a time. `launch` is one; the others are counts or, of bytes, µs at the bandwidth of the data sheet."""
+
+    launch: float
+    waves: float
+    """Waves of blocks."""
+    longest: float
+    """Steps of the SM that has most, one block after another."""
+    shared: float
+    """The same, each step counted once for every block that runs beside it on its SM."""
+    dram: float
+    """Bytes of Q, K, V and O beyond what stays in L2."""
+    steps: float
+    """All steps over the number of SMs."""
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A kernel's blocks on a problem: how many, their steps on average and at most, and whether blocks take several tiles."""
+
+    blocks: int
+    mean: float
+    longest: int
+    schedule: str = "single"
+
+
+def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
+    """(mean, most, count): steps of the row blocks of one head."""
+    count = math.ceil(problem.seqlen_q / block_m)
+    if not problem.causal:
+        steps = math.ceil(problem.seqlen_k / block_n)
+        return steps, steps, count
+    offset = problem.causal_offset
+    steps_of = [
+        math.ceil(min(max(min((i + 1) * block_m, problem.seqlen_q) + offset, 1), problem.seqlen_k) / block_n)
+        for i in range(count)
+    ]
+    return sum(steps_of) / count, max(steps_of), count
+
+
+def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> Tiles:
+    """The blocks of a config on a problem."""
+    block_m, block_n, heads = params["BLOCK_M"], params["BLOCK_N"], problem.batch * problem.heads
+    if family in PACKED:
+        rows = math.ceil(problem.group_size * problem.seqlen_q / block_m)
+        splits, keys = params.get("DIM_SPLIT", 1), problem.seqlen_k
+        if "SPLITS" in params:
+            keys = math.ceil(math.ceil(problem.seqlen_k / params["SPLITS"]) / SPLIT_KEYS) * SPLIT_KEYS
+            splits = params["SPLITS"] if params["MERGE"] == "cluster" else math.ceil(problem.seqlen_k / keys)
+        steps = math.ceil(min(keys, problem.seqlen_k) / block_n)
+        return Tiles(rows * problem.kv_heads * problem.batch * splits, steps, steps)
+    mean, longest, count = _row_steps(problem, block_m, block_n)
+    split = params.get("KEY_SPLIT", 1)
+    schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
+    return Tiles(count * heads * split, mean / split, math.ceil(longest / split), schedule)
+
+
+def work_of(
+    family: str, params: dict[str, Any], resident: int, problem: AttentionProblem, gpu: GpuSpec
+) -> tuple[float, ...]:
+    """The terms of `Work`, in order. `resident`: blocks of the kernel that fit on one SM."""
+    tiles = tiles_of(family, params, problem)
+    blocks, total = tiles.blocks, tiles.blocks * tiles.mean
+    if tiles.schedule != "single":
+        resident = params["BLOCKS_PER_SM"]
+    slots = gpu.sm_count * resident
+    beside = min(resident, math.ceil(blocks / gpu.sm_count))
+    if tiles.schedule == "balanced":
+        waves = blocks / slots
+        longest = total / min(slots, max(1, blocks - 1))
+        shared = longest * resident
+    elif tiles.longest != tiles.mean:  # a causal mask: the longest first, the short ones fill up
+        waves = max(1.0, blocks / slots)
+        if blocks <= slots:
+            longest = float(tiles.longest)
+            shared = longest * beside * (0.5 + 0.5 * tiles.mean / tiles.longest)
+        else:
+            longest = max(tiles.longest, total / slots + 0.5 * tiles.longest)
+            shared = longest * resident
+    else:
+        full, rest = divmod(blocks, slots)
+        waves = full + (rest > 0)
+        longest = tiles.longest * waves
+        shared = tiles.longest * (full * resident + math.ceil(rest / gpu.sm_count))
+    moved = problem.bytes / gpu.dram_gb_per_s / 1e3
+    cached = L2_SHARE * gpu.l2_bytes / gpu.dram_gb_per_s / 1e3
+    return astuple(Work(1.0, waves, longest, shared, max(0.0, moved - cached), total / gpu.sm_count, moved))
+
+
+def predicted_us(constants: tuple[float, ...], work: tuple[float, ...]) -> float:
+    """The time that the constants of a kernel give its work, in µs: for choosing among kernels, not for publishing."""
+    return sum(c * w for c, w in zip(constants, work, strict=True))
