@@ -1,9 +1,10 @@
-"""Make a card's portfolio from campaigns that were measured on it; needs no GPU.
+"""Make a card's portfolio from a campaign that was measured on it; needs no GPU.
 
-    python scripts/portfolio_build.py h100 CAMPAIGN.jsonl.gz [-o evoattn/portfolio/data/h100.json]
+    python scripts/portfolio_build.py h100 docs/campaigns/h100-2026-11-22-b.jsonl.gz [-o FILE]
 
-Of each class at most eight kernels are chosen, one by one, so that the rule loses least (`evoattn/portfolio/cover.py`). The rule takes the
-kernel of the least predicted time (`evoattn/portfolio/work.py`). Prints each class's regret, each problem left out of the fit that judges it.
+Of each class at most eight kernels are chosen, one by one, so that the rule loses least (`evoattn/portfolio/cover.py`).
+The rule takes the kernel of the least predicted time (`evoattn/portfolio/work.py`). Prints each class's regret: time
+over the best measured, each problem left out of the fit that judges it.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ def main() -> None:
             classes[name] = made
             regrets += list(judged.regrets)
             families = sorted({k["family"] for k in made["kernels"]})
+            sizes = f"{made['sources']} kernels, {len(rows):2} problems"
             print(
-                f"{name:20} {made['sources']} kernels, {len(rows):2} problems: regret {judged.geomean:.3f}, worst {judged.worst:.3f} "
-                f"{', '.join(families)}",
+                f"{name:20} {sizes}: regret {judged.geomean:.3f}, worst {judged.worst:.3f} {', '.join(families)}",
                 flush=True,
             )
     every = np.array(regrets)

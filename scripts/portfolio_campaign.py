@@ -1,9 +1,11 @@
 """Measure what a portfolio is made from, on the GPU that is here.
 
-    python scripts/portfolio_campaign.py OUT.jsonl.gz [--seconds 360] [--most 24] [--rounds 3] [--after EARLIER.jsonl.gz]
+    python scripts/portfolio_campaign.py OUT.jsonl.gz [--seconds 360] [--most 24] [--rounds 3] [--after
+    EARLIER.jsonl.gz]
 
-All classes of the problem sampler's problems (seeds 0 to 49) are searched at once for the time given; then the best kernels of each class
-are timed in turns on all of its problems. With --after, what an earlier campaign found is tried first.
+All classes of the problem sampler's problems (seeds 0 to 49) are searched at once for the time given; then the best
+kernels of each class are timed in turns on all of its problems. With --after, what an earlier campaign found is tried
+first.
 """
 
 from __future__ import annotations

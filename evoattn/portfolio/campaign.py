@@ -1,4 +1,5 @@
-"""A measuring campaign: search all classes at once, then time the best kernels of each on all of its problems, in turns."""
+"""A measuring campaign: search all classes at once, then time the best kernels of each on all of its problems, in
+turns."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FAMILIES = {
     "16": ("flash_wgmma", "split_kv", "flash_mma"),
     "32": ("flash_scalar", "split_kv", "large_head"),
 }
-"""By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim beyond 256."""
+"""By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim
+beyond 256."""
 PROBLEMS = {"16 d64": (56, 44), "16 d128": (56, 44), "16": (26, 20), "32": (8, 6)}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16": 1.0, "32": 0.5}
@@ -35,7 +37,8 @@ def _of_class(table: dict[str, Any], name: str) -> Any:
 def make_groups(
     seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, list[Any]] | None = None
 ) -> list[Group]:
-    """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, in place of the starting configs."""
+    """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, in place of
+    the starting configs."""
     classes = by_class(p for seed in seeds for p in draw(seed, each))
     groups = []
     for name, problems in sorted(classes.items()):
@@ -57,7 +60,8 @@ def leaders(group: Group, each: int) -> list[Kernel]:
 
 
 def contenders(group: Group, most: int) -> list[Kernel]:
-    """The `most` kernels that together leave the least regret on the problems that they were timed on, chosen one by one."""
+    """The `most` kernels that together leave the least regret on the problems that they were timed on, chosen one by
+    one."""
     right = [k for k in group.kernels.values() if k.state == "right" and k.times]
     best = {i: group.best(i) for i in range(len(group.problems))}
     candidates = leaders(group, 4)
@@ -102,7 +106,8 @@ def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Ker
 
 
 def final_table(engine: Engine, most: int, rounds: int) -> dict[str, Any]:
-    """{class: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders, timed in turns on every problem of their class."""
+    """{class: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders, timed in turns on every
+    problem of their class."""
     chosen = {g.name: with_splits(contenders(g, most), g, engine) for g in engine.groups}
     engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
     table = {}

@@ -25,8 +25,8 @@ UNSERVED = 4.0
 
 
 def fit(work: Times, us: Times) -> Times:
-    """The non-negative constants of one kernel that make the relative errors of its times least. `work` [problems, terms], `us`
-    [problems]."""
+    """The non-negative constants of one kernel that make the relative errors of its times least. `work` [problems,
+    terms], `us` [problems]."""
     from scipy.optimize import nnls  # only whoever builds a portfolio needs SciPy
 
     constants, _ = nnls(work / us[:, None], np.ones(len(us)))
@@ -34,7 +34,8 @@ def fit(work: Times, us: Times) -> Times:
 
 
 def predictions_left_out(work: Sequence[Times], us: Times) -> Times:
-    """[problems, kernels]: each time as predicted by constants fitted without that problem; NaN where too few were measured.
+    """[problems, kernels]: each time as predicted by constants fitted without that problem; NaN where too few were
+    measured.
     `work[k]` [problems, terms] of kernel k."""
     predicted = np.full(us.shape, np.nan)
     for k in range(us.shape[1]):

@@ -10,7 +10,8 @@ from evoattn.model.problem import AttentionProblem
 TILE_ROWS = 128
 """Rows of the tiles that are counted: the middle of what the families use."""
 FEW_ROWS = 128
-"""Query rows that share a K/V head, up to which a problem is one of few queries: decoding and small chunks, bound by reading K and V."""
+"""Query rows that share a K/V head, up to which a problem is one of few queries: decoding and small chunks, bound by
+reading K and V."""
 SCALES = {
     "queries": 0.5,
     "keys": 0.7,
@@ -26,7 +27,8 @@ SCALES = {
 def class_of(problem: AttentionProblem) -> str:
     """The class whose kernels serve the problem: bits, head_dim, mask, few or many queries, e.g. `16 d64 causal many`.
 
-    fp16 and bf16 share their choices: the same instructions at the same rates. So do both causal masks, which differ by an offset.
+    fp16 and bf16 share their choices: the same instructions at the same rates. So do both causal masks, which differ
+    by an offset.
     """
     bits = "32" if problem.dtype == "fp32" else "16"
     rows = "few" if problem.group_size * problem.seqlen_q <= FEW_ROWS else "many"

@@ -16,7 +16,8 @@ from evoattn.portfolio.shipped import KernelClass
 
 @dataclass(frozen=True)
 class Pick:
-    """One choice. `expected_regret` is its class's geometric mean of time over the best known, on problems left out; None if unknown."""
+    """One choice. `expected_regret` is its class's geometric mean of time over the best known, on problems left out;
+    None if unknown."""
 
     family: str
     config: KernelConfig
@@ -52,8 +53,8 @@ def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> lis
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no portfolio has one that can serve it.
 
-    A GPU that was never measured takes the portfolio of the nearest card, a head_dim that was never measured that of the next one; such
-    picks are `estimated`.
+    A GPU that was never measured takes the portfolio of the nearest card, a head_dim that was never measured that of
+    the next one; such picks are `estimated`.
     """
     own = class_of(problem)
     for card in _cards(gpu):

@@ -33,8 +33,8 @@ class ShippedKernel:
 
 @dataclass(frozen=True)
 class KernelClass:
-    """The kernels of one class (`features.class_of`). `regret` and `worst`: the chosen kernel's time over the best known, in geometric
-    mean and at worst, on measured problems each of which was left out of the fit."""
+    """The kernels of one class (`features.class_of`). `regret` and `worst`: the chosen kernel's time over the best
+    known, in geometric mean and at worst, on measured problems each of which was left out of the fit."""
 
     kernels: tuple[ShippedKernel, ...]
     regret: float

@@ -1,4 +1,5 @@
-"""Problems to measure a portfolio on: of each class some as they are drawn, the others chosen to lie far from all that are there."""
+"""Problems to measure a portfolio on: of each class some as they are drawn, the others chosen to lie far from all
+that are there."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def by_class(problems: Iterable[AttentionProblem]) -> dict[str, list[AttentionPr
 
 
 def spread(problems: list[AttentionProblem], count: int, gpu: GpuSpec, seed: int = 0) -> list[AttentionProblem]:
-    """`count` of the problems: half at random, half each as far as can be from those chosen before, in the space of `features`."""
+    """`count` of the problems: half at random, half each as far as can be from those chosen before, in the space of
+    `features`."""
     bits = group_of(problems[0]).split()[0]
     problems = [p for p in problems if p.flops <= MOST_FLOPS[bits]]
     rng = random.Random(seed)

@@ -1,7 +1,8 @@
 """How much a kernel has to do on a problem, in the terms of which its time is made: launches, waves, steps, bytes.
 
-One step is a tile of keys against a tile of query rows. A kernel's time is the sum of these terms, each times a constant of the kernel
-that was fitted to its measured times; the constants are never negative, so that more work never counts as less time.
+One step is a tile of keys against a tile of query rows. A kernel's time is the sum of these terms, each times a
+constant of the kernel that was fitted to its measured times; the constants are never negative, so that more work
+never counts as less time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A kernel's blocks on a problem: how many, their steps on average and at most, and whether blocks take several tiles."""
+    """A kernel's blocks on a problem: how many, their steps on average and at most, and whether blocks take several
+    tiles."""
 
     blocks: int
     mean: float

@@ -1,7 +1,8 @@
 """Attention problems as people have them: `draw(seed, count)` gives the same problems for the same seed.
 
-Self-attention, causal prefill, decoding, chunked or speculative decoding, and cross-attention; lengths are log-uniform, half of them
-round. Portfolios are built from seeds below 100 (`BUILD_SEEDS`); whoever judges one draws from others.
+Self-attention, causal prefill, decoding, chunked or speculative decoding, and cross-attention; lengths are
+log-uniform, half of them round. Portfolios are built from seeds below 100 (`BUILD_SEEDS`); whoever judges one draws
+from others.
 """
 
 from __future__ import annotations

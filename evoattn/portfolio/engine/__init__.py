@@ -1,1 +1,2 @@
-"""The engine that searches many problems at once, one process per GPU: campaigns, checks of regret and `tune` run on it."""
+"""The engine that searches many problems at once, one process per GPU: campaigns, checks of regret and `tune` run on
+it."""

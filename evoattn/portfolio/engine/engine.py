@@ -61,6 +61,8 @@ class Engine:
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
         self._sources: dict[str, CompiledKernel] = {}
+        self._fresh = False
+        """The GPU process was replaced and has not been told the problems."""
         self.measured = self.compiled = 0
         self.busy_seconds = 0.0
 
@@ -75,7 +77,6 @@ class Engine:
 
     def run(self, seconds: float, refresh: Callable[[], None] = lambda: None) -> None:
         """Search all groups for `seconds` from the moment that the GPU process is up."""
-        self._wait_until(lambda: self._stage.idle, 120)
         self._register_all()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -83,8 +84,10 @@ class Engine:
             wait_for_any([*self._pool.workers, self._stage], 0.05)
             self._collect()
             refresh()
-        self._wait_until(lambda: not self._stage.busy, JOB_SECONDS)
-        self._collect()
+        while self._stage.busy:
+            wait_for_any([self._stage], 0.1)
+            if outcome := self._stage.poll():
+                self._take(outcome)
 
     def _register_all(self) -> None:
         """Tell a fresh GPU process which problems there are."""
@@ -92,29 +95,21 @@ class Engine:
             self._ask(("register", group.name, group.problems), 60)
 
     def _ask(self, task: tuple[Any, ...], seconds: float) -> Outcome:
-        """Run one task on the idle GPU process and wait for it."""
-        self._stage.submit("ask", task, seconds)
-        outcome = self._stage.poll()
-        while outcome is None:
-            wait_for_any([self._stage], 0.2)
-            outcome = self._stage.poll()
-        if outcome.ending is not Ending.RESULT:
-            self._wait_until(lambda: self._stage.idle, 120)
+        """Run one task on the GPU process and wait for it; a fresh process is told the problems again."""
+        outcome = self._stage.ask(task, seconds, earlier=self._take)
+        if outcome.ending is not Ending.RESULT and task[0] != "register":
+            self._register_all()
         return outcome
-
-    def _wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not ready() and time.monotonic() < end:
-            wait_for_any([self._stage], 0.1)
-            if outcome := self._stage.poll():
-                self._take(outcome)
 
     def _feed(self) -> None:
         for worker in self._pool.idle():
             if len(self._ready) >= QUEUE:
                 break
             self._propose(worker)
-        while self._stage.idle and self._ready:
+        if self._fresh and self._stage.ready:
+            self._fresh = False
+            self._register_all()
+        while self._stage.idle and self._ready and not self._fresh:
             item = self._ready.popleft()
             best = tuple(item.group.best(i) for i in item.indexes)
             job = Job(item.group.name, self._built(item.kernel, item.compiled), item.check, tuple(item.indexes), best)
@@ -155,8 +150,8 @@ class Engine:
                 continue
             self._sources[source_hash] = outcome.value
             self._compiled(item, outcome.value)
-        if outcome := self._stage.poll():
-            self._take(outcome)
+        if ended := self._stage.poll():
+            self._take(ended)
             self._feed()
 
     def _compiled(self, item: _Ready, compiled: CompiledKernel) -> None:
@@ -173,9 +168,7 @@ class Engine:
         kernel, group = item.kernel, item.group
         if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
             kernel.state = str(outcome.value) if outcome.ending is Ending.RESULT else f"launch: {outcome.value}"
-            if not self._stage.idle:
-                self._wait_until(lambda: self._stage.idle, 120)
-                self._register_all()
+            self._fresh = self._fresh or not self._stage.ready
             return
         kernel.state = "right"
         self.measured += len(outcome.value)
@@ -206,18 +199,14 @@ class Engine:
         entries = [self._built(k, self._compile_now(group, index, k)) for k in kernels]
         outcome = self._ask(("final", group.name, index, entries, rounds, peers), FINAL_SECONDS)
         if outcome.ending is not Ending.RESULT:
-            self._register_all()
             return [None] * len(kernels), {}, {"all": str(outcome.value)}
-        times, peers, refusals = outcome.value
-        return times, peers, refusals
+        times, theirs, refusals = outcome.value
+        return times, theirs, refusals
 
     def prove(self, group: Group, index: int, kernel: Kernel) -> str:
         """Why the kernel is wrong on one problem; an empty string where it is right."""
         built = self._built(kernel, self._compile_now(group, index, kernel))
-        outcome = self._ask(("prove", group.name, index, built), FINAL_SECONDS)
-        if outcome.ending is not Ending.RESULT:
-            self._register_all()
-        return str(outcome.value)
+        return str(self._ask(("prove", group.name, index, built), FINAL_SECONDS).value)
 
     def _compile_now(self, group: Group, index: int, kernel: Kernel) -> CompiledKernel:
         candidate = render(registry.lookup(kernel.family), group.problems[index], kernel.config, self.gpu)

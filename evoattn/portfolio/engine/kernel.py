@@ -55,7 +55,8 @@ class Group:
 
     @cached_property
     def near(self) -> list[list[int]]:
-        """For each problem the others' indexes, the most alike first (`features`, on an H100: only their order matters)."""
+        """For each problem the others' indexes, the most alike first (`features`, on an H100: only their order
+        matters)."""
         points = [features(p, GPUS["h100"]) for p in self.problems]
         indexes = range(len(points))
         return [sorted((j for j in indexes if j != i), key=lambda j: distance(points[i], points[j])) for i in indexes]

@@ -1,4 +1,5 @@
-"""The device side of the engine: memory shared by all problems, quick checks, and quick or careful times. One process owns the GPU."""
+"""The device side of the engine: memory shared by all problems, quick checks, and quick or careful times. One process
+owns the GPU."""
 
 from __future__ import annotations
 
@@ -56,13 +57,20 @@ class Stage(Handler):
         self._cases: dict[str, list[Case]] = {}
         self._memory: dict[torch.dtype, torch.Tensor] = {}
         self._out = torch.empty(0, dtype=torch.uint8, device=self._backend.device)
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self._stream = torch.cuda.Stream()
+        make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+        self._events = [make_event(enable_timing=True) for _ in range(2)]
+        self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._methods: dict[str, Callable[..., object]] = {
+            "register": self._register,
+            "job": self._job,
+            "prove": self._prove,
+            "final": self._final,
+        }
 
     def __call__(self, task: tuple[Any, ...]) -> object:
         name, *arguments = task
         with torch.cuda.stream(self._stream), torch.no_grad():
-            return {"register": self._register, "job": self._job, "prove": self._prove, "final": self._final}[name](*arguments)
+            return self._methods[name](*arguments)
 
     # ---- memory
 
@@ -80,17 +88,11 @@ class Stage(Handler):
                 self._memory[dtype] = made
             if self._out.numel() < _padded(problem, "o"):
                 self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
-        first = problems[0]
-        heads = {"heads": 4, "kv_heads": 2} if any(p.group_size > 1 for p in problems) else {"heads": 2, "kv_heads": 2}
-        shapes = (
-            [{"seqlen_q": 203, "seqlen_k": 239}]
-            if first.causal
-            else [{"seqlen_q": 203, "seqlen_k": 239}, {"seqlen_q": 1, "seqlen_k": 799, **{"heads": 8, "kv_heads": 2}}]
-        )
-        self._cases[group] = [
-            make_case("quick", first.with_(batch=2, layout="bhsd", **(heads | shape)), self._seed, self._backend.device)
-            for shape in shapes
-        ]
+        one = problems[0].with_(batch=2, layout="bhsd")
+        grouped = any(p.group_size > 1 for p in problems)
+        ragged = one.with_(heads=4 if grouped else 2, kv_heads=2, seqlen_q=203, seqlen_k=239)
+        cases = [ragged] if one.causal else [ragged, one.with_(heads=8, kv_heads=2, seqlen_q=1, seqlen_k=799)]
+        self._cases[group] = [make_case("quick", case, self._seed, self._backend.device) for case in cases]
 
     def _tensors(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
         memory, start, tensors = self._memory[torch_dtype(problem)], 0, {}
@@ -176,7 +178,8 @@ class Stage(Handler):
         return graph.replay, calls, (graph, enqueue)
 
     def _prove(self, group: str, index: int, kernel: BuiltKernel) -> str:
-        """Why the kernel is wrong on the problem itself, run twice between guard bands; an empty string where it is right."""
+        """Why the kernel is wrong on the problem itself, run twice between guard bands; an empty string where it is
+        right."""
         problem = self._problems[group][index]
         case = make_case("the problem's own shape", problem, self._seed + 1, self._backend.device)
         try:
@@ -206,7 +209,7 @@ class Stage(Handler):
                 works.append(None)
                 firsts.append(None)
         calls, refusals = self._peers(problem, peers)
-        contestants = [(i, work[0], work[1]) for i, work in enumerate(works) if work]
+        contestants: list[tuple[object, Call, int]] = [(i, work[0], work[1]) for i, work in enumerate(works) if work]
         contestants += [(name, work, count) for name, (work, count, _) in calls.items()]
         samples: dict[object, list[float]] = {name: [] for name, _, _ in contestants}
         shuffle = random.Random(index)

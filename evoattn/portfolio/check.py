@@ -1,0 +1,115 @@
+"""What a portfolio loses on problems that it was not built from: picks beside searches from them, and beside peers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, quantiles
+from typing import Any
+
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.portfolio.campaign import FAMILIES
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.features import class_of
+from evoattn.portfolio.pick import Pick, portfolio_kernels
+
+FLASH_ATTENTION = ("fa3", "fa4")
+"""Peers that are no SDPA backend."""
+FINALISTS = 5
+"""Kernels of each search that are timed in turns with the pick."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the pick's answer is not right."""
+
+    problem: str
+    class_name: str
+    pick: tuple[str, dict[str, Any]] | None
+    wrong: str
+    pick_us: float | None
+    best_us: float | None
+    winner: tuple[str, dict[str, Any]] | None
+    candidates: int
+    peers: dict[str, float] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def regret(self) -> float:
+        """The pick's time over the best of the pick and the search; NaN without a pick."""
+        return self.pick_us / self.best_us if self.pick_us and self.best_us else math.nan
+
+    def ahead_of(self, peers: dict[str, float]) -> bool:
+        """Whether the pick takes less time than every one of the peers."""
+        return self.pick_us is not None and all(self.pick_us < us for us in peers.values())
+
+    @property
+    def sdpa(self) -> dict[str, float]:
+        """The peers that are SDPA backends."""
+        return {name: us for name, us in self.peers.items() if name not in FLASH_ATTENTION}
+
+    def line(self) -> str:
+        """For people."""
+        name, us = min(self.peers.items(), key=lambda peer: peer[1], default=("none", math.nan))
+        ours, best = self.pick_us or math.nan, self.best_us or math.nan
+        searched = f"best of {self.candidates:4} {best:9.2f}"
+        peer = f"{name:>9} {us:9.2f}, ours / peer {ours / us:.2f}"
+        return f"{self.regret:6.3f} {ours:9.2f} µs, {searched}, {peer} | {self.problem} {self.wrong[:60]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self) | {"regret": self.regret}
+
+
+def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
+    """A search of one problem that starts from the pick and the other kernels of its class."""
+    group = Group(f"{index} {problem.describe()}", [problem], FAMILIES[class_of(problem).split()[0]])
+    first = [(chosen.family, chosen.config.params)] if chosen else []
+    group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
+    return group
+
+
+def check(engine: Engine, group: Group, chosen: Pick | None, rounds: int, peers: tuple[str, ...]) -> Checked:
+    """Prove the pick on the problem's own shape, then time it, the search's best and the peers in turns."""
+    problem = group.problems[0]
+    ours = Kernel(chosen.family, chosen.config.params) if chosen else None
+    wrong = engine.prove(group, 0, ours) if ours else "no pick"
+    found = [k for k in group.leaders(0, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
+    contestants = ([ours] if ours else []) + found
+    times, theirs, refusals = engine.final(group, 0, contestants, rounds, peers)
+    known = [us for us in times if us]
+    best = min(known, default=None)
+    winner = contestants[times.index(best)] if best else None
+    return Checked(
+        problem.describe(),
+        class_of(problem),
+        (ours.family, ours.params) if ours else None,
+        wrong,
+        times[0] if ours else None,
+        best,
+        (winner.family, winner.params) if winner else None,
+        len(group.kernels),
+        theirs,
+        refusals,
+    )
+
+
+def summary(rows: list[Checked]) -> str:
+    """Regret, who is ahead of whom, and the ten problems that lost most."""
+    regrets = [r.regret for r in rows if not math.isnan(r.regret)]
+    geomean = math.exp(fmean(map(math.log, regrets)))
+    worst = sorted((r for r in rows if not math.isnan(r.regret)), key=lambda r: -r.regret)[:10]
+    percentile = quantiles(regrets, n=20)[-1] if len(regrets) > 1 else regrets[0]
+    with_sdpa, with_any = [r for r in rows if r.sdpa], [r for r in rows if r.peers]
+    return "\n".join(
+        [
+            f"{len(rows)} problems, {len(regrets)} picks, {sum(bool(r.wrong) for r in rows)} wrong or missing",
+            f"regret: geomean {geomean:.4f}, 95th percentile {percentile:.3f}, worst {max(regrets):.3f}",
+            f"ahead of every SDPA backend on {sum(r.ahead_of(r.sdpa) for r in with_sdpa)} of {len(with_sdpa)}, "
+            f"of every peer on {sum(r.ahead_of(r.peers) for r in with_any)} of {len(with_any)}",
+            "most lost:",
+            *(f"  {r.regret:.3f} {r.problem}: {r.pick and r.pick[0]} → {r.winner and r.winner[0]}" for r in worst),
+        ]
+    )

@@ -1,0 +1,61 @@
+"""The engine compiles, times and breeds; a GPU process that dies or refuses costs one kernel."""
+
+import hashlib
+import os
+
+import pytest
+
+from evoattn.evaluation.process import Handler
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio import campaign
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group
+
+GPU = GPUS["h100"]
+SHAPES = ("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full", "B=1,H=8,Sq=1,Sk=4000,D=64,dtype=bf16,mask=full")
+
+
+def puppet_us(config) -> float:
+    """A time that only the config decides, 50 to 100 µs."""
+    return 50 + 50 * int(hashlib.md5(config.id.encode()).hexdigest()[:4], 16) / 65536
+
+
+class PuppetStage(Handler):
+    """Answers as the GPU process does, without a GPU; dies at the third job."""
+
+    def __init__(self, gpu, seed=0):
+        self._jobs, self._registered = 0, set()
+
+    def __call__(self, task):
+        name, *arguments = task
+        if name == "register":
+            self._registered.add(arguments[0])
+            return None
+        if name == "final":
+            return [puppet_us(k.config) for k in arguments[2]], {"flash": 60.0}, {}
+        job = arguments[0]
+        assert job.group in self._registered
+        self._jobs += 1
+        if self._jobs == 3:
+            os._exit(1)
+        return {i: (puppet_us(job.kernel.config), False) for i in job.indexes}
+
+
+@pytest.mark.slow
+def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
+    group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], ("split_kv",))
+    with Engine([group], GPU, jobs=1, stage=PuppetStage) as engine:
+        engine.run(6)
+        right = [k for k in group.kernels.values() if k.state == "right"]
+        assert right and all(k.times for k in right)
+        assert any(k.state.startswith("launch") for k in group.kernels.values())
+        table = campaign.final_table(engine, 4, 1)
+    made = table["16 d64 full"]
+    assert made["kernels"] and len(made["us"]) == len(SHAPES)
+    campaign.save(tmp_path / "c.jsonl.gz", [group], {"device": "puppet"}, table)
+    about, groups, tables = campaign.load(tmp_path / "c.jsonl.gz")
+    assert about["device"] == "puppet" and tables == table
+    assert {k.id: k.times.keys() for k in groups[0].kernels.values()} == {
+        k.id: k.times.keys() for k in group.kernels.values()
+    }

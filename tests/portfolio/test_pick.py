@@ -1,0 +1,81 @@
+"""The shipped portfolio serves problems as people have them, with kernels that can run, in little time."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio import shipped
+from evoattn.portfolio.cover import MOST_KERNELS
+from evoattn.portfolio.features import class_of
+from evoattn.portfolio.pick import pick, portfolio_kernels
+from evoattn.portfolio.workload import draw
+
+H100 = GPUS["h100"]
+UNSEEN = (500, 501)
+"""Seeds that no portfolio was built from."""
+
+
+def source(kernel):
+    params = dict(kernel.config.params)
+    if params.get("MERGE") != "cluster":
+        params.pop("SPLITS", None)
+    return kernel.config.family, tuple(sorted(params.items()))
+
+
+@pytest.mark.parametrize("gpu", [H100, replace(H100, sm_count=114), GPUS["h200"], GPUS["l4"]], ids=lambda g: g.name)
+def test_a_thousand_problems_get_kernels_that_can_run(gpu):
+    problems = [p for seed in UNSEEN for p in draw(seed, 500)]
+    picks = [pick(p, gpu) for p in problems]
+    for problem, found in zip(problems, picks, strict=True):
+        if found:
+            assert registry.lookup(found.family).why_impossible(problem, found.config, gpu) is None
+            assert found.estimated == (gpu.name != "h100" or found.expected_regret is None)
+    missing = [p.describe() for p, found in zip(problems, picks, strict=True) if found is None]
+    assert gpu.arch != "sm_90a" or not missing
+
+
+def test_a_pick_takes_less_than_50_milliseconds():
+    problems = draw(502, 200)
+    pick(problems[0], H100)
+    started = time.process_time()
+    for problem in problems:
+        pick(problem, H100)
+    assert (time.process_time() - started) / len(problems) < 0.05
+
+
+def test_every_class_has_few_kernels_that_its_card_can_run():
+    portfolio = shipped.load("h100")
+    assert portfolio
+    for name, made in portfolio.classes.items():
+        assert 1 <= len({source(k) for k in made.kernels}) <= MOST_KERNELS, name
+        assert 1.0 <= made.regret <= made.worst
+        assert all(c >= 0 for k in made.kernels for c in k.constants) and all(k.resident >= 1 for k in made.kernels)
+
+
+def test_the_data_is_small():
+    assert sum(f.stat().st_size for f in shipped.DATA.glob("*.json")) < 1 << 20
+
+
+def test_a_head_dim_that_was_not_measured_takes_the_next_and_says_so():
+    found = pick(parse_shape("B=2,H=8,S=2000,D=112,dtype=fp16,mask=full"), H100)
+    assert found and found.estimated and "head_dim 112 was not measured" in found.why
+
+
+def test_what_no_kernel_serves_has_no_pick():
+    assert pick(parse_shape("B=1,H=4,S=64,D=2048,dtype=fp32,mask=full"), GPUS["a100"]) is None
+
+
+def test_a_search_begins_at_the_pick():
+    problem = draw(503, 1)[0]
+    assert portfolio_kernels(problem, H100)[0] == pick(problem, H100).config
+
+
+def test_classes_tell_few_queries_from_many():
+    many = parse_shape("B=1,H=8,Hkv=2,S=4096,D=64,dtype=bf16,mask=causal")
+    assert class_of(many) == "16 d64 causal many"
+    assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few"
+    assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full many"
