@@ -39,6 +39,12 @@ for room in ("model", "families", "ptx", "backends", "correctness", "ops"):
     for module in pkgutil.walk_packages([f"{PACKAGE}/{room}"], f"evoattn.{room}."):
         if module.name not in SEARCH_MODULES:
             importlib.import_module(module.name)
+import os
+os.environ.update(XDG_DATA_HOME="/somewhere/data", XDG_CACHE_HOME="/somewhere/cache")
+os.environ.pop("EVOATTN_CACHE", None)
+from evoattn.model import paths
+assert str(paths.data_folder()) == "/somewhere/data/evoattn"
+assert str(paths.cubin_cache()) == "/somewhere/cache/evoattn/cubins"
 """
 SEARCH_MODULES = {"evoattn.model.safe_yaml", "evoattn.families.render"}
 """Those that read YAML and templates."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = _PACKAGE.parent
@@ -21,11 +22,19 @@ REPORT_TEMPLATES = own_folder("reports")
 MIGRATIONS = own_folder("db")
 
 
+def _user_folder(kind: Literal["data", "cache"]) -> Path:
+    """As platformdirs says; by the rule of Linux on a machine that only runs kernels and lacks it."""
+    try:
+        from platformdirs import user_cache_path, user_data_path
+    except ImportError:
+        usual = Path.home() / {"data": ".local/share", "cache": ".cache"}[kind]
+        return Path(os.environ.get(f"XDG_{kind.upper()}_HOME") or usual) / "evoattn"
+    return (user_data_path if kind == "data" else user_cache_path)("evoattn", appauthor=False)
+
+
 def data_folder() -> Path:
     """The user's folder for data to keep, e.g. `~/.local/share/evoattn`; it need not exist yet."""
-    from platformdirs import user_data_path
-
-    return user_data_path("evoattn", appauthor=False)
+    return _user_folder("data")
 
 
 def default_database() -> str:
@@ -40,6 +49,4 @@ def cubin_cache() -> Path:
     """
     if chosen := os.environ.get("EVOATTN_CACHE"):
         return Path(chosen)
-    from platformdirs import user_cache_path
-
-    return user_cache_path("evoattn", appauthor=False) / "cubins"
+    return _user_folder("cache") / "cubins"

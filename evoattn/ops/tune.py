@@ -16,7 +16,6 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.choice import Picked
 from evoattn.ops.shapes import Asked, Shapes
-from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.wins import Win
@@ -132,6 +131,12 @@ def _compare(
     return Tuned(problem, entry.count, before, before_us, before, before_us), None
 
 
+def _engine(groups: list[Group], gpu: GpuSpec) -> Searches:
+    from evoattn.portfolio.engine.engine import Engine  # and with it what renders and compiles
+
+    return Engine(groups, gpu)
+
+
 def _name(kernel: Kernel) -> str:
     return f"{kernel.family} {kernel.id[:8]}"
 
@@ -142,7 +147,7 @@ def tune(
     *,
     refresh: Callable[[], None] = lambda: None,
     gpu: GpuSpec | None = None,
-    make_engine: Callable[[list[Group], GpuSpec], Searches] = Engine,
+    make_engine: Callable[[list[Group], GpuSpec], Searches] | None = None,
 ) -> TuneResult:
     """Search kernels for these problems on the first CUDA device, together, and keep the winners for
     `evoattn.attention`.
@@ -172,7 +177,7 @@ def tune(
     tuned: dict[int, Tuned] = {}
     wins: list[Win] = []
     if groups:
-        with make_engine(groups, gpu) as engine:
+        with (make_engine or _engine)(groups, gpu) as engine:
             engine.run((1 - FINAL_SHARE) * seconds, refresh)
             places = {id(p): (group, i) for group in groups for i, p in enumerate(group.problems)}
             for entry in entries:
