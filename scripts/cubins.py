@@ -21,9 +21,7 @@ import argparse
 import hashlib
 import json
 import re
-import struct
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evoattn.backends.compiler import compile_candidate, version
+from evoattn.backends.machine_code import machine_code_hash
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -43,9 +42,6 @@ ARCHES = ("sm_80", "sm_89", "sm_90a")
 COMPILERS = 2
 HEX_DIGITS = 20
 """Of each sha256 that are kept."""
-CODE_SECTIONS = re.compile(r"\.text\.|\.nv\.constant[0-3]")
-"""How the names of the sections of a cubin begin that decide what it computes. Global variables (`.nv.global.init`, and
-`.nv.constant4` with their addresses) are left out: those of the templates are constants that instructions hold."""
 TOKEN = re.compile(
     r"""//[^\n]* | /\*.*?\*/                   # comments
       | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*'  # strings and characters
@@ -74,31 +70,6 @@ def tokens_hash(source: str) -> str:
     """
     tokens = (token.lstrip() for token in TOKEN.findall(source) if not token.startswith(("//", "/*")))
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:HEX_DIGITS]
-
-
-def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of each section of a 64-bit little-endian ELF file. Raises `ValueError` on anything else."""
-    if elf[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("a cubin is a 64-bit little-endian ELF file")
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
-    names = headers[names_index][4]
-    for name, kind, _, _, offset, length, *_ in headers:
-        start = names + name
-        content = b"" if kind == 8 else elf[offset : offset + length]  # 8: SHT_NOBITS has no bytes in the file
-        yield elf[start : elf.index(b"\0", start)].decode(), content
-
-
-def machine_code_hash(cubin: bytes) -> str:
-    """Hex hash of instructions and constants, by kernel."""
-    parts = sorted((name, content) for name, content in sections(cubin) if CODE_SECTIONS.match(name))
-    if not any(name.startswith(".text.") for name, _ in parts):
-        raise ValueError("the cubin has no instructions")
-    digest = hashlib.sha256()
-    for name, content in parts:
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:HEX_DIGITS]
 
 
 def _key(problem: AttentionProblem, candidate: Candidate) -> str:
@@ -131,7 +102,7 @@ def codes_of(candidates: dict[str, Candidate], known: dict[str, Code]) -> dict[s
 
     def compiled(candidate: Candidate) -> tuple[str, int]:
         kernel = compile_candidate(candidate)
-        return machine_code_hash(kernel.cubin), kernel.info.registers
+        return machine_code_hash(kernel.cubin)[:HEX_DIGITS], kernel.info.registers
 
     version()  # loads the compiler's libraries before there are threads
     with ThreadPoolExecutor(COMPILERS) as pool:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from evoattn.backends.compiler import compile_source
+from evoattn.backends.machine_code import machine_code_hash
 from evoattn.model.paths import ROOT
 
 _SPEC = importlib.util.spec_from_file_location("cubins", ROOT / "scripts" / "cubins.py")
@@ -23,7 +24,7 @@ extern "C" __global__ void kernel(float* y) { y[threadIdx.x] = twice(y[threadIdx
 
 
 def code(source: str) -> str:
-    return cubins.machine_code_hash(compile_source(source, "sm_80").cubin)
+    return machine_code_hash(compile_source(source, "sm_80").cubin)
 
 
 def test_names_and_comments_do_not_count_but_instructions_and_constants_do():
@@ -35,7 +36,7 @@ def test_names_and_comments_do_not_count_but_instructions_and_constants_do():
 
 def test_what_is_no_cubin_is_refused():
     with pytest.raises(ValueError, match="ELF"):
-        cubins.machine_code_hash(b"no machine code")
+        machine_code_hash(b"no machine code")
 
 
 @pytest.mark.parametrize(

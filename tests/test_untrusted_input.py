@@ -4,6 +4,7 @@ traceback."""
 import json
 import re
 import sqlite3
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -255,16 +256,18 @@ def test_a_source_that_no_template_renders_runs_only_on_request(hostile):
     changed = type(other)(
         other.family, other.config, other.config_id, other.source + "\n// one more line\n", other.arch
     )
-    foreign = hostile.record(
-        study,
-        KernelConfig(trial.family, trial.config),
-        changed,
-        Evaluation(TrialState.ESTIMATED, "", CompileInfo(registers=32, compiler="NVRTC"), relative_cost=1.0),
-    )
+    compiled = CompileInfo(registers=32, compiler="NVRTC")
+    foreign_result = Evaluation(TrialState.ESTIMATED, "", compiled, relative_cost=1.0)
+    foreign = hostile.record(study, KernelConfig(trial.family, trial.config), changed, foreign_result)
     with pytest.raises(ReproduceError, match=r"renders another text .* was not run: .* --trust-source"):
         reproduce(hostile, foreign, study)
     found = {f.what: f.sentence for f in reproduce(hostile, foreign, study, trust_source=True).findings}
     assert "Right in all" in found["answers"] and "another text" in found["source"]
+    assert "the same machine code" in found["code"]
+    empty = replace(changed, source='extern "C" __global__ void flash_scalar() {}\n')
+    foreign = hostile.record(study, KernelConfig(trial.family, trial.config), empty, foreign_result)
+    found = {f.what: f.sentence for f in reproduce(hostile, foreign, study, trust_source=True).findings}
+    assert "other machine code" in found["code"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from evoattn.backends.compiler import CompileError, compile_source
+from evoattn.backends.machine_code import machine_code_hash
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
@@ -82,6 +83,8 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
         findings.append(Finding("compile", f"The recorded source no longer compiles: {error}.", False))
         return Reproduction(trial, tuple(findings))
     findings.append(_compile_finding(trial, kernel))
+    if rendered.agrees is None:
+        findings += _code_finding(trial, problem, config, spec, kernel)
     if trial.state is TrialState.ESTIMATED:
         evaluation = evaluate_offline(Compile(registry.lookup(trial.family), config, candidate), problem, spec)
         findings += [_validation_finding(trial, evaluation), *_cost_finding(trial, evaluation)]
@@ -114,6 +117,20 @@ def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfi
     if same:
         return Finding("source", "Today's template renders the recorded text, byte for byte.", True)
     return Finding("source", "Today's template renders another text than the recorded one.", None)
+
+
+def _code_finding(
+    trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec, kernel: CompiledKernel
+) -> list[Finding]:
+    """Whether the other text of today's template is the same kernel to the GPU; empty if there is no such text."""
+    try:
+        today = compile_source(render(registry.lookup(trial.family), problem, config, spec).source, spec.arch)
+    except (registry.FamilyError, configs.ConfigError, CompileError):
+        return []
+    same = machine_code_hash(today.cubin) == machine_code_hash(kernel.cubin)
+    return [
+        Finding("code", f"Today's text compiles to {'the same' if same else 'other'} machine code here.", None),
+    ]
 
 
 def _compile_finding(trial: Trial, kernel: CompiledKernel) -> Finding:
