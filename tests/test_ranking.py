@@ -128,3 +128,30 @@ def test_without_nvml_the_record_says_so():
     assert clocks.read() is None and clocks.record()["absent"].endswith(".")
     timing = benchmark.measure([Fake("a", range(9))], SCREEN, "warm", clocks)["a"]
     assert timing.protocol["clocks"] == clocks.record() and "rounds_repeated" not in timing.protocol
+
+
+def test_the_bounds_of_a_tie_belong_to_it():
+    low, high = 1.0 - ranking.RESOLUTION, 1.0 + ranking.RESOLUTION
+    assert ranking.Ratio(1.1, high, 1.2).tie and ranking.Ratio(0.9, 0.8, low).tie
+    assert not ranking.Ratio(1.1, high + 1e-9, 1.2).tie and not ranking.Ratio(0.9, 0.8, low - 1e-9).tie
+
+
+def test_a_tail_that_is_just_allowed_counts():
+    assert ranking.interval_ranks(5, 1 - 2 / 32) == (0, 4) and ranking.interval_ranks(5, 1 - 1.9 / 32) is None
+
+
+@pytest.mark.parametrize("damaged", [0.0, -0.5])
+def test_a_time_that_cannot_be_gives_no_ratio(damaged):
+    rival = Timing((1.0,) * 9, {"run": "r"})
+    assert ranking.compare(rival, Timing((1.0,) * 8 + (damaged,), {"run": "r"})) is None
+    assert ranking.compare(rival, Timing((1.0,) * 9, {"run": "r"})) == ranking.Ratio(1.0, 1.0, 1.0)
+
+
+def test_the_confidence_is_shared_among_the_rivals():
+    rounds = 25
+    leader, rival = (Timing(s, {"run": "r"}) for s in ((1.0,) * rounds, tuple(range(1, rounds + 1))))
+    for rivals in (1, 5):
+        ratios = ranking.against_leader({0: leader, **dict.fromkeys(range(1, rivals + 1), rival)}, 0)
+        low, high = ranking.interval_ranks(rounds, 1 - (1 - ranking.CONFIDENCE) / rivals)
+        assert ratios == dict.fromkeys(range(1, rivals + 1), ranking.Ratio(13.0, low + 1, high + 1))
+    assert ranking.interval_ranks(rounds, 0.99) != ranking.interval_ranks(rounds, 0.95)

@@ -14,6 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError, UnknownRecord
+from evoattn.storage.chosen import chosen_trial
 
 
 def test_records_come_back_as_they_went_in(storage, path):
@@ -150,3 +151,16 @@ def test_a_large_study_is_written_and_read_quickly(storage):
     assert sum(1 for _ in storage.iter_trials(study)) == 2000
     read = time.perf_counter()
     assert written - started < 30 and queried - written < 0.5 and read - queried < 1.0
+
+
+def test_a_study_without_a_right_trial_has_no_best(storage):
+    study = make_study(storage)
+    record(storage, study, 1, TrialState.WRONG_RESULT, reason="It differs.")
+    with pytest.raises(UnknownRecord, match="no best trial yet: study first has none"):
+        chosen_trial(storage, "best")
+    best = record(storage, study, 2, timings=(timing("screen", 2.0),))
+    record(storage, study, 3, timings=(timing("screen", 3.0),))
+    assert chosen_trial(storage, "best").number == best.number and chosen_trial(storage, "1").number == 1
+    for word in ("first", "-1", "²", "1" * 13):
+        with pytest.raises(UnknownRecord, match="is not the number of a trial"):
+            chosen_trial(storage, word)
