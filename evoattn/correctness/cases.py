@@ -8,6 +8,7 @@ import torch
 
 from evoattn.correctness import reference
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,8 @@ def make_case(
     return Case(name, problem, tensors, reference.make_answer(problem, tensors, double))
 
 
-def _grouped(problem: AttentionProblem, heads: int) -> dict[str, int]:
-    """`heads` query heads with the problem's kind of grouping: two per K/V head if it groups at all."""
-    return {"heads": heads, "kv_heads": heads // 2 if problem.group_size > 1 else heads}
+MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
+"""Keys of the longest case; the second where a mask asks for as many queries."""
 
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
@@ -59,22 +59,39 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     ]
 
 
-def interpreter_cases(problem: AttentionProblem, block_m: int, block_n: int) -> list[tuple[str, AttentionProblem, str]]:
-    """(name, problem, kind) of the small cases that the interpreter runs for a kernel with tiles of `block_m` rows and
-    `block_n` keys.
+def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[tuple[str, AttentionProblem, str]]:
+    """(name, problem, kind) of the small cases that the interpreter runs, those that find most first.
 
-    Just past two key tiles and one row tile, so that every buffer is reused, the tail is ragged and two blocks run; the
-    problem's mask, grouping and layout are kept, and a second case bends them. That one has 40 rows, since the largest
-    error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it for 5 to 17 of
-    100 seeds, with 40 for 1 to 3.
+    dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
+    keys, its STAGES and its SPLITS:
+    - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged;
+    - two batches, grouped heads, another layout, and logits that overflow what is not rescaled. It has 40 rows or more,
+      since the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed
+      it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
+    - whole tiles alone, which real lengths often are, of two K/V heads;
+    - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
+      rows that see no key.
     """
+    block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
+    laps = (2 * int(config.params.get("STAGES", 1)) + 2) * int(config.params.get("SPLITS", 1))
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    first = problem.with_(batch=1, **_grouped(problem, 2), seqlen_q=min(block_m + 7, 140), seqlen_k=2 * block_n + 5)
-    rows = (
-        block_n + 9 if problem.masking.queries_to_see_all(block_n + 3) > 1 else 40
-    )  # under that mask only rows as many as keys see the last key
-    second = problem.with_(batch=1, heads=2, kv_heads=1, seqlen_q=rows, seqlen_k=block_n + 3, layout=other)
+    one = problem.with_(batch=1, heads=1, kv_heads=1)
+
+    def rows_for(keys: int) -> int:
+        """At least 40, and under a mask so many that one sees the last key."""
+        return max(40, problem.masking.queries_to_see_all(keys) + 6)
+
+    most = MOST_SQUARE_KEYS if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
+    keys = min(laps * block_n - block_n // 2 + 1, max(most, 2 * block_n + 5))
+    many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
+    grouped = problem.with_(
+        batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(block_n + 3), seqlen_k=block_n + 3, layout=other
+    )
+    rows = max(block_m + 7, block_n // 2 + 42)
+    whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     return [
-        ("ragged", first, "plain"),
-        ("grouped, strided, logits x30, a late huge key", second, "large_logits_late_key"),
+        ("ragged, many key tiles", many, "plain"),
+        ("grouped, strided, logits x30, a late huge key", grouped, "large_logits_late_key"),
+        ("whole tiles", whole, "plain"),
+        ("part of one key tile", one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), "plain"),
     ]

@@ -49,12 +49,11 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
     except CompileError as error:
         return done(TrialState.COMPILE_ERROR, str(error))
     backend, built = InterpreterBackend(), BuiltKernel(task.family, config, gpu, kernel)
-    genes = task.family.genes(config)
     # Seeded by the source's hash: reproducible, and no source can contain it.
     seed = int(candidate.source_hash[:8], 16)
     checks: list[CheckResult] = []
     try:
-        for name, small, kind in interpreter_cases(problem, genes.BLOCK_M, genes.BLOCK_N):
+        for name, small, kind in interpreter_cases(problem, config):
             case = make_case(name, small, seed, "cpu", kind, double=True)
             checks.append(check(backend, built, case))
             if not checks[-1].passed:

@@ -198,8 +198,7 @@ def _occupancy(kernel: BuiltKernel, problem: AttentionProblem) -> Iterator[Step]
 def _cases(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
     """The interpreter's cases up to the first that fails. Raises `NotInterpreted` or `LaunchError`."""
     seed = int(candidate.source_hash[:8], 16)  # the inputs of an offline evaluation
-    genes = kernel.family.genes(kernel.config)
-    for name, small, kind in interpreter_cases(problem, genes.BLOCK_M, genes.BLOCK_N):
+    for name, small, kind in interpreter_cases(problem, kernel.config):
         case = make_case(name, small, seed, "cpu", kind, double=True)
         result, outputs = run_case(InterpreterBackend(), kernel, case)
         where = f"{name} ({small.describe()})"
