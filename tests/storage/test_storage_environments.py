@@ -8,6 +8,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 from storage_records import make_study, record, timing
 
+from evoattn.model.gpu import DetectedDevice
 from evoattn.model.paths import MIGRATIONS
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.versions import collect, differences
@@ -76,3 +77,9 @@ def test_what_is_collected_here_and_what_differs_there():
         "uuid GPU-1, here GPU-2",
         "cupy absent, here 14",
     ]
+
+
+def test_a_device_is_told_from_others_of_its_kind():
+    facts = collect(DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0", "GPU-1"))
+    assert (facts["device"], facts["driver"], facts["uuid"]) == ("NVIDIA H100", "CUDA 13.0", "GPU-1")
+    assert "uuid" not in collect(DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0"))
