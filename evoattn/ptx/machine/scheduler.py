@@ -143,7 +143,7 @@ class Scheduler:
         if acting is None:
             return following
         if isinstance(ending, Branch):
-            return [*following, (self._targets(pc), acting)]
+            return [*following, (self.flow.target(self.instructions[pc]), acting)]
         if isinstance(ending, Exit):
             return [*following, *self._exit(acting)]
         if isinstance(ending, BarrierArrival):
@@ -160,9 +160,6 @@ class Scheduler:
                 return [*following, (pc + 1, acting)]
             return [*following, *([(pc + 1, self._intern(passing))] if passing.any() else [])]
         raise Trapped(f"{self.context.threads.describe(acting.index[0])} executed {self.instructions[pc]}.")
-
-    def _targets(self, pc: int) -> int:
-        return self.flow.target(self.instructions[pc])
 
     def _split(self, active: ActiveThreads, predicate: Mask) -> tuple[ActiveThreads | None, ActiveThreads | None]:
         """Those for which the predicate holds, and the rest; None for nobody."""
