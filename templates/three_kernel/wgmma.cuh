@@ -83,8 +83,9 @@ extern "C" __global__ void __launch_bounds__(scores::THREADS) three_kernel_score
     pin_registers(s);
     if (tile + 1 == tiles) next_may_begin<true>();
     if constexpr (TILE_SOFTMAX) {
-      const int row = block_row + warp * 16 + lane / 4;
-      const auto keys = Mask(seqlen_q, seqlen_k).keys_from(row, block_key).after(lane % 4 * 2);
+      const int row = block_row + warp * 16 + lane / 4, all_keys = seqlen_k - block_key - lane % 4 * 2;
+      const int row_keys = Mask(seqlen_q, seqlen_k).keys_from(row, block_key).after(lane % 4 * 2).first_row;
+      const Mask::Keys keys{row_keys, all_keys};
       const int visible[2] = {keys.of(0), keys.of(8)};
       float2* row_gmem = tiles_gmem + tile_row(blockIdx.z, first_tile + tile, row, seqlen_q, seqlen_k);
       tile_softmax(
