@@ -19,10 +19,11 @@ _HOMES = {
     "explain": "evoattn.ops.explain",
     "load": "evoattn.ops.load",
     "sdpa": "evoattn.ops.sdpa",
+    "search": "evoattn.search",
     "tune": "evoattn.ops.tune",
     "warmup": "evoattn.ops.explain",
 }
-"""Public name → the module that defines it."""
+"""Public name → the module that defines it; `search` is a package that can be called."""
 
 __all__ = ["__version__", *_HOMES]
 
@@ -30,7 +31,8 @@ __all__ = ["__version__", *_HOMES]
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

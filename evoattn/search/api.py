@@ -1,0 +1,93 @@
+"""`evoattn.search(problem, budget="1m")`: a study from Python, without a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from evoattn.model.errors import FailedRun
+from evoattn.model.gpu import DetectedDevice, detect_devices
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Trial
+from evoattn.search.loop import Search
+from evoattn.search.progress import Progress, value_of
+from evoattn.search.request import DEFAULT_CACHE, SearchWords, plan, read_words
+from evoattn.search.setup import begin_study, sampler_of
+from evoattn.search.tools import Tools
+from evoattn.storage.versions import collect
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A study that has ended. `best` is its leader, to be called by `evoattn.load(result.best.number, db=result.db)`.
+    """
+
+    study: str
+    problem: AttentionProblem
+    db: str
+    best: Trial
+    progress: Progress
+
+    @property
+    def value(self) -> float | None:
+        """The leader's median in µs; its relative cost in an offline search."""
+        return value_of(self.best)
+
+    @property
+    def ratio(self) -> float | None:
+        """The leader's median over the fastest peer's; None in an offline search."""
+        return self.progress.ratio
+
+    @property
+    def peers(self) -> dict[str, float]:
+        """Median µs by peer."""
+        return dict(self.progress.peers)
+
+
+def search(
+    problem: AttentionProblem | str,
+    budget: str = "1m",
+    *,
+    gpu: str = "auto",
+    families: Sequence[str] = (),
+    sampler: str | None = None,
+    study: str | None = None,
+    seed: int | None = None,
+    db: str | None = None,
+    jobs: int | None = None,
+    refresh: Callable[[Progress], None] = lambda progress: None,
+    devices: list[DetectedDevice] | None = None,
+    tools: Tools | None = None,
+) -> SearchResult:
+    """Search a kernel for `problem`, an `AttentionProblem`, a name of `evoattn problems`, or a shape.
+
+    The other words are those of `evoattn search`; all trials are recorded in the database `db`, the usual one unless
+    given. `refresh` is called with the progress several times per second. `devices` and `tools` are this machine's
+    unless given. Worker processes are spawned, so that a script needs the usual `if __name__ == "__main__":`.
+
+    Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
+    """
+    wanted = by_name_or_shape(problem) if isinstance(problem, str) else problem
+    words = SearchWords(
+        gpu, budget, families=tuple(families), sampler=sampler, study=study, seed=seed, db=db, jobs=jobs
+    )
+    request = replace(read_words(words), problem=wanted)
+    chosen = plan(words, wanted, detect_devices() if devices is None else devices)
+    prepared = begin_study(request, chosen)
+    storage, record = prepared.storage, prepared.study
+    try:
+        storage.use_environment(collect(chosen.device))
+        proposals = sampler_of(record.sampler, chosen.spaces, wanted, chosen.gpu, record.seed)
+        cache = record.options.get("cache", DEFAULT_CACHE)
+        running = Search(
+            storage, record, wanted, chosen.gpu, chosen.spaces, proposals, words.processes, cache, tools=tools
+        )
+        with storage.lock_study(record):
+            progress = running.run(prepared.budget, lambda: refresh(running.progress))
+        leaders = storage.leaderboard(record, 1)
+    finally:
+        storage.close()
+    if not leaders:
+        raise FailedRun(f"Study {record.name} has no right kernel: {progress.recorded} candidates were recorded.")
+    return SearchResult(record.name, wanted, words.database, leaders[0], progress)
