@@ -19,17 +19,17 @@ ADDRESS_BITS = 15
 class ZeroedScratch:
     """Memory that holds zeros between launches, one allocation per stream: launches of one stream follow one another.
 
-    A call that a graph records takes zeros of its own, cleared at every replay, since replays may overlap work of
-    other streams.
+    A call that a graph records takes zeros of its own, cleared at every replay, since replays may overlap work of other
+    streams; so does compiled code, whose first runs may allocate from the pool of a graph that is to come.
     """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._kept: dict[tuple[int, int], Tensor] = {}
 
-    def get(self, size: int, device: torch.device, index: int, stream: int) -> Tensor:
+    def get(self, size: int, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
         """At least `size` bytes of zeros that launches on `stream` may use and leave zero."""
-        if self._platform.capturing():
+        if compiled or self._platform.capturing():
             return torch.zeros(size, dtype=torch.uint8, device=device)
         kept = self._kept.get((index, stream))
         if kept is None or kept.numel() < size:
@@ -85,7 +85,9 @@ class CallPlan:
         self._bound: tuple[int, ...] = ()
         self._stream = -1
 
-    def run(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> bool:
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None, compiled: bool = False
+    ) -> bool:
         """Enqueue the call on torch's current stream. The device must be the current one.
 
         False, with nothing enqueued, where an address is no multiple of 16 bytes. Raises `LaunchError` where the
@@ -101,7 +103,7 @@ class CallPlan:
             if self._scratch_bytes:
                 scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=query.device)
             if self._zeroed_bytes:
-                zeros = self._zeroed.get(self._zeroed_bytes, query.device, index, stream)
+                zeros = self._zeroed.get(self._zeroed_bytes, query.device, index, stream, compiled)
             addresses += tuple(0 if tensor is None else tensor.data_ptr() for tensor in (lse, scratch, zeros))
         with self._lock:
             if addresses != self._bound:

@@ -65,8 +65,12 @@ class Runtime:
         return_lse: bool = False,
         out: Tensor | None = None,
         strict: bool = False,
+        compiled: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """See `evoattn.attention`; tensors are ordinary ones, outside of any trace. `out` has been checked."""
+        """See `evoattn.attention`; tensors are ordinary ones, outside of any trace. `out` has been checked.
+
+        `compiled`: the call comes from compiled code.
+        """
         plan = reason = None
         try:
             call = (
@@ -90,7 +94,7 @@ class Runtime:
             lse = None
             if plan.lse_shape is not None:
                 lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-            if self._run(plan, query, key, value, answer, lse):
+            if self._run(plan, query, key, value, answer, lse, compiled):
                 return answer if lse is None else (answer, lse)
             reason = plan.kernel.failure or UNALIGNED
         if strict:
@@ -103,15 +107,24 @@ class Runtime:
             return answer
         return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
 
-    def _run(self, plan: CallPlan, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None) -> bool:
+    def _run(
+        self,
+        plan: CallPlan,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        compiled: bool,
+    ) -> bool:
         """Whether the plan was enqueued. A driver that refuses is reported, and the kernel is not used again."""
         assert self.platform is not None
         index = plan.kernel.index
         try:
             if self.platform.current_device() == index:
-                return plan.run(query, key, value, out, lse)
+                return plan.run(query, key, value, out, lse, compiled)
             with self.platform.guard(index):
-                return plan.run(query, key, value, out, lse)
+                return plan.run(query, key, value, out, lse, compiled)
         except LaunchError as error:
             self._fail(plan.kernel, str(error).rstrip("."))
             return False

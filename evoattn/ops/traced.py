@@ -19,7 +19,7 @@ def attention_op(
     """`evoattn.attention` with an answer laid out in memory as `query` is."""
     out = torch.empty_like(query)
     gqa = key.shape[-3] != query.shape[-3]
-    current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict)
+    current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
     return out
 
 
@@ -37,7 +37,9 @@ def attention_lse_op(
     """`attention_op`, and the log-sum-exp."""
     out = torch.empty_like(query)
     gqa = key.shape[-3] != query.shape[-3]
-    answer = current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, True, out, strict)
+    answer = current.runtime().attend(
+        query, key, value, is_causal, scale, gqa, causal, True, out, strict, compiled=True
+    )
     return out, answer[1]
 
 

@@ -103,7 +103,12 @@ def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
         for stream in (7, 8, 7):
             device.now = stream
             assert near(attention(q, k, v, strict=True), reference(q, k, v))
-    assert [one.stream for one in device.launches[-3:]] == [7, 8, 7]
+        assert [one.stream for one in device.launches[-3:]] == [7, 8, 7]
+        device.now = 9  # compiled code and captures take zeros of their own
+        torch.ops.evoattn.attention(q, k, v, False, "upper_left", None, True)
+        device.is_capturing = True
+        attention(q, k, v, strict=True)
+    assert [one.stream for one in device.launches[-2:]] == [9, 9]
     assert set(runtime._zeroed._kept) == {(-1, 7), (-1, 8)}
 
 
