@@ -1,0 +1,150 @@
+"""Writes the tables of docs/results.md and the picture docs/results.svg from docs/results.json.
+
+    python -m scripts.results_page            # after an edit of the JSON
+    python -m scripts.results_page BENCH.json --title T --date D --card C --commit H --command "evoattn bench …"
+
+The second form first adds what `evoattn bench --format json` wrote, as one more run. Its table goes where the page has
+the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from evoattn.model.named_problems import lookup
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+DATA, PAGE, PICTURE = DOCS / "results.json", DOCS / "results.md", DOCS / "results.svg"
+PLACE = re.compile(r"(<!-- run: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+PEERS = {"cudnn": "cuDNN", "fa3": "FlashAttention 3", "fa4": "FlashAttention 4", "flash": "SDPA flash"}
+"""The columns of the tables; other peers get one too where a run has them."""
+SHORT_US = 90.0
+"""Kernels faster than this are left out of the picture: see "Short kernels" on the page."""
+
+
+def best_peer(row: dict[str, Any]) -> tuple[str, float]:
+    """The fastest peer of a row and its µs."""
+    return min(row["peers"].items(), key=lambda item: item[1])
+
+
+def problem_text(row: dict[str, Any]) -> str:
+    """The shape in words, e.g. `B=1 H=16 S=1024 D=64 fp16 full`."""
+    problem = lookup(row["problem"])
+    return problem.with_(dtype=row.get("dtype", problem.dtype)).describe()
+
+
+def title(row: dict[str, Any]) -> str:
+    """The problem's name, with its dtype where that is another than the name's."""
+    return f"{row['problem']}, {row['dtype']}" if "dtype" in row else row["problem"]
+
+
+def table(run: dict[str, Any]) -> str:
+    """A run as Markdown: where and when it was made, then a line for each problem."""
+    rows = run["rows"]
+    present = dict.fromkeys(name for row in rows for name in row["peers"])
+    peers = [name for name in dict.fromkeys((*PEERS.values(), *present)) if name in present]
+    head = ["problem", "shape", "family", "evoattn, µs", *(f"{name}, µs" for name in peers), "÷ best peer"]
+    lines = [
+        f"{run['card']}, {run['date']}, commit {run['commit']}, `{run['command']}`.",
+        *textwrap.wrap(f"{run['versions']}.", 118),
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
+    for row in rows:
+        median, *spread = row["ours"]
+        ours = f"{median:.2f} ({spread[0]:.2f} to {spread[1]:.2f})" if spread else f"{median:.2f}"
+        times = [f"{row['peers'][name]:.2f}" if name in row["peers"] else "-" for name in peers]
+        ratio = f"{median / best_peer(row)[1]:.3f}"
+        lines.append(f"| {' | '.join([title(row), problem_text(row), row['family'], ours, *times, ratio])} |")
+    return "\n".join(lines) + "\n"
+
+
+def filled(page: str, runs: list[dict[str, Any]]) -> str:
+    """The page with every table written anew. Raises `KeyError` for a place whose run does not exist."""
+    by_title = {run["title"]: run for run in runs}
+    return PLACE.sub(lambda match: f"{match[1]}{table(by_title[match[2]])}{match[3]}", page)
+
+
+def picture(run: dict[str, Any]) -> str:
+    """A bar for each problem: how many times as fast as its fastest peer. Colours for a light and a dark ground."""
+    rows = [row for row in run["rows"] if row["ours"][0] >= SHORT_US and "dtype" not in row]
+    left, unit, step = 170, 330, 22
+    width, height = 700, 56 + step * len(rows)
+    ink = 'font-family="sans-serif" font-size="12" fill="#7d8590"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        'aria-label="Speed of evoattn\'s best kernel over that of the fastest peer">',
+        f'<text x="{left}" y="16" {ink}>times as fast as the fastest peer ({run["card"]}, {run["date"]})</text>',
+    ]
+    for number, row in enumerate(rows):
+        y = 30 + step * number
+        name, time = best_peer(row)
+        speed = time / row["ours"][0]
+        bar = unit * speed
+        parts += [
+            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end" {ink}>{row["problem"]}</text>',
+            f'<rect x="{left}" y="{y}" width="{bar:.1f}" height="16" rx="2" fill="#2da44e"/>',
+            f'<text x="{left + bar + 6:.1f}" y="{y + 13}" {ink}>{speed:.2f}× {name}</text>',
+        ]
+    end = 30 + step * len(rows)
+    parts += [
+        f'<line x1="{left + unit}" y1="24" x2="{left + unit}" y2="{end}" stroke="#7d8590" stroke-dasharray="3 3"/>',
+        f'<text x="{left + unit}" y="{end + 14}" text-anchor="middle" {ink}>1.0 = the fastest peer</text>',
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def run_of_bench(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of `evoattn bench --format json` that have a time of ours and of a peer, as this page keeps them.
+
+    Raises `ProblemError` for a problem without a name.
+    """
+    kept: list[dict[str, Any]] = []
+    versions: dict[str, str] = {}
+    for row in rows:
+        if not row["ours"] or not row["peers"]:
+            continue
+        versions |= row["versions"]
+        problem = lookup(row["problem"]["name"])
+        dtype = {} if row["problem"]["dtype"] == problem.dtype else {"dtype": row["problem"]["dtype"]}
+        ours = [round(row["ours"][key], 2) for key in ("median_us", "p10_us", "p90_us")]
+        peers = {PEERS.get(name, name): round(time["median_us"], 2) for name, time in row["peers"].items()}
+        kept.append({"problem": problem.name, **dtype, "family": row["family"], "ours": ours, "peers": peers})
+    return {"versions": ", ".join(dict.fromkeys(versions.values())), "rows": kept}
+
+
+def data_text(runs: list[dict[str, Any]]) -> str:
+    """The JSON file, a line for each problem."""
+    texts = []
+    for run in runs:
+        head = {key: value for key, value in run.items() if key != "rows"}
+        rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in run["rows"])
+        texts.append(f'{json.dumps(head, ensure_ascii=False, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}')
+    return '{"runs": [\n' + ",\n".join(texts) + "\n]}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bench", nargs="?", type=Path)
+    for name in ("title", "date", "card", "commit", "command"):
+        parser.add_argument(f"--{name}", default="")
+    words = parser.parse_args()
+    runs = json.loads(DATA.read_text())["runs"]
+    if words.bench:
+        about = {name: getattr(words, name) for name in ("title", "date", "card", "commit", "command")}
+        runs = [run for run in runs if run["title"] != words.title]
+        runs.append(about | run_of_bench(json.loads(words.bench.read_text())))
+        DATA.write_text(data_text(runs))
+    PAGE.write_text(filled(PAGE.read_text(), runs))
+    PICTURE.write_text(picture(runs[0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The documentation: links lead somewhere, commands are what the command line takes, examples run, pictures fit."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from test_architecture import LAYERS
+
+import evoattn
+from evoattn.cli.main import app
+from evoattn.model.paths import ROOT
+from scripts import results_page
+
+EXTERNAL = ("http://", "https://", "#", "mailto:")
+FENCE = re.compile(r"(?:<!-- (runs on a CPU) -->\n)?^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMMANDS = typer.main.get_command(app).commands
+RUNS, CPU = "runs on a CPU", {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository; those of the working tree's folders where git is not here."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", *patterns],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        return [ROOT / name for name in listed if (ROOT / name).exists()]
+    except (OSError, subprocess.CalledProcessError):
+        folders = ("docs", "evoattn", "reports", "scripts", "search_spaces", "templates", "tests")
+        found = [p for pattern in patterns for folder in folders for p in (ROOT / folder).rglob(pattern)]
+        return sorted({*found, *(p for pattern in patterns for p in ROOT.glob(pattern))})
+
+
+PAGES = tracked("*.md")
+PLACES = {path.relative_to(ROOT).as_posix(): path for path in PAGES}
+
+
+def fences(path: Path, language: str) -> list[tuple[bool, str]]:
+    """(whether it is marked as running on a CPU, text) of each block of code in that language."""
+    return [(bool(runs), text) for runs, tongue, text in FENCE.findall(path.read_text()) if tongue == language]
+
+
+def anchors(path: Path) -> set[str]:
+    """Headings, as GitHub makes links of them."""
+    heads = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_links_lead_somewhere(name):
+    for target in LINK.findall(PLACES[name].read_text()):
+        if target.startswith(EXTERNAL[:2]):
+            continue
+        place, _, anchor = target.partition("#")
+        path = (PLACES[name].parent / place).resolve() if place else PLACES[name]
+        assert path.exists(), f"{name} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{name} links to {target}"
+
+
+def quoted_commands() -> list[tuple[str, str]]:
+    """(page, command line) of every `evoattn …` in a block without a language, or in a line of its own words."""
+    found = []
+    for name, path in PLACES.items():
+        text = path.read_text()
+        lines = [line for _, block in fences(path, "") for line in block.replace("\\\n", " ").splitlines()]
+        inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+        found += [(name, line.strip()) for line in (*lines, *inline) if re.match(r"\s*evoattn( [\w-]|$)", line)]
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), quoted_commands())
+def test_commands_are_what_the_command_line_takes(page, line):
+    line = re.sub(r"\[[^\]]*\]|\.\.\.|…", " ", line.partition("  #")[0].replace("|", " "))
+    words = shlex.split(line.partition(" # ")[0])[1:]
+    if not words or words[0].startswith("--"):
+        assert not words or words[0] in {"--version", "--install-completion", "--show-completion", "--help"}
+        return
+    assert words[0] in COMMANDS, f"{page} names the command {words[0]!r}"
+    options = {option for p in COMMANDS[words[0]].params for option in (*p.opts, *p.secondary_opts)}
+    for word in words[1:]:
+        if word.startswith("-") and word != "-":
+            assert word.partition("=")[0] in {*options, "--help"}, f"{page}: {line!r} has no option {word!r}"
+
+
+def test_the_readme_shows_commands_that_do_their_work():
+    """The blocks of the README are there at all, so that the test above holds them to something."""
+    shown = {line.split()[1] for page, line in quoted_commands() if page == "README.md" and " " in line}
+    assert {"search", "report", "export", "bench", "reproduce", "try"} <= shown
+
+
+EXAMPLES = [(name, text) for name in PLACES for _, text in fences(PLACES[name], "python")]
+RUNNING = [(name, text) for name in PLACES for runs, text in fences(PLACES[name], "python") if runs]
+
+
+@pytest.mark.parametrize(("page", "text"), EXAMPLES)
+def test_python_examples_compile(page, text):
+    compile(text, page, "exec")
+
+
+def test_python_examples_run_on_a_cpu(tmp_path):
+    """All of them in one process, each with names of its own."""
+    assert {name for name, _ in RUNNING} == {"README.md", "docs/python.md"}
+    program = "".join(f"exec({text!r}, {{'__name__': 'example'}})\n" for _, text in RUNNING)
+    environment = os.environ | CPU | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def documented() -> dict[str, str]:
+    """The section of docs/python.md under each `### evoattn.NAME`."""
+    parts = (ROOT / "docs/python.md").read_text().split("\n### evoattn.")[1:]
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+def test_every_public_name_is_documented():
+    assert set(documented()) == {name for name in evoattn.__all__ if name != "__version__"}
+
+
+@pytest.mark.parametrize("name", [name for name, text in documented().items() if "```python\ndef " in text])
+def test_signatures_are_those_of_the_code(name):
+    block = documented()[name].split("```python\n")[1].split("```")[0]
+    (function,) = ast.parse(block).body
+    assert isinstance(function, ast.FunctionDef) and function.name == name
+    space: dict[str, object] = {}
+    exec(block, space)
+    shown, real = (inspect.signature(thing).parameters.values() for thing in (space[name], getattr(evoattn, name)))
+    assert [(p.name, p.kind) for p in shown] == [(p.name, p.kind) for p in real]
+    for one, other in zip(shown, real, strict=True):
+        assert one.default is ... or one.default == other.default
+
+
+def test_callables_have_their_signature_on_the_page():
+    for name, text in documented().items():
+        thing = getattr(evoattn, name)
+        if callable(thing) and not (isinstance(thing, type) and issubclass(thing, Exception)):
+            assert f"def {name}(" in text
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_layers():
+    page = (ROOT / "docs/architecture.md").read_text()
+    (picture,) = [text for _, text in fences(ROOT / "docs/architecture.md", "mermaid")]
+    assert [line.split(" · ") for line in re.findall(r'^ +L\d+\["(.+)"\]$', picture, re.MULTILINE)] == LAYERS
+    assert picture.splitlines()[-1].split() == " --> ".join(f"L{i}" for i in range(len(LAYERS))).split()
+    assert re.findall(r"^\| `(\w+)` \| .{10}", page, re.MULTILINE) == [room for layer in LAYERS for room in layer]
+
+
+def test_places_that_the_architecture_names_exist():
+    text = (ROOT / "docs/architecture.md").read_text()
+    for place in re.findall(r"`((?:evoattn|templates|search_spaces|db|reports|tests)/[\w./]*)`", text):
+        assert list(ROOT.glob(place.replace("X", "flash_mma"))), place
+
+
+def test_the_results_page_is_made_of_its_data():
+    text = results_page.DATA.read_text()
+    runs = json.loads(text)["runs"]
+    assert results_page.data_text(runs) == text
+    page = results_page.PAGE.read_text()
+    assert results_page.filled(page, runs) == page, "run `python -m scripts.results_page`"
+    assert {run["title"] for run in runs} == {title for _, title, _ in results_page.PLACE.findall(page)}
+    assert results_page.PICTURE.read_text() == results_page.picture(runs[0])
+
+
+def test_a_bench_becomes_a_run_of_the_results_page():
+    time = {"median_us": 10.004, "p10_us": 9.5, "p90_us": 11.0}
+    row = {
+        "problem": {"name": "seed_h100", "dtype": "bf16"},
+        "ours": time,
+        "family": "flash_mma",
+        "peers": {"cudnn": time | {"median_us": 20.0}, "mine": time | {"median_us": 15.0}},
+        "versions": {"cudnn": "torch 2.11"},
+    }
+    run = results_page.run_of_bench([row, row | {"ours": None}, row | {"peers": {}}])
+    (kept,) = run["rows"]
+    assert kept["ours"] == [10.0, 9.5, 11.0] and kept["peers"] == {"cuDNN": 20.0, "mine": 15.0}
+    about = {"card": "C", "date": "D", "commit": "H", "command": "evoattn bench"}
+    table = results_page.table(run | about)
+    assert "| seed_h100, bf16 | B=1 H=16 S=1024 D=64 bf16 full |" in table and "| 0.667 |" in table
