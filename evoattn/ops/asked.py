@@ -55,6 +55,11 @@ def mask_name(is_causal: bool, causal: str) -> str:
     return f"causal_{causal}" if is_causal else "full"
 
 
+def _mask_of(seqlen_q: int, is_causal: bool, causal: str) -> str:
+    """As `mask_name`; a last query alone sees every key, and kernels without a mask are the faster ones."""
+    return "full" if seqlen_q == 1 and causal == "lower_right" else mask_name(is_causal, causal)
+
+
 def why_not_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> str | None:
     """One reason, without a full stop, why tensors of these shapes and dtypes are no problem of a kernel, or None."""
     if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
@@ -101,7 +106,7 @@ def problem_of(
             seqlen_k=key.shape[2],
             head_dim=query.shape[3],
             dtype=DTYPES[query.dtype],
-            mask=mask_name(is_causal, causal),
+            mask=_mask_of(query.shape[2], is_causal, causal),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
             lse=lse,
             strides_of=tuple(_plain_strides(tuple(s), t) for s, t in zip(shapes, strides, strict=True)),

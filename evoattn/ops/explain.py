@@ -59,7 +59,8 @@ def explain(
     return f"SDPA runs: {reason}."
 
 
-def _strided(problem: AttentionProblem) -> StridedProblem:
+def strided(problem: AttentionProblem) -> StridedProblem:
+    """The problem with the strides of its own memory layout."""
     strides = tuple(problem.strides(tensor) for tensor in "qkvo")
     return StridedProblem(**problem.to_dict(), strides_of=strides)
 
@@ -80,7 +81,7 @@ def warmup(shapes: Iterable[AttentionProblem | str], device: torch.device | int 
     gpu = runtime.platform.spec(index)
     said = []
     for problem in problems:
-        choice = choose(_strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
+        choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
         plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, index)
         said.append(f"SDPA runs: {plan.reason}." if isinstance(plan, Refusal) else f"{plan.words}.")
     return said

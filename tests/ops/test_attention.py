@@ -51,6 +51,14 @@ def test_lower_right_and_log_sum_exp(device):
     assert torch.allclose(lse, expected_lse, atol=1e-3)
 
 
+def test_a_last_query_alone_needs_no_mask(device):
+    q, k, v = tensors(seqlen_q=1)
+    words = dict(is_causal=True, causal="lower_right", enable_gqa=True)
+    assert near(attention(q, k, v, **words, strict=True), reference(q, k, v))
+    attention(q, k, v, enable_gqa=True)
+    assert device.loads == 1, "one kernel serves both"
+
+
 def test_views_into_a_packed_tensor_are_read_where_they_lie(device):
     packed = torch.randn(2, 33, 3, 4, 64, dtype=torch.float16)
     q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
