@@ -16,22 +16,25 @@ from evoattn.model.space import KernelConfig
 class Family(ABC):
     """One kind of kernel. A family is stateless; `templates/<name>.cu.j2` and `search_spaces/<name>.yaml` belong to it.
 
-    A compiled kernel serves every problem of the same head_dim, dtype and mask: lengths, batch, heads and strides are run-time arguments,
-    so one cubin is validated at ragged shapes and timed at the problem's own.
+    A compiled kernel serves every problem of the same head_dim, dtype and mask: lengths, batch, heads and strides are
+    run-time arguments, so one cubin is validated at ragged shapes and timed at the problem's own.
 
-    Among its parameters are `BLOCK_M` and `BLOCK_N`, the queries and the keys of a tile: the interpreter's cases and the cost model take
-    their lengths from them. A parameter's name in a sentence of `why_invalid` tells the samplers which one to change.
+    Among its parameters are `BLOCK_M` and `BLOCK_N`, the queries and the keys of a tile: the interpreter's cases and
+    the cost model take their lengths from them. A parameter's name in a sentence of `why_invalid` tells the samplers
+    which one to change.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `evoattn families`."""
     devices: ClassVar[str]
-    """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`; `evoattn export` reads the least `sm_XX` out of them."""
+    """The GPUs that it runs on, in words, e.g. `any GPU` or `sm_80 and newer`; `evoattn export` reads the least `sm_XX`
+    out of them."""
     dtypes: ClassVar[tuple[str, ...]]
     """Those that it serves, by their names in `model/dtype.py`."""
     masks: ClassVar[tuple[str, ...]]
-    """Those that it serves, by their names in `model/mask.py`: a mask that is new there is refused until it stands here."""
+    """Those that it serves, by their names in `model/mask.py`: a mask that is new there is refused until it stands
+    here."""
     writes_lse: ClassVar[bool] = False
     """Whether it writes the log-sum-exp where the problem asks for it."""
 
@@ -61,39 +64,43 @@ class Family(ABC):
 
     @abstractmethod
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        """One sentence if this config cannot serve the problem, else None: `why_invalid` without what is merely redundant there.
+        """One sentence if this config cannot serve the problem, else None: `why_invalid` without what is merely
+        redundant there.
 
-        A search passes over a config that does on its problem what a smaller one does. A kernel that was found for another problem
-        may run it all the same: every kernel climbs a ladder of small problems, on which most of its genes are redundant.
+        A search passes over a config that does on its problem what a smaller one does. A kernel that was found for
+        another problem may run it all the same: every kernel climbs a ladder of small problems, on which most of its
+        genes are redundant.
         """
 
     @abstractmethod
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         """Everything that the template may see.
 
-        Depends on head_dim, dtype, mask and `lse` alone of the problem, and on the architecture alone of the GPU: the number of SMs
-        changes launches, never a source.
+        Depends on head_dim, dtype, mask and `lse` alone of the problem, and on the architecture alone of the GPU: the
+        number of SMs changes launches, never a source.
         """
 
     @abstractmethod
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """One to three launches, in order.
 
-        A block that waits for another block of its launch needs it resident: such a grid is one wave of `gpu.sm_count` SMs at most.
+        A block that waits for another block of its launch needs it resident: such a grid is one wave of `gpu.sm_count`
+        SMs at most.
         """
 
     @abstractmethod
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         """Named scratch buffers in bytes; empty for a single-pass kernel.
 
-        They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the first launch, and the
-        kernels must leave zeros in them: they are not cleared between launches.
+        They hold anything when a launch begins, but those whose names end in `ZEROED_SUFFIX` hold zeros before the
+        first launch, and the kernels must leave zeros in them: they are not cleared between launches.
         """
 
     def relative_cost(
         self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int
     ) -> float | None:
-        """How long a kernel of `registers` per thread takes, for ranking only; infinite if no block of it fits on an SM.
+        """How long a kernel of `registers` per thread takes, for ranking only; infinite if no block of it fits on an
+        SM.
 
         None, as here, from a family that has no formula: `evaluation.cost_model` then counts instructions.
         """
@@ -109,7 +116,8 @@ ZEROED_SUFFIX = "_zeroed"
 
 
 def starts_zeroed(buffer: str) -> bool:
-    """Whether the scratch buffer of that name holds zeros before the first launch and after every one (see `Family.workspace`)."""
+    """Whether the scratch buffer of that name holds zeros before the first launch and after every one (see
+    `Family.workspace`)."""
     return buffer.endswith(ZEROED_SUFFIX)
 
 
@@ -125,8 +133,8 @@ def softmax_scale_log2(problem: AttentionProblem) -> Scalar:
 def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """The arguments that every fused forward kernel takes, in this order:
 
-    `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v, o
-    in elements (twelve int64), `softmax_scale_log2` (float32).
+    `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v,
+    o in elements (twelve int64), `softmax_scale_log2` (float32).
     """
     args: list[KernelArg] = [Buffer(t) for t in "qkvo"]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]

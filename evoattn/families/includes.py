@@ -51,5 +51,5 @@ def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -
             texts += _headers(match[1], folder, done, (*within, name))
         else:
             own.append(line)
-            has_code = has_code or bool(line.strip()) and not line.lstrip().startswith("//")
+            has_code = has_code or (bool(line.strip()) and not line.lstrip().startswith("//"))
     return [*texts, "\n".join(own).strip("\n")]

@@ -40,9 +40,9 @@ def _environment() -> Environment:
 def render(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
     """Fill the family's template with its constants and put the headers that it includes in their places.
 
-    Headers are put in after Jinja has run, which would rewrite `{{0}}` in C++. Raises `jinja2.TemplateError` if template
-    and `constants` disagree and `IncludeError` if a header cannot be included: both are faults of the family, not of a
-    config.
+    Headers are put in after Jinja has run, which would rewrite `{{0}}` in C++. Raises `jinja2.TemplateError` if
+    template and `constants` disagree and `IncludeError` if a header cannot be included: both are faults of the family,
+    not of a config.
     """
     text = _environment().get_template(f"{family.name}.cu.j2").render(family.constants(problem, config, gpu))
     return Candidate(family.name, config.params, config.id, resolve(text, TEMPLATES), gpu.arch)

@@ -1,4 +1,5 @@
-"""Whether the blocks that BLOCKS_PER_SM asks for fit on one SM together: sentences for the `why_invalid` of several families.
+"""Whether the blocks that BLOCKS_PER_SM asks for fit on one SM together: sentences for the `why_invalid` of several
+families.
 
 `blocks` is BLOCKS_PER_SM, 1 where a family has no such gene; `warps` are those of a block.
 """
@@ -15,7 +16,8 @@ MAX_REGISTERS = 255
 
 
 def register_cap(warps: int, blocks: int) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8 (hopper-findings §2)."""
+    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8
+    (hopper-findings §2)."""
     return min(MAX_REGISTERS, 512 // math.ceil(warps * blocks / 4) // 8 * 8)
 
 
@@ -44,5 +46,8 @@ def why_too_few_registers(blocks: int, warps: int, needed: int) -> str | None:
     """Fewer registers than the `needed` of a thread: the kernel would spill."""
     cap = register_cap(warps, blocks)
     if needed > cap:
-        return f"A thread needs about {needed} registers, and {WARP * warps} threads in {blocks} blocks an SM leave it {cap}."
+        return (
+            f"A thread needs about {needed} registers, and {WARP * warps} threads in {blocks} blocks an SM leave it "
+            f"{cap}."
+        )
     return None

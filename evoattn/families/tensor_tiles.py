@@ -13,10 +13,11 @@ ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
 
 
 def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool = False) -> TensorMap:
-    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else, or `by_chunks`, a box a chunk.
+    """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else, or
+    `by_chunks`, a box a chunk.
 
-    A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past head_dim read zero.
-    Maps are of 16-bit columns: an element of fp32 is two of them.
+    A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past
+    head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them.
     """
     batch, heads, seqlen, head_dim = problem.shape(tensor)
     batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])

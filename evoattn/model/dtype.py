@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Dtype:
-    """One element type of Q, K, V and O. Nothing here imports torch: `getattr(torch, dtype.torch)` is its dtype there."""
+    """One element type of Q, K, V and O.
+
+    Nothing here imports torch: `getattr(torch, dtype.torch)` is its dtype there.
+    """
 
     name: str
     bytes: int

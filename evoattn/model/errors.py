@@ -1,4 +1,7 @@
-"""The two bases of what a user can do wrong and of what a run can fail at. The command line catches these two and no others."""
+"""The two bases of what a user can do wrong and of what a run can fail at.
+
+The command line catches these two and no others.
+"""
 
 
 class WrongUse(ValueError):

@@ -25,7 +25,8 @@ class GpuSpec:
     """Limits and peak rates of one GPU. Rates are a clock a SM; clocks are the boost clock of the data sheet.
 
     Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits) and
-    "Arithmetic Instructions" (fp32 and exp2 rates); NVIDIA's data sheets and architecture white papers (clocks, matrix rates, DRAM, L2).
+    "Arithmetic Instructions" (fp32 and exp2 rates); NVIDIA's data sheets and architecture white papers (clocks, matrix
+    rates, DRAM, L2).
     """
 
     name: str
@@ -80,8 +81,9 @@ class GpuSpec:
     def block_limits(self, registers: int, threads: int, smem_bytes: int) -> dict[str, int]:
         """Blocks that each resource of one SM allows at once: `registers`, `shared memory`, `threads`, `blocks`.
 
-        `registers` are per thread (0 leaves them out), `threads` and `smem_bytes` per block. Registers are given to a warp in units of
-        256, from four register files; shared memory in units of 128 bytes after `smem_reserved_per_block` (CUDA occupancy calculator).
+        `registers` are per thread (0 leaves them out), `threads` and `smem_bytes` per block. Registers are given to a
+        warp in units of 256, from four register files; shared memory in units of 128 bytes after
+        `smem_reserved_per_block` (CUDA occupancy calculator).
         """
         warps = math.ceil(threads / 32)
         limits = {}

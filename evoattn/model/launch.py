@@ -17,17 +17,20 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel argument that is the device address of a buffer: `q`, `k`, `v`, `o`, or a name of the family's `workspace`."""
+    """A kernel argument that is the device address of a buffer: `q`, `k`, `v`, `o`, or a name of the family's
+    `workspace`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A kernel argument that is a CUtensorMap by value (sm_90): boxes of a 16-bit buffer as the tensor copy engine moves them.
+    """A kernel argument that is a CUtensorMap by value (sm_90): boxes of a 16-bit buffer as the tensor copy engine
+    moves them.
 
-    `shape`, `box` in elements and `strides_bytes` (of every dimension but the innermost, whose stride is one element) count from the
-    innermost dimension; at most five of them. What lies outside `shape` reads zero and is not written. `swizzle_bytes` is 0, 32, 64 or 128.
+    `shape`, `box` in elements and `strides_bytes` (of every dimension but the innermost, whose stride is one element)
+    count from the innermost dimension; at most five of them. What lies outside `shape` reads zero and is not written.
+    `swizzle_bytes` is 0, 32, 64 or 128.
     """
 
     buffer: str
@@ -44,7 +47,10 @@ KernelArg = Scalar | Buffer | TensorMap
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of one kernel. `grid`, `block` and `cluster` are in blocks, threads and blocks; `smem_bytes` is dynamic shared memory."""
+    """One launch of one kernel.
+
+    `grid`, `block` and `cluster` are in blocks, threads and blocks; `smem_bytes` is dynamic shared memory.
+    """
 
     kernel: str
     grid: tuple[int, int, int]

@@ -1,9 +1,9 @@
 """The one table of masks, and all that Python knows of a mask.
 
-A mask is a band of keys along a diagonal, as in FlashAttention's `window_size`: query i sees keys from i + offset - past
-to i + offset + ahead, where either side may be open. The offset is 0 (the diagonal starts in the upper left corner) or
-seqlen_k - seqlen_q (it ends in the lower right one). A new mask is a row of `MASKS`; each family refuses it until it
-takes its name into `Family.masks`.
+A mask is a band of keys along a diagonal, as in FlashAttention's `window_size`: query i sees keys from
+i + offset - past to i + offset + ahead, where either side may be open. The offset is 0 (the diagonal starts in the
+upper left corner) or seqlen_k - seqlen_q (it ends in the lower right one). A new mask is a row of `MASKS`; each family
+refuses it until it takes its name into `Family.masks`.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class AttentionProblem:
     `layout` is the order of the dimensions in memory: `bhsd` is contiguous, `bshd` is a
     `[batch, seqlen, heads, head_dim]` tensor seen through a transposed view.
 
-    `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled scores, `-inf` for a
-    query that sees no key: `[batch, heads, seqlen_q]`, contiguous, float32 whatever the dtype.
+    `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
+    scores, `-inf` for a query that sees no key: `[batch, heads, seqlen_q]`, contiguous, float32 whatever the dtype.
 
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above.
     """
@@ -62,13 +62,14 @@ class AttentionProblem:
                 raise ProblemError(f"{field} must be a whole number of at least 1, not {value!r}.")
         if self.heads % self.kv_heads:
             raise ProblemError(
-                f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides heads."
+                f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides "
+                "heads."
             )
         whole_steps = self.head_dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM
         if not whole_steps and self.head_dim != SMALLEST_HEAD_DIM:
             raise ProblemError(
-                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, "
-                f"not {self.head_dim}."
+                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to "
+                f"{MAX_HEAD_DIM}, not {self.head_dim}."
             )
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in allowed:
@@ -78,7 +79,8 @@ class AttentionProblem:
         largest = max(self.shape("q"), self.shape("k"), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(
-                f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller shape."
+                f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "
+                "shape."
             )
 
     @property
@@ -138,7 +140,8 @@ class AttentionProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: two products of 2·head_dim each for every visible pair (flash-attention's count)."""
+        """Floating-point operations: two products of 2·head_dim each for every visible pair (flash-attention's
+        count)."""
         return 4 * self.head_dim * self.visible_pairs
 
     @property
@@ -153,7 +156,10 @@ class AttentionProblem:
         return replace(self, **{"name": "", **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields; `AttentionProblem(**d)` restores it. `lse` is left out where false, as in older records."""
+        """JSON-ready fields; `AttentionProblem(**d)` restores it.
+
+        `lse` is left out where false, as in older records.
+        """
         return {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "lse" or self.lse}
 
     def describe(self) -> str:

@@ -119,9 +119,9 @@ class Timing:
 
     samples_us: tuple[float, ...]
     protocol: dict[str, Any]
-    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken in turns), the
-    device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no
-    samples then): the sentence by which it left the final."""
+    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken
+    in turns), the device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a finalist
+    proved wrong, and `out` (there are no samples then): the sentence by which it left the final."""
 
     @staticmethod
     def out(sentence: str, disqualified: bool) -> Timing:
@@ -168,7 +168,7 @@ class Evaluation:
     seconds: float = 0.0
     """Wall time that the evaluation took."""
     doubtful: bool = False
-    """A kernel known to be right failed in the same process: the candidate is evaluated again in a fresh one. Never recorded."""
+    """A kernel known to be right failed in the same process: it is evaluated again in a fresh one. Never recorded."""
 
     @property
     def timing(self) -> Timing | None:
@@ -239,7 +239,7 @@ class Study:
 
     @property
     def spec(self) -> GpuSpec:
-        """The GPU that was searched for, with the number of SMs of the device; studies that did not record it had the table's.
+        """The GPU that was searched for, with the SMs of the device, or of the table where they were not recorded.
 
         Raises `GpuError` on a GPU that is not in the table.
         """

@@ -1,4 +1,5 @@
-"""YAML of plain values from files that may be anybody's: no tags, no key twice, no aliases that multiply, of bounded size."""
+"""YAML of plain values from files that may be anybody's: no tags, no key twice, no aliases that multiply, of bounded
+size."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 import yaml
 
 MAX_BYTES, MAX_ALIASES = 1 << 20, 1000
-"""No space comes near. An alias may stand for a list, but not for one with an alias in it: seven such levels would be a billion values.
-`<<: *one` may nest: a mapping that starts from another one has each key once however often that is done."""
+"""No space comes near. An alias may stand for a list, but not for one with an alias in it: seven such levels would be a
+billion values. `<<: *one` may nest: a mapping that starts from another one has each key once however often that is
+done."""
 
 MERGE = "tag:yaml.org,2002:merge"
 

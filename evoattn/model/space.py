@@ -77,7 +77,10 @@ class SearchSpace:
         return tuple(p.name for p in self.parameters)
 
     def make_config(self, params: dict[str, Value]) -> KernelConfig:
-        """The config with exactly this space's parameters, in its order. Raises `ConfigError` on a missing, surplus or foreign value."""
+        """The config with exactly this space's parameters, in its order.
+
+        Raises `ConfigError` on a missing, surplus or foreign value.
+        """
         missing = [p.name for p in self.parameters if p.name not in params]
         surplus = sorted(set(params) - set(self.names()))
         if missing or surplus:
@@ -91,8 +94,8 @@ class SearchSpace:
         return KernelConfig(self.family, {p.name: params[p.name] for p in self.parameters})
 
     def restricted(self, choices: dict[str, tuple[str, ...]]) -> SearchSpace:
-        """The part of the space where each named parameter has one of the chosen values, written as on the command line; names that
-        the space lacks are passed over. A starting config outside of the part is left out.
+        """The part of the space where each named parameter has one of the chosen values, written as on the command
+        line; names that the space lacks are passed over. A starting config outside of the part is left out.
 
         Raises `ConfigError` on a value that the parameter does not have.
         """
@@ -125,7 +128,10 @@ def spelling(value: Value) -> str:
 
 
 def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
-    """`NAME=V1,V2` words as {name: values, still as text}. Raises `ConfigError` on another form, and on a name given twice."""
+    """`NAME=V1,V2` words as {name: values, still as text}.
+
+    Raises `ConfigError` on another form, and on a name given twice.
+    """
     choices: dict[str, tuple[str, ...]] = {}
     for word in words:
         name, equals, values = word.partition("=")
@@ -139,8 +145,8 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, Any], ...]) -> None:
-    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a row that is no
-    `{when, config}`."""
+    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a row that
+    is no `{when, config}`."""
     for p in parameters:
         if not (
             isinstance(p.name, str)
@@ -162,8 +168,8 @@ def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, 
 
 @cache
 def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> SearchSpace:
-    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones, and starting
-    configs with `when: {arch: […]}` are for those only.
+    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones,
+    and starting configs with `when: {arch: […]}` are for those only.
 
     Raises `ConfigError` if the file is missing or not of this form.
     """

@@ -20,7 +20,10 @@ from evoattn.storage.versions import collect
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A study that has ended. `best` is its leader, to be called by `evoattn.load(result.best.number, db=result.db)`."""
+    """A study that has ended.
+
+    `best` is its leader, to be called by `evoattn.load(result.best.number, db=result.db)`.
+    """
 
     study: str
     problem: AttentionProblem

@@ -1,7 +1,8 @@
 """Kernels that lie in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
 
-A liar enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the fault of the config
-at hand. Everything behind it (compile pool, interpreter or GPU worker, storage, leaderboard) is the product's own.
+A liar enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the
+fault of the config at hand. Everything behind it (compile pool, interpreter or GPU worker, storage, leaderboard) is the
+product's own.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ COUNTED_END = (
 class Liar:
     """A fault: text of the honest source and what stands in its place.
 
-    `states` and `words` (any of them) say what the device's verdict is to be; `offline_states` and `offline_words` what the
-    interpreter's is, which stops at an instruction outside its whitelist where it cannot judge.
+    `states` and `words` (any of them) say what the device's verdict is to be; `offline_states` and `offline_words` what
+    the interpreter's is, which stops at an instruction outside its whitelist where it cannot judge.
     """
 
     name: str
@@ -206,7 +207,8 @@ LIARS = (
             (
                 END,
                 END[:-1] + "  for (int64_t at = 0; at < (4 << 20); at += 4096)\n"
-                "    if (threadIdx.x == 0) reinterpret_cast<volatile unsigned char*>(o_gmem)[(1 << 20) + at] = 0x11;\n}",
+                "    if (threadIdx.x == 0)\n"
+                "      reinterpret_cast<volatile unsigned char*>(o_gmem)[(1 << 20) + at] = 0x11;\n}",
             ),
         ),
         (WRONG, REFUSED),
@@ -215,7 +217,8 @@ LIARS = (
         ("global memory",),
     ),
 )
-"""`words` of a device verdict that depends on chance (a race, what lies beyond a band) name each way in which it may show."""
+"""`words` of a device verdict that depends on chance (a race, what lies beyond a band) name each way in which it may
+show."""
 
 
 def lie(candidate: Candidate, liar: Liar) -> Candidate:

@@ -1,4 +1,5 @@
-"""Every liar through the product: a search over as many honest configs, each of whose sources has a fault planted in it."""
+"""Every liar through the product: a search over as many honest configs, each of whose sources has a fault planted in
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A device made of Python: kernels are functions over the launch's buffers, so that the timed path and its defences run without a GPU."""
+"""A device made of Python: kernels are functions over the launch's buffers, so that the timed path and its defences run
+without a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CONFIG = load_space("flash_scalar", H100).starting_configs(PROBLEM)[0]
 
 @dataclass
 class Launch:
-    """What a puppet sees of one launch: flat `buffers`, logical `views`, how many launches there were of it before, and the true answer."""
+    """What a puppet sees of one launch: flat `buffers`, logical `views`, how many launches there were of it before, and
+    the true answer."""
 
     buffers: dict[str, torch.Tensor]
     views: dict[str, torch.Tensor]
@@ -52,7 +54,7 @@ class Puppet:
 
     play: Callable[[Launch], None]
     us: float = 50.0
-    info: CompileInfo = CompileInfo()
+    info: CompileInfo = field(default_factory=CompileInfo)
     launches: int = field(default=0)
 
 

@@ -1,4 +1,5 @@
-"""A final in which somebody fails, wherever it may be: that one is out with a sentence, and the others get their times."""
+"""A final in which somebody fails, wherever it may be: that one is out with a sentence, and the others get their
+times."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Lies that a check before the timing cannot see, told to the real evaluator by puppets (puppets.py): each is caught and named."""
+"""Lies that a check before the timing cannot see, told to the real evaluator by puppets (puppets.py): each is caught
+and named."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""The zoo on the interpreter, through compile pool, evaluation and storage; on a device `scripts/zoo.py` runs the same."""
+"""The zoo on the interpreter, through compile pool, evaluation and storage; on a device `scripts/zoo.py` runs the
+same."""
 
 import sys
 

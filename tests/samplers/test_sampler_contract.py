@@ -120,7 +120,7 @@ def typical(trials: list[Trial]) -> float:
 
 
 def test_an_unknown_sampler_is_one_sentence():
-    with pytest.raises(SamplerError, match="Unknown sampler 'anneal'; evoattn has genetic, tpe, random."):
+    with pytest.raises(SamplerError, match=r"Unknown sampler 'anneal'; evoattn has genetic, tpe, random\."):
         make_sampler("anneal", SPACES, PROBLEM, 0, why_invalid)
 
 
@@ -176,7 +176,10 @@ def test_recorded_trials_of_other_spaces_do_no_harm(name):
 @every_sampler
 def test_a_small_space_is_used_up_to_the_last_config(name):
     spaces = {"tiny": space("tiny", (1, 2, 3, 4), (1, 2, 3), ("a", "b")), "one": space("one", (1,))}
-    invalid = lambda family, params: "No." if family == "tiny" and (params["TILE"] + params["tiny_1"]) % 3 else None
+
+    def invalid(family, params):
+        return "No." if family == "tiny" and (params["TILE"] + params["tiny_1"]) % 3 else None
+
     sampler = make_sampler(name, spaces, PROBLEM, 0, invalid)
     seen = []
     while proposals := sampler.ask(3):
@@ -257,7 +260,10 @@ def test_the_genetic_algorithm_records_lineage():
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), modulus=st.integers(1, 5), seed=st.integers(0, 99))
 def test_a_pool_gives_each_valid_config_once_and_no_other(sizes, modulus, seed):
     family = {"f": space("f", *[tuple(range(n)) for n in sizes])}
-    wrong = lambda _, params: f"TILE={params['TILE']} is wrong." if sum(params.values()) % modulus else None
+
+    def wrong(_, params):
+        return f"TILE={params['TILE']} is wrong." if sum(params.values()) % modulus else None
+
     pool = ConfigPool(family, wrong, random.Random(seed))
     drawn = []
     while claimed := pool.draw():

@@ -53,11 +53,13 @@ def test_a_database_without_environments_is_migrated_and_its_trials_keep_none(pa
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         connection.exec_driver_sql(
-            "INSERT INTO studies VALUES (1, 'old', 'l4', 'sm_89', 1, 'genetic', 0, '{\"batch\": 1, \"heads\": 1, \"kv_heads\": 1, "
+            "INSERT INTO studies VALUES (1, 'old', 'l4', 'sm_89', 1, 'genetic', 0, "
+            '\'{"batch": 1, "heads": 1, "kv_heads": 1, '
             '"seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}\', \'[]\', \'{"evoattn": "0.0"}\', \'{}\', \'\')'
         )
         connection.exec_driver_sql(
-            "INSERT INTO trials (number, study_id, family, config_id, state, reason, operator, created_at, seconds, config, parents) "
+            "INSERT INTO trials (number, study_id, family, config_id, state, reason, operator, created_at, seconds, "
+            "config, parents) "
             "VALUES (7, 1, 'flash_mma', 'x', 'TIMEOUT', '', '', '', 0, '{}', '[]')"
         )
     storage = Storage.open(str(path))

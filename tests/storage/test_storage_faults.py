@@ -70,7 +70,7 @@ def test_one_search_a_study(storage, path):
     try:
         process.stdout.readline()
         with (
-            pytest.raises(StorageError, match="Another search is running on study 'first'; .*"),
+            pytest.raises(StorageError, match=r"Another search is running on study 'first'; "),
             storage.lock_study(study),
         ):
             pass
@@ -118,7 +118,7 @@ def test_a_full_disk_is_a_sentence_and_costs_only_the_trial_in_hand(storage, pat
             record(full, study, i, timings=(timing("screen", 1.0),), source=os.urandom(3000).hex())
     full.close()
     again = Storage.open(str(path))
-    assert [t.number for t in again.iter_trials(study)][0] == kept.number
+    assert next(t.number for t in again.iter_trials(study)) == kept.number
     assert all(len(t.timings) == 1 and again.source(t.source_hash) for t in again.iter_trials(study))
     assert record(again, study, 500).number
     again.close()

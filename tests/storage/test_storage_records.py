@@ -126,18 +126,19 @@ def test_baselines_keep_timings_and_refusals_apart(storage):
 
 
 def test_unknown_records_are_sentences(storage):
-    with pytest.raises(UnknownRecord, match="There is no trial 99 in .*evoattn.sqlite; .*"):
+    with pytest.raises(UnknownRecord, match=r"There is no trial 99 in .*evoattn\.sqlite; "):
         storage.trial(99)
     with pytest.raises(UnknownRecord, match="There is no study 99"):
         storage.study(99)
     make_study(storage)
-    with pytest.raises(StorageError, match="The study 'first' is there already; .*--resume.*"):
+    with pytest.raises(StorageError, match=r"The study 'first' is there already; .*--resume"):
         make_study(storage)
 
 
 @pytest.mark.slow
 def test_a_large_study_is_written_and_read_quickly(storage):
-    """2000 trials here; 20 000 take ten times as long to record and to read one by one, and a report has 3 s for that."""
+    """2000 trials here; 20 000 take ten times as long to record and to read one by one, and a report has 3 s for
+    that."""
     study = make_study(storage)
     started = time.perf_counter()
     for i in range(2000):

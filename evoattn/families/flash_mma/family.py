@@ -37,7 +37,10 @@ class FlashMma(Family):
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if max(problem.heads, problem.batch) > MAX_GRID_YZ:
-            return f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not {max(problem.heads, problem.batch)}."
+            return (
+                f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
+                f"{max(problem.heads, problem.batch)}."
+            )
         return None
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:

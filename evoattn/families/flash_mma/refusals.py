@@ -25,7 +25,10 @@ def why_wrong_shape(genes: FlashMmaGenes) -> str | None:
     if block_n // key_warps > MAX_WARP_KEYS:
         return f"BLOCK_N={block_n} over KEY_WARPS={key_warps} is more than {MAX_WARP_KEYS} keys a warp."
     if block_warps(genes) > MAX_WARPS:
-        return f"WARPS={warps} times KEY_WARPS={key_warps} is over {MAX_WARPS} warps, with which a thread has 128 registers."
+        return (
+            f"WARPS={warps} times KEY_WARPS={key_warps} is over {MAX_WARPS} warps, with which a thread has 128 "
+            "registers."
+        )
     return None
 
 
@@ -33,7 +36,10 @@ def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
     """A ring too short for its schedule."""
     stages, schedule = genes.STAGES, genes.SCHEDULE
     if stages == 1 and schedule != "split":
-        return f"SCHEDULE={schedule} needs STAGES of at least 2: with one tile of K and V only split has room to copy the next."
+        return (
+            f"SCHEDULE={schedule} needs STAGES of at least 2: with one tile of K and V only split has room to copy the "
+            "next."
+        )
     return None
 
 
@@ -46,15 +52,24 @@ def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None
     if block_n > 16 * key_warps and block_n >= 2 * problem.seqlen_k:
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if problem.seqlen_k <= block_n // key_warps * (key_warps - 1):
-        return f"KEY_WARPS={key_warps}: with {problem.seqlen_k} keys in a tile of {block_n} the last key warp never sees one."
+        return (
+            f"KEY_WARPS={key_warps}: with {problem.seqlen_k} keys in a tile of {block_n} the last key warp never sees "
+            "one."
+        )
     if tiles == 1 and (genes.SCHEDULE != "split" or genes.RESCALE != "always"):
-        return f"All {problem.seqlen_k} keys are one tile of {block_n}: SCHEDULE and RESCALE must be split and always, to do nothing."
-    if genes.STAGES > tiles:
+        return (
+            f"All {problem.seqlen_k} keys are one tile of {block_n}: SCHEDULE and RESCALE must be split and always, to "
+            "do nothing."
+        )
+    if tiles < genes.STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
     if order.endswith("reversed") and not problem.causal:
         return f"BLOCK_ORDER={order} only matters with a causal mask: without one all row blocks take the same time."
     if order != "rows" and (rows == 1 or (order == "heads" and problem.heads * problem.batch == 1)):
-        return f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} heads."
+        return (
+            f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} "
+            "heads."
+        )
     return None
 
 

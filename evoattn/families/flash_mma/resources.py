@@ -18,7 +18,8 @@ LAZY_REGISTERS = {"mma": 4, "add": 12}
 
 
 def smem_row_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
-    """Bytes of a row of Q, K, V or O in shared memory: head_dim up to whole k16 steps, and a padding chunk without swizzle."""
+    """Bytes of a row of Q, K, V or O in shared memory: head_dim up to whole k16 steps, and a padding chunk without
+    swizzle."""
     padding = CHUNK_BYTES if genes.SMEM_LAYOUT == "padded" else 0
     return math.ceil(problem.head_dim / 16) * 16 * problem.element_bytes + padding
 
@@ -33,7 +34,8 @@ def ring_stages(genes: FlashMmaGenes) -> tuple[int, int]:
 
 
 def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
-    """Dynamic shared memory of a block: Q and the rings of K and V; in their place later O and the partial results of the key warps."""
+    """Dynamic shared memory of a block: Q and the rings of K and V; in their place later O and the partial results of
+    the key warps."""
     row_bytes = smem_row_bytes(problem, genes)
     q_bytes = 0 if genes.Q_PLACE == "direct" else genes.BLOCK_M * row_bytes
     loop = q_bytes + sum(ring_stages(genes)) * genes.BLOCK_N * row_bytes
@@ -46,9 +48,9 @@ def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
 def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     """Estimate of the registers a thread below which ptxas spills.
 
-    A tile of 16 rows has head_dim / 2 accumulators of O, the warp's keys / 2 of S (of two tiles if overlapped) and head_dim / 4 registers
-    of Q if Q stays there (kernel-facts §4). The rest was fitted to NVRTC 13.0 on sm_89 and sm_90a: of 340 random configs let through 4
-    spilled.
+    A tile of 16 rows has head_dim / 2 accumulators of O, the warp's keys / 2 of S (of two tiles if overlapped) and
+    head_dim / 4 registers of Q if Q stays there (kernel-facts §4). The rest was fitted to NVRTC 13.0 on sm_89 and
+    sm_90a: of 340 random configs let through 4 spilled.
     """
     row_tiles = genes.BLOCK_M // (16 * genes.WARPS)
     scores = genes.BLOCK_N // genes.KEY_WARPS // 2 * (2 if genes.SCHEDULE == "overlapped" else 1)

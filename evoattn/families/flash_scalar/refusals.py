@@ -24,8 +24,8 @@ MAX_VECTOR_BYTES = 16
 MIN_ASYNC_BYTES = 4
 """The least that cp.async moves (PTX ISA)."""
 MAX_BODY = 2048
-"""Instructions in the body of one inner loop, 16 bytes each: 32 KB of the 128 KB instruction cache of an SM (Jia et al. 2018, for Volta);
-NVRTC 13.0 compiles that in about 0.5 s, and takes 2-9 s for twice as much."""
+"""Instructions in the body of one inner loop, 16 bytes each: 32 KB of the 128 KB instruction cache of an SM (Jia et al.
+2018, for Volta); NVRTC 13.0 compiles that in about 0.5 s, and takes 2-9 s for twice as much."""
 
 
 def why_shape(problem: AttentionProblem, genes: FlashScalarGenes) -> str | None:
@@ -44,12 +44,18 @@ def why_shape(problem: AttentionProblem, genes: FlashScalarGenes) -> str | None:
     if block_n % lanes:
         return f"BLOCK_N={block_n} keys do not divide over THREADS_PER_ROW={lanes} threads."
     if vector_bytes > MAX_VECTOR_BYTES:
-        return f"VECTOR_WIDTH={width} of {problem.dtype} is {vector_bytes} bytes; one load moves at most {MAX_VECTOR_BYTES}."
+        return (
+            f"VECTOR_WIDTH={width} of {problem.dtype} is {vector_bytes} bytes; one load moves at most "
+            f"{MAX_VECTOR_BYTES}."
+        )
     if padding % width:
         return f"PADDING={padding} elements leaves rows unaligned for vectors of VECTOR_WIDTH={width}."
     padded = outputs(problem, genes) * lanes
     if padded > MAX_PADDING * problem.head_dim:
-        return f"THREADS_PER_ROW={lanes} pads head_dim {problem.head_dim} to {padded} in P·V, more than {MAX_PADDING} times."
+        return (
+            f"THREADS_PER_ROW={lanes} pads head_dim {problem.head_dim} to {padded} in P·V, more than {MAX_PADDING} "
+            "times."
+        )
     if genes.KV_STAGES > 1 and vector_bytes < MIN_ASYNC_BYTES:
         return (
             f"KV_STAGES=2 needs cp.async, which moves {MIN_ASYNC_BYTES} bytes at least; "
@@ -68,7 +74,10 @@ def why_no_effect(problem: AttentionProblem, genes: FlashScalarGenes, gpu: GpuSp
     if unroll > 1 and trips <= unroll // 2:
         return f"UNROLL={unroll} changes nothing over UNROLL={unroll // 2}: the loops make at most {trips} trips."
     if blocks > 1 and gpu.registers_per_sm // (blocks * block_threads(genes)) > MAX_REGISTERS:
-        return f"BLOCKS_PER_SM={blocks} changes nothing: {block_threads(genes)} threads leave {MAX_REGISTERS} registers a thread anyway."
+        return (
+            f"BLOCKS_PER_SM={blocks} changes nothing: {block_threads(genes)} threads leave {MAX_REGISTERS} registers a "
+            "thread anyway."
+        )
     return None
 
 
@@ -79,14 +88,21 @@ def why_resources(problem: AttentionProblem, genes: FlashScalarGenes, gpu: GpuSp
         return f"Q, K, V and P take {smem} bytes of shared memory; a block of {gpu.name} has {gpu.smem_per_block}."
     if blocks > gpu.blocks_resident(0, threads, smem):
         return (
-            f"BLOCKS_PER_SM={blocks} blocks of {threads} threads and {smem} bytes of shared memory do not fit one SM of {gpu.name} "
-            f"({gpu.threads_per_sm} threads, {gpu.smem_per_sm} bytes, {gpu.smem_reserved_per_block} of them reserved a block)."
+            f"BLOCKS_PER_SM={blocks} blocks of {threads} threads and {smem} bytes of shared memory do not fit one SM "
+            f"of {gpu.name} ({gpu.threads_per_sm} threads, {gpu.smem_per_sm} bytes, {gpu.smem_reserved_per_block} of "
+            "them reserved a block)."
         )
     body = body_instructions(problem, genes)
     if body > MAX_BODY:
-        return f"An unrolled loop body has about {body} instructions; over {MAX_BODY} the code outgrows the instruction cache."
+        return (
+            f"An unrolled loop body has about {body} instructions; over {MAX_BODY} the code outgrows the instruction "
+            "cache."
+        )
     allowed = min(MAX_REGISTERS, gpu.registers_per_sm // (blocks * threads) // 8 * 8)
     needed = estimated_registers(problem, genes)
     if needed > allowed:
-        return f"About {needed} registers a thread are needed; {threads} threads and BLOCKS_PER_SM={blocks} leave {allowed}."
+        return (
+            f"About {needed} registers a thread are needed; {threads} threads and BLOCKS_PER_SM={blocks} leave "
+            f"{allowed}."
+        )
     return None

@@ -12,7 +12,8 @@ P_WIDTH = 4
 FREE_PADDING, MAX_PADDING = 1.25, 1.5
 """Products P·V over those that head_dim needs: what a wider read of V is worth, and what is refused."""
 FIXED_REGISTERS = 44
-"""Addresses, loop counters, bounds and copies under way, such that fewer than 1 % of the accepted configs spill under ptxas 13.0."""
+"""Addresses, loop counters, bounds and copies under way, such that fewer than 1 % of the accepted configs spill under
+ptxas 13.0."""
 SEGMENTED_HEAD_DIM = 64
 """Beyond it an fp32 kernel keeps partial sums beside the scores (`SEGMENT` in the template)."""
 
@@ -48,7 +49,8 @@ def outputs(problem: AttentionProblem, genes: FlashScalarGenes) -> int:
 
 
 def loop_trips(problem: AttentionProblem, genes: FlashScalarGenes) -> tuple[int, int]:
-    """Trips of the two loops that UNROLL unrolls: over head_dim in Q·Kᵀ, over keys in P·V; 1 where the loop is unrolled whole."""
+    """Trips of the two loops that UNROLL unrolls: over head_dim in Q·Kᵀ, over keys in P·V; 1 where the loop is unrolled
+    whole."""
     qk = 1 if genes.Q_IN_REGISTERS else problem.head_dim // genes.VECTOR_WIDTH
     pv = genes.BLOCK_N // P_WIDTH if genes.P_IN_SHARED else genes.THREADS_PER_ROW
     return qk, pv

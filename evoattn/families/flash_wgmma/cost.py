@@ -1,8 +1,9 @@
 """How long a `flash_wgmma` kernel should take, from its config alone: a rank, never a time.
 
-Its units work asynchronously, so that counts of instructions say little. Instead, one step (a K/V tile of one block) takes shares of
-what the blocks of an SM keep busy together (tensor cores, exponential units, issue slots) and of the chain that one warpgroup waits for by
-itself; the step is repeated over tiles and waves. Costs some 20 µs, where the interpreter takes up to a second.
+Its units work asynchronously, so that counts of instructions say little. Instead, one step (a K/V tile of one block)
+takes shares of what the blocks of an SM keep busy together (tensor cores, exponential units, issue slots) and of the
+chain that one warpgroup waits for by itself; the step is repeated over tiles and waves. Costs some 20 µs, where the
+interpreter takes up to a second.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ class Constants:
     special: float
     issue: float
     chain: float
-    """Shares of a step that are not hidden behind the others. They add up: a norm that takes the longest fitted worse."""
+    """Shares of a step that are not hidden behind the others.
+
+    They add up: a norm that takes the longest fitted worse.
+    """
     latency: float
     """Of the dependent instructions of one softmax: maximum, shuffles, barriers, the first results of a product."""
     hidden: float
-    """Share of P V that OVERLAP hides where the compiler waits for it before the exponentials: in every form but `lazy_after`."""
+    """Share of P V that OVERLAP hides where the compiler waits for it before the exponentials: in every form but
+    `lazy_after`."""
     launch: float
     block: float
     """First loads and last stores of a block; `tile` those of a persistent block's next tile."""
@@ -48,11 +53,12 @@ class Constants:
     """Factors for genes that no term above knows."""
 
 
-# Fitted by least squares of logarithms, those within 8 % of a problem's best three times as heavy, to 2,688 of 24,633 kernels that today's
-# space holds, measured on 18 problems (H100 and H200, 2026-11-21). Spearman's correlation with the problem left out of the fit, over all
-# kernels and over the best third of them: 0.81 and 0.35 (seed_h100), 0.57 and 0.51 (fa_d64_2k), 0.78 and 0.57 (fa_d128_4k_causal), 0.71
-# and 0.25 (fa_d64_16k_causal), 0.65 and -0.03 (fa_d128_512_causal, whose best are 20 % faster than it says), 0.61 and 0.19 (seed_l4_s512).
-# What is balanced was added afterwards, from five pairs of kernels (`tests/test_wgmma_cost.py`).
+# Fitted by least squares of logarithms, those within 8 % of a problem's best three times as heavy, to 2,688 of 24,633
+# kernels that today's space holds, measured on 18 problems (H100 and H200, 2026-11-21). Spearman's correlation with the
+# problem left out of the fit, over all kernels and over the best third of them: 0.81 and 0.35 (seed_h100), 0.57 and
+# 0.51 (fa_d64_2k), 0.78 and 0.57 (fa_d128_4k_causal), 0.71 and 0.25 (fa_d64_16k_causal), 0.65 and -0.03
+# (fa_d128_512_causal, whose best are 20 % faster than it says), 0.61 and 0.19 (seed_l4_s512). What is balanced was
+# added afterwards, from five pairs of kernels (`tests/test_wgmma_cost.py`).
 FITTED = Constants(
     tensor=0.42,
     special=0.226,
@@ -92,7 +98,10 @@ class Step:
 
 
 def step_work(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> Step:
-    """Unit clocks of a BLOCK_M × BLOCK_N tile. Instructions a score: scale, exponential, sum, half a conversion, and what RESCALE adds."""
+    """Unit clocks of a BLOCK_M × BLOCK_N tile.
+
+    Instructions a score: scale, exponential, sum, half a conversion, and what RESCALE adds.
+    """
     rows, scores = genes.BLOCK_M, genes.BLOCK_M * genes.BLOCK_N
     polynomial = genes.POLYNOMIAL_EIGHTHS / 8
     a_score = 3.5 + {"always": 1.0, "lazy_5": 0.5, "lazy_8": 0.5, "lazy_after": 0.0}[genes.RESCALE]
@@ -148,7 +157,10 @@ def _factors_of(genes: FlashWgmmaGenes) -> dict[str, bool]:
 def relative_cost(
     problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec, registers: int, c: Constants = FITTED
 ) -> float:
-    """The estimate in clocks of one SM for a kernel of `registers` a thread. Infinite if no block of it fits on an SM."""
+    """The estimate in clocks of one SM for a kernel of `registers` a thread.
+
+    Infinite if no block of it fits on an SM.
+    """
     resident = gpu.blocks_resident(registers, threads(genes), smem_bytes(problem, genes))
     if not resident:
         return math.inf
@@ -163,7 +175,7 @@ def relative_cost(
         clocks = full * (a_block + visited * step_clocks(step, genes, resident, c))
         clocks += a_block + visited * step_clocks(step, genes, rest, c) if rest else 0
     else:
-        claimed, balanced = (genes.SCHEDULE == schedule for schedule in ("claimed", "balanced"))
+        claimed, balanced = (schedule == genes.SCHEDULE for schedule in ("claimed", "balanced"))
         turns = rounds + 0.5 if claimed else rounds if balanced else math.ceil(rounds)
         clocks = (
             c.block

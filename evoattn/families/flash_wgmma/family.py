@@ -1,4 +1,5 @@
-"""Flash attention on Hopper: tensor copies by a producer warp, wgmma by one to four consumer warpgroups; sm_90a only."""
+"""Flash attention on Hopper: tensor copies by a producer warp, wgmma by one to four consumer warpgroups; sm_90a
+only."""
 
 from __future__ import annotations
 
@@ -53,7 +54,10 @@ class FlashWgmma(Family):
         if gpu.arch != ARCH:
             return f"flash_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
         if problem.head_dim * ELEMENT_BYTES % MAP_STRIDE:
-            return f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, for tensor maps, not {problem.head_dim}."
+            return (
+                f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, for tensor maps, not "
+                f"{problem.head_dim}."
+            )
         if problem.head_dim > MAX_HEAD_DIM:
             return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {problem.head_dim}."
         return None

@@ -30,12 +30,21 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
     if genes.KEY_SPLIT > 1 and is_persistent(genes):
         return f"KEY_SPLIT={genes.KEY_SPLIT} needs SCHEDULE=single: the blocks of a cluster work on one tile of rows."
     if genes.SCHEDULE == "balanced" and problem.causal:
-        return "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask hides some."
+        return (
+            "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
+            "hides some."
+        )
     if genes.RESCALE == "lazy_after" and genes.POLYNOMIAL_EIGHTHS:
-        return "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show when it is passed."
+        return (
+            "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show "
+            "when it is passed."
+        )
     if genes.STORE == "chunks" and not (is_persistent(genes) and head_chunks(problem) > O_CHUNK_PLACES):
         columns = O_CHUNK_PLACES * CHUNK_COLUMNS
-        return f"STORE=chunks needs blocks that take several tiles and a head_dim over {columns}: it is for an O too big to lie beside Q."
+        return (
+            f"STORE=chunks needs blocks that take several tiles and a head_dim over {columns}: it is for an O too big "
+            "to lie beside Q."
+        )
     if genes.CAUSAL_SKIP and not (problem.causal and consumers > 1):
         return "CAUSAL_SKIP needs a causal mask and several warpgroups: one alone sees every key tile of its block."
     return None
@@ -51,15 +60,24 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
     if block_n > 48 and block_n >= 2 * problem.seqlen_k:
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if split > key_tiles:
-        return f"KEY_SPLIT={split} leaves blocks of a cluster without work: {problem.seqlen_k} keys make {key_tiles} tiles of {block_n}."
+        return (
+            f"KEY_SPLIT={split} leaves blocks of a cluster without work: {problem.seqlen_k} keys make {key_tiles} "
+            f"tiles of {block_n}."
+        )
     if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
         return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
-    if genes.STAGES > math.ceil(key_tiles / split):
-        return f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a block takes."
+    if math.ceil(key_tiles / split) < genes.STAGES:
+        return (
+            f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a "
+            "block takes."
+        )
     if order != "by_head" and (row_blocks == 1 or heads <= max(1, HEADS_IN_TURN[order])):
         return f"TILE_ORDER={order} is the order of another value for {row_blocks} row blocks of {heads} heads."
     if is_persistent(genes) and row_blocks * heads <= gpu.sm_count * genes.BLOCKS_PER_SM:
-        return f"SCHEDULE={genes.SCHEDULE}: the {row_blocks * heads} tiles are one wave, so that no block takes a second one."
+        return (
+            f"SCHEDULE={genes.SCHEDULE}: the {row_blocks * heads} tiles are one wave, so that no block takes a second "
+            "one."
+        )
     if genes.SCHEDULE == "balanced" and row_blocks * heads % (gpu.sm_count * genes.BLOCKS_PER_SM) == 0:
         return f"SCHEDULE=balanced: the {row_blocks * heads} tiles are whole waves, so that it is SCHEDULE=fixed."
     return None
@@ -92,14 +110,26 @@ def why_too_big(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec)
     if smem > gpu.smem_per_block:
         return f"{_tiles_of(genes)} need {smem} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
     if blocks * (smem + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
-        return f"BLOCKS_PER_SM={blocks} with {_tiles_of(genes)} need {smem} bytes and 1 KB each, over the {gpu.smem_per_sm} of an SM."
+        return (
+            f"BLOCKS_PER_SM={blocks} with {_tiles_of(genes)} need {smem} bytes and 1 KB each, over the "
+            f"{gpu.smem_per_sm} of an SM."
+        )
     launch, needed = registers_at_launch(genes), registers_needed(problem, genes)
     producer, consumer = moved_registers(genes)
     if genes.PRODUCER == "warpgroup" and (consumer <= launch or producer >= launch):
-        return f"PRODUCER=warpgroup has no registers to give: BLOCK_M={genes.BLOCK_M} BLOCKS_PER_SM={blocks} starts with {launch}."
+        return (
+            f"PRODUCER=warpgroup has no registers to give: BLOCK_M={genes.BLOCK_M} BLOCKS_PER_SM={blocks} starts with "
+            f"{launch}."
+        )
     if needed > (consumer or launch):
-        return f"{_registers_of(genes)} need about {needed} registers a consumer thread, which can have {consumer or launch}."
+        return (
+            f"{_registers_of(genes)} need about {needed} registers a consumer thread, which can have "
+            f"{consumer or launch}."
+        )
     widest = widest_wgmma(problem, genes)
     if widest > launch:
-        return f"One wgmma of {_registers_of(genes)} needs {widest} registers a thread at launch, where there are {launch}."
+        return (
+            f"One wgmma of {_registers_of(genes)} needs {widest} registers a thread at launch, where there are "
+            f"{launch}."
+        )
     return None

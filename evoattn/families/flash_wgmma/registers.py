@@ -11,33 +11,38 @@ from evoattn.model.problem import AttentionProblem
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
-"""A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4, hopper-findings §2)."""
+"""A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4,
+hopper-findings §2)."""
 MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = 28
 """Addresses, counters, row sums and shifts beside the operands of wgmma.
 
-With the terms of `registers_needed` fitted to 1,050 random configs near the limit, compiled by ptxas 13.0; 94 of them spilled, and none of
-those that these terms accept.
+With the terms of `registers_needed` fitted to 1,050 random configs near the limit, compiled by ptxas 13.0; 94 of them
+spilled, and none of those that these terms accept.
 """
 PERSISTENT_REGISTERS = 4
 UNEVEN_ROWS_REGISTERS = 13
-"""In its place with STORE=rows and a head_dim that is not whole chunks: half of 38 such configs spilled with 4, and five still with 9."""
+"""In its place with STORE=rows and a head_dim that is not whole chunks: half of 38 such configs spilled with 4, and
+five still with 9."""
 WIDE_HEAD_DIM = 128
-"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes over tiles."""
+"""Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes
+over tiles."""
 WIDE_PERSISTENT_REGISTERS = 12
 """With 4, two of 330 kernels of head_dim 136 to 256 spilled, both with SCHEDULE=claimed and without OVERLAP."""
 WIDE_ROWS_REGISTERS = 32
 """In its place with STORE=rows, where with 26 one of 107 kernels still spilled."""
 MERGE_REGISTERS = 32
-"""Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight configs of head_dim 112
-(30) and 184 to 256 (60) spilled, of some 800 that were compiled."""
+"""Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight
+configs of head_dim 112 (30) and 184 to 256 (60) spilled, of some 800 that were compiled."""
 WIDE_MERGE_REGISTERS = 60
 LAZY_AFTER_REGISTERS = 16
 """For the product that brings lost scores back, and one more for 16 columns of a row; found as FIXED_REGISTERS."""
 AHEAD_ROWS_REGISTERS = 16
-"""That must be left to begin a tile of rows ahead with STORE=rows: of 109 configs with less 61 spilled, of 16 with as many none."""
+"""That must be left to begin a tile of rows ahead with STORE=rows: of 109 configs with less 61 spilled, of 16 with as
+many none."""
 AHEAD_MERGE_REGISTERS = 16
-"""The same of a balanced schedule, whose merge then has S beside it: all eleven that had fewer spilled, of ten others one, by rows."""
+"""The same of a balanced schedule, whose merge then has S beside it: all eleven that had fewer spilled, of ten others
+one, by rows."""
 REGISTERS_UNDER_WGMMA = 26
 """Registers that ptxas keeps below and above the operands of one wgmma: with fewer at launch it refuses (C7602)."""
 
@@ -105,9 +110,9 @@ def _merge_registers(head_dim: int) -> int:
 def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
     """Whether a tile of rows begins beside the last product of the one before (`AHEAD` in the template).
 
-    Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that product and of the
-    keys that are skipped; and there must be registers for two tiles of rows at once, which three blocks an SM leave too few of (64×48
-    tiles of head_dim 64 spilled 16 bytes).
+    Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that
+    product and of the keys that are skipped; and there must be registers for two tiles of rows at once, which three
+    blocks an SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes).
     """
     skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
     if genes.SCHEDULE == "single" or not (genes.OVERLAP and genes.Q_IN_REGISTERS):

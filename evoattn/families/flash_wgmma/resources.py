@@ -26,15 +26,16 @@ def head_chunks(problem: AttentionProblem) -> int:
 
 
 def result_bytes(problem: AttentionProblem) -> int:
-    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats a thread."""
+    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats a
+    thread."""
     return WARPGROUP * (problem.head_dim // 2 + 4) * 4
 
 
 def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Dynamic shared memory of a block.
 
-    Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks of a cluster
-    (head_dim / 2 + 4 floats a thread), barriers, what the producer says of two tiles.
+    Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks
+    of a cluster (head_dim / 2 + 4 floats a thread), barriers, what the producer says of two tiles.
     """
     row_bytes = head_chunks(problem) * ROW_BYTES
     q_bytes = genes.BLOCK_M * row_bytes
@@ -48,10 +49,11 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
 
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
-    """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh` reads.
+    """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh`
+    reads.
 
-    Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than the tiles of rows, so
-    that even a small problem has tiles that two blocks share.
+    Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than
+    the tiles of rows, so that even a small problem has tiles that two blocks share.
     """
     row_blocks, heads = math.ceil(problem.seqlen_q / genes.BLOCK_M), problem.heads * problem.batch
     if is_persistent(genes):

@@ -19,10 +19,12 @@ def _string_lines(items: list[str], indent: str) -> str:
 
 
 def wgmma_function(name: str, columns: int, dtype: str, a_in_registers: bool, b_transposed: bool) -> str:
-    """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], added to D if `accumulate`; fp32 accumulators.
+    """A C++ function `name(d, a, b, accumulate)`: D[64, columns] = A[64, 16] B[16, columns], added to D if
+    `accumulate`; fp32 accumulators.
 
-    `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `b_transposed` says that B lies with
-    its columns contiguous (PTX ISA, wgmma.mma_async). `columns` is a multiple of 8 up to 256, `dtype` `fp16` or `bf16`.
+    `d` is the lane's columns / 2 accumulators, `a` four registers or a descriptor, `b` a descriptor; `b_transposed`
+    says that B lies with its columns contiguous (PTX ISA, wgmma.mma_async). `columns` is a multiple of 8 up to 256,
+    `dtype` `fp16` or `bf16`.
     """
     count = columns // 2
     ptx = PTX_TYPES[dtype]

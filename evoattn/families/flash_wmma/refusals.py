@@ -28,14 +28,23 @@ def why_wrong_shape(problem: AttentionProblem, genes: FlashWmmaGenes) -> str | N
             f"BLOCK_M={block_m} rows are {block_m // TILE} tiles of 16, which do not divide over ROW_WARPS={row_warps}."
         )
     if block_warps(genes) > MAX_WARPS:
-        return f"ROW_WARPS={row_warps} times COLUMN_WARPS={column_warps} are {block_warps(genes)} warps; a block has at most {MAX_WARPS}."
+        return (
+            f"ROW_WARPS={row_warps} times COLUMN_WARPS={column_warps} are {block_warps(genes)} warps; a block has at "
+            f"most {MAX_WARPS}."
+        )
     if column_warps > max(block_n // TILE, tiles_of_head(problem)):
-        return f"COLUMN_WARPS={column_warps} leaves warps without any of the {block_n // TILE} tiles of S and {tiles_of_head(problem)} of O."
+        return (
+            f"COLUMN_WARPS={column_warps} leaves warps without any of the {block_n // TILE} tiles of S and "
+            f"{tiles_of_head(problem)} of O."
+        )
     lanes = genes.THREADS_PER_ROW
     if block_n % (2 * lanes):
         return f"BLOCK_N={block_n} keys do not divide into pairs for THREADS_PER_ROW={lanes}."
     if genes.COPY == "registers" and genes.STAGES > 1:
-        return f"STAGES={genes.STAGES} overlaps nothing with COPY=registers: the copy is over when the next product begins."
+        return (
+            f"STAGES={genes.STAGES} overlaps nothing with COPY=registers: the copy is over when the next product "
+            "begins."
+        )
     return None
 
 
@@ -47,7 +56,7 @@ def why_redundant(problem: AttentionProblem, genes: FlashWmmaGenes) -> str | Non
     if block_n > TILE and block_n >= 2 * problem.seqlen_k:
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     tiles = math.ceil(problem.seqlen_k / block_n)
-    if genes.STAGES > tiles:
+    if tiles < genes.STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
     return None
 

@@ -13,7 +13,8 @@ TILE = 16
 FRAGMENT_REGISTERS = 8
 """Of an operand or an accumulator of m16n16k16, a lane."""
 FIXED_REGISTERS = 56
-"""Addresses, bounds, the map of rows, fragments of K and V under way: from here on few spills in random configs (ptxas 13.0)."""
+"""Addresses, bounds, the map of rows, fragments of K and V under way: from here on few spills in random configs (ptxas
+13.0)."""
 V_REGISTERS = 3
 """Of each tile of O that a lane keeps: its V on the way."""
 PASS_REGISTERS = 6
@@ -34,7 +35,8 @@ def tiles_of_rows(genes: FlashWmmaGenes) -> int:
 
 
 def smem_parts(problem: AttentionProblem, genes: FlashWmmaGenes) -> dict[str, int]:
-    """Bytes of dynamic shared memory by what they hold: a float a row; Q; the rings of K and V; S, in whose place P; O if it lives there.
+    """Bytes of dynamic shared memory by what they hold: a float a row; Q; the rings of K and V; S, in whose place P; O
+    if it lives there.
 
     With O in fragments it takes the place of Q, K, V and S at the end, and counts only what it has over them.
     """
@@ -58,7 +60,8 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWmmaGenes) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashWmmaGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: O and Q if they stay in fragments, S, the scores of a row, the rest."""
+    """Estimate of the registers a thread below which ptxas spills: O and Q if they stay in fragments, S, the scores of
+    a row, the rest."""
     row_tiles, dim_tiles = tiles_of_rows(genes), tiles_of_head(problem)
     o_tiles = math.ceil(dim_tiles / genes.COLUMN_WARPS) if genes.O_PLACE == "fragments" else 1
     q_tiles = dim_tiles if genes.Q_PLACE == "fragments" else 1

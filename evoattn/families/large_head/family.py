@@ -1,4 +1,5 @@
-"""Attention for a head_dim of hundreds to thousands and few queries: head_dim split over blocks, any GPU of the table."""
+"""Attention for a head_dim of hundreds to thousands and few queries: head_dim split over blocks, any GPU of the
+table."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ class LargeHead(Family):
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"large_head serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if problem.batch * problem.kv_heads > MAX_GRID_YZ:
-            return f"large_head puts {problem.batch} times {problem.kv_heads} K/V heads in grid z, which ends at {MAX_GRID_YZ}."
+            return (
+                f"large_head puts {problem.batch} times {problem.kv_heads} K/V heads in grid z, which ends at "
+                f"{MAX_GRID_YZ}."
+            )
         return None
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -86,7 +90,8 @@ class LargeHead(Family):
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
-        """A block for each slice of head_dim of each tile of rows; with a workspace, before that one for each tile of keys of each too."""
+        """A block for each slice of head_dim of each tile of rows; with a workspace, before that one for each tile of
+        keys of each too."""
         genes = self.genes(config)
         split, block = genes.DIM_SPLIT, (WARP * genes.WARPS, 1, 1)
         x, z = math.ceil(packed_rows(problem) / genes.BLOCK_M) * split, problem.kv_heads * problem.batch

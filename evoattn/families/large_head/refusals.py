@@ -39,21 +39,27 @@ def _why_wrong_products(problem: AttentionProblem, genes: LargeHeadGenes) -> str
         slice_elements(problem, genes),
     )
     if not on_tensor_cores(genes):
-        fits = max(rows, keys) <= 8
-        return (
-            None
-            if fits
-            else f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} are for MATH=tf32x3; those of fma end at 8 by 8."
-        )
+        if max(rows, keys) <= 8:
+            return None
+        return f"Score tiles of SCORE_ROWS={rows} by SCORE_KEYS={keys} are for MATH=tf32x3; those of fma end at 8 by 8."
     if problem.dtype != "fp32":
         return f"MATH={genes.MATH} makes fp32 of three tf32 products, and {problem.dtype} needs but one of its own."
     if rows % 16 or keys % 8 or genes.LANES != WARP:
-        return f"MATH=tf32x3 takes score tiles of 16 rows by 8 keys or more and LANES=32, not {rows} by {keys} and LANES={genes.LANES}."
+        return (
+            f"MATH=tf32x3 takes score tiles of 16 rows by 8 keys or more and LANES=32, not {rows} by {keys} and "
+            f"LANES={genes.LANES}."
+        )
     output_rows = warp_output_rows(genes)
     if output_rows % 16 or output_rows == 0:
-        return f"MATH=tf32x3 gives a warp 16 output rows or more, and VALUE_THREADS={value_threads} leave it {output_rows}."
+        return (
+            f"MATH=tf32x3 gives a warp 16 output rows or more, and VALUE_THREADS={value_threads} leave it "
+            f"{output_rows}."
+        )
     if piece % max(value_threads, WARP) or value_threads < WARP:
-        return f"MATH=tf32x3 gives a warp runs of 32 columns, and VALUE_THREADS={value_threads} do not share a slice of {piece} so."
+        return (
+            f"MATH=tf32x3 gives a warp runs of 32 columns, and VALUE_THREADS={value_threads} do not share a slice of "
+            f"{piece} so."
+        )
     return None
 
 
@@ -66,11 +72,20 @@ def _why_not_spread(problem: AttentionProblem, genes: LargeHeadGenes) -> str | N
         spread_parts(genes),
     )
     if parts < 2:
-        return f"MATH=tf32x3_spread shares score tiles between warps; WARPS={genes.WARPS} are too few for tiles of {rows} by {keys}."
+        return (
+            f"MATH=tf32x3_spread shares score tiles between warps; WARPS={genes.WARPS} are too few for tiles of {rows} "
+            f"by {keys}."
+        )
     if genes.Q_PLACE == "shared":
-        return "MATH=tf32x3_spread reads Q right into the registers of the warps that want it: Q_PLACE=shared would be a detour."
+        return (
+            "MATH=tf32x3_spread reads Q right into the registers of the warps that want it: Q_PLACE=shared would be a "
+            "detour."
+        )
     if piece % (16 * parts):
-        return f"MATH=tf32x3_spread gives a warp steps of 16 dimensions, and {parts} warps do not share a slice of {piece} so."
+        return (
+            f"MATH=tf32x3_spread gives a warp steps of 16 dimensions, and {parts} warps do not share a slice of "
+            f"{piece} so."
+        )
     return None
 
 
@@ -79,7 +94,10 @@ def why_wrong_shape(problem: AttentionProblem, genes: LargeHeadGenes, gpu: GpuSp
     block_m, block_n, split, exchange = (genes.BLOCK_M, genes.BLOCK_N, genes.DIM_SPLIT, genes.EXCHANGE)
     rows, keys, lanes, threads = genes.SCORE_ROWS, genes.SCORE_KEYS, genes.LANES, WARP * genes.WARPS
     if problem.head_dim % (split * vector_elements(problem)):
-        return f"DIM_SPLIT={split} does not divide head_dim {problem.head_dim} into whole vectors of {vector_elements(problem)} elements."
+        return (
+            f"DIM_SPLIT={split} does not divide head_dim {problem.head_dim} into whole vectors of "
+            f"{vector_elements(problem)} elements."
+        )
     if (split == 1) != (exchange == "none") and exchange != "workspace":
         return (
             f"EXCHANGE={exchange} does not go with DIM_SPLIT={split}: one block has nothing to exchange, several must."
@@ -102,17 +120,27 @@ def why_wrong_shape(problem: AttentionProblem, genes: LargeHeadGenes, gpu: GpuSp
         return reason
     tiles = block_m // rows * (block_n // keys)
     if tiles % (WARP // lanes):
-        return f"{tiles} score tiles of {rows} by {keys} do not fill whole warps of {WARP // lanes} groups of LANES={lanes}."
+        return (
+            f"{tiles} score tiles of {rows} by {keys} do not fill whole warps of {WARP // lanes} groups of "
+            f"LANES={lanes}."
+        )
     if not on_tensor_cores(genes) and slice_elements(problem, genes) // vector_elements(problem) < lanes:
-        return f"LANES={lanes} lanes share the {slice_elements(problem, genes) // vector_elements(problem)} vectors of a slice: some never have one."
+        return (
+            f"LANES={lanes} lanes share the {slice_elements(problem, genes) // vector_elements(problem)} vectors of a "
+            "slice: some never have one."
+        )
     if threads % genes.VALUE_THREADS or block_m % (threads // genes.VALUE_THREADS):
         return (
             f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={genes.VALUE_THREADS} a row."
         )
-    if not on_tensor_cores(genes) and genes.VALUE_THREADS >= 2 * (
-        slice_elements(problem, genes) // vector_elements(problem)
+    if (
+        not on_tensor_cores(genes)
+        and 2 * (slice_elements(problem, genes) // vector_elements(problem)) <= genes.VALUE_THREADS
     ):
-        return f"VALUE_THREADS={genes.VALUE_THREADS} for a slice of {slice_elements(problem, genes)} elements leave half of them or more idle."
+        return (
+            f"VALUE_THREADS={genes.VALUE_THREADS} for a slice of {slice_elements(problem, genes)} elements leave half "
+            "of them or more idle."
+        )
     return None
 
 
@@ -121,13 +149,16 @@ def why_too_big(problem: AttentionProblem, genes: LargeHeadGenes, gpu: GpuSpec) 
     smem = max(smem_bytes(problem, genes))
     if smem > gpu.smem_per_block:
         return (
-            f"Shared memory would take {smem} bytes, {q_bytes(problem, genes)} of them for BLOCK_M={genes.BLOCK_M} rows of Q and "
-            f"{k_bytes(problem, genes)} for each tile of K and V, STAGES={genes.STAGES}; {gpu.name} gives a block "
-            f"{gpu.smem_per_block}."
+            f"Shared memory would take {smem} bytes, {q_bytes(problem, genes)} of them for BLOCK_M={genes.BLOCK_M} "
+            f"rows of Q and {k_bytes(problem, genes)} for each tile of K and V, STAGES={genes.STAGES}; {gpu.name} "
+            f"gives a block {gpu.smem_per_block}."
         )
     scratch = sum(workspace_bytes(problem, genes).values())
     if scratch > MAX_WORKSPACE_BYTES:
-        return f"The partial scores of DIM_SPLIT={genes.DIM_SPLIT} slices would take {scratch} bytes, over {MAX_WORKSPACE_BYTES}."
+        return (
+            f"The partial scores of DIM_SPLIT={genes.DIM_SPLIT} slices would take {scratch} bytes, over "
+            f"{MAX_WORKSPACE_BYTES}."
+        )
     if not is_fused(genes) and math.ceil(problem.seqlen_k / genes.BLOCK_N) > MAX_GRID_YZ:
         return f"EXCHANGE=workspace puts the tiles of {problem.seqlen_k} keys in grid y, which ends at {MAX_GRID_YZ}."
     return why_too_few_registers(1, genes.WARPS, registers_needed(problem, genes))
@@ -149,6 +180,6 @@ def why_redundant(problem: AttentionProblem, genes: LargeHeadGenes) -> str | Non
         else math.ceil(slice_elements(problem, genes) // vector_elements(problem) / genes.LANES)
     )
     trips = max(steps, block_n // (8 if tensor else 4))
-    if genes.UNROLL >= 2 * trips:
+    if 2 * trips <= genes.UNROLL:
         return f"UNROLL={genes.UNROLL} changes nothing: the loops make at most {trips} trips."
     return None

@@ -43,7 +43,8 @@ def on_tensor_cores(genes: LargeHeadGenes) -> bool:
 
 
 def is_spread(genes: LargeHeadGenes) -> bool:
-    """Whether warps that share a tile of scores have parts of the slice, right from global memory, and their sums are added up."""
+    """Whether warps that share a tile of scores have parts of the slice, right from global memory, and their sums are
+    added up."""
     return genes.MATH == "tf32x3_spread"
 
 
@@ -70,9 +71,9 @@ def q_bytes(problem: AttentionProblem, genes: LargeHeadGenes) -> int:
 def smem_bytes(problem: AttentionProblem, genes: LargeHeadGenes) -> tuple[int, int]:
     """Dynamic shared memory of `large_head_scores` and of `large_head`.
 
-    Q and a tile of K, or a tile of sums a warp; Q, the stages of K and V, those sums, in a cluster a tile of partial scores and what
-    `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, two factors a row. Without a first launch the
-    second has Q and K, with one it has V alone.
+    Q and a tile of K, or a tile of sums a warp; Q, the stages of K and V, those sums, in a cluster a tile of partial
+    scores and what `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, two factors a
+    row. Without a first launch the second has Q and K, with one it has V alone.
     """
     stages, rows, keys = genes.STAGES, genes.BLOCK_M, genes.BLOCK_N
     q, v, k = q_bytes(problem, genes), _v_bytes(problem, genes), 0 if is_spread(genes) else k_bytes(problem, genes)
@@ -94,7 +95,8 @@ def _sum_groups(genes: LargeHeadGenes) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: LargeHeadGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: the output tile beside the larger of the two products' operands."""
+    """Estimate of the registers a thread below which ptxas spills: the output tile beside the larger of the two
+    products' operands."""
     if on_tensor_cores(genes):
         return _tensor_registers(problem, genes)
     vector, unroll = vector_elements(problem), genes.UNROLL

@@ -35,17 +35,29 @@ def why_wrong_shape(problem: AttentionProblem, genes: LargeHeadMmaGenes, gpu: Gp
     if block_n % genes.KEY_CHUNK:
         return f"BLOCK_N={block_n} keys do not divide into chunks of KEY_CHUNK={genes.KEY_CHUNK}."
     if problem.head_dim % (CHUNK * genes.DV_SPLIT):
-        return f"DV_SPLIT={genes.DV_SPLIT} does not divide head_dim {problem.head_dim} into whole chunks of {CHUNK} elements."
+        return (
+            f"DV_SPLIT={genes.DV_SPLIT} does not divide head_dim {problem.head_dim} into whole chunks of {CHUNK} "
+            "elements."
+        )
     if in_cluster(genes) and genes.DV_SPLIT == 1:
         return "SCORES=cluster does not go with DV_SPLIT=1: one block has all the scores."
     if in_cluster(genes) and gpu.capability < (9, 0):
         return f"SCORES=cluster needs the clusters of sm_90, and {gpu.name} is {gpu.arch}."
     if block_warps(genes) > MAX_WARPS:
-        return f"ROW_WARPS={row_warps} times COLUMN_WARPS={column_warps} is over {MAX_WARPS} warps, with which a thread has 128 registers."
+        return (
+            f"ROW_WARPS={row_warps} times COLUMN_WARPS={column_warps} is over {MAX_WARPS} warps, with which a thread "
+            "has 128 registers."
+        )
     if max(columns, genes.DIM_CHUNK) > CHUNK * threads:
-        return f"A row of a chunk has {max(columns, genes.DIM_CHUNK) // CHUNK} vectors, more than the {threads} threads that copy it."
+        return (
+            f"A row of a chunk has {max(columns, genes.DIM_CHUNK) // CHUNK} vectors, more than the {threads} threads "
+            "that copy it."
+        )
     if columns - slice_elements(problem, genes) >= columns // 4:
-        return f"COLUMN_WARPS={column_warps} take {columns} columns for a slice of {slice_elements(problem, genes)}: a quarter or more are zeros."
+        return (
+            f"COLUMN_WARPS={column_warps} take {columns} columns for a slice of {slice_elements(problem, genes)}: a "
+            "quarter or more are zeros."
+        )
     return None
 
 
@@ -58,7 +70,7 @@ def why_redundant(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> str | 
     if block_n > 16 * genes.COLUMN_WARPS and block_n >= 2 * problem.seqlen_k:
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     chunks = dim_steps(problem, genes) + block_n // genes.KEY_CHUNK
-    if genes.STAGES > tiles * chunks:
+    if tiles * chunks < genes.STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles * chunks} chunks that {problem.seqlen_k} keys make."
     if tiles == 1 and genes.RESCALE != "always":
         return (
@@ -67,7 +79,10 @@ def why_redundant(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> str | 
     if order.endswith("reversed") and not problem.causal:
         return f"BLOCK_ORDER={order} only matters with a causal mask: without one all row blocks take the same time."
     if order != "rows" and (rows == 1 or (order == "heads" and problem.heads * problem.batch == 1)):
-        return f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} heads."
+        return (
+            f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} "
+            "heads."
+        )
     return None
 
 
@@ -77,7 +92,8 @@ def why_too_big(problem: AttentionProblem, genes: LargeHeadMmaGenes, gpu: GpuSpe
     if smem > gpu.smem_per_block:
         return (
             f"The block needs {smem} bytes of shared memory, {q_bytes(problem, genes)} of them for Q and "
-            f"{stage_bytes(problem, genes)} for each of STAGES={genes.STAGES} chunks; {gpu.name} gives it {gpu.smem_per_block}."
+            f"{stage_bytes(problem, genes)} for each of STAGES={genes.STAGES} chunks; {gpu.name} gives it "
+            f"{gpu.smem_per_block}."
         )
     return (
         why_not_resident(gpu, blocks, warps, smem)

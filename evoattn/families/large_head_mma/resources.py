@@ -62,8 +62,8 @@ def q_bytes(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int:
 
 
 def smem_bytes(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int:
-    """Dynamic shared memory of a block: the ring, Q, P, two tiles of partial scores in a cluster, and a float for each row and column warp
-    if there are several of these."""
+    """Dynamic shared memory of a block: the ring, Q, P, two tiles of partial scores in a cluster, and a float for each
+    row and column warp if there are several of these."""
     block_m, column_warps = genes.BLOCK_M, genes.COLUMN_WARPS
     p = genes.BLOCK_N // genes.KEY_CHUNK * block_m * _row_bytes(genes, genes.KEY_CHUNK)
     partials = 2 * 4 * block_m * genes.BLOCK_N if in_cluster(genes) else 0
@@ -72,7 +72,8 @@ def smem_bytes(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: the accumulators of O and S beside what a tile of 16 rows needs.
+    """Estimate of the registers a thread below which ptxas spills: the accumulators of O and S beside what a tile of 16
+    rows needs.
 
     Fitted to NVRTC 13.0 on sm_89 and sm_90a.
     """

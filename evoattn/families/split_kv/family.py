@@ -1,4 +1,5 @@
-"""Attention for few query rows and many keys: the keys are split over warps and blocks, and partial results are added up."""
+"""Attention for few query rows and many keys: the keys are split over warps and blocks, and partial results are added
+up."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ UNUSED_BYTES = 16
 class SplitKv(Family):
     """The `Family` of `templates/split_kv.cu.j2`.
 
-    A row is one query of one head; the rows of all heads that share a K/V head are packed into tiles of BLOCK_M, so that each byte of K and
-    V is read once for all of them where they fit into one tile (decoding).
+    A row is one query of one head; the rows of all heads that share a K/V head are packed into tiles of BLOCK_M, so
+    that each byte of K and V is read once for all of them where they fit into one tile (decoding).
     """
 
     name: ClassVar[str] = "split_kv"
@@ -53,7 +54,10 @@ class SplitKv(Family):
         if problem.head_dim > MAX_HEAD_DIM:
             return f"split_kv takes a head_dim of up to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if max(problem.kv_heads, problem.batch) > MAX_GRID_YZ:
-            return f"split_kv takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not {max(problem.kv_heads, problem.batch)}."
+            return (
+                f"split_kv takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
+                f"{max(problem.kv_heads, problem.batch)}."
+            )
         return None
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:

@@ -25,7 +25,8 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 LEAST_SPLITS = 0.75
-"""Share of SPLITS under which a smaller value of the space does the same; nearer ones are told apart by their launches."""
+"""Share of SPLITS under which a smaller value of the space does the same; nearer ones are told apart by their
+launches."""
 MAX_CLUSTER = 8
 """Blocks a cluster that every sm_90 schedules (CUDA C++ Programming Guide, thread block clusters)."""
 MAX_WAVES = 16
@@ -54,9 +55,15 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
             return f"DOT_LANES={lanes}: with COMPUTE=mma the fragments put {MMA_LANES} lanes on a key."
         return None
     if block_n % (warps * WARP // lanes):
-        return f"BLOCK_N={block_n} keys do not divide into steps of {WARP // lanes} for WARPS={warps} and DOT_LANES={lanes}."
+        return (
+            f"BLOCK_N={block_n} keys do not divide into steps of {WARP // lanes} for WARPS={warps} and "
+            f"DOT_LANES={lanes}."
+        )
     if lanes * vector >= 2 * problem.head_dim * problem.element_bytes:
-        return f"DOT_LANES={lanes} lanes with vectors of {vector} bytes are twice what a row of {problem.head_dim} elements needs."
+        return (
+            f"DOT_LANES={lanes} lanes with vectors of {vector} bytes are twice what a row of {problem.head_dim} "
+            "elements needs."
+        )
     return None
 
 
@@ -67,12 +74,15 @@ def why_no_tensor_map(genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
     if gpu.capability < (9, 0):
         return f"LOAD=tma needs the tensor copy engine of sm_90, and {gpu.name} is {gpu.arch}."
     if genes.VECTOR_BYTES != TMA_VECTOR:
-        return f"VECTOR_BYTES={genes.VECTOR_BYTES}: with LOAD=tma a lane reads the {TMA_VECTOR}-byte chunks of the swizzle."
+        return (
+            f"VECTOR_BYTES={genes.VECTOR_BYTES}: with LOAD=tma a lane reads the {TMA_VECTOR}-byte chunks of the "
+            "swizzle."
+        )
     keys = warp_keys(genes)
     if keys % TMA_KEYS or keys > MAX_BOX_KEYS:
         return (
-            f"LOAD=tma: BLOCK_N={genes.BLOCK_N} over WARPS={genes.WARPS} makes boxes of {keys} keys, which must be a multiple of "
-            f"{TMA_KEYS} up to {MAX_BOX_KEYS}."
+            f"LOAD=tma: BLOCK_N={genes.BLOCK_N} over WARPS={genes.WARPS} makes boxes of {keys} keys, which must be a "
+            f"multiple of {TMA_KEYS} up to {MAX_BOX_KEYS}."
         )
     return None
 
@@ -93,7 +103,7 @@ def why_useless(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) ->
     if keys <= block_n // genes.WARPS * (genes.WARPS - 1):
         return f"WARPS={genes.WARPS}: with {keys} keys a split in tiles of {block_n} the last warp never sees one."
     tiles = math.ceil(keys / block_n)
-    if genes.STAGES > tiles:
+    if tiles < genes.STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} keys that a split makes."
     if genes.DEPENDENT_LAUNCH != "none" and (splits == 1 or genes.MERGE != "kernel"):
         return (

@@ -49,9 +49,9 @@ def cluster_blocks(genes: SplitKvGenes) -> int:
 
 
 def smem_bytes(problem: AttentionProblem, genes: SplitKvGenes) -> int:
-    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; two mbarriers (16
-    bytes) for each stage of a ring that a tensor map fills; and a ticket, or, at a multiple of 16 bytes, four columns and a state (24
-    bytes) of each item that the blocks of a cluster send.
+    """Dynamic shared memory of a block: the rings of its warps, in their place later a result of each warp in fp32; two
+    mbarriers (16 bytes) for each stage of a ring that a tensor map fills; and a ticket, or, at a multiple of 16 bytes,
+    four columns and a state (24 bytes) of each item that the blocks of a cluster send.
     """
     rings, barriers, stages = 0, 0, genes.WARPS * genes.STAGES
     if genes.LOAD == "cp_async":
@@ -79,15 +79,16 @@ def row_blocks(problem: AttentionProblem, genes: SplitKvGenes) -> int:
 
 
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
-    """(splits, keys a split): SPLITS or fewer, each a multiple of `SPLIT_GRANULE` keys and none of them empty, but in a cluster, which is
-    compiled for so many blocks.
+    """(splits, keys a split): SPLITS or fewer, each a multiple of `SPLIT_GRANULE` keys and none of them empty, but in a
+    cluster, which is compiled for so many blocks.
     """
     keys = math.ceil(math.ceil(problem.seqlen_k / genes.SPLITS) / SPLIT_GRANULE) * SPLIT_GRANULE
     return max(cluster_blocks(genes), math.ceil(problem.seqlen_k / keys)), keys
 
 
 def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: O, Q, scores, and the tiles of K and V if they are loaded ahead."""
+    """Estimate of the registers a thread below which ptxas spills: O, Q, scores, and the tiles of K and V if they are
+    loaded ahead."""
     k_words, v_words = _tile_words(problem, genes)
     k_vectors, v_vectors = lane_vectors(problem, genes)
     if genes.COMPUTE == "mma":

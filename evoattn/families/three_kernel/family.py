@@ -1,4 +1,5 @@
-"""Attention in three launches: Q Kᵀ into a scratch buffer, softmax over its rows, P V; tensor cores, sm_80 and newer."""
+"""Attention in three launches: Q Kᵀ into a scratch buffer, softmax over its rows, P V; tensor cores, sm_80 and
+newer."""
 
 from __future__ import annotations
 
@@ -88,7 +89,10 @@ class ThreeKernel(Family):
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"three_kernel takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
         if problem.heads * problem.batch > MAX_GRID_YZ:
-            return f"three_kernel takes at most {MAX_GRID_YZ} heads over all batches (grid y and z), not {problem.heads * problem.batch}."
+            return (
+                f"three_kernel takes at most {MAX_GRID_YZ} heads over all batches (grid y and z), not "
+                f"{problem.heads * problem.batch}."
+            )
         if query_rows(problem) > MAX_ROWS:
             return (
                 f"three_kernel takes at most {MAX_ROWS} queries over all heads and batches, not {query_rows(problem)}."
@@ -213,8 +217,8 @@ class ThreeKernel(Family):
         return (scores, values) if merges_late(genes) else (scores, softmax, values)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        """S, P unless it replaces S, and two floats a row, maximum and sum; with tiles those of every tile of a row too, with tiles_late
-        these alone."""
+        """S, P unless it replaces S, and two floats a row, maximum and sum; with tiles those of every tile of a row
+        too, with tiles_late these alone."""
         genes = self.genes(config)
         scores = query_rows(problem) * score_stride(problem)
         own = {"p": scores * ELEMENT_BYTES} if genes.P_PLACE == "own" else {}

@@ -31,7 +31,10 @@ def why_too_big(problem: AttentionProblem, genes: ThreeKernelGenes, gpu: GpuSpec
     ):
         if bytes_ > gpu.smem_per_block:
             tile = " ".join(f"{name}={genes.value(name)}" for name in names)
-            return f"{what} with {tile} needs {bytes_} bytes of shared memory; {gpu.name} gives a block {gpu.smem_per_block}."
+            return (
+                f"{what} with {tile} needs {bytes_} bytes of shared memory; {gpu.name} gives a block "
+                f"{gpu.smem_per_block}."
+            )
     for what, (needed, threads) in zip(
         ("Q Kᵀ", "softmax", "P V"), zip(registers_needed(problem, genes), threads_a_block(genes))
     ):
@@ -46,7 +49,8 @@ def why_too_big(problem: AttentionProblem, genes: ThreeKernelGenes, gpu: GpuSpec
 MAX_THREADS = 1024
 WGMMA_ARCH = "sm_90a"
 DEPENDENT_CAPABILITY = (9, 0)
-"""From which on a launch may begin before the one before it has ended (CUDA C++ Programming Guide, programmatic dependent launch)."""
+"""From which on a launch may begin before the one before it has ended (CUDA C++ Programming Guide, programmatic
+dependent launch)."""
 KEY_GROUP = 32
 """Keys of a warp are stored in groups of four n8 tiles, eight neighbours a lane."""
 
@@ -65,8 +69,8 @@ def why_wrong_shape(genes: ThreeKernelGenes) -> str | None:
         return f"WARPS_M={genes.WARPS_M} times WARPS_N={genes.WARPS_N} are over the {MAX_THREADS} threads of a block."
     if softmax % WARP or softmax > MAX_THREADS:
         return (
-            f"THREADS_PER_ROW={genes.THREADS_PER_ROW} times ROWS_PER_BLOCK={genes.ROWS_PER_BLOCK} are {softmax} threads: "
-            f"a block has whole warps, at most {MAX_THREADS} threads."
+            f"THREADS_PER_ROW={genes.THREADS_PER_ROW} times ROWS_PER_BLOCK={genes.ROWS_PER_BLOCK} are {softmax} "
+            f"threads: a block has whole warps, at most {MAX_THREADS} threads."
         )
     return None
 
@@ -79,10 +83,16 @@ def why_not_wgmma(genes: ThreeKernelGenes, gpu: GpuSpec) -> str | None:
         return f"PRODUCT=wgmma needs {WGMMA_ARCH}, and {gpu.name} is {gpu.arch}."
     for gene in ("BLOCK_M", "BLOCK_N", "PV_BLOCK_M", "PV_BLOCK_K"):
         if genes.number(gene) % CHUNK_COLUMNS:
-            return f"{gene}={genes.number(gene)} is no multiple of {CHUNK_COLUMNS}, the rows of a wgmma and the columns of a tensor copy."
+            return (
+                f"{gene}={genes.number(gene)} is no multiple of {CHUNK_COLUMNS}, the rows of a wgmma and the columns "
+                "of a tensor copy."
+            )
     for rows, warps in (("BLOCK_M", "WARPS_M"), ("PV_BLOCK_M", "PV_WARPS")):
         if genes.number(warps) != genes.number(rows) // 16:
-            return f"A warp has 16 rows of a wgmma: {rows}={genes.number(rows)} needs {warps}={genes.number(rows) // 16}, not {genes.number(warps)}."
+            return (
+                f"A warp has 16 rows of a wgmma: {rows}={genes.number(rows)} needs {warps}={genes.number(rows) // 16}, "
+                f"not {genes.number(warps)}."
+            )
     if genes.WARPS_N > 1 or genes.BLOCK_K > 32:
         return "PRODUCT=wgmma takes a tile of S at once: WARPS_N and BLOCK_K must be 1 and 32, to do nothing."
     if exponents_late(genes) or genes.S_TYPE == "fp32":
@@ -94,7 +104,10 @@ def why_not_wgmma(genes: ThreeKernelGenes, gpu: GpuSpec) -> str | None:
 
 def why_no_overlap(genes: ThreeKernelGenes, gpu: GpuSpec) -> str | None:
     if may_overlap(genes) and gpu.capability < DEPENDENT_CAPABILITY:
-        return f"DEPENDENT_LAUNCH={genes.DEPENDENT_LAUNCH} needs griddepcontrol of sm_90 and newer, and {gpu.name} is {gpu.arch}."
+        return (
+            f"DEPENDENT_LAUNCH={genes.DEPENDENT_LAUNCH} needs griddepcontrol of sm_90 and newer, and {gpu.name} is "
+            f"{gpu.arch}."
+        )
     return None
 
 
@@ -112,7 +125,10 @@ def why_wrong_scores(problem: AttentionProblem, genes: ThreeKernelGenes) -> str 
     if exponents_late(genes) and genes.P_PLACE == "own":
         return "SOFTMAX=statistics writes no P: P_PLACE must be in_place, to do nothing."
     if s_type == "fp32" and genes.P_PLACE == "in_place":
-        return "P_PLACE=in_place needs S of 16 bits: over S_TYPE=fp32 a probability would fall on scores that are not read yet."
+        return (
+            "P_PLACE=in_place needs S of 16 bits: over S_TYPE=fp32 a probability would fall on scores that are not "
+            "read yet."
+        )
     if genes.VECTOR_WIDTH * DTYPES[s_type].bytes > 16:
         return f"VECTOR_WIDTH={genes.VECTOR_WIDTH} scores of S_TYPE={s_type} are more than the 16 bytes of a load."
     return None
@@ -125,9 +141,15 @@ def _why_wrong_tiles(genes: ThreeKernelGenes) -> str | None:
         unused["ROWS_PER_BLOCK"] = 32
     for gene, value in unused.items():
         if genes.value(gene) != value:
-            return f"SOFTMAX={genes.SOFTMAX} writes no S and merges a row in one thread: {gene} must be {value}, to do nothing."
+            return (
+                f"SOFTMAX={genes.SOFTMAX} writes no S and merges a row in one thread: {gene} must be {value}, to do "
+                "nothing."
+            )
     if (keys := genes.BLOCK_N // genes.WARPS_N) % genes.PV_BLOCK_K:
-        return f"PV_BLOCK_K={genes.PV_BLOCK_K} keys do not divide the {keys} keys of a row that a warp of Q Kᵀ refers to one maximum."
+        return (
+            f"PV_BLOCK_K={genes.PV_BLOCK_K} keys do not divide the {keys} keys of a row that a warp of Q Kᵀ refers to "
+            "one maximum."
+        )
     return None
 
 
@@ -142,18 +164,21 @@ def why_redundant(problem: AttentionProblem, genes: ThreeKernelGenes) -> str | N
     ):
         if genes.number(gene) > least and genes.number(gene) >= 2 * count:
             return f"{gene}={genes.number(gene)} for {count} {what} leaves half of the tile or more without work."
-    if genes.BLOCK_K > 32 and genes.BLOCK_K // 2 >= problem.head_dim:
+    if genes.BLOCK_K > 32 and problem.head_dim <= genes.BLOCK_K // 2:
         return f"BLOCK_K={genes.BLOCK_K} is all {problem.head_dim} columns, as {genes.BLOCK_K // 2} is."
     if (count := genes.TILES_A_BLOCK) > 1 and count // 2 * genes.BLOCK_N >= problem.seqlen_k:
         return (
             f"TILES_A_BLOCK={count} is more than the tiles of {genes.BLOCK_N} keys that {problem.seqlen_k} keys fill."
         )
     steps = math.ceil(problem.seqlen_k / genes.PV_BLOCK_K)
-    if genes.PV_STAGES > max(2, steps):
+    if max(2, steps) < genes.PV_STAGES:
         return f"PV_STAGES={genes.PV_STAGES} is more than the {steps} steps of {genes.PV_BLOCK_K} keys."
     threads, width, kept = genes.THREADS_PER_ROW, genes.VECTOR_WIDTH, genes.KEPT_VECTORS
     if threads > WARP and (threads // 2) * width >= problem.seqlen_k:
-        return f"THREADS_PER_ROW={threads} with VECTOR_WIDTH={width} leave half of the threads without one of the {problem.seqlen_k} keys."
+        return (
+            f"THREADS_PER_ROW={threads} with VECTOR_WIDTH={width} leave half of the threads without one of the "
+            f"{problem.seqlen_k} keys."
+        )
     if kept > 1 and kept // 2 * threads * width >= problem.seqlen_k:
         return (
             f"KEPT_VECTORS={kept} is more than the vectors that {problem.seqlen_k} keys give each of {threads} threads."

@@ -10,7 +10,8 @@ from evoattn.families.three_kernel.genes import ThreeKernelGenes
 from evoattn.model.problem import AttentionProblem
 
 SCORES_REGISTERS = 40
-"""Addresses and fragments of Q and K beside the accumulators of a thread; as the next two, no spill in random configs from here on."""
+"""Addresses and fragments of Q and K beside the accumulators of a thread; as the next two, no spill in random configs
+from here on."""
 VALUES_REGISTERS = 48
 FACTOR_REGISTERS = 72
 """More of them where P V rescales O for each tile."""
@@ -59,7 +60,8 @@ def scores_smem_bytes(problem: AttentionProblem, genes: ThreeKernelGenes) -> int
 
 
 def values_smem_bytes(problem: AttentionProblem, genes: ThreeKernelGenes) -> int:
-    """Dynamic shared memory of a block of P V: the ring of P and V, in whose place later O; with wgmma a barrier a stage."""
+    """Dynamic shared memory of a block of P V: the ring of P and V, in whose place later O; with wgmma a barrier a
+    stage."""
     block_m, block_k = genes.PV_BLOCK_M, genes.PV_BLOCK_K
     if uses_wgmma(genes):
         row_bytes = _chunked_row_bytes(problem)
@@ -70,7 +72,8 @@ def values_smem_bytes(problem: AttentionProblem, genes: ThreeKernelGenes) -> int
 
 
 def registers_needed(problem: AttentionProblem, genes: ThreeKernelGenes) -> tuple[int, int, int]:
-    """Estimates of the registers a thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept scores, and the rest."""
+    """Estimates of the registers a thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept
+    scores, and the rest."""
     kept = genes.KEPT_VECTORS * genes.VECTOR_WIDTH
     if uses_wgmma(genes):
         return (
