@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, capture, current, fallback
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.traced import is_fake, traced
 
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
@@ -29,6 +29,12 @@ def _is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and _transforms() is None
         and _tracing_state() is None
     )
+
+
+def require_ordinary(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise `NoKernel` for tensors that something watches: their addresses may not be those of the data."""
+    if not _is_ordinary(query, key, value):
+        raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform or trace is at work.")
 
 
 def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -127,13 +133,15 @@ def attention(
         if is_fake(query):
             return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
         return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    runtime = current.runtime()
     if capture.recorders():
         with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):
-            return _ordinary(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-    return _ordinary(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+            return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
 
 
-def _ordinary(
+def run(
+    runtime: Runtime,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -146,7 +154,6 @@ def _ordinary(
     strict: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The call of plain tensors."""
-    runtime = current.runtime()
     if torch.is_autocast_enabled(runtime.device_type):
         query, key, value = autocast(runtime.device_type, query, key, value)
     if out is not None:
@@ -171,7 +178,7 @@ def _watched(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """SDPA for tensor subclasses, modes and transforms: they know what to do with it."""
     if strict:
-        raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform or trace is at work.")
+        require_ordinary(query, key, value)
     answer = fallback.attention(
         query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
     )

@@ -14,6 +14,7 @@ from evoattn.model.paths import cubin_cache, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import current
+from evoattn.ops.attention import require_ordinary, run
 from evoattn.ops.choice import Picker
 from evoattn.ops.runtime import Runtime
 
@@ -39,16 +40,23 @@ def _own_runtime(pick: Picker) -> Runtime:
 
 class RecordedKernel:
     """One recorded kernel, called as `evoattn.attention` is. It serves every batch, length and number of heads of the
-    head_dim, dtype and mask that it was found for; `trial` and `problem` say which.
+    head_dim, dtype and mask that it was found for; `trial` and `problem` say which. `timing` is the recorded one, None
+    for an offline trial.
 
     Today's template renders it from the recorded config, and it is checked on the device before its first use.
     """
 
-    def __init__(self, trial: Trial, study: Study, make_runtime: Callable[[Picker], Runtime] = _own_runtime) -> None:
-        """`make_runtime` makes the runtime that answers with this kernel only. Raises `ConfigError` where today's
-        search space lacks the recorded config."""
+    def __init__(
+        self,
+        trial: Trial,
+        study: Study,
+        make_runtime: Callable[[Picker], Runtime] = _own_runtime,
+        source: str = "",
+    ) -> None:
+        """`make_runtime` makes the runtime that answers with this kernel only; `source` is the recorded CUDA source.
+        Raises `ConfigError` where today's search space lacks the recorded config."""
         self.trial, self.problem = trial.number, AttentionProblem(**study.problem)
-        self.family = trial.family
+        self.family, self.timing, self.source = trial.family, trial.timing, source
         self.config = load_space(trial.family, study.spec).make_config(trial.config)
         self._runtime = make_runtime(self._pick)
 
@@ -60,7 +68,8 @@ class RecordedKernel:
         both_causal = ours.causal and problem.causal and problem.seqlen_q == problem.seqlen_k  # then they are one mask
         if (ours.head_dim, ours.dtype) != (problem.head_dim, problem.dtype):
             return None
-        if ours.mask != problem.mask and not both_causal:
+        last_query = ours.mask == "causal_lower_right" and problem.seqlen_q == 1  # which sees every key
+        if ours.mask != problem.mask and not both_causal and not last_query:
             return None
         return _Recorded(self.family, self.config, f"it is trial {self.trial}")
 
@@ -75,9 +84,11 @@ class RecordedKernel:
         enable_gqa: bool = False,
         causal: Literal["upper_left", "lower_right"] = "upper_left",
         return_lse: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See `evoattn.attention`. Raises `NoKernel` for a call that this kernel does not serve."""
-        return self._runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, strict=True)
+        require_ordinary(query, key, value)
+        return run(self._runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, True)
 
 
 def load(
@@ -104,6 +115,7 @@ def load(
     storage = Storage.open(db or default_database(), create=False)
     try:
         found = chosen_trial(storage, str(trial), study, problem, spec)
-        return RecordedKernel(found, storage.study(found.study_id))
+        source = storage.source(found.source_hash) if found.source_hash else ""
+        return RecordedKernel(found, storage.study(found.study_id), source=source)
     finally:
         storage.close()

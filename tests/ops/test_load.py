@@ -42,6 +42,10 @@ def test_the_recorded_kernel_answers_and_nothing_else_does(storage, tmp_path):
     assert near(answer, reference(q, k, v, is_causal=True)) and device.launches
     assert near(kernel(q, k, v, is_causal=True, causal="lower_right", enable_gqa=True), answer)
     assert kernel.trial == 1 and kernel.family == "flash_wgmma" and "BLOCK_M=64" in repr(kernel)
+    out = torch.empty_like(q)
+    assert kernel(q, k, v, is_causal=True, enable_gqa=True, out=out) is out and near(out, answer)
+    with pytest.raises(NoKernel, match="transform"):
+        torch.func.vmap(lambda a, b, c: kernel(a, b, c, is_causal=True, enable_gqa=True))(q[None], k[None], v[None])
     for other in (
         dict(is_causal=False),
         dict(is_causal=True, dtype=torch.bfloat16),
