@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -36,13 +37,22 @@ def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
     return wins().find(problem, gpu) or pick(problem, gpu)
 
 
+def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
+    """The CUDA device side; None, with a warning, where torch has a GPU but the driver is not NVIDIA's or too old."""
+    try:
+        return make()
+    except (OSError, AttributeError) as error:
+        warnings.warn(f"evoattn: no kernel can run here, SDPA does: {error}.", RuntimeWarning, stacklevel=2)
+        return None
+
+
 def runtime() -> Runtime:
     """The one runtime of the process; on the first call it looks for a CUDA device."""
     global _runtime
     if _runtime is None:
         with _lock:
             if _runtime is None:
-                platform: Platform | None = CudaPlatform() if torch.cuda.is_available() else None
+                platform = find_platform() if torch.cuda.is_available() else None
                 _runtime = Runtime(platform, best_known, cubin_cache() / "op")
     return _runtime
 

@@ -202,6 +202,15 @@ def test_no_device(tmp_path):
         assert warmup(["seed_h100"]) == ["SDPA runs: there is no CUDA device."]
 
 
+@pytest.mark.parametrize("error", [OSError("libcuda.so.1: not found"), AttributeError("undefined symbol")])
+def test_a_driver_that_is_not_there_costs_a_warning(error):
+    def make():
+        raise error
+
+    with pytest.warns(RuntimeWarning, match="no kernel can run here, SDPA does"):
+        assert current.find_platform(make) is None
+
+
 def test_a_launch_that_fails_falls_back_and_is_not_tried_again(device):
     q, k, v = tensors()
     attention(q, k, v, enable_gqa=True, strict=True)
