@@ -1,9 +1,10 @@
-"""How far the timings can be trusted, on the CUDA device that is here: an A/A test and a planted optimum.
+"""How far the timings can be trusted, on the CUDA device that is here: an A/A test and a search with a known
+best config.
 
     python3 scripts/noise.py [--repeats 40] [--searches 3] [--faster 0.05]
 
-A/A: one kernel under two names in `--repeats` finals; prints how often one was called the winner (wanted: at most 5 %).
-Planted optimum: a space whose configs are all one kernel with a delay that makes it slower by `--faster`, but for one,
+A/A: one kernel under two names in `--repeats` finals; prints how often one was called the winner (expected: at most 5 %).
+Known best: a space whose configs are all one kernel with a delay that makes it slower by `--faster`, but for one,
 which a whole search must find; prints how often it did. Exit code 1 if a search missed it, or the A/A rate is over
 15 %.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from evoattn.families.render import MARKER
 from evoattn.model.paths import ROOT, TEMPLATES
 
-LAYERS = [  # design §2; a module may import from its own layer's packages and from below
+LAYERS = [  # docs/architecture.md shows them; a module may import from its own layer's packages and from below
     ["cli"],
     ["bench", "export", "integrations", "ops", "report", "search"],
     ["portfolio"],

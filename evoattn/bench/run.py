@@ -63,7 +63,7 @@ class Bench:
             yield row
 
     def _run(self, problem: AttentionProblem, configs: Configs, row: Row) -> list[Note]:
-        """Fills the row; returns the notes on it."""
+        """Fills the row; returns remarks on it."""
         subject = problem.name or problem.describe()
         records = BenchRecords(self.storages[0], self.gpu, self.detected, self.cache, problem)
         contenders, notes = choose(problem, self.gpu, self.storages, configs, self.top)

@@ -26,7 +26,7 @@ def make_inputs(
     """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads,
     seqlen, head_dim]`.
 
-    Standard normal values; `kind` bends them to what has caught wrong kernels (kernel-facts §6): `large_logits` scales
+    Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both,
     `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same. Raises
     `ValueError` on another kind: it would be plain unseen.

@@ -13,7 +13,7 @@ from evoattn.model.mask import FULL, MASKS, Mask
 LAYOUTS = ("bhsd", "bshd")
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
 SMALLEST_HEAD_DIM = 4
-"""The one head_dim under a whole step: a toy of the notes that evoattn grew from."""
+"""The one head_dim under a whole step: for toy problems."""
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
 

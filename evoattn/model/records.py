@@ -18,7 +18,7 @@ MAX_SM_COUNT = 1 << 10
 
 
 class TrialState(StrEnum):
-    """What became of a trial. Users and their scripts rely on these names (design §5)."""
+    """What became of a trial. Users and their scripts rely on these names."""
 
     COMPLETE = "COMPLETE"
     """Right before and after timing, and timed on the device."""

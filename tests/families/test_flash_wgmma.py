@@ -143,7 +143,7 @@ def test_other_gpus_are_refused():
 
 
 def test_shared_memory_and_registers_of_the_prototype():
-    """Numbers that ran on an H100 (hopper-findings §2, kernel-facts §4)."""
+    """Numbers that ran on an H100 (docs/sources.md)."""
     barriers = 8 * (2 * 1 + 4 * 2 + 1) + 32
     assert smem_bytes(problem(), FlashWgmmaGenes.of(config())) == (64 + 2 * 2 * 128) * 64 * 2 + barriers
     own_output = config(**THREE, BLOCK_N=80, SCHEDULE="fixed")
@@ -180,7 +180,7 @@ def test_setmaxnreg_never_asks_for_more_than_the_block_owns():
 
 
 def test_tensor_maps_keep_to_the_limits():
-    """Rank, box and stride limits of kernel-facts §4, and that every box fits the tile it fills."""
+    """Rank, box and stride limits of docs/sources.md, and that every box fits the tile it fills."""
     for head_dim, layout in itertools.product(range(8, 257, 8), ("bhsd", "bshd")):
         p = problem(113, 203, head_dim, layout=layout)
         maps = [a for a in FAMILY.launches(p, config(), H100)[-1].args if isinstance(a, TensorMap)]

@@ -220,12 +220,12 @@ CACHE = {"BLOCK_M": 32, "SCORE_ROWS": 4, "WARPS": 16, "VALUE_THREADS": 512, "STA
 @pytest.mark.parametrize(
     ("p", "genes", "words"),
     [
-        (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),  # the notes' cache of many queries
+        (LARGEST, CACHE, ("1048576", "BLOCK_M=32 rows of Q")),  # a cache of many queries
         (
             LARGEST,
             {"Q_PLACE": "global", "STAGES": 2, "VALUE_THREADS": 128},
             ("2097440", "STAGES=2"),
-        ),  # the notes' double buffering
+        ),  # double buffering
         (problem(), {"DIM_SPLIT": 5, "EXCHANGE": "workspace"}, ("DIM_SPLIT=5", "512")),
         (problem(), {"DIM_SPLIT": 4}, ("EXCHANGE=none",)),
         (problem(), {"EXCHANGE": "cluster"}, ("DIM_SPLIT=1",)),
