@@ -10,7 +10,7 @@ filled again. With A and B the names of studies, or A.sdpa for the best SDPA bac
 medians):
 
     A          `12.34 µs (trial 56)` of the best kernel
-    A.kib      its shared memory a block in KiB
+    A.kib      its shared memory per block in KiB
     A / B      how many times the time of B fits into that of A
     A / B < 2  `yes` or `no`; also >
     A.kib < 48 likewise, of the shared memory of a block

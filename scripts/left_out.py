@@ -6,7 +6,7 @@ whole one.
 Runs on the CUDA device that is here. For each problem the first `flash_wgmma` config that FILE (of
 `scripts/best_configs.py`) has for it, else the first valid starting config, is rendered, and the source is edited:
 without exponentials, with one k16 step of each product, without copies of K and V, without all three, and a kernel that
-returns at once. What is left computes nonsense: only its time counts, medians of interleaved rounds, µs a call.
+returns at once. What is left computes nonsense: only its time counts, medians of interleaved rounds, µs per call.
 """
 
 from __future__ import annotations

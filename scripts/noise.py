@@ -3,9 +3,9 @@ best config.
 
     python3 scripts/noise.py [--repeats 40] [--searches 3] [--faster 0.05]
 
-A/A: one kernel under two names in `--repeats` finals; prints how often one was called the winner (expected: at most 5 %).
-Known best: a space whose configs are all one kernel with a delay that makes it slower by `--faster`, but for one,
-which a whole search must find; prints how often it did. Exit code 1 if a search missed it, or the A/A rate is over
+A/A: one kernel under two names in `--repeats` finals; prints how often one is called the winner (expected: at most
+5 %). Known best: a space whose configs are all one kernel with a delay that makes it slower by `--faster`, but for one,
+which a whole search has to find; prints how often it did. Exit code 1 if a search missed it, or the A/A rate is over
 15 %.
 """
 
@@ -118,47 +118,47 @@ def calibrate(evaluator: DeviceEvaluator, base: Candidate, faster: float) -> int
     for _ in range(10):
         middle = (low + high) // 2
         low, high = (middle, high) if ratio(middle) < 1 + faster else (low, middle)
-    print(f"A delay of {high} cycles a block makes the kernel {ratio(high) - 1:+.2%} slower.")
+    print(f"A delay of {high} cycles per block makes the kernel {ratio(high) - 1:+.2%} slower.")
     return high
 
 
-def planted_space(spec: gpus.GpuSpec) -> SearchSpace:
+def space_with_known_best(spec: gpus.GpuSpec) -> SearchSpace:
     """The family's space with every gene fixed but the free ones."""
     space = load_space("flash_scalar", spec)
     parameters = tuple(p if p.name in FREE else replace(p, values=(BASE[p.name],)) for p in space.parameters)
     return replace(space, parameters=parameters, starting=())
 
 
-def find_planted(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) -> bool:
+def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) -> bool:
     """One search; prints what it found."""
-    spaces = {"flash_scalar": planted_space(spec)}
+    spaces = {"flash_scalar": space_with_known_best(spec)}
 
     def why_invalid(family: str, params: dict) -> str | None:
         return FAMILY.why_invalid(PROBLEM, KernelConfig(family, params), spec)
 
     valid = make_sampler("random", spaces, PROBLEM, 0, why_invalid).ask(10_000)
-    planted = random.Random(seed).choice([KernelConfig(p.family, p.params).id for p in valid])
+    known_best = random.Random(seed).choice([KernelConfig(p.family, p.params).id for p in valid])
 
-    def render_planted(family, problem, config, gpu) -> Candidate:
-        source = (base if config.id == planted else delayed(base, cycles)).source
+    def render_delayed(family, problem, config, gpu) -> Candidate:
+        source = (base if config.id == known_best else delayed(base, cycles)).source
         return replace(base, config=config.params, config_id=config.id, source=f"{source}// {config.id}\n")
 
     started = time.monotonic()
-    tools = Tools(render=render_planted)
+    tools = Tools(render=render_delayed)
     with TemporaryDirectory() as folder:
         storage = Storage.open(f"{folder}/noise.sqlite")
         study = storage.create_study(
-            f"planted {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {}
+            f"known best {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {}
         )
         sampler = make_sampler("genetic", spaces, PROBLEM, seed, why_invalid)
         running = Search(storage, study, PROBLEM, spec, spaces, sampler, os.cpu_count() or 1, tools=tools)
         progress = running.run(Budget(trials=len(valid)))
         leader = storage.leaderboard(study, 1)[0]
         storage.close()
-    found = leader.config_id == planted and not progress.tied_with
-    who = "the planted one" if leader.config_id == planted else "ANOTHER"
+    found = leader.config_id == known_best and not progress.tied_with
+    who = "the known best" if leader.config_id == known_best else "ANOTHER"
     print(
-        f"Planted optimum {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, "
+        f"Known best {seed}: {len(valid)} configs, {time.monotonic() - started:.0f} s, "
         f"led by {who} at {leader.timing.median_us:.2f} µs, "
         f"a tie with {len(progress.tied_with)} others: {'found' if found else 'MISSED'}"
     )
@@ -180,8 +180,8 @@ def main() -> int:
     base = render(FAMILY, PROBLEM, KernelConfig("flash_scalar", BASE), spec)
     rate = a_a_test(evaluator, compile_source(base.source, base.arch), words.repeats)
     cycles = calibrate(evaluator, base, words.faster)
-    found = [find_planted(spec, base, cycles, seed) for seed in range(words.searches)]
-    print(f"A/A false wins {rate:.1%}; planted optimum found in {sum(found)} of {len(found)} searches.")
+    found = [finds_known_best(spec, base, cycles, seed) for seed in range(words.searches)]
+    print(f"A/A false wins {rate:.1%}; known best config found in {sum(found)} of {len(found)} searches.")
     return 0 if all(found) and rate <= 0.15 else 1
 
 

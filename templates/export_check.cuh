@@ -303,7 +303,7 @@ inline float elapsed_us(cudaEvent_t begin, cudaEvent_t end) {
   return ms * 1e3f;
 }
 
-// Sorted µs a call, each the mean over one replay of a CUDA graph of many calls; inputs warm in L2.
+// Sorted µs per call, each the mean over one replay of a CUDA graph of many calls; inputs warm in L2.
 inline std::vector<float> time_calls(Device& device) {
   cudaStream_t stream;
   cudaEvent_t begin, end;
@@ -351,8 +351,8 @@ inline int run() {
     return 1;
   }
   if (LARGEST_SMEM > optin_bytes) {
-    std::fprintf(stderr, "This kernel needs %d bytes of shared memory a block; this device allows %d.\n", LARGEST_SMEM,
-                 optin_bytes);
+    std::fprintf(stderr, "This kernel needs %d bytes of shared memory per block; this device allows %d.\n",
+                 LARGEST_SMEM, optin_bytes);
     return 1;
   }
   allow_shared_memory();
@@ -378,7 +378,7 @@ inline int run() {
     }
 
   const double median = samples[SAMPLES / 2];
-  std::printf("%.3f us a call (p10 %.3f, p90 %.3f; %d graph replays), %.2f TFLOP/s\n", median, samples[SAMPLES / 10],
+  std::printf("%.3f us per call (p10 %.3f, p90 %.3f; %d graph replays), %.2f TFLOP/s\n", median, samples[SAMPLES / 10],
               samples[SAMPLES * 9 / 10], SAMPLES, FLOPS / median / 1e6);
   std::printf(right ? "RIGHT\n" : "WRONG\n");
   return right ? 0 : 1;

@@ -30,7 +30,7 @@ def _cell(time: Time | None) -> str:
 def render_rows(rows: list[Row], console: Console) -> None:
     """The table of times, then our kernels' genes, the peers' versions, and who refused what."""
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
-    title = "µs a call: median (10-90 %), interleaved in one run a problem"
+    title = "µs per call: median (10-90 %), interleaved in one run a problem"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("problem", overflow="fold")
     for name in ("ours", "TFLOP/s", *peers, "ours ÷ best peer"):

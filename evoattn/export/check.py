@@ -153,7 +153,7 @@ def _provenance(
 def _timed(timing: Timing) -> str:
     stage, cache = timing.protocol.get("stage", "?"), timing.protocol.get("cache", "?")
     return (
-        f"{timing.median_us:.3f} us a call (median of {len(timing.samples_us)}, p10 {timing.quantile_us(0.1):.3f}, "
+        f"{timing.median_us:.3f} us per call (median of {len(timing.samples_us)}, p10 {timing.quantile_us(0.1):.3f}, "
         f"p90 {timing.quantile_us(0.9):.3f}; {stage}, {cache} L2)"
     )
 
@@ -221,7 +221,7 @@ constexpr int BUFFERS = {len(sizes)};
 constexpr size_t BUFFER_BYTES[BUFFERS] = {{{", ".join(map(str, sizes))}}};     // {", ".join(_buffers(problem, workspace))}
 constexpr bool STARTS_ZEROED[BUFFERS] = {{{", ".join(str(starts_zeroed(name)).lower() for name in _buffers(problem, workspace))}}};
 constexpr int MINIMUM_SM = {minimum_sm};
-constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};            // bytes of dynamic shared memory a block
+constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};          // bytes of dynamic shared memory per block
 """
 
 

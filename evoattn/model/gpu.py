@@ -22,7 +22,7 @@ class GpuError(WrongUse):
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """Limits and peak rates of one GPU. Rates are a clock a SM; clocks are the boost clock of the data sheet.
+    """Limits and peak rates of one GPU. Rates are per clock and SM; clocks are the boost clock of the data sheet.
 
     Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits) and
     "Arithmetic Instructions" (fp32 and exp2 rates); NVIDIA's data sheets and architecture white papers (clocks, matrix
@@ -36,13 +36,13 @@ class GpuSpec:
     """Target of the compiler, e.g. `sm_89`; `sm_90a` has the Hopper-only instructions."""
     sm_count: int
     smem_per_block: int
-    """Bytes of dynamic shared memory a block may opt in to."""
+    """Bytes of dynamic shared memory per block may opt in to."""
     smem_per_sm: int
     threads_per_sm: int
     blocks_per_sm: int
     boost_clock_ghz: float
     tensor_flops_per_clock: int
-    """Dense fp16 or bf16 FLOP with fp32 accumulation a clock a SM."""
+    """Dense fp16 or bf16 FLOP with fp32 accumulation per clock and SM."""
     mma_sync_share: float
     """Share of that rate which `mma.sync` reaches (1 except on Hopper, where only `wgmma` reaches it all)."""
     fp32_lanes: int
@@ -68,7 +68,7 @@ class GpuSpec:
         return int(digits[:-1]), int(digits[-1])
 
     def peak_tflops(self, dtype: str) -> float:
-        """Dense peak in TFLOP/s for `fp16`, `bf16` (tensor cores) or `fp32` (CUDA cores, two FLOP a lane)."""
+        """Dense peak in TFLOP/s for `fp16`, `bf16` (tensor cores) or `fp32` (CUDA cores, two FLOP per lane)."""
         per_clock = self.tensor_flops_per_clock if DTYPES[dtype].on_tensor_cores else self.fp32_lanes * 2
         return per_clock * self.sm_count * self.boost_clock_ghz / 1e3
 

@@ -17,9 +17,9 @@ constexpr int KEYS_WRITTEN_STEP = 8;  // P V reads chunks of eight probabilities
 
 namespace scores {  // S = Q Kᵀ · scale
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int ROW_TILES = BLOCK_M / WARPS_M / 16;  // m16 tiles a warp
-constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;   // n8 tiles a warp
-constexpr int CHUNKS = 2 * DIM_STEPS;              // of 16 bytes a row, the last one zeros for odd DIM_TILES
+constexpr int ROW_TILES = BLOCK_M / WARPS_M / 16;  // m16 tiles per warp
+constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;   // n8 tiles per warp
+constexpr int CHUNKS = 2 * DIM_STEPS;              // of 16 bytes per row, the last one zeros for odd DIM_TILES
 constexpr int FIRST_CHUNKS =
     BLOCK_K / 8 < CHUNKS ? BLOCK_K / 8 : CHUNKS;  // that are copied, and multiplied, before the others
 using Layout = TileLayout<CHUNKS, true>;

@@ -4,7 +4,7 @@
 #include "device/copy/vector.cuh"
 #include "device/ptx/grid_dependency.cuh"
 
-constexpr int DIM_TILES = HEAD_DIM / 8;          // n8 tiles of O, and 16-byte chunks a row
+constexpr int DIM_TILES = HEAD_DIM / 8;          // n8 tiles of O, and 16-byte chunks per row
 constexpr int DIM_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of Q Kᵀ, the last half zero for odd DIM_TILES
 
 template <int VALUE> struct Constant {

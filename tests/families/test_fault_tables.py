@@ -80,8 +80,8 @@ NEXT_BARRIER = "__syncthreads();                             // V[tile], K[tile 
 MMA: list[Row] = [
     ("no barrier after the load of K", SPLIT, [(MMA_K_BARRIER, "//")]),
     ("no barrier after the load of V", SPLIT, [(MMA_V_BARRIER, "//")]),
-    ("no barrier a tile", TOGETHER, [(MMA_K_BARRIER, "//")]),
-    ("no barrier a tile, overlapped", OVERLAPPED, [(NEXT_BARRIER, "//")]),
+    ("no barrier per tile", TOGETHER, [(MMA_K_BARRIER, "//")]),
+    ("no barrier per tile, overlapped", OVERLAPPED, [(NEXT_BARRIER, "//")]),
     (
         "no barrier after the load of Q",
         {**SPLIT, "Q_PLACE": "registers", "O_STORE": "shared"},

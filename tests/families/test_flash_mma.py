@@ -103,7 +103,7 @@ REFUSED = [
     ({"BLOCK_ORDER": "rows_reversed"}, "causal"),
     ({"BLOCK_M": 256, "WARPS": 2}, "registers"),
     ({"BLOCK_N": 256, "KEY_WARPS": 4}, "101376"),
-    ({"BLOCK_N": 256}, "128 keys a warp"),
+    ({"BLOCK_N": 256}, "128 keys per warp"),
     ({"BLOCK_N": 128, "BLOCKS_PER_SM": 3}, "102400"),
     ({"BLOCKS_PER_SM": 2}, "the same code"),
 ]

@@ -136,7 +136,7 @@ def test_right_for_every_architecture(gpu):
         (SEED.with_(head_dim=256), dict(KV_STAGES=2), "a block of l4 has 101376"),
         (SEED.with_(head_dim=256), dict(BLOCK_M=64, BLOCK_N=32, BLOCKS_PER_SM=2), "do not fit one SM of l4"),
         (SEED, dict(BLOCK_N=128, THREADS_PER_ROW=2, UNROLL=4), "instruction cache"),
-        (SEED, dict(BLOCK_M=128, ROWS_PER_THREAD=8), "registers a thread are needed"),
+        (SEED, dict(BLOCK_M=128, ROWS_PER_THREAD=8), "registers per thread are needed"),
     ],
 )
 def test_every_refusal_is_a_sentence_with_numbers(shape, genes, words):

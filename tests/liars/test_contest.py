@@ -16,7 +16,7 @@ from evoattn.timing.protocol import Protocol
 
 SHORT = Protocol("final", 3, 200.0)
 FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 12, 21
-"""Launches of a puppet before each part of a final of three rounds with four calls a replay."""
+"""Launches of a puppet before each part of a final of three rounds with four calls per replay."""
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def why_wrong_shape(genes: FlashMmaGenes) -> str | None:
     if block_n % (16 * key_warps):
         return f"BLOCK_N={block_n} keys do not divide into steps of 16 for KEY_WARPS={key_warps}."
     if block_n // key_warps > MAX_WARP_KEYS:
-        return f"BLOCK_N={block_n} over KEY_WARPS={key_warps} is more than {MAX_WARP_KEYS} keys a warp."
+        return f"BLOCK_N={block_n} over KEY_WARPS={key_warps} is more than {MAX_WARP_KEYS} keys per warp."
     if block_warps(genes) > MAX_WARPS:
         return (
             f"WARPS={warps} times KEY_WARPS={key_warps} is over {MAX_WARPS} warps, with which a thread has 128 "

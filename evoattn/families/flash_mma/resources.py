@@ -40,13 +40,13 @@ def smem_bytes(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     q_bytes = 0 if genes.Q_PLACE == "direct" else genes.BLOCK_M * row_bytes
     loop = q_bytes + sum(ring_stages(genes)) * genes.BLOCK_N * row_bytes
     o_bytes = genes.BLOCK_M * row_bytes if genes.O_STORE == "shared" else 0
-    # O, two shifts and two sums of each lane in fp32: head_dim / 2 + 4 floats a lane for every 16 rows.
+    # O, two shifts and two sums of each lane in fp32: head_dim / 2 + 4 floats per lane for every 16 rows.
     merge = (genes.KEY_WARPS - 1) * genes.BLOCK_M // 16 * WARP * (problem.head_dim // 2 + 4) * 4
     return max(loop, max(q_bytes, o_bytes) + merge)
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills.
+    """Estimate of the registers per thread below which ptxas spills.
 
     A tile of 16 rows has head_dim / 2 accumulators of O, the warp's keys / 2 of S (of two tiles if overlapped) and
     head_dim / 4 registers of Q if Q stays there (kernel-facts §4). The rest was fitted to NVRTC 13.0 on sm_89 and

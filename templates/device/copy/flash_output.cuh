@@ -55,8 +55,8 @@ __device__ __forceinline__ void merge_key_warps(
 }
 
 // O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way
-// of the warp's own rows of `o_smem`; otherwise 4 bytes a lane, as the fragments lie. SUM_BY_MMA: the sums are those of
-// all four lanes of a row already.
+// of the warp's own rows of `o_smem`; otherwise 4 bytes per lane, as the fragments lie. SUM_BY_MMA: the sums are those
+// of all four lanes of a row already.
 template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, typename Element, int ROW_TILES, int DIM_TILES>
 __device__ __forceinline__ void store_output(
     RowState<ROW_TILES, DIM_TILES>& state,

@@ -1,5 +1,5 @@
 // padded_tile.cuh: a tile of rows of 16-bit elements from global to shared memory by all THREADS of the block, 16 bytes
-// at a time. CHUNKS of 16 bytes a row, of which memory has VALID_CHUNKS; rows are ROW_BYTES apart in shared memory.
+// at a time. CHUNKS of 16 bytes per row, of which memory has VALID_CHUNKS; rows are ROW_BYTES apart in shared memory.
 #include "device/ptx/element.cuh"
 #include "device/ptx/shared_address.cuh"
 #include "device/ptx/cp_async.cuh"

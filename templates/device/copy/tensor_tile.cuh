@@ -10,8 +10,8 @@
 template <int HEAD_DIM> struct TensorTile {
   static constexpr int CHUNKS = (HEAD_DIM + 63) / 64;
   static constexpr int DIM_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps along a row
-  // One copy a tile through a map [batch, heads, chunks, rows, 64]; or one a chunk through a map [batch, heads, rows,
-  // HEAD_DIM].
+  // One copy per tile through a map [batch, heads, chunks, rows, 64]; or one per chunk through a map [batch, heads,
+  // rows, HEAD_DIM].
   static constexpr bool WHOLE_CHUNKS = HEAD_DIM % 64 == 0;
   static constexpr __host__ __device__ int bytes(int rows) { return CHUNKS * rows * 128; }
 

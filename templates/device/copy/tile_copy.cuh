@@ -4,7 +4,7 @@
 #include "device/copy/swizzle.cuh"
 
 // A thread keeps to one 16-byte column of the tile and takes every ROWS_PER_PASS-th row, so that a row costs it one
-// addition; where CHUNKS does not divide THREADS the last threads idle. ELEMENT_CHUNKS = real chunks a row (the
+// addition; where CHUNKS does not divide THREADS the last threads idle. ELEMENT_CHUNKS = real chunks per row (the
 // layout's padding chunk is not written).
 template <typename Layout, int ROWS, int ELEMENT_CHUNKS, int THREADS> struct TileCopy {
   static constexpr int ROWS_PER_PASS = THREADS / ELEMENT_CHUNKS;

@@ -3,7 +3,7 @@
 #include "device/ptx/stmatrix.cuh"
 
 enum class Store {
-  TENSOR_MAP,  // through shared memory, one bulk copy a warpgroup
+  TENSOR_MAP,  // through shared memory, one bulk copy per warpgroup
   ROWS,        // through shared memory, each warp its own rows in 16-byte stores
   CHUNKS,  // as TENSOR_MAP, but 64 columns at a time by way of two places, where a whole tile of O does not fit beside
            // Q

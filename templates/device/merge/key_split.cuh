@@ -1,6 +1,6 @@
 // key_split.cuh: blocks take different keys of the same rows, and one adds up what they found: block 0 of a cluster
 // through its shared memory, or any block what another left in global memory. A result of a warpgroup is O before the
-// division, shifts and sums: FLOATS + 4 floats a lane, in pieces of 16 bytes that lie lane by lane.
+// division, shifts and sums: FLOATS + 4 floats per lane, in pieces of 16 bytes that lie lane by lane.
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/cluster.cuh"

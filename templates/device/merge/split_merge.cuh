@@ -77,7 +77,7 @@ __device__ __forceinline__ int gather_splits(
     const float4* partial_gmem,  // [splits, split_rows, HEAD_DIM / 4], from the first row on
     const float2* state_gmem,    // [splits, split_rows]
     int splits, int split_rows, int rows) {
-  constexpr int CHUNKS = HEAD_DIM / 4, IN_FLIGHT = 8;  // loads a thread
+  constexpr int CHUNKS = HEAD_DIM / 4, IN_FLIGHT = 8;  // loads per thread
   const int sources = min(SOURCES, max(1, THREADS / (CHUNKS * rows)));
   for (int i = threadIdx.x; i < sources * rows * CHUNKS; i += THREADS) {
     const int chunk = i % CHUNKS, row = i / CHUNKS % rows, source = i / CHUNKS / rows;

@@ -14,7 +14,7 @@ template <int BLOCK_M, int BLOCK_N, int SLICE, int WARPS, int ROWS, int KEYS, in
   static constexpr int VECTORS = TILES * FRAGMENTS * 32;  // of 4 scores: the fragments of the block
   static constexpr int LOADED = STEPS % AHEAD == 0 ? AHEAD : STEPS < AHEAD ? STEPS : 1;
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M && PARTS * TILES == WARPS,
-                "whole tiles, one a warp");
+                "whole tiles, one per warp");
   static_assert(M_TILES * 16 == ROWS && N_TILES * 8 == KEYS && STEPS * 16 * PARTS == SLICE, "whole products");
 
   template <typename Element, int STRIDE, typename QRow, typename KRow, typename Behind>

@@ -8,7 +8,7 @@
 #include "device/mma/flash_fragments.cuh"
 #include "device/softmax/online_softmax.cuh"
 
-// Combines a value a row, of rows g and g + 8 of each row tile, over the four lanes and the warps that share the row.
+// Combines a value per row, of rows g and g + 8 of each row tile, over the four lanes and the warps that share the row.
 template <int COLUMN_WARPS, int BLOCK_M, int ROW_TILES, typename Combine>
 __device__ __forceinline__ void combine_rows(float (&x)[ROW_TILES][2],
                                              float* rows_smem,  // [COLUMN_WARPS, BLOCK_M], if more than one

@@ -110,8 +110,8 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
   return rescale;
 }
 
-// s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums a row hide
-// the latency.
+// s = 2^s, sum += Σ s of the lane's rows. EIGHTHS of every eight exponentials run on the FMA units. Two sums per row
+// hide the latency.
 template <int EIGHTHS, int FLOATS> __device__ __forceinline__ void exponentiate(float (&s)[FLOATS], float (&sum)[2]) {
   float odd[2] = {0.f, 0.f};
 #pragma unroll
