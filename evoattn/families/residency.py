@@ -1,7 +1,7 @@
 """Whether the blocks that BLOCKS_PER_SM asks for fit on one SM together: sentences for the `why_invalid` of several
 families.
 
-`blocks` is BLOCKS_PER_SM, 1 where a family has no such gene; `warps` are those of a block.
+`blocks` is BLOCKS_PER_SM, 1 where a family has no such parameter; `warps` are those of a block.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from evoattn.model.gpu import GpuSpec
 
 WARP = 32
 MAX_REGISTERS = 255
-"""A thread (CUDA C++ Programming Guide, technical specifications)."""
+"""Per thread (CUDA C++ Programming Guide, technical specifications)."""
 
 
 def register_cap(warps: int, blocks: int) -> int:
-    """Registers a thread that the launch bounds leave: warps are dealt to four files of 512 a lane, in steps of 8
-    (hopper-findings §2)."""
+    """Registers per thread that the launch bounds leave: warps are dealt to four files of 512 per lane, in steps of 8
+    (docs/sources.md)."""
     return min(MAX_REGISTERS, 512 // math.ceil(warps * blocks / 4) // 8 * 8)
 
 
 def why_not_resident(gpu: GpuSpec, blocks: int, warps: int, smem_bytes: int) -> str | None:
-    """Dynamic shared memory of `smem_bytes` a block, or threads, beyond what an SM has."""
+    """Dynamic shared memory of `smem_bytes` per block, or threads, beyond what an SM has."""
     threads = WARP * warps
     if blocks * (smem_bytes + gpu.smem_reserved_per_block) > gpu.smem_per_sm:
         what = f"blocks of {smem_bytes} bytes of shared memory, plus 1 KB each"
@@ -47,7 +47,7 @@ def why_too_few_registers(blocks: int, warps: int, needed: int) -> str | None:
     cap = register_cap(warps, blocks)
     if needed > cap:
         return (
-            f"A thread needs about {needed} registers, and {WARP * warps} threads in {blocks} blocks an SM leave it "
+            f"A thread needs about {needed} registers, and {WARP * warps} threads in {blocks} blocks per SM leave it "
             f"{cap}."
         )
     return None

@@ -115,13 +115,13 @@ class ValidationReport:
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one candidate in µs a call, each sample the mean over one graph replay."""
+    """Times of one candidate in µs per call, each sample the mean over one graph replay."""
 
     samples_us: tuple[float, ...]
     protocol: dict[str, Any]
-    """Cache mode, calls a replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were taken
-    in turns), the device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a finalist
-    proved wrong, and `out` (there are no samples then): the sentence by which it left the final."""
+    """Cache mode, calls per replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were
+    taken in turns), the device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a
+    finalist proved wrong, and `out` (there are no samples then): the sentence by which it left the final."""
 
     @staticmethod
     def out(sentence: str, disqualified: bool) -> Timing:

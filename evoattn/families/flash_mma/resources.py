@@ -49,7 +49,7 @@ def registers_needed(problem: AttentionProblem, genes: FlashMmaGenes) -> int:
     """Estimate of the registers per thread below which ptxas spills.
 
     A tile of 16 rows has head_dim / 2 accumulators of O, the warp's keys / 2 of S (of two tiles if overlapped) and
-    head_dim / 4 registers of Q if Q stays there (kernel-facts §4). The rest was fitted to NVRTC 13.0 on sm_89 and
+    head_dim / 4 registers of Q if Q stays there (docs/sources.md). The rest was fitted to NVRTC 13.0 on sm_89 and
     sm_90a: of 340 random configs let through 4 spilled.
     """
     row_tiles = genes.BLOCK_M // (16 * genes.WARPS)

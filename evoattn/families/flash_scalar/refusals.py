@@ -102,7 +102,7 @@ def why_resources(problem: AttentionProblem, genes: FlashScalarGenes, gpu: GpuSp
     needed = estimated_registers(problem, genes)
     if needed > allowed:
         return (
-            f"About {needed} registers a thread are needed; {threads} threads and BLOCKS_PER_SM={blocks} leave "
+            f"About {needed} registers per thread are needed; {threads} threads and BLOCKS_PER_SM={blocks} leave "
             f"{allowed}."
         )
     return None

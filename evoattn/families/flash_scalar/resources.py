@@ -77,7 +77,7 @@ def body_instructions(problem: AttentionProblem, genes: FlashScalarGenes) -> int
 
 
 def estimated_registers(problem: AttentionProblem, genes: FlashScalarGenes) -> int:
-    """Registers a thread that a spill-free compile needs, from the arrays that live at once."""
+    """Registers per thread that a spill-free compile needs, from the arrays that live at once."""
     rows, width, unroll = genes.ROWS_PER_THREAD, genes.VECTOR_WIDTH, genes.UNROLL
     scores = rows * genes.BLOCK_N // genes.THREADS_PER_ROW
     partial_sums = scores if problem.dtype == "fp32" and problem.head_dim > SEGMENTED_HEAD_DIM else 0

@@ -129,7 +129,7 @@ def why_too_big(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec)
     widest = widest_wgmma(problem, genes)
     if widest > launch:
         return (
-            f"One wgmma of {_registers_of(genes)} needs {widest} registers a thread at launch, where there are "
+            f"One wgmma of {_registers_of(genes)} needs {widest} registers per thread at launch, where there are "
             f"{launch}."
         )
     return None

@@ -11,8 +11,8 @@ from evoattn.model.problem import AttentionProblem
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 PRODUCER_REGISTERS = {1: 40, 2: 24, 3: 32, 4: 24}
-"""A thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100 (kernel-facts §4,
-hopper-findings §2)."""
+"""Per thread of the producer warpgroup after setmaxnreg, by consumer warpgroups; ran on an H100
+(docs/sources.md)."""
 MAX_CONSUMER_REGISTERS = 240
 FIXED_REGISTERS = 28
 """Addresses, counters, row sums and shifts beside the operands of wgmma.
@@ -57,19 +57,19 @@ def producer_warps(genes: FlashWgmmaGenes) -> int:
 
 
 def threads(genes: FlashWgmmaGenes) -> int:
-    """Threads a block."""
+    """Threads per block."""
     return WARPGROUP * warpgroups(genes) + 32 * producer_warps(genes)
 
 
 def registers_at_launch(genes: FlashWgmmaGenes) -> int:
-    """Registers a thread under the launch bounds."""
+    """Registers per thread under the launch bounds."""
     return register_cap(threads(genes) // 32, genes.BLOCKS_PER_SM)
 
 
 def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
-    """(producer's, consumers') registers a thread after setmaxnreg, (0, 0) without.
+    """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
 
-    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (kernel-facts §4).
+    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (docs/sources.md).
     """
     if genes.PRODUCER != "warpgroup":
         return 0, 0
@@ -112,7 +112,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 
     Q must come before its turn, which it does where the last one has gone into registers; the ring must hold V of that
     product and of the keys that are skipped; and there must be registers for two tiles of rows at once, which three
-    blocks an SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes).
+    blocks per SM leave too few of (64×48 tiles of head_dim 64 spilled 16 bytes).
     """
     skipped = math.ceil((genes.BLOCK_M - WARPGROUP_ROWS) / genes.BLOCK_N) if genes.CAUSAL_SKIP else 0
     if genes.SCHEDULE == "single" or not (genes.OVERLAP and genes.Q_IN_REGISTERS):
@@ -132,5 +132,5 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 
 
 def widest_wgmma(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
-    """Registers a thread that the widest wgmma needs at launch."""
+    """Registers per thread that the widest wgmma needs at launch."""
     return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA

@@ -35,7 +35,7 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Dynamic shared memory of a block.
 
     Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks
-    of a cluster (head_dim / 2 + 4 floats a thread), barriers, what the producer says of two tiles.
+    of a cluster (head_dim / 2 + 4 floats per thread), barriers, what the producer says of two tiles.
     """
     row_bytes = head_chunks(problem) * ROW_BYTES
     q_bytes = genes.BLOCK_M * row_bytes

@@ -30,13 +30,13 @@ def tiles_of_head(problem: AttentionProblem) -> int:
 
 
 def tiles_of_rows(genes: FlashWmmaGenes) -> int:
-    """Tiles of 16 rows a warp."""
+    """Tiles of 16 rows per warp."""
     return genes.BLOCK_M // (TILE * genes.ROW_WARPS)
 
 
 def smem_parts(problem: AttentionProblem, genes: FlashWmmaGenes) -> dict[str, int]:
-    """Bytes of dynamic shared memory by what they hold: a float a row; Q; the rings of K and V; S, in whose place P; O
-    if it lives there.
+    """Bytes of dynamic shared memory by what they hold: a float per row; Q; the rings of K and V; S, in whose place P;
+    O if it lives there.
 
     With O in fragments it takes the place of Q, K, V and S at the end, and counts only what it has over them.
     """
@@ -60,8 +60,8 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWmmaGenes) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashWmmaGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: O and Q if they stay in fragments, S, the scores of
-    a row, the rest."""
+    """Estimate of the registers per thread below which ptxas spills: O and Q if they stay in fragments, S, the scores
+    of a row, the rest."""
     row_tiles, dim_tiles = tiles_of_rows(genes), tiles_of_head(problem)
     o_tiles = math.ceil(dim_tiles / genes.COLUMN_WARPS) if genes.O_PLACE == "fragments" else 1
     q_tiles = dim_tiles if genes.Q_PLACE == "fragments" else 1

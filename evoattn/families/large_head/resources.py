@@ -10,7 +10,7 @@ from evoattn.model.problem import AttentionProblem
 
 VECTOR_BYTES = 16
 SEGMENTED = 64
-"""Products a lane adds up before `ScoreProduct` takes them in segments, with a second set of sums."""
+"""Products that a lane adds up before `ScoreProduct` takes them in segments, with a second set of sums."""
 QK_PAD, V_PAD, SCORE_PAD = 16, 4, 8
 """Floats between rows in shared memory that the loads of tensor-core fragments want (`large_head.cu.j2`, PADDED)."""
 FIXED_REGISTERS, FIXED_TENSOR_REGISTERS = 48, 36
@@ -71,7 +71,7 @@ def q_bytes(problem: AttentionProblem, genes: LargeHeadGenes) -> int:
 def smem_bytes(problem: AttentionProblem, genes: LargeHeadGenes) -> tuple[int, int]:
     """Dynamic shared memory of `large_head_scores` and of `large_head`.
 
-    Q and a tile of K, or a tile of sums a warp; Q, the stages of K and V, those sums, in a cluster a tile of partial
+    Q and a tile of K, or a tile of sums per warp; Q, the stages of K and V, those sums, in a cluster a tile of partial
     scores and what `cluster_sum.cuh` receives, a tile of scores for each group that adds up partial ones, two factors a
     row. Without a first launch the second has Q and K, with one it has V alone.
     """
@@ -95,7 +95,7 @@ def _sum_groups(genes: LargeHeadGenes) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: LargeHeadGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: the output tile beside the larger of the two
+    """Estimate of the registers per thread below which ptxas spills: the output tile beside the larger of the two
     products' operands."""
     if on_tensor_cores(genes):
         return _tensor_registers(problem, genes)

@@ -72,8 +72,8 @@ def smem_bytes(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: LargeHeadMmaGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: the accumulators of O and S beside what a tile of 16
-    rows needs.
+    """Estimate of the registers per thread below which ptxas spills: the accumulators of O and S beside what a tile of
+    16 rows needs.
 
     Fitted to NVRTC 13.0 on sm_89 and sm_90a.
     """

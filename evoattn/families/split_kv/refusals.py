@@ -28,7 +28,7 @@ LEAST_SPLITS = 0.75
 """Share of SPLITS under which a smaller value of the space does the same; nearer ones are told apart by their
 launches."""
 MAX_CLUSTER = 8
-"""Blocks a cluster that every sm_90 schedules (CUDA C++ Programming Guide, thread block clusters)."""
+"""Blocks per cluster that every sm_90 schedules (CUDA C++ Programming Guide, thread block clusters)."""
 MAX_WAVES = 16
 """Waves of blocks beyond which splitting only adds partial results."""
 

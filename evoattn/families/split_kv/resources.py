@@ -14,7 +14,7 @@ FIXED_REGISTERS = {"mma": 44, "fma": 40}
 LAST_BLOCK_REGISTERS = 88
 """Eight chunks and states under way while the splits are added up."""
 MMA_ROWS, MMA_KEYS, MMA_LANES = 8, 16, 4
-"""Rows, keys and lanes a key of the transposed m16n8k16."""
+"""Rows, keys and lanes per key of the transposed m16n8k16."""
 SPLIT_GRANULE = 16
 """Keys that a split is a multiple of."""
 TMA_VECTOR, TMA_KEYS, MAX_BOX_KEYS, TMA_ROW_BYTES = 16, 8, 256, 128
@@ -36,7 +36,7 @@ def lane_vectors(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, i
 
 
 def _tile_words(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
-    """Registers a lane of its part of a warp's tile of K and of V."""
+    """Registers per lane of its part of a warp's tile of K and of V."""
     words, keys = genes.VECTOR_BYTES // 4, warp_keys(genes)
     k_rows, v_rows = (keys // 8, keys // 4) if genes.COMPUTE == "mma" else 2 * (keys * genes.DOT_LANES // WARP,)
     k_vectors, v_vectors = lane_vectors(problem, genes)
@@ -44,7 +44,7 @@ def _tile_words(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, in
 
 
 def cluster_blocks(genes: SplitKvGenes) -> int:
-    """Blocks a cluster."""
+    """Blocks per cluster."""
     return genes.SPLITS if genes.MERGE == "cluster" else 1
 
 
@@ -87,7 +87,7 @@ def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
 
 
 def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:
-    """Estimate of the registers a thread below which ptxas spills: O, Q, scores, and the tiles of K and V if they are
+    """Estimate of the registers per thread below which ptxas spills: O, Q, scores, and the tiles of K and V if they are
     loaded ahead."""
     k_words, v_words = _tile_words(problem, genes)
     k_vectors, v_vectors = lane_vectors(problem, genes)

@@ -50,7 +50,7 @@ def query_rows(problem: AttentionProblem) -> int:
 
 
 def _references(problem: AttentionProblem, genes: ThreeKernelGenes) -> int:
-    """Row maxima a row: each warp of Q Kᵀ takes its own keys' ones."""
+    """Row maxima per row: each warp of Q Kᵀ takes its own keys' ones."""
     return math.ceil(problem.seqlen_k / (genes.BLOCK_N // genes.WARPS_N))
 
 
@@ -217,7 +217,7 @@ class ThreeKernel(Family):
         return (scores, values) if merges_late(genes) else (scores, softmax, values)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
-        """S, P unless it replaces S, and two floats a row, maximum and sum; with tiles those of every tile of a row
+        """S, P unless it replaces S, and two floats per row, maximum and sum; with tiles those of every tile of a row
         too, with tiles_late these alone."""
         genes = self.genes(config)
         scores = query_rows(problem) * score_stride(problem)

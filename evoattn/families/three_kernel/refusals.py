@@ -78,7 +78,7 @@ def why_wrong_shape(genes: ThreeKernelGenes) -> str | None:
 def why_not_wgmma(genes: ThreeKernelGenes, gpu: GpuSpec) -> str | None:
     """What PRODUCT=wgmma cannot do, and genes that it leaves nothing to do."""
     if not uses_wgmma(genes):
-        return None if genes.TILES_A_BLOCK == 1 else "PRODUCT=mma makes a tile of S a block: TILES_A_BLOCK must be 1."
+        return None if genes.TILES_A_BLOCK == 1 else "PRODUCT=mma makes a tile of S per block: TILES_A_BLOCK must be 1."
     if gpu.arch != WGMMA_ARCH:
         return f"PRODUCT=wgmma needs {WGMMA_ARCH}, and {gpu.name} is {gpu.arch}."
     for gene in ("BLOCK_M", "BLOCK_N", "PV_BLOCK_M", "PV_BLOCK_K"):

@@ -40,7 +40,7 @@ def _chunked_row_bytes(problem: AttentionProblem) -> int:
 
 
 def threads_a_block(genes: ThreeKernelGenes) -> tuple[int, int, int]:
-    """Threads a block of Q Kᵀ, softmax, P V."""
+    """Threads per block of Q Kᵀ, softmax, P V."""
     return (
         WARP * genes.WARPS_M * genes.WARPS_N,
         genes.THREADS_PER_ROW * genes.ROWS_PER_BLOCK,
@@ -72,7 +72,7 @@ def values_smem_bytes(problem: AttentionProblem, genes: ThreeKernelGenes) -> int
 
 
 def registers_needed(problem: AttentionProblem, genes: ThreeKernelGenes) -> tuple[int, int, int]:
-    """Estimates of the registers a thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept
+    """Estimates of the registers per thread of Q Kᵀ, softmax and P V below which ptxas spills: accumulators or kept
     scores, and the rest."""
     kept = genes.KEPT_VECTORS * genes.VECTOR_WIDTH
     if uses_wgmma(genes):

@@ -2,10 +2,10 @@
 // meet eight different bank groups (ldmatrix reads them in one wavefront).
 #include "device/ptx/element.cuh"
 
-// CHUNKS a row, even. SWIZZLED: chunk c of row r lies at c ^ (r / (8 / 2^LOG) % 2^LOG), 2^LOG being the power of two in
-// CHUNKS, at most 8: r * CHUNKS is a multiple of 2^LOG and repeats every 8 / 2^LOG rows mod 8, the exclusive-or tells
-// the repeats apart. Otherwise one unused chunk ends each row: an odd row length needs no swizzle. Both repeat every
-// eight rows.
+// CHUNKS per row, even. SWIZZLED: chunk c of row r lies at c ^ (r / (8 / 2^LOG) % 2^LOG), 2^LOG being the power of two
+// in CHUNKS, at most 8: r * CHUNKS is a multiple of 2^LOG and repeats every 8 / 2^LOG rows mod 8, the exclusive-or
+// tells the repeats apart. Otherwise one unused chunk ends each row: an odd row length needs no swizzle. Both repeat
+// every eight rows.
 template <int CHUNKS, bool SWIZZLED> struct TileLayout {
   static_assert(CHUNKS % 2 == 0, "mma k-steps are two chunks");
   static constexpr int LOG = CHUNKS % 8 == 0 ? 3 : CHUNKS % 4 == 0 ? 2 : 1;
