@@ -88,7 +88,7 @@ def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) 
 
 
 def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> dict[str, float]:
-    """Median µs a call of every variant, interleaved, warm L2."""
+    """Median µs per call of every variant, interleaved, warm L2."""
     evaluator = DeviceEvaluator(problem, gpu)
     arena, candidate = evaluator.timed_arena(), render(FAMILY, problem, config, gpu)
     contestants = []
