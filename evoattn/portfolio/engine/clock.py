@@ -1,0 +1,69 @@
+"""Times of calls by CUDA events on the current stream, many calls at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+GRAPH_UNDER_US = 100.0
+"""Calls shorter than this are timed in a graph: the CPU cannot launch them one by one as fast as the GPU runs them."""
+GRAPH_US, GRAPH_CALLS = 700.0, (10, 60)
+DIRECT_US, DIRECT_CALLS = 1200.0, (2, 10)
+
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Work that makes `calls` calls; `kept` is what its graph needs to stay alive."""
+
+    work: Call
+    calls: int
+    kept: object = None
+
+
+class Clock:
+    """One pair of events."""
+
+    def __init__(self) -> None:
+        make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+        self._events = [make_event(enable_timing=True) for _ in range(2)]
+
+    def elapsed(self, work: Call) -> float:
+        """µs that the GPU takes for the work; waits for it."""
+        start, end = self._events
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+    def a_call(self, repeated: Repeated) -> float:
+        """µs per call, the mean over the work."""
+        return self.elapsed(repeated.work) / repeated.calls
+
+
+def repeat(enqueue: Call, first_us: float) -> Repeated:
+    """Calls enough to be timed, by what the first one took: a graph of short calls, a plain loop over long ones."""
+    if first_us >= GRAPH_UNDER_US:
+        low, high = DIRECT_CALLS
+        calls = max(low, min(high, int(DIRECT_US / first_us)))
+
+        def loop() -> None:
+            for _ in range(calls):
+                enqueue()
+
+        return Repeated(loop, calls)
+    low, high = GRAPH_CALLS
+    calls = max(low, min(high, int(GRAPH_US / max(first_us / 2, 3.0))))
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    try:
+        for _ in range(calls):
+            enqueue()
+    finally:
+        graph.capture_end()
+    graph.replay()
+    return Repeated(graph.replay, calls, (graph, enqueue))

@@ -1,0 +1,99 @@
+"""What the engine's GPU process does around a launch: memory for every problem, repeated calls, finals in turns."""
+
+import pytest
+import torch
+
+from evoattn.backends.base import LaunchError
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.engine.clock import DIRECT_CALLS, Clock, Repeated, repeat
+from evoattn.portfolio.engine.final import Final
+from evoattn.portfolio.engine.memory import Memory
+
+SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))
+
+
+class CpuBackend:
+    device = torch.device("cpu")
+
+    def prepare(self, compiled, launches, buffers):
+        return lambda: compiled(buffers)
+
+
+class Kernel:
+    """Stands where a `BuiltKernel` stands; `us` is what a call takes, None that it does not launch."""
+
+    def __init__(self, us=None, sizes=()):
+        self.us, self.sizes, self.buffers, self.calls = us, dict(sizes), {}, 0
+
+    def compiled(self, buffers):
+        if self.us is None:
+            raise LaunchError("no")
+        self.buffers = buffers
+        self.calls += 1
+        Stopwatch.passed += self.us
+
+    def workspace(self, problem):
+        return self.sizes
+
+    def launches(self, problem):
+        return ()
+
+
+class Stopwatch(Clock):
+    """Counts what the puppets say that they take."""
+
+    passed = 0.0
+
+    def __init__(self):
+        pass
+
+    def elapsed(self, work):
+        before = Stopwatch.passed
+        work()
+        return Stopwatch.passed - before
+
+
+@pytest.fixture
+def memory():
+    made = Memory(CpuBackend(), seed=0)
+    for problem in (SMALL, LARGE):
+        made.reserve(problem)
+    return made
+
+
+def test_a_problem_has_its_shapes_apart_and_shares_memory_with_the_others(memory):
+    small, large = memory.tensors(SMALL), memory.tensors(LARGE)
+    assert {name: t.shape for name, t in large.items()} == {name: LARGE.shape(name) for name in "qkvo"}
+    ends = [t.data_ptr() + t.nbytes for t in large.values()]
+    assert all(end <= large[name].data_ptr() for end, name in zip(ends, "kv"))
+    assert small["q"].data_ptr() == large["q"].data_ptr() and small["o"].data_ptr() == large["o"].data_ptr()
+    assert 0.9 < float(large["v"].float().std()) < 1.1
+
+
+def test_scratch_that_must_start_as_zeros_does(memory):
+    kernel = Kernel(us=1.0, sizes={"counters_zeroed": 4096, "partial": 8})
+    memory.prepare(kernel, SMALL)()
+    assert not kernel.buffers["counters_zeroed"].any() and kernel.buffers["counters_zeroed"].numel() == 4096
+    assert kernel.buffers["partial"].numel() == 16
+
+
+@pytest.mark.parametrize(("first_us", "calls"), [(100.0, DIRECT_CALLS[1]), (400.0, 3), (1e6, DIRECT_CALLS[0])])
+def test_a_long_call_is_repeated_for_about_a_millisecond(first_us, calls):
+    made = []
+    repeated = repeat(lambda: made.append(1), first_us)
+    repeated.work()
+    assert repeated.calls == len(made) == calls
+
+
+def test_a_call_is_the_mean_over_the_work():
+    kernel = Kernel(us=50.0)
+    loop = Repeated(lambda: [kernel.compiled({}) for _ in range(4)], 4)
+    assert Stopwatch().a_call(loop) == 50.0
+
+
+def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(memory):
+    near, far, broken = Kernel(us=200.0), Kernel(us=900.0), Kernel()
+    ours, peers, refusals = Final(memory, Stopwatch(), LARGE).run([near, far, broken], ("nobody",), 3, seed=1)
+    assert ours[:2] == [200.0, 900.0] and ours[2] is None
+    assert peers == {} and list(refusals) == ["nobody"]
+    assert (near.calls, far.calls) == (2 + 3 * 6, 2)
