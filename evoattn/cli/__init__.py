@@ -1,0 +1,1 @@
+"""The `evoattn` command: one file per group of commands."""

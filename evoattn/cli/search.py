@@ -1,4 +1,4 @@
-"""`evoattn search`."""
+"""`evoattn search`: its options, and a run of them."""
 
 from __future__ import annotations
 

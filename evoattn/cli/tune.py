@@ -1,4 +1,4 @@
-"""`evoattn tune`."""
+"""`evoattn tune`: shapes of a file searched together."""
 
 from __future__ import annotations
 

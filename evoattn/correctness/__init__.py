@@ -1,0 +1,1 @@
+"""Whether a kernel is right: reference answers, test cases, guarded memory, verdicts."""

@@ -1,0 +1,1 @@
+"""Recorded kernels as files that others can build."""

@@ -1,1 +1,1 @@
-"""Kernel families: one file each, one row each in `registry.py`."""
+"""Kernel families: one package each, one row each in `registry.py`."""

@@ -35,7 +35,7 @@ def why_not_resident(gpu: GpuSpec, blocks: int, warps: int, smem_bytes: int) -> 
 
 
 def why_same_code(blocks: int, warps: int) -> str | None:
-    """One block fewer leaves a thread as many registers: the compiler makes the same kernel of both."""
+    """One block fewer gives the same register cap, hence the same code."""
     cap = register_cap(warps, blocks)
     if blocks > 1 and cap == register_cap(warps, blocks - 1):
         return f"BLOCKS_PER_SM={blocks} leaves a thread {cap} registers, as {blocks - 1} does: the same code."

@@ -1,0 +1,1 @@
+"""The plain data that all rooms share; no heavy import."""

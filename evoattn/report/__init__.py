@@ -1,6 +1,6 @@
 """What a study found, in three formats that print one and the same summary.
 
-The names below are imported when they are first used: the page alone needs jinja2 and plotly.
+The names below are imported when they are first used: the page alone needs jinja2.
 """
 
 from importlib import import_module

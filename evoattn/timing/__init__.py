@@ -1,0 +1,1 @@
+"""How fast a kernel is: CUDA-graph timing, finals, clocks, ranking."""

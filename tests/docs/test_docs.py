@@ -193,3 +193,10 @@ def test_a_bench_becomes_a_run_of_the_results_page():
     about = {"card": "C", "date": "D", "commit": "H", "command": "evoattn bench"}
     table = results_page.table(run | about)
     assert "| seed_h100, bf16 | B=1 H=16 S=1024 D=64 bf16 full |" in table and "| 0.667 |" in table
+
+
+def test_every_module_says_what_it_is():
+    """One line that a stranger can read where the module begins."""
+    modules = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in ("evoattn", "scripts")]
+    silent = [path for path in modules if len(ast.get_docstring(ast.parse(path.read_text())) or "") < 20]
+    assert modules and not silent

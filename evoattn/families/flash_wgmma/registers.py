@@ -22,7 +22,7 @@ spilled, and none of those that these terms accept.
 """
 PERSISTENT_REGISTERS = 4
 UNEVEN_ROWS_REGISTERS = 13
-"""In its place with STORE=rows and a head_dim that is not whole chunks: half of 38 such configs spilled with 4, and
+"""Replaces PERSISTENT_REGISTERS when STORE=rows and head_dim is no multiple of 64: half of 38 such configs spilled with 4, and
 five still with 9."""
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes
@@ -30,7 +30,7 @@ over tiles."""
 WIDE_PERSISTENT_REGISTERS = 12
 """With 4, two of 330 kernels of head_dim 136 to 256 spilled, both with SCHEDULE=claimed and without OVERLAP."""
 WIDE_ROWS_REGISTERS = 32
-"""In its place with STORE=rows, where with 26 one of 107 kernels still spilled."""
+"""Replaces WIDE_PERSISTENT_REGISTERS when STORE=rows, where with 26 one of 107 kernels still spilled."""
 MERGE_REGISTERS = 32
 """Of a balanced schedule, beside its own O and that of another block, which ptxas reads in one go: with less, tight
 configs of head_dim 112 (30) and 184 to 256 (60) spilled, of some 800 that were compiled."""

@@ -12,9 +12,9 @@ from evoattn.model.problem import AttentionProblem
 
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 O_CHUNK_PLACES = 2
-"""Of 64 columns in shared memory, a warpgroup, with STORE=chunks."""
+"""64-column output buffers per warpgroup, with STORE=chunks."""
 TILE_WORDS = 4
-"""That say which tile of rows is next: its row block, head, batch and key tiles."""
+"""Words of the tile descriptor: row block, head, batch and key tiles of the next tile of rows."""
 
 
 def is_persistent(genes: FlashWgmmaGenes) -> bool:
@@ -26,7 +26,7 @@ def head_chunks(problem: AttentionProblem) -> int:
 
 
 def result_bytes(problem: AttentionProblem) -> int:
-    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats a
+    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats per
     thread."""
     return WARPGROUP * (problem.head_dim // 2 + 4) * 4
 
@@ -49,7 +49,7 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
 
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
-    """Blocks: one wave if they are persistent, else KEY_SPLIT a tile of rows, in the dimensions that `block_tile.cuh`
+    """Blocks: one wave if they are persistent, else KEY_SPLIT per tile of rows, in the dimensions that `block_tile.cuh`
     reads.
 
     Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than

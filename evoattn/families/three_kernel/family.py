@@ -50,7 +50,7 @@ def query_rows(problem: AttentionProblem) -> int:
 
 
 def _references(problem: AttentionProblem, genes: ThreeKernelGenes) -> int:
-    """Row maxima per row: each warp of Q Kᵀ takes its own keys' ones."""
+    """Partial maxima per row, one per key warp."""
     return math.ceil(problem.seqlen_k / (genes.BLOCK_N // genes.WARPS_N))
 
 

@@ -1,0 +1,1 @@
+"""The instructions, and the control flow of a kernel."""

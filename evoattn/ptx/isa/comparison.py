@@ -1,4 +1,4 @@
-"""setp, set and selp."""
+"""Comparisons and choices: setp, set and selp."""
 
 from __future__ import annotations
 

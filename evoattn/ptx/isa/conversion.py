@@ -1,4 +1,4 @@
-"""cvt and cvta."""
+"""Conversions of values and addresses: cvt and cvta."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The scheduler, block barriers, counters; one launch from start to end."""

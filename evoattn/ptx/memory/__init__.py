@@ -1,0 +1,1 @@
+"""Global buffers, shared and local memory, tensor maps, matrix descriptors, memory traffic."""

@@ -1,0 +1,1 @@
+"""PTX text, its types and operands; the threads of a launch."""

@@ -1,0 +1,1 @@
+"""What an instruction works on: registers, memories, mbarriers."""
