@@ -1,0 +1,106 @@
+"""The faults: what can be changed at one place of a Python source."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+}
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
+    """(what, how) of each fault that can be planted at this very node; `how` changes a copy of it in place."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+        other = COMPARISONS[type(node.ops[0])]
+        yield f"{type(node.ops[0]).__name__} → {other.__name__}", lambda n: setattr(n, "ops", [other()])
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC and not _joins_text(node):
+        swapped = ARITHMETIC[type(node.op)]
+        yield f"{type(node.op).__name__} → {swapped.__name__}", lambda n: setattr(n, "op", swapped())
+    if isinstance(node, ast.BoolOp):
+        junction = ast.Or if isinstance(node.op, ast.And) else ast.And
+        yield f"{type(node.op).__name__} → {junction.__name__}", lambda n: setattr(n, "op", junction())
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield f"{node.value} → {not node.value}", lambda n: setattr(n, "value", not n.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        for step in (1, -1):
+            yield f"{node.value} → {node.value + step}", lambda n, step=step: setattr(n, "value", n.value + step)
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        yield "negated condition", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
+    if isinstance(node, ast.Call) and len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args):
+        yield "first two arguments swapped", lambda n: n.args.__setitem__(slice(0, 2), n.args[1::-1])
+
+
+def _joins_text(node: ast.BinOp) -> bool:
+    return any(isinstance(side, (ast.JoinedStr, ast.List, ast.Tuple)) for side in (node.left, node.right))
+
+
+def _removable(node: ast.AST) -> bool:
+    """A statement that can go: a call, an assignment to an attribute or item, `+=`, `continue`, `raise`."""
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
+    return isinstance(node, (ast.AugAssign, ast.Continue, ast.Raise, ast.Delete))
+
+
+def _annotations(tree: ast.AST) -> set[int]:
+    """Ids of the nodes inside annotations and decorators, which are not mutated."""
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        parts = [
+            getattr(node, "annotation", None),
+            getattr(node, "returns", None),
+            *getattr(node, "decorator_list", []),
+        ]
+        skipped |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
+    return skipped
+
+
+def mutants_of(path: Path) -> list[tuple[int, str, str]]:
+    """(line, change, source) of every mutant of a file."""
+    tree = ast.parse(path.read_text())
+    skipped, found = _annotations(tree), []
+    nodes = list(ast.walk(tree))
+    for index, node in enumerate(nodes):
+        if id(node) in skipped or not hasattr(node, "lineno"):
+            continue
+        changes = list(_changes(node))
+        if _removable(node):
+            changes.append(("removed: " + ast.unparse(node)[:60], lambda n: None))
+        for what, how in changes:
+            changed = copy.deepcopy(tree)
+            twin = list(ast.walk(changed))[index]
+            if what.startswith("removed: "):
+                _replace(changed, twin, ast.copy_location(ast.Pass(), twin))
+            else:
+                how(twin)
+            found.append((node.lineno, what, ast.unparse(ast.fix_missing_locations(changed))))
+    return found
+
+
+def _replace(tree: ast.AST, old: ast.AST, new: ast.stmt) -> None:
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, list) and any(item is old for item in value):
+                value[[item is old for item in value].index(True)] = new
+                return
