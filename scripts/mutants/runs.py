@@ -30,6 +30,7 @@ PRELOADED = (
 
 def preload() -> None:
     """Import what the tests take seconds to import; the forks of this process have it then."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # the tensors are small, and the machine is shared
     for name in PRELOADED:
         importlib.import_module(name)
 
