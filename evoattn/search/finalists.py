@@ -68,15 +68,22 @@ def choose(
 
 
 def sanitize(
-    problem: AttentionProblem, finalists: Finalists, timings: dict[str, Timing], refresh: Callable[[], None]
+    problem: AttentionProblem,
+    finalists: Finalists,
+    timings: dict[str, Timing],
+    refresh: Callable[[], None],
+    judge: Callable[[AttentionProblem, BuiltKernel], dict[str, str]] = sanitizer.sanitize,
 ) -> None:
     """Add compute-sanitizer's verdicts to the finalists' timings; one that reads or writes out of bounds is
-    disqualified."""
+    disqualified.
+
+    `judge` gives a sentence by tool. `refresh` is called before each finalist's turn.
+    """
     for name, kernel in finalists.items():
         if not timings[name].samples_us:
             continue
         refresh()
-        verdicts = sanitizer.sanitize(problem, kernel)
+        verdicts = judge(problem, kernel)
         timings[name].protocol["sanitizer"] = verdicts
         if sanitizer.is_damning(verdicts, kernel.compiled):
             said = "; ".join(f"{tool} {sentence}" for tool, sentence in verdicts.items())

@@ -26,7 +26,10 @@ class Room:
 
 ROOMS = {
     "search": Room(("search/loop.py", "search/device.py", "search/recorder.py", "search/candidates.py"), QUICK_SEARCH),
-    "finals": Room(("search/finals.py", "search/finalists.py"), ("tests/liars/test_contest.py", *FINAL_TESTS)),
+    "finals": Room(
+        ("search/finals.py", "search/finalists.py"),
+        ("tests/test_finalists.py", "tests/liars/test_contest.py", *FINAL_TESTS),
+    ),
     "ranking": Room(("timing/ranking.py",), ("tests/test_ranking.py",)),
     "storage": Room(("storage/*.py",), ("tests/storage",)),
     "samplers": Room(("samplers/*.py",), ("tests/samplers",)),

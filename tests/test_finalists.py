@@ -1,0 +1,106 @@
+"""Who gets a seat in the final, and what compute-sanitizer says of them: no compiler, no device."""
+
+from dataclasses import replace
+
+import pytest
+
+from evoattn.backends.compiler import CompileError
+from evoattn.correctness import sanitizer
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model import gpu
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.samplers.base import STARTING
+from evoattn.search import finalists
+from evoattn.search.tools import Tools
+from evoattn.storage import Storage
+
+PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
+GPU = gpu.GPUS["h100"]
+SPACES = {"flash_mma": load_space("flash_mma", GPU)}
+INFO = CompileInfo(registers=64)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()
+
+
+def valid_configs(count: int) -> list[KernelConfig]:
+    (config, *_), space = SPACES["flash_mma"].starting_configs(PROBLEM), SPACES["flash_mma"]
+    near = [space.make_config(config.params | {p.name: value}) for p in space.parameters for value in p.values]
+    valid = {c.id: c for c in near if FAMILIES["flash_mma"].why_invalid(PROBLEM, c, GPU) is None}
+    return list(valid.values())[:count]
+
+
+def source_of(config: KernelConfig) -> Candidate:
+    return render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
+
+
+@pytest.mark.parametrize(
+    "operator, before, seated", [("mutation", 0, ["5", "6"]), (STARTING, finalists.FINALISTS, ["13"])]
+)
+def test_who_cannot_run_today_as_recorded_leaves_the_seat_to_the_next(storage, operator, before, seated):
+    """One is of a family that is gone, one has a value that the space has not, one has another source, one no longer
+    compiles; the last two run. Of starting configs behind the best candidates, one gets a seat."""
+    study = storage.create_study("s", PROBLEM, GPU, False, "random", 0, ("flash_mma",), {}, {})
+    edited, broken, right, slower = valid_configs(4)
+    honest = source_of(right)
+    entries = [
+        *((KernelConfig("gone", {"A": n}), honest, "mutation") for n in range(before)),
+        (replace(right, family="gone"), honest, operator),
+        (replace(right, params=right.params | {"STAGES": 99}), honest, operator),
+        (edited, replace(source_of(edited), source=honest.source + "// of another version"), operator),
+        *((config, source_of(config), operator) for config in (broken, right, slower)),
+    ]
+    for us, (config, candidate, how) in enumerate(entries, 10):
+        timing = Timing((float(us),), {"stage": "screen", "run": str(us)})
+        storage.record(study, config, candidate, Evaluation(TrialState.COMPLETE, timings=(timing,)), (), how)
+
+    def compile_all_but_one(candidate: Candidate) -> CompiledKernel:
+        if candidate.config_id == broken.id:
+            raise CompileError("No such instruction.", "")
+        return CompiledKernel(candidate.source.encode(), "", INFO)
+
+    chosen = finalists.choose(storage, study, PROBLEM, GPU, SPACES, Tools(compile=compile_all_but_one))
+    assert list(chosen) == seated
+    first = chosen[seated[0]]
+    assert (first.config, first.gpu, first.compiled.cubin) == (right, GPU, honest.source.encode())
+
+
+def kernel_of(name: str) -> BuiltKernel:
+    return BuiltKernel(
+        FAMILIES["flash_mma"], KernelConfig("flash_mma", {}), GPU, CompiledKernel(name.encode(), "", INFO)
+    )
+
+
+def test_the_sanitizer_disqualifies_who_reads_out_of_bounds_and_keeps_what_it_said_of_the_others():
+    verdicts = {
+        "good": {"memcheck": sanitizer.CLEAN, "racecheck": sanitizer.CLEAN},
+        "bad": {"memcheck": "found: Invalid read", "racecheck": sanitizer.CLEAN},
+        "caught": {"memcheck": "found: Invalid write"},
+    }
+    timings = {name: Timing((10.0,), {"stage": "final"}) for name in verdicts}
+    timings["caught"].protocol["disqualified"] = "In the final: it lies."
+    timings["gone"] = Timing.out("It needs more device memory than is free.", disqualified=False)
+    turns, asked = [], []
+
+    def judge(problem, kernel):
+        asked.append((problem, kernel.compiled.cubin.decode()))
+        assert len(turns) == len(asked)
+        return verdicts[asked[-1][1]]
+
+    finalists.sanitize(PROBLEM, {name: kernel_of(name) for name in timings}, timings, lambda: turns.append(1), judge)
+    assert asked == [(PROBLEM, name) for name in verdicts]
+    assert {name: t.protocol.get("sanitizer") for name, t in timings.items()} == verdicts | {"gone": None}
+    assert not timings["good"].disqualified and not timings["gone"].disqualified
+    assert (
+        timings["bad"].disqualified
+        == f"By compute-sanitizer: memcheck found: Invalid read; racecheck {sanitizer.CLEAN}"
+    )
+    assert timings["caught"].disqualified == "In the final: it lies."
