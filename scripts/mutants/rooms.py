@@ -9,10 +9,10 @@ from pathlib import Path
 from mutants.faults import mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEARCH = ("tests/test_search.py", "tests/test_candidates.py")
+QUICK_SEARCH = ("tests/search", "tests/test_candidates.py")
 FINAL_TESTS = (
-    "tests/test_search.py::test_the_best_starting_config_takes_part_in_the_final",
-    "tests/test_search.py::test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard",
+    "tests/search/test_finals.py::test_the_best_starting_config_takes_part_in_the_final",
+    "tests/search/test_finals.py::test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard",
 )
 
 
@@ -34,11 +34,22 @@ ROOMS = {
     "storage": Room(("storage/*.py",), ("tests/storage",)),
     "samplers": Room(("samplers/*.py",), ("tests/samplers",)),
     "benchmark": Room(
-        ("timing/benchmark.py",), ("tests/test_benchmark.py", "tests/test_timer.py", "tests/liars/test_timed_path.py")
+        ("timing/benchmark.py",),
+        (
+            "tests/test_benchmark.py",
+            "tests/test_timer.py",
+            "tests/liars/test_timed_path.py",
+            "tests/liars/test_other_outputs.py",
+        ),
     ),
     "validate": Room(
         ("correctness/validate.py", "correctness/judge.py", "correctness/cases.py"),
-        ("tests/correctness/test_validate.py", "tests/correctness/test_cases.py", "tests/liars/test_timed_path.py"),
+        (
+            "tests/correctness/test_validate.py",
+            "tests/correctness/test_cases.py",
+            "tests/liars/test_timed_path.py",
+            "tests/liars/test_other_outputs.py",
+        ),
     ),
     "report": Room(
         (

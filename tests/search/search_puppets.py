@@ -1,4 +1,4 @@
-"""Worker processes of `test_search` that compile and time nothing.
+"""Worker processes that compile and time nothing.
 
 They import no torch, so that one starts in a tenth of a second.
 """

@@ -1,0 +1,77 @@
+"""Who is benched on which problems: records, starting configs, a file of configs, words."""
+
+import pytest
+from bench_puppets import CONFIGS, GPU, PROBLEM, record
+from rich.console import Console
+from typer.testing import CliRunner
+
+from evoattn.bench.contenders import choose, read_configs, write_configs
+from evoattn.bench.session import run_bench
+from evoattn.cli.main import app
+from evoattn.model.gpu import DetectedDevice, GpuError
+from evoattn.model.space import ConfigError
+
+
+def test_without_records_the_starting_configs_stand(storage):
+    contenders, notes = choose(PROBLEM, GPU, [storage], [], 4)
+    assert (
+        not notes
+        and {c.config.id for c in contenders} >= {c.id for c in CONFIGS}
+        and all(c.recorded is None for c in contenders)
+    )
+
+
+def test_configs_travel_and_are_checked(storage, tmp_path):
+    record(storage, CONFIGS[0], 50.0)
+    record(storage, CONFIGS[0], 10.0, PROBLEM.with_(heads=8, kv_heads=8), "other")
+    path = tmp_path / "best.jsonl"
+    path.write_text(write_configs([storage], 3))
+    (found,) = read_configs(path, PROBLEM.with_(name="else"), "sm_90a")
+    assert found == ("flash_mma", CONFIGS[0].params) and not read_configs(path, PROBLEM, "sm_89")
+    contenders, notes = choose(PROBLEM, GPU, [], [("flash_mma", {**found[1], "BLOCK_M": 7}), ("evil", {}), found], 4)
+    assert len(contenders) == 1 and len(notes) == 2
+    for text in (
+        "[]",
+        "{",
+        '{"family": 1, "config": {}, "problem": {}}',
+        '{"family": "x", "config": {"A": []}, "problem": {}}',
+        "[" * 100_000,
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="Line 1"):
+            read_configs(path, PROBLEM, "sm_90a")
+
+
+@pytest.mark.slow
+def test_without_a_device_it_is_one_sentence():
+    with pytest.raises(GpuError, match="no CUDA device"):
+        run_bench(["seed_h100"], "auto", [], None, 4, 1, Console(), devices=[])
+
+
+@pytest.mark.slow
+def test_problems_come_by_name_or_by_shape(tmp_path):
+    asked = []
+
+    class Recorder:
+        def __init__(self, *words):
+            pass
+
+        def run(self, problems, configs):
+            asked.extend((problem, configs(problem)) for problem in problems)
+            return iter(())
+
+        def close(self):
+            asked.append("closed")
+
+    here = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
+    words = ["seed_h100", "B=8,H=32,S=2048,D=64,dtype=bf16", "B=8,H=32,S=4096,D=64,dtype=bf16", "seed_h100"]
+    urls = [f"sqlite:///{tmp_path}/a.sqlite"]
+    assert run_bench(words, "auto", urls, None, 4, 1, Console(), here, Recorder) == []
+    assert asked.pop() == "closed"
+    assert [(p.name, p.seqlen_q, p.dtype, configs) for p, configs in asked] == [
+        ("seed_h100", 1024, "fp16", []),
+        ("", 2048, "bf16", []),
+        ("", 4096, "bf16", []),
+    ]
+    wrong = CliRunner().invoke(app, ["bench", "B=8,H=x"])
+    assert wrong.exit_code == 2 and "whole number" in wrong.stderr

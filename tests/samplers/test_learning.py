@@ -1,0 +1,48 @@
+"""What samplers learn: better than chance, with a history cut short too; the lineage of what they breed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from made_up_families import best, search, typical
+
+from evoattn.model.records import TrialState
+from evoattn.samplers.genetic import GeneticSampler
+from evoattn.samplers.tpe import History, TpeSampler
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["genetic", "tpe"])
+def test_learning_beats_chance(name):
+    learned = statistics.mean(best(search(name, seed, 300)) for seed in range(3))
+    chance = statistics.mean(best(search("random", seed, 300)) for seed in range(3))
+    assert math.log(learned / 20) < 0.5 * math.log(chance / 20)
+
+
+class ForgetfulGenetic(GeneticSampler):
+    start_over_after = 40
+
+
+class ForgetfulTpe(TpeSampler):
+    history = History(longest=60, best=20, latest=20)
+
+
+@pytest.mark.parametrize("forgetful", [ForgetfulGenetic, ForgetfulTpe])
+def test_a_history_cut_short_keeps_what_was_learned_and_what_is_under_way(forgetful):
+    trials = search("", 1, 400, make=forgetful)
+    assert len({t.config_id for t in trials}) == 400
+    assert typical(trials[300:]) < 0.8 * typical(search("random", 1, 400)[300:])
+
+
+def test_the_genetic_algorithm_records_lineage():
+    trials = search("genetic", 2, 300)
+    born = {t.number: t for t in trials}
+    children = [t for t in trials if t.parents]
+    assert {t.operator for t in children} == {"crossover", "mutation"} and len(children) > 100
+    for child in children:
+        parents = [born[number] for number in child.parents]
+        assert all(p.state is TrialState.COMPLETE and p.number < child.number for p in parents)
+        assert child.family == parents[0].family
+        assert len(parents) == (2 if child.operator == "crossover" else 1)

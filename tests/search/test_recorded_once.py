@@ -1,0 +1,80 @@
+"""What a search records: nothing twice, nothing more than was asked for, and what cannot be with its reason."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from studies_of_puppets import GPU, PROBLEM, Scripted, make_search, puppets, space_of, why_invalid
+
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.records import Proposal, TrialState
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.budget import Budget
+from evoattn.search.loop import Search
+
+
+def alike(space, count):
+    """Proposals of valid configs that launch alike."""
+    names = space.names()
+    points = (dict(zip(names, v, strict=True)) for v in itertools.product(*(p.values for p in space.parameters)))
+    found = {}
+    for params in (p for p in points if not why_invalid("flash_mma", p)):
+        launches = FAMILIES["flash_mma"].launches(PROBLEM, KernelConfig("flash_mma", params), GPU)
+        found.setdefault(launches, []).append(Proposal("flash_mma", params))
+        if len(found[launches]) == count:
+            return found[launches]
+    raise ValueError("too few")
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_knows_it(storage, offline):
+    spaces = space_of(BLOCK_M="64", BLOCK_N="64", WARPS="4", STAGES="1", KEY_WARPS="1")
+    tools = replace(puppets(), render=lambda *words: replace(render(*words), source="one and the same"))
+    study = storage.create_study("fake", PROBLEM, GPU, offline, "random", 0, ("flash_mma",), {}, {})
+    proposals = alike(spaces["flash_mma"], 6)
+    for part in (proposals[:4], proposals[4:]):
+        running = Search(storage, study, PROBLEM, GPU, spaces, Scripted(*part), 2, tools=tools)
+        running.run(Budget(trials=99))
+        assert running.exhausted and running.progress.recorded == len(part)
+    trials = list(storage.iter_trials(study))
+    (right,) = [t for t in trials if t.state in (TrialState.ESTIMATED, TrialState.COMPLETE)]
+    assert [t.state for t in trials].count(TrialState.DUPLICATE) == 5 and right.number <= 4
+    as_it = f"It renders the same source and launches it as trial {right.number} does."
+    on_its_way = "It renders the same source and launches it as a candidate still on its way does."
+    assert {t.reason for t in trials[:4]} <= {"", "Never timed.", as_it, on_its_way}
+    assert {t.reason for t in trials[4:]} == {as_it}
+
+
+def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
+    space = load_space("flash_mma", GPU)
+    right = next(c for c in space.starting_configs(PROBLEM) if not why_invalid("flash_mma", c.params))
+    wrong = next(w for w in range(2, 9) if w in (2, 8) and why_invalid("flash_mma", right.params | {"WARPS": w}))
+    proposals = [
+        Proposal("flash_mma", right.params | {"WARPS": wrong}, (), "made up"),
+        Proposal("flash_mma", right.params),
+    ]
+    sampler = Scripted(*proposals)
+    study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
+    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, 1, tools=puppets())
+    progress = running.run(Budget(trials=9))
+    trials = list(storage.iter_trials(study))
+    assert [t.state for t in trials] == [TrialState.INVALID_CONFIG, TrialState.ESTIMATED]
+    assert trials[0].reason and trials[0].source_hash is None and trials[0].operator == "made up"
+    assert progress.recorded == 2 and progress.measured == 1 and running.exhausted
+    assert [(p, t.number) for p, t in sampler.told] == list(zip(proposals, (1, 2), strict=True))
+
+
+def test_a_finished_search_is_not_overrun_and_repeats_nothing(storage):
+    """Starting again on the same records: the sampler forgot nothing, the table of what ran holds every trial."""
+
+    def run(trials):
+        running = make_search(storage, space_of(WARPS="4"), puppets(), jobs=2, offline=True)
+        running.run(Budget(trials=trials))
+        return running
+
+    run(5)
+    again = run(4)
+    trials = list(storage.iter_trials(again.study))
+    assert len(trials) == 9 == len({t.config_id for t in trials})
+    assert {t.state for t in trials} == {TrialState.ESTIMATED}

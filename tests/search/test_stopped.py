@@ -1,0 +1,104 @@
+"""The real command, stopped by `kill -9` or Ctrl-C: no trial is lost and no worker outlives it."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def start(db, *words):
+    command = [
+        sys.executable,
+        "-m",
+        "evoattn.cli.main",
+        "search",
+        "--gpu",
+        "l4",
+        "--jobs",
+        "2",
+        "--db",
+        str(db),
+        *words,
+    ]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def recorded(db) -> list[str]:
+    """Config ids of the trials recorded so far."""
+    try:
+        with sqlite3.connect(f"file:{db}?mode=ro", uri=True, timeout=10) as connection:
+            return [row[0] for row in connection.execute("select config_id from trials order by number")]
+    except sqlite3.OperationalError:
+        return []
+
+
+def workers_of(pid: int) -> list[int]:
+    """The process's workers; other children of it, such as git and multiprocessing's resource tracker, are left out."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = [int(child) for child in file.read().split()]
+    return [child for child in children if "spawn_main" in command_of(child)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
+    process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
+    wait_until(lambda: "No CUDA device" in process.stdout.readline())
+    wait_until(lambda: workers_of(process.pid))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Done (interrupted): " in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
+    db = tmp_path / "db.sqlite"
+    process = start(db, "--budget", "10m", "--study", "stopped", "--shape", "B=1,H=1,S=64,D=16")
+    wait_until(lambda: len(recorded(db)) >= 4)
+    workers = workers_of(process.pid)
+    process.send_signal(how)
+    output, _ = process.communicate(timeout=30)
+    before = recorded(db)
+    assert len(before) >= 4 and len(set(before)) == len(before)
+    if how == signal.SIGINT:
+        assert process.returncode == 0 and "interrupted" in output and "Leaderboard" in output
+    assert workers
+    wait_until(lambda: not any(map(lives, workers)), 10)  # no worker outlives the search
+    resumed = start(db, "--budget", "3trials", "--resume", "--jobs", "1")
+    assert resumed.wait(timeout=120) == 0
+    after = recorded(db)
+    assert after[: len(before)] == before and len(after) == len(before) + 3 == len(set(after))
+    assert sqlite3.connect(db).execute("pragma integrity_check").fetchone() == ("ok",)

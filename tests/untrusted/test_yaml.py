@@ -1,0 +1,81 @@
+"""YAML from outside is plain values or a refusal: it runs nothing, and does not grow."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evoattn.model import gpu, safe_yaml
+from evoattn.model.space import ConfigError, load_space
+
+
+@given(st.text(max_size=80) | st.text(alphabet="abc:[]{}&*!-|>#? \n\t0123'\"<", max_size=80))
+def test_yaml_is_plain_values_or_a_refusal(text):
+    try:
+        value = safe_yaml.load(text)
+    except yaml.YAMLError:
+        return
+    plain = lambda v: type(v).__module__ == "datetime" or isinstance(v, (bytes, set))  # noqa: E731
+    json.dumps(value, default=lambda v: None if plain(v) else pytest.fail(repr(v)), skipkeys=True)
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system [id]",
+        "!!python/name:os.system",
+        BOMB,
+        "a: 1\na: 2",
+        "a: {b: 1, b: 2}",
+        "[" * 5000,
+        "&a [*a]",
+        "x: &a [1]\ny: [" + "*a, " * 1001 + "]",
+        "a: " + "x" * (1 << 20),
+        "2026-13-45",
+        "? [a]\n: b",
+    ],
+    ids=[
+        "apply",
+        "name",
+        "bomb",
+        "twice",
+        "twice inside",
+        "deep",
+        "itself",
+        "many aliases",
+        "long",
+        "date",
+        "list as key",
+    ],
+)
+def test_hostile_yaml_is_refused(tmp_path, text):
+    with pytest.raises(yaml.YAMLError):
+        safe_yaml.load(text)
+    (tmp_path / "evil.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_space("evil", gpu.GPUS["l4"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "parameters: {A: {values: [[1]], meaning: x}}",
+        "parameters: {'A;B': {values: [1], meaning: x}}",
+        "parameters: {A: {values: [], meaning: x}}",
+        "parameters: {A: {values: [1], meaning: x}}\nstarting_configs: [7]",
+        "parameters: {A: {values: [1], meaning: x}}\nstarting_configs: [{config: [1]}]",
+        "7",
+        "",
+    ],
+)
+def test_a_space_of_another_form_is_refused(tmp_path, text):
+    (tmp_path / "odd.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_space("odd", gpu.GPUS["l4"], tmp_path)
