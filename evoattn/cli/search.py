@@ -68,7 +68,7 @@ def search(
     sanitize: Annotated[
         bool,
         typer.Option(
-            "--sanitize", help="Run compute-sanitizer on the finalists; who fails memcheck leaves the leaderboard."
+            "--sanitize", help="Run compute-sanitizer on the finalists; one that fails memcheck leaves the leaderboard."
         ),
     ] = False,
 ) -> None:

@@ -39,7 +39,7 @@ MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
 
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
-    """(name, problem, kind of inputs) of the ladder that every candidate climbs on a GPU before its own shape; cheap
+    """(name, problem, kind of inputs) of the small cases that every candidate passes on a GPU before its own shape; cheap
     ones first.
 
     All keep the compile-time key of `problem` (head_dim, dtype, mask), so they run the very cubin that is timed.

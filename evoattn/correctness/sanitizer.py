@@ -29,7 +29,7 @@ from evoattn.model.space import KernelConfig
 
 TOOLS = ("memcheck", "racecheck")
 CASES = 2
-"""Of the ladder: ragged lengths, then strided views."""
+"""Of the small cases (`device_cases`): ragged lengths, then strided views."""
 SECONDS = 120.0
 FOUND = 9
 """Exit code by which the tool says that it found something."""
@@ -44,7 +44,7 @@ def find() -> str | None:
 
 
 def sanitize(problem: AttentionProblem, kernel: BuiltKernel, tools: tuple[str, ...] = TOOLS) -> dict[str, str]:
-    """What each tool says of a candidate at the ladder's first shapes: `CLEAN`, or a sentence. A process of its own for
+    """What each tool says of a candidate at the first small shapes: `CLEAN`, or a sentence. A process of its own for
     each tool.
     """
     path = find()

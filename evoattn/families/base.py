@@ -68,7 +68,7 @@ class Family(ABC):
         redundant there.
 
         A search passes over a config that does on its problem what a smaller one does. A kernel that was found for
-        another problem may run it all the same: every kernel climbs a ladder of small problems, on which most of its
+        another problem may run it all the same: every kernel passes a set of small problems, on which most of its
         genes are redundant.
         """
 

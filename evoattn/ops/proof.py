@@ -22,7 +22,7 @@ from evoattn.ops.kernel import KernelBackend, LoadedKernel
 from evoattn.ops.platform import Platform
 
 CASES = ("ragged", "ragged, strided, Sq > Sk")
-"""Of the ladder that a search checks every candidate with: two ragged shapes, in both memory layouts, grouped heads."""
+"""Of the small cases that a search checks every candidate with: two ragged shapes, in both memory layouts, grouped heads."""
 SEED = 20
 
 

@@ -82,7 +82,7 @@ def _counted(name: str, when_to_work: str, words: tuple[str, ...]) -> Liar:
 
 
 CHECKED = 18
-"""Launches of the ladder before the timing."""
+"""Launches of the small cases before the timing."""
 
 HONEST = Liar(
     "an honest control", (), (TrialState.COMPLETE,), ("",), (TrialState.ESTIMATED,), ("Right on the interpreter",)

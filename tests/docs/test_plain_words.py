@@ -7,7 +7,7 @@ import re
 import pytest
 from test_docs import ROOT, tracked
 
-TEXT = ("*.md", "*.py", "*.cuh", "*.j2", "*.toml", "*.sh", "*.js", "*.css", "Makefile", ".ci/run")
+TEXT = ("*.md", "*.py", "*.cuh", "*.j2", "*.yaml", "*.toml", "*.sh", "*.js", "*.css", "Makefile", ".ci/run")
 OWN = "tests/docs/test_plain_words.py"
 PRIVATE = {
     r"\bIssue \d+\b|\bissue #?\d+\b": "say what it is about",

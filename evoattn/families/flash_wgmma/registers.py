@@ -69,7 +69,7 @@ def registers_at_launch(genes: FlashWgmmaGenes) -> int:
 def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     """(producer's, consumers') registers per thread after setmaxnreg, (0, 0) without.
 
-    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait for ever (docs/sources.md).
+    A block owns what it had at launch: W·c + p <= (W + 1)·launch, or an increase would wait forever (docs/sources.md).
     """
     if genes.PRODUCER != "warpgroup":
         return 0, 0

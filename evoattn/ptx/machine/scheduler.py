@@ -27,7 +27,7 @@ loops too.
 Groups = list[tuple[int, ActiveThreads]]
 """Who goes on at which pc."""
 MAX_POLLS_IN_VAIN = 1000
-"""Runs of polling loops, one after another with no other in between, after which they are taken to be for ever."""
+"""Runs of polling loops, one after another with no other in between, after which they are taken to be endless."""
 
 
 class Scheduler:
@@ -225,12 +225,12 @@ class Scheduler:
         return following
 
     def _finish(self) -> None:
-        """Nobody can go on: either all have exited, or they wait for ever."""
+        """Nobody can go on: either all have exited, or they wait forever."""
         if self._stalled and not self._phases.waiting_at:
             pc, mask = min(self._stalled.items())
             first = int(np.flatnonzero(mask)[0])
             raise DivergentCollective(
-                f"{self.context.threads.describe(first)} waits for ever at {self.instructions[pc]}, which a part of "
+                f"{self.context.threads.describe(first)} waits forever at {self.instructions[pc]}, which a part of "
                 "its warp or warpgroup "
                 "never reaches."
             )
