@@ -9,6 +9,7 @@ from made_up_families import PROBLEM, SPACES, every_sampler, search, space, tria
 
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import config_id
+from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
 
 
@@ -112,3 +113,11 @@ def test_asking_is_quick_when_there_is_much_history(name):
     started = time.process_time()
     assert len(sampler.ask(40)) == 40
     assert (time.process_time() - started) / 40 < 0.02  # 0.1 to 3 ms; the rest is for a busy machine
+
+
+def test_a_resumed_search_draws_other_random_numbers():
+    """Else its first configs would be those of the first run, drawn and dropped one after another."""
+    spaces = {"f": space("f", *[tuple(range(8))] * 6)}
+    fresh, resumed = (RandomSampler(spaces, PROBLEM, 0, lambda family, params: None) for _ in range(2))
+    resumed.restore([trial(1, Proposal("unknown", {"A": 1}), TrialState.TIMEOUT)])
+    assert [p.params for p in fresh.ask(5)] != [p.params for p in resumed.ask(5)]
