@@ -43,7 +43,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     ones first.
 
     All keep the compile-time key of `problem` (head_dim, dtype, mask), so they run the very cubin that is timed.
-    Lengths divide by no tile.
+    Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     small = problem.with_(batch=1, heads=2, kv_heads=1)

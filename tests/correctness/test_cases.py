@@ -1,8 +1,9 @@
-"""The interpreter's cases grow with the config, and keep what a family compiles for."""
+"""The cases keep what a family compiles for; their lengths lie beside the tiles' edges, and the interpreter's grow with
+the config."""
 
 import pytest
 
-from evoattn.correctness.cases import interpreter_cases
+from evoattn.correctness.cases import device_cases, interpreter_cases
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -38,3 +39,49 @@ def test_rows_that_see_no_key():
 
 def test_dtype_head_dim_and_mask_stay():
     assert {(c.dtype, c.head_dim, c.mask) for c in cases("causal_upper_left")} == {("fp16", 64, "causal_upper_left")}
+
+
+@pytest.mark.parametrize("block_n", [32, 128])
+def test_the_last_tile_of_keys_is_a_part_that_lies_in_both_halves(block_n):
+    many, grouped, _, part = cases(BLOCK_N=block_n)
+    assert many.seqlen_k % block_n == block_n // 2 + 1 == part.seqlen_k
+    assert block_n < grouped.seqlen_k < 3 * block_n // 2 and grouped.seqlen_k % 2
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_upper_left"])
+def test_the_largest_tiles_of_keys_are_still_used_three_times(mask):
+    many = cases(mask, BLOCK_N=512)[0]
+    assert many.seqlen_k > 2 * 512 and many.seqlen_k % 512
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
+@pytest.mark.parametrize("layout, other", [("bhsd", "bshd"), ("bshd", "bhsd")])
+def test_the_ladder_of_the_device(mask, layout, other):
+    problem = AttentionProblem(3, 8, 2, 4096, 4096, 128, "bf16", mask, layout, lse=True)
+    ladder = device_cases(problem)
+    small = [case for _, case, _ in ladder]
+    assert {(c.dtype, c.head_dim, c.mask, c.lse) for c in small} == {("bf16", 128, mask, True)}
+    assert len({name for name, _, _ in ladder}) == len(ladder)
+    assert {kind for _, _, kind in ladder} == {
+        "plain",
+        "large_logits",
+        "late_huge_key",
+        "rising_maximum",
+        "equal_keys",
+    }
+    ragged, strided, one_query, one_key, *others = small
+    assert (ragged.batch, ragged.heads, ragged.kv_heads) == (2, 4, 2)
+    assert {(c.batch, c.heads, c.kv_heads) for c in small[1:]} == {(1, 2, 1)}
+    assert [c.layout for c in small] == [layout, other, *[layout] * (len(small) - 2)]
+    assert strided.seqlen_q > strided.seqlen_k and one_query.seqlen_q == one_key.seqlen_k == 1
+    assert all(c.seqlen_q < c.seqlen_k for c in (ragged, *others))
+
+
+def test_the_ladder_s_lengths_lie_on_both_sides_of_the_tiles_edges():
+    """Those of the plain cases are odd, so that no two rows or keys go together."""
+    ladder = device_cases(AttentionProblem(1, 1, 1, 64, 64, 64))
+    rows, keys = ({length for _, c, _ in ladder for length in [getattr(c, n)]} for n in ("seqlen_q", "seqlen_k"))
+    assert not any(length % 16 == 0 for length in rows | keys)
+    assert all(c.seqlen_q % 2 and c.seqlen_k % 2 for _, c, kind in ladder if kind == "plain")
+    for lengths in (rows, keys):
+        assert {1, 63} <= {length % 64 for length in lengths - {1}}

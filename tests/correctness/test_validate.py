@@ -1,6 +1,7 @@
 """What a check finds: a backend made of Python writes what a wrong kernel would."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from evoattn.correctness.arena import BANDS, GUARD_BYTES
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.judge import judge, judge_o
 from evoattn.correctness.reference import Answer
-from evoattn.correctness.validate import run_case
+from evoattn.correctness.validate import check, run_case
 from evoattn.model.problem import AttentionProblem
 
 PROBLEM = AttentionProblem(1, 2, 2, 40, 40, 16, "fp16", "causal_upper_left", "bhsd", lse=True)
@@ -154,3 +155,11 @@ def test_every_run_starts_from_poison_between_bands():
 
     checked(look, repeat=True)
     assert seen == [(band, [0] * 8) for band in BANDS] and GUARD_BYTES >= 4096
+
+
+def test_a_check_is_one_run_unless_two_are_asked_for_and_says_how_long_it_took():
+    for words, runs in ((), 1), ((True,), 2):
+        backend, started = Backend(lambda buffers, run: None), time.perf_counter()
+        result = check(backend, Kernel(), CASE, *words)
+        assert backend.runs == runs and result.passed
+        assert 0 < result.seconds <= time.perf_counter() - started
