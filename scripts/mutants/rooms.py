@@ -28,7 +28,7 @@ ROOMS = {
     "search": Room(("search/loop.py", "search/device.py", "search/recorder.py", "search/candidates.py"), QUICK_SEARCH),
     "finals": Room(
         ("search/finals.py", "search/finalists.py"),
-        ("tests/test_finalists.py", "tests/liars/test_contest.py", *FINAL_TESTS),
+        ("tests/search/test_finalists.py", "tests/liars/test_contest.py", *FINAL_TESTS),
     ),
     "ranking": Room(("timing/ranking.py",), ("tests/test_ranking.py",)),
     "storage": Room(("storage/*.py",), ("tests/storage",)),

@@ -16,19 +16,11 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import STARTING
 from evoattn.search import finalists
 from evoattn.search.tools import Tools
-from evoattn.storage import Storage
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
 GPU = gpu.GPUS["h100"]
 SPACES = {"flash_mma": load_space("flash_mma", GPU)}
 INFO = CompileInfo(registers=64)
-
-
-@pytest.fixture
-def storage(tmp_path):
-    opened = Storage.open(str(tmp_path / "db.sqlite"))
-    yield opened
-    opened.close()
 
 
 def valid_configs(count: int) -> list[KernelConfig]:
