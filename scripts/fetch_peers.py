@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 FA3 = ("fa3-fwd==0.0.3",)
@@ -40,7 +41,7 @@ def pip(*words: str) -> None:
         raise SystemExit(f"pip failed: {' '.join(command[2:])}")
 
 
-def fetch(folder: Path, python_version: str | None) -> list[Path]:
+def fetch(folder: Path, python_version: str | None, pip: Callable[..., None] = pip) -> list[Path]:
     """Bring both peers into `folder`; the folders to put on PYTHONPATH.
 
     `python_version` as pip has it, for x86-64 Linux; else the running one.

@@ -12,10 +12,10 @@ spec.loader.exec_module(fetch_peers)
 
 
 @pytest.mark.parametrize("python_version", [None, "3.12"])
-def test_both_peers_without_their_needs_for_the_python_that_is_wanted(tmp_path, monkeypatch, python_version):
+def test_both_peers_without_their_needs_for_the_python_that_is_wanted(tmp_path, python_version):
     asked = []
-    monkeypatch.setattr(fetch_peers, "pip", lambda *words: asked.extend(words))
-    assert fetch_peers.fetch(tmp_path, python_version) == [tmp_path, tmp_path / "nvidia_cutlass_dsl" / "dsl_packages"]
+    folders = fetch_peers.fetch(tmp_path, python_version, lambda *words: asked.extend(words))
+    assert folders == [tmp_path, tmp_path / "nvidia_cutlass_dsl" / "dsl_packages"]
     assert {"--no-deps", "fa3-fwd==0.0.3", "flash-attn-4==4.0.0b36"} <= set(asked) and asked[
         asked.index("--target") + 1
     ] == str(tmp_path)

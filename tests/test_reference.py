@@ -25,12 +25,14 @@ def test_exact_attention_is_sdpa_in_float64(mask, seqlens):
     torch.testing.assert_close(exact, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_chunks_change_nothing():
     problem = AttentionProblem(1, 4, 2, 50, 70, 16, mask="causal_lower_right")
     tensors = reference.make_inputs(problem, 0, "cpu")
-    whole = reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64)
-    monkeypatch.setattr(reference, "SCORES_PER_CHUNK", 7 * 70)
-    torch.testing.assert_close(reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64), whole)
+    whole, in_chunks = (
+        reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64, scores)
+        for scores in (1 << 20, 7 * 70)
+    )
+    torch.testing.assert_close(in_chunks, whole)
 
 
 def test_inputs_of_an_unknown_kind_are_refused():

@@ -36,10 +36,8 @@ def test_verdicts(code, output, words, damning):
     )
 
 
-def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch):
-    monkeypatch.setattr(sanitizer, "find", lambda: None)
+def test_where_it_is_not_installed_one_sentence_says_so():
     config, compiled = KernelConfig("flash_scalar", {}), CompiledKernel(b"", "", CompileInfo())
     kernel = BuiltKernel(FlashScalar(), config, GPUS["h100"], compiled)
-    assert sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), kernel) == dict.fromkeys(
-        sanitizer.TOOLS, sanitizer.NOT_INSTALLED
-    )
+    said = sanitizer.sanitize(AttentionProblem(1, 1, 1, 8, 8, 16), kernel, find=lambda: None)
+    assert said == dict.fromkeys(sanitizer.TOOLS, sanitizer.NOT_INSTALLED)

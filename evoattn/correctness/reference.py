@@ -77,16 +77,21 @@ def _visible(problem: AttentionProblem, first: int, rows: int, device: torch.dev
 
 
 def exact_attention(
-    problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype
+    problem: AttentionProblem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dtype: torch.dtype,
+    scores_at_once: int = SCORES_PER_CHUNK,
 ) -> torch.Tensor:
     """The answer in `dtype` (float32 or float64), contiguous `[batch, heads, seqlen_q, head_dim]`.
 
-    torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that the scores
-    fit; a row that sees no key is 0.
+    torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that no more
+    than `scores_at_once` scores are held, or one row of them; a row that sees no key is 0.
     """
     out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
-    rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
-    heads = max(1, min(problem.group_size, SCORES_PER_CHUNK // (problem.seqlen_k * rows)))
+    rows = max(1, min(problem.seqlen_q, scores_at_once // problem.seqlen_k))
+    heads = max(1, min(problem.group_size, scores_at_once // (problem.seqlen_k * rows)))
     for b in range(problem.batch):
         for kv_head in range(problem.kv_heads):
             key, value = k[b, kv_head].to(dtype), v[b, kv_head].to(dtype)

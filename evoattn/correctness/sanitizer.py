@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,9 +44,15 @@ def find() -> str | None:
     return shutil.which("compute-sanitizer") or (str(usual) if usual.exists() else None)
 
 
-def sanitize(problem: AttentionProblem, kernel: BuiltKernel, tools: tuple[str, ...] = TOOLS) -> dict[str, str]:
-    """What each tool says of a candidate at the first small shapes: `CLEAN`, or a sentence. A process of its own for
-    each tool.
+def sanitize(
+    problem: AttentionProblem,
+    kernel: BuiltKernel,
+    tools: tuple[str, ...] = TOOLS,
+    find: Callable[[], str | None] = find,
+) -> dict[str, str]:
+    """What each tool says of a candidate at the first small shapes: `CLEAN`, or a sentence.
+
+    Each tool runs in a process of its own. `find` gives the path of compute-sanitizer, None if it is not installed.
     """
     path = find()
     if path is None:

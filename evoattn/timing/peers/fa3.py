@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ Call = Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]
 Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Call]
 """(q, k, v `[batch, seqlen, heads, head_dim]`, causal) → a call that gives O of q's shape, alone or first.
 `causal` means causal_lower_right."""
+Load = Callable[[str], ModuleType]
+"""Imports a module by name. Raises `ImportError` if it is absent, `OSError` if a library in it does not load."""
 PACKAGES = {"flash_attn": "flash-attn-3", "fa3_fwd": "fa3-fwd"}
 """Distributions by the stem of their modules, the first choice first."""
 
@@ -38,17 +41,19 @@ class Fa3:
 
 
 @cache
-def find(dtype: str) -> Fa3:
-    """The first package that is here and takes `dtype`. Raises `LacksDtype`, or `ImportError` where none is installed
-    and loads."""
+def find(dtype: str, load: Load = importlib.import_module) -> Fa3:
+    """The first package that takes `dtype`, among those that `load` imports by name.
+
+    Raises `LacksDtype` if one is built without the dtype, and `ImportError` if none is installed and loads.
+    """
     absent, lacking = [], []
     for stem, distribution in PACKAGES.items():
         try:
-            function = importlib.import_module(f"{stem}_interface").flash_attn_func
+            function = load(f"{stem}_interface").flash_attn_func
         except (ImportError, OSError) as error:  # OSError: a library built for another torch or CUDA does not load
             absent.append(" ".join(str(error).split())[:140])
             continue
-        if dtype == "fp16" and _build_flags(stem).get("FLASHATTENTION_DISABLE_FP16"):
+        if dtype == "fp16" and _build_flags(stem, load).get("FLASHATTENTION_DISABLE_FP16"):
             lacking.append(f"{distribution} is built without fp16.")
             continue
         return Fa3(partial(_prepare, function), f"{distribution} {_installed(distribution)}")
@@ -61,10 +66,10 @@ def _prepare(function: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: 
     return partial(function, q, k, v, causal=causal, num_splits=0)
 
 
-def _build_flags(stem: str) -> dict[str, bool]:
+def _build_flags(stem: str, load: Load) -> dict[str, bool]:
     """What FA3's setup.py wrote down of the build; builds before it did so have all dtypes."""
     try:
-        flags: dict[str, bool] = importlib.import_module(f"{stem}_config").CONFIG["build_flags"]
+        flags: dict[str, bool] = load(f"{stem}_config").CONFIG["build_flags"]
     except ImportError:
         return {}
     return flags

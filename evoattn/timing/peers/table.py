@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -108,19 +109,26 @@ def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Call
     return make
 
 
-def _fa3(problem: AttentionProblem) -> fa3.Prepare:
-    try:
-        return fa3.find(problem.dtype).prepare
-    except fa3.LacksDtype as error:
-        raise PeerRefused(str(error)) from None
+def fa3_peer(load: fa3.Load = import_module) -> Peer:
+    """FlashAttention 3, out of the modules that `load` imports."""
+
+    def prepare(problem: AttentionProblem) -> fa3.Prepare:
+        try:
+            return fa3.find(problem.dtype, load).prepare
+        except fa3.LacksDtype as error:
+            raise PeerRefused(str(error)) from None
+
+    return Peer(_flash_attention(prepare), "flash-attn-3", lambda p: fa3.find(p.dtype, load).version)
 
 
-def _fa4(problem: AttentionProblem) -> fa3.Prepare:
-    from flash_attn.cute import flash_attn_func
+def fa4_peer(load: fa3.Load = import_module) -> Peer:
+    """FlashAttention 4, out of the modules that `load` imports; one split per row, as it has no more on Hopper."""
 
-    return lambda q, k, v, causal: partial(
-        flash_attn_func, q, k, v, causal=causal
-    )  # one split a row: it has no more on Hopper
+    def prepare(problem: AttentionProblem) -> fa3.Prepare:
+        function = load("flash_attn.cute").flash_attn_func
+        return lambda q, k, v, causal: partial(function, q, k, v, causal=causal)
+
+    return Peer(_flash_attention(prepare), "flash-attn-4")
 
 
 PEERS: dict[str, Peer] = {
@@ -128,8 +136,8 @@ PEERS: dict[str, Peer] = {
     "cudnn": Peer(_sdpa(SDPBackend.CUDNN_ATTENTION), "torch"),
     "efficient": Peer(_sdpa(SDPBackend.EFFICIENT_ATTENTION), "torch"),
     "math": Peer(_sdpa(SDPBackend.MATH), "torch"),
-    "fa3": Peer(_flash_attention(_fa3), "flash-attn-3", lambda p: fa3.find(p.dtype).version),
-    "fa4": Peer(_flash_attention(_fa4), "flash-attn-4"),
+    "fa3": fa3_peer(),
+    "fa4": fa4_peer(),
 }
 """The one table of peers: those of torch by the name of their backend."""
 

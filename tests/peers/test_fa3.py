@@ -1,0 +1,61 @@
+"""FlashAttention 3 is taken from whichever package holds it and takes the dtype; what is missing is one sentence."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from evoattn.correctness.reference import make_inputs
+from evoattn.model.problem import AttentionProblem
+from evoattn.timing.peers import fa3
+from evoattn.timing.peers.table import NOT_INSTALLED, PeerRefused, fa3_peer, peer_call
+
+PROBLEM = AttentionProblem(2, 4, 2, 24, 40, 16, mask="causal_lower_right")
+
+
+def builds(**flags):
+    """An import of the named stems' modules alone, each with its build flags; the function answers its stem."""
+
+    def load(name):
+        stem, _, part = name.rpartition("_")
+        if stem not in flags:
+            raise ModuleNotFoundError(f"No module named '{name}'")
+        if part == "config":
+            return SimpleNamespace(CONFIG={"build_flags": flags[stem]})
+        return SimpleNamespace(flash_attn_func=lambda *tensors, **words: (stem, words))
+
+    return load
+
+
+WITHOUT_FP16 = {"FLASHATTENTION_DISABLE_FP16": True}
+
+
+def refused(load) -> str:
+    with pytest.raises(PeerRefused) as caught:
+        peer_call(fa3_peer(load), PROBLEM, make_inputs(PROBLEM, 1, "cpu"), None)
+    return str(caught.value)
+
+
+def test_its_own_build_comes_before_fa3_fwd_and_chooses_the_splits():
+    assert fa3_peer(builds(fa3_fwd=WITHOUT_FP16)).version(PROBLEM.with_(dtype="bf16")).startswith("fa3-fwd ")
+    both = builds(fa3_fwd=WITHOUT_FP16, flash_attn={})
+    for dtype in ("bf16", "fp16"):
+        found = fa3.find(dtype, both)
+        assert found.version.startswith("flash-attn-3 ")
+        assert found.prepare(1, 2, 3, True)() == ("flash_attn", {"causal": True, "num_splits": 0})
+
+
+def test_a_build_without_the_dtype_is_one_sentence_and_not_called_absent():
+    assert refused(builds(fa3_fwd=WITHOUT_FP16)) == "fa3-fwd is built without fp16."
+
+
+def test_without_any_it_is_one_sentence():
+    said = refused(builds())
+    assert said.startswith(f"flash-attn-3 {NOT_INSTALLED} (")
+    assert "flash_attn_interface" in said and "fa3_fwd_interface" in said
+
+
+def test_a_library_that_does_not_load_is_one_sentence():
+    def cannot(name):
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    assert "libcudart.so.13: cannot open" in refused(cannot)

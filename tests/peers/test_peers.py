@@ -1,0 +1,78 @@
+"""Peers: right ones stand, wrong or absent ones give a sentence; torch's refusals name the real reason."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.model.problem import AttentionProblem
+from evoattn.timing.peers.table import PEERS, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
+
+PROBLEM = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
+
+
+def inputs(problem=PROBLEM):
+    tensors = make_inputs(problem, 1, "cpu")
+    return tensors, make_answer(problem, tensors)
+
+
+def flash(answer):
+    """FlashAttention 3 whose function answers what `answer(q, k, v, causal)` gives, [B, S, H, D] in and out."""
+    return fa3_peer(lambda name: SimpleNamespace(flash_attn_func=answer, CONFIG={"build_flags": {}}))
+
+
+def absent(name):
+    raise ModuleNotFoundError(f"No module named '{name}'")
+
+
+def honest(q, k, v, causal, num_splits=0):
+    assert num_splits == 0  # FA3 chooses
+    assert q.stride(-1) == 1 and q.shape == (1, 24, 4, 16)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in (q, k, v)), is_causal=causal, enable_gqa=True
+    )
+    return out.transpose(1, 2), None
+
+
+def test_math_is_right_on_the_cpu():
+    tensors, answer = inputs()
+    assert peer_call(PEERS["math"], PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
+
+
+def test_flash_attention_gets_views_and_gives_the_logical_shape():
+    tensors, answer = inputs()
+    assert peer_call(flash(honest), PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
+
+
+def test_a_peer_that_computes_another_mask_is_refused():
+    liar = flash(lambda q, k, v, causal, num_splits: honest(q, k, v, False))
+    with pytest.raises(PeerRefused, match="answer is wrong"):
+        peer_call(liar, PROBLEM, *inputs())
+
+
+@pytest.mark.parametrize(
+    "peer, problem, words",
+    [
+        (fa4_peer(absent), PROBLEM, "not installed"),
+        (fa4_peer(absent), PROBLEM.with_(dtype="fp32"), "fp16 and bf16 only"),
+        (fa3_peer(absent), PROBLEM.with_(seqlen_k=30), "causal_lower_right"),
+    ],
+)
+def test_refusals_are_sentences(peer, problem, words):
+    with pytest.raises(PeerRefused, match=words):
+        peer_call(peer, problem, *inputs(problem))
+
+
+def test_the_reason_is_the_backend_s_own():
+    said = [
+        "Memory efficient kernel not used because: (Triggered internally at sdp_utils.cpp:1.)",
+        "For dense input, both fused kernels require query, key and value to have the same num_heads. "
+        "(Triggered internally at x:2.)",
+        "Flash attention kernel not used because: (Triggered internally at x:3.)",
+        "Flash attention has been runtime disabled.",
+        "CuDNN attention kernel not used because:",
+        "cuDNN attention has been runtime disabled. (Triggered internally at x:4.)",
+    ]
+    assert refusal(said, "No available kernel.").startswith("For dense input, both fused kernels require")
+    assert refusal(said[2:], "No available kernel.") == "No available kernel."
