@@ -21,8 +21,8 @@ from evoattn.timing.peers.labels import peer_label
 BEGIN = "// ==== evoattn: begin of the recorded kernel ===="
 END = "// ==== evoattn: end of the recorded kernel ===="
 """Lines around the recorded source. The line break before END is the marker's, so that the text between is the source byte for byte."""
-CHECK = TEMPLATES / "export_check.cuh"
-TENSOR_MAP = TEMPLATES / "export_tensor_map.cuh"
+CHECK = TEMPLATES / "export" / "check.cuh"
+TENSOR_MAP = TEMPLATES / "export" / "check_tensor_map.cuh"
 COMMENT_WIDTH = 136
 HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda_runtime.h")
 TENSOR_MAP_HEADERS = ("cuda.h",)

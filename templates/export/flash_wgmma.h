@@ -1,0 +1,45 @@
+// flash_wgmma: one launch; blocks for each tile of rows, or one wave of persistent blocks that share the tiles.
+
+struct Config : Compiled {
+  int block_m, block_n, blocks_per_sm, key_split, heads_in_turn, warpgroups, warpgroup_rows, threads, smem_bytes;
+  int result_bytes, max_key_tiles;
+  bool persistent, claimed, balanced, store_chunks;
+};
+
+inline Size grid_of(const Problem& p, const Config& c, int sm_count) {
+  const int64_t row_blocks = ceil_div(p.seqlen_q, c.block_m), heads = int64_t(p.heads) * p.batch;
+  const int64_t tiles = row_blocks * heads, split = c.key_split, turn = c.heads_in_turn;
+  if (c.persistent) {  // balanced blocks wait for one another: one wave, and fewer than the tiles, which they share
+    const int64_t at_most = c.balanced ? larger(1, tiles - 1) : tiles;
+    return {smaller(at_most, int64_t(sm_count) * c.blocks_per_sm), 1, 1};
+  }
+  if (turn == 0) return {p.heads * split, p.batch, row_blocks};
+  if (turn == 1) return {row_blocks * split, p.heads, p.batch};
+  return {turn * split, row_blocks, ceil_div(heads, turn)};
+}
+
+inline Plan plan(const Problem& p, const Config& c, int sm_count) {
+  Plan plan{};
+  if (c.balanced && ceil_div(p.seqlen_k, c.block_n) > c.max_key_tiles)
+    plan.refusal = "There are more keys than this kernel's balanced schedule can count.";
+  const Size grid = grid_of(p, c, sm_count);
+  const int64_t results = grid.x * c.warpgroups;
+  Launch& launch = plan.add("flash_wgmma", grid, c.threads, c.smem_bytes);
+  launch.cluster.x = c.key_split;
+
+  launch.map(tile_map(p, c, Q, c.warpgroup_rows));
+  launch.map(tile_map(p, c, K, c.block_n));
+  launch.map(tile_map(p, c, V, c.block_n));
+  launch.map(tile_map(p, c, O, c.warpgroup_rows, c.store_chunks));
+  launch.buffer(O);
+  if (c.writes_lse) launch.buffer(LSE);
+  else launch.int64(0);
+  if (c.claimed || c.balanced) launch.buffer(plan.add_scratch("counters_zeroed", c.balanced ? 4 * results : 4, true));
+  else launch.int64(0);
+  if (c.balanced) launch.buffer(plan.add_scratch("results", results * c.result_bytes));
+  else launch.int64(0);
+  for (int n : {p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k}) launch.int32(n);
+  launch.strides(p.o);
+  launch.float32(softmax_scale_log2(p));
+  return plan;
+}

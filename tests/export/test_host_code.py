@@ -1,0 +1,118 @@
+"""The C++ host code of every family against its `launches` and `workspace`, over random problems, configs and numbers
+of SMs.
+"""
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+from host_driver import GXX, build, line, named_argument, python_launch, run
+
+from evoattn.export.host_config import FIELDS, host_config
+from evoattn.families.base import starts_zeroed
+from evoattn.families.registry import FAMILIES
+from evoattn.model import gpu
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, SearchSpace, load_space, spelling
+from evoattn.samplers.pool import ConfigPool
+
+needs_gxx = pytest.mark.skipif(GXX is None, reason="there is no g++")
+
+CASES, PROBLEMS_A_CONFIG = 300, 3
+H100 = gpu.lookup("h100")
+HEAD_DIMS = {"large_head": (512, 1024, 2048), "large_head_mma": (512, 1024), "flash_scalar": (4, 32, 64, 128)}
+SM_COUNTS = (1, 7, 78, 114, 132)
+MASKS = ("full", "causal_upper_left", "causal_lower_right")
+
+
+@dataclass(frozen=True)
+class Strided(AttentionProblem):
+    """A problem whose tensors have strides of their own."""
+
+    seed: int = 0
+
+    def strides(self, tensor):
+        draw = random.Random(f"{self.seed} {tensor}")
+        row = self.head_dim * draw.randint(1, 9)
+        return 8 * draw.randint(1, 1 << 30), 8 * draw.randint(1, 1 << 20), row, 1
+
+
+def draw_problem(draw: random.Random, family: str, dtype: str, head_dim: int, mask: str) -> AttentionProblem:
+    group, kv_heads = draw.choice((1, 2, 5, 8)), draw.choice((1, 2, 3, 8))
+    lengths = [draw.choice((1, 17, 64, 100, 512, 1000, 4096, draw.randint(1, 9000))) for _ in range(2)]
+    shape = (draw.choice((1, 2, 3, 16)), group * kv_heads, kv_heads, *lengths, head_dim, dtype, mask)
+    layout, lse = draw.choice(("bhsd", "bshd")), FAMILIES[family].writes_lse and draw.random() < 0.5
+    problem = AttentionProblem(*shape, layout, lse=lse)
+    if draw.random() < 0.5:
+        return problem
+    return Strided(*shape, layout, lse=lse, seed=draw.randrange(1 << 30))
+
+
+def spaces_of(family: str) -> list[SearchSpace]:
+    """The family's search space once for every value of its genes that are words or flags, with that value alone."""
+    space = load_space(family, H100)
+    words = [(p.name, value) for p in space.parameters for value in p.values if not is_number(value)]
+    return [space.restricted({name: (spelling(value),)}) for name, value in words] or [space]
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def draw_cases(family: str, count: int) -> list[tuple[AttentionProblem, KernelConfig, gpu.GpuSpec]]:
+    """(problem, config, GPU) that the family does not refuse; a config meets problems that it was not drawn for."""
+    draw, kind, spaces = random.Random(family), FAMILIES[family], spaces_of(family)
+    cases = []
+    for turn in range(20 * count):
+        dtype, head_dim = draw.choice(kind.dtypes), draw.choice(HEAD_DIMS.get(family, (16, 64, 80, 128, 256)))
+        problem = draw_problem(draw, family, dtype, head_dim, draw.choice(MASKS))
+        gpu_of_search = replace(H100, sm_count=draw.choice(SM_COUNTS))
+        if kind.why_unsupported(problem, H100):
+            continue
+
+        def why(name, params, problem=problem, gpu_of_search=gpu_of_search):
+            return kind.why_invalid(problem, KernelConfig(name, params), gpu_of_search)
+
+        pool = ConfigPool({family: spaces[turn % len(spaces)]}, why, random.Random(draw.random()))
+        if (drawn := pool.draw(family)) is None:
+            continue
+        config = KernelConfig(*drawn)
+        for i in range(PROBLEMS_A_CONFIG):
+            spec = replace(H100, sm_count=draw.choice(SM_COUNTS))
+            other = draw_problem(draw, family, dtype, head_dim, problem.mask) if i else problem
+            if kind.why_impossible(other, config, spec) is None:
+                cases.append((other, config, spec))
+        if len(cases) >= count:
+            return cases
+    raise AssertionError(f"{family}: only {len(cases)} cases")
+
+
+def test_every_family_has_host_code():
+    assert set(FIELDS) == set(FAMILIES)
+
+
+@needs_gxx
+@pytest.mark.parametrize("family", FIELDS)
+def test_cpp_plans_what_python_launches(family, tmp_path):
+    cases = draw_cases(family, CASES)
+    told = [host_config(problem, config) for problem, config, _ in cases]
+    flags = {name for name, value in told[0].items() if isinstance(value, bool)} - (
+        {"writes_lse"} if not FAMILIES[family].writes_lse else set()
+    )
+    assert not {name for name in flags if len({fields[name] for fields in told}) == 1}, "a gene that no case has"
+    program = build(family, host_config(*cases[0][:2]), tmp_path)
+    answers = run(program, [line(problem, config, spec.sm_count) for problem, config, spec in cases])
+    assert len(answers) == len(cases) >= 200
+    for (problem, config, spec), answer in zip(cases, answers, strict=True):
+        launches = FAMILIES[family].launches(problem, config, spec)
+        workspace = FAMILIES[family].workspace(problem, config, spec)
+        case = f"{problem} {config.describe()} {spec.sm_count} SMs"
+        assert not answer["refused"], case
+        expected = {name: [size, starts_zeroed(name)] for name, size in workspace.items()}
+        assert {name: rest for name, *rest in answer["scratch"]} == expected, case
+        scratch = [name for name, *_ in answer["scratch"]]
+        planned = [
+            launch | {"args": [named_argument(argument, scratch) for argument in launch["args"]]}
+            for launch in answer["launches"]
+        ]
+        assert planned == [python_launch(launch) for launch in launches], case
