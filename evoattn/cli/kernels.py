@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +12,6 @@ from evoattn.cli.common import (
     FAILED_RUN,
     Database,
     GpuOfBest,
-    Output,
     ProblemOption,
     ShapeOption,
     StudyName,
@@ -20,25 +21,63 @@ from evoattn.cli.common import (
     errors,
     write,
 )
+from evoattn.model.errors import WrongUse
+
+
+class ExportFormat(StrEnum):
+    """What `evoattn export` writes."""
+
+    CHECK = "check"
+    HEADER = "header"
+    TORCH = "torch"
 
 
 def export(
     trial: TrialWord,
-    output: Output = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="File to write, or the folder of --format torch.",
+            show_default="the terminal",
+            metavar="PATH",
+        ),
+    ] = None,
+    kind: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="`check`: a program that checks and times the kernel on its problem; `header`: the kernel with a "
+            "`launch` for any lengths, batch, heads and strides; `torch`: a folder that torch builds into an op.",
+        ),
+    ] = ExportFormat.CHECK,
     study: StudyName = None,
     shape: ShapeOption = None,
     problem: ProblemOption = None,
     gpu: GpuOfBest = None,
     db: Database = None,
 ) -> None:
-    """Write a recorded kernel to one .cu file.
+    """Write a recorded kernel for use without evoattn.
 
-    Plain nvcc builds it: the kernel as recorded, a check of its answer and a timing.
+    One file that plain nvcc builds, or a PyTorch extension.
     """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
-        from evoattn.export.check import export_source
+        if kind is ExportFormat.TORCH:
+            from evoattn.export.torch_extension import export_torch, write_folder
 
-        write(export_source(storage, record), output)
+            if output is None:
+                raise WrongUse("--format torch writes a folder; name it with -o.")
+            write_folder(export_torch(storage, record, output.resolve().name), output)
+            typer.echo(f"Wrote {output}; its README.md says how to build it.", err=True)
+        elif kind is ExportFormat.HEADER:
+            from evoattn.export.header import export_header
+
+            write(export_header(storage, record), output)
+        else:
+            from evoattn.export.check import export_source
+
+            write(export_source(storage, record), output)
 
 
 def reproduce(

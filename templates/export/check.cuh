@@ -1,4 +1,4 @@
-// export_check.cuh: checks the kernel above against a CPU reference and times it. The constants and launches above it
+// check.cuh: checks the kernel above against a CPU reference and times it. The constants and launches above it
 // are generated.
 using Bytes = std::vector<unsigned char>;
 struct Shape {

@@ -1,0 +1,97 @@
+"""A trial as one CUDA header that a project includes: the kernel, and its launch for any problem that it serves."""
+
+from __future__ import annotations
+
+import re
+
+from evoattn.export.host_config import cpp_value, host_config
+from evoattn.export.provenance import comment, provenance
+from evoattn.export.recorded import Recorded
+from evoattn.export.target import Target
+from evoattn.export.words import fill
+from evoattn.model.paths import TEMPLATES
+from evoattn.model.records import Trial
+from evoattn.storage import Storage
+
+HOST = TEMPLATES / "export"
+NO_LAUNCH = """\
+#else  // nvcc reads the file once more for another target, and throws its host code away
+static cudaError_t launch(const Problem&, const Tensors&, void*, cudaStream_t) { return cudaErrorInvalidDevice; }"""
+ENTRY = 'extern "C" __global__'
+_KERNEL_NAME = re.compile(rf"{re.escape(ENTRY)}[^;{{]*?\b([a-z]\w*)\(", re.S)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.M)
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
+
+
+def export_header(storage: Storage, trial: Trial) -> str:
+    """The text of a header, without problem constants and without `main`, that any number of files may include.
+
+    Raises what `Recorded.read` raises, and `WrongUse` for a family without host code in C++.
+    """
+    recorded = Recorded.read(storage, trial)
+    return header(recorded, provenance(storage, recorded))
+
+
+def namespace_of(recorded: Recorded) -> str:
+    """A C++ name of its own for every kernel, so that one program can have several."""
+    return f"evoattn_{recorded.trial.family}_{str(recorded.trial.source_hash)[:8]}"
+
+
+def header(recorded: Recorded, about: list[str]) -> str:
+    """The header of a recorded kernel, with the lines `about` it first."""
+    name, target, source = namespace_of(recorded), Target.of(recorded), recorded.source
+    guard, end_guard = target.guard
+    host = ("host.h", f"{recorded.trial.family}.h", "", "api.h")
+    kernels = (f'{{"{kernel}", (const void*)kernels::{kernel}}}' for kernel in _KERNEL_NAME.findall(source))
+    words = {
+        "COMMENT": comment([*_usage(recorded, name, target), "", *about]),
+        "NAME": name,
+        "INCLUDES": "\n".join(f"#include <{header}>" for header in dict.fromkeys(_INCLUDE.findall(source))),
+        "HOST": "\n".join((HOST / part).read_text() if part else _config(recorded) for part in host).rstrip(),
+        "LAUNCH": (HOST / "launch.cuh").read_text().rstrip(),
+        "REQUIREMENT": target.requirement,
+        "GUARD": "\n".join(guard),
+        "END_GUARD": "\n".join([NO_LAUNCH, *end_guard] if end_guard else []),
+        "SOURCE": source.replace(ENTRY, "__global__").rstrip(),
+        "UNDEFINE": "\n".join(f"#undef {macro}" for macro in dict.fromkeys(_MACRO.findall(source))),
+        "KERNELS": ", ".join(kernels),
+    }
+    return fill((HOST / "header.cuh.in").read_text(), {f"EVOATTN_{word}": text for word, text in words.items()})
+
+
+def _usage(recorded: Recorded, name: str, target: Target) -> list[str]:
+    problem, lse = recorded.problem, ", with the log-sum-exp" if recorded.problem.lse else ""
+    return [
+        f"Attention of head_dim {problem.head_dim}, {problem.dtype}, mask {problem.mask}{lse}: any batch, heads, "
+        f"lengths and strides. For {target.words}: nvcc -std=c++17 -arch={target.name}.",
+        "",
+        f"  namespace attention = {name};",
+        "  attention::Problem problem = {batch, heads, kv_heads, seqlen_q, seqlen_k,",
+        "                                {q_batch_stride, q_head_stride, q_row_stride}, {k}, {v}, {o}, scale};",
+        "  size_t bytes;  // of scratch memory on this device",
+        "  attention::workspace_size(problem, &bytes);",
+        "  attention::clear_workspace(problem, workspace, stream);  // once, before the first launch",
+        "  attention::launch(problem, {q, k, v, o, lse}, workspace, stream);",
+        "",
+        "Strides are in elements. launch gives cudaErrorInvalidValue for what why_not(problem, tensors) has a sentence "
+        "for. Launches that may run at the same time need a workspace each.",
+    ]
+
+
+def _config(recorded: Recorded) -> str:
+    """What the host code knows of this kernel."""
+    problem = recorded.problem
+    fields = host_config(problem, recorded.config)
+    lines = [f"  c.{name} = {cpp_value(value)};" for name, value in fields.items()]
+    return "\n".join(
+        (
+            f'constexpr char DTYPE[] = "{problem.dtype}", MASK[] = "{problem.mask}";',
+            "",
+            "constexpr Config config() {",
+            "  Config c{};",
+            *lines,
+            "  return c;",
+            "}",
+            "",
+        )
+    )
