@@ -108,7 +108,7 @@ constexpr int BUFFERS = {len(sizes)};
 constexpr size_t BUFFER_BYTES[BUFFERS] = {{{", ".join(map(str, sizes))}}};     // {", ".join(buffers)}
 constexpr bool STARTS_ZEROED[BUFFERS] = {{{", ".join(zeroed)}}};
 constexpr int MINIMUM_SM = {minimum_sm};
-constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};            // bytes of dynamic shared memory per block
+constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};  // bytes of dynamic shared memory per block
 """
 
 
