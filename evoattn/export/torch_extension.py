@@ -40,7 +40,7 @@ def export_torch(storage: Storage, trial: Trial, folder_name: str) -> dict[str, 
     }
     files = {HEADER: header(recorded, about)}
     for path in sorted((HOST / "torch").iterdir()):
-        files[path.name] = fill(path.read_text(), words)
+        files[path.name.removesuffix(".in")] = fill(path.read_text(), words)
     return files
 
 
