@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,41 +37,83 @@ def resident_blocks(kernel: Kernel, group: Group, gpu: GpuSpec) -> int:
     return max(1, gpu.blocks_resident(kernel.registers, launch.threads, launch.smem_bytes))
 
 
-def build_class(
-    group: Group, kernels: list[Kernel], times: np.ndarray, rows: list[int], gpu: GpuSpec
-) -> tuple[dict[str, Any], cover.Judged]:
-    """One class of the portfolio's file, out of the rows of the group's final table that are of this class."""
-    problems = [group.problems[i] for i in rows]
-    us = times[rows]
-    used = [k for k in range(len(kernels)) if (~np.isnan(us[:, k])).any()]
-    kernels, us = [kernels[k] for k in used], us[:, used]
+@dataclass(frozen=True)
+class Measured:
+    """One group of a campaign, as arrays: `us` [problems, kernels], `work` [kernels, problems, terms]."""
+
+    group: Group
+    kernels: list[Kernel]
+    resident: list[int]
+    us: np.ndarray
+    work: np.ndarray
+    units: list[list[int]]
+    """Columns of the kernels of one compiled source."""
+    prior: dict[str, cover.Usual]
+    """By family."""
+
+    @property
+    def timed(self) -> list[int]:
+        """Problems that any kernel was timed on."""
+        return [i for i in range(len(self.us)) if not np.isnan(self.us[i]).all()]
+
+
+def measured(group: Group, table: dict[str, Any], gpu: GpuSpec) -> Measured:
+    """The final table of a group, with the work of every kernel on every problem."""
+    us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
+    kernels = [group.kernels[k] for k in table["kernels"]]
     resident = [resident_blocks(k, group, gpu) for k in kernels]
-    work = [
-        np.array([work_of(k.family, k.params, r, p, gpu) for p in problems])
-        for k, r in zip(kernels, resident, strict=True)
-    ]
-    predicted = cover.predictions_left_out(work, us)
-    chosen, judged = cover.choose(us, predicted, [campaign.source_of(k) for k in kernels])
-    rows_made = []
-    for k in chosen:
-        known = ~np.isnan(us[:, k])
-        constants = cover.fit(work[k][known], us[known, k])
-        rows_made.append(
-            {
-                "family": kernels[k].family,
-                "params": kernels[k].params,
-                "resident": resident[k],
-                "constants": [float(f"{c:.{DIGITS}g}") for c in constants],
-            }
-        )
-    made = {
-        "kernels": rows_made,
-        "problems": len(problems),
+    work = np.array(
+        [
+            [work_of(k.family, k.params, r, p, gpu) for p in group.problems]
+            for k, r in zip(kernels, resident, strict=True)
+        ]
+    )
+    units: dict[str, list[int]] = {}
+    for column, kernel in enumerate(kernels):
+        units.setdefault(campaign.source_of(kernel), []).append(column)
+    prior = {}
+    for family in {k.family for k in kernels}:
+        columns = [c for c, k in enumerate(kernels) if k.family == family]
+        rows, picked = np.nonzero(~np.isnan(us[:, columns]))
+        chosen = np.array(columns)[picked]
+        prior[family] = cover.usual(work[chosen, rows], us[rows, chosen])
+    return Measured(group, kernels, resident, us, work, list(units.values()), prior)
+
+
+def predictions(m: Measured, rows: list[int]) -> np.ndarray:
+    """[problems, kernels]: each time of the `rows` as predicted by constants fitted without that problem."""
+    predicted = np.full(m.us.shape, np.nan)
+    for unit in m.units:
+        prior = m.prior[m.kernels[unit[0]].family]
+        for i in rows:
+            constants = cover.fit_source(m.work[unit], m.us[:, unit], prior, without=i)
+            predicted[i, unit] = m.work[unit, i] @ constants
+    return predicted
+
+
+def build_class(m: Measured, rows: list[int]) -> tuple[dict[str, Any], cover.Judged]:
+    """One class of the portfolio's file, judged on the problems `rows` of its group."""
+    predicted = predictions(m, rows)
+    chosen, judged = cover.choose(m.us[rows], predicted[rows], m.units)
+    made = []
+    for unit in (m.units[u] for u in chosen):
+        kernel = m.kernels[unit[0]]
+        constants = cover.fit_source(m.work[unit], m.us[:, unit], m.prior[kernel.family])
+        row = {
+            "family": kernel.family,
+            "params": kernel.params,
+            "resident": m.resident[unit[0]],
+            "constants": [float(f"{c:.{DIGITS}g}") for c in constants],
+        }
+        if len(unit) > 1:
+            row["splits"] = sorted(m.kernels[c].params["SPLITS"] for c in unit)
+        made.append(row)
+    return {
+        "kernels": made,
+        "problems": len(rows),
         "regret": round(judged.geomean, 4),
         "worst": round(judged.worst, 4),
-        "sources": len({campaign.source_of(kernels[k]) for k in chosen}),
-    }
-    return made, judged
+    }, judged
 
 
 def main() -> None:
@@ -83,24 +126,18 @@ def main() -> None:
     gpu = lookup(words.gpu)
     classes, regrets = {}, []
     for group in groups:
-        table = tables[group.name]
-        times = np.array([[us if us else np.nan for us in row] for row in table["us"]], dtype=float)
-        kernels = [group.kernels[k] for k in table["kernels"]]
+        m = measured(group, tables[group.name], gpu)
         names = [class_of(p) for p in group.problems]
         for name in sorted(set(names)):
-            timed = [i for i in range(len(names)) if not np.isnan(times[i]).all()]
-            rows = [i for i in timed if names[i] == name]
+            rows = [i for i in m.timed if names[i] == name]
             if len(rows) < FEWEST:  # too few to choose by: the class takes the kernels that suit its group
-                rows = timed
-            made, judged = build_class(group, kernels, times, rows, gpu)
-            classes[name] = made
+                rows = m.timed
+            classes[name], judged = build_class(m, rows)
             regrets += list(judged.regrets)
-            families = sorted({k["family"] for k in made["kernels"]})
-            sizes = f"{made['sources']} kernels, {len(rows):2} problems"
-            print(
-                f"{name:20} {sizes}: regret {judged.geomean:.3f}, worst {judged.worst:.3f} {', '.join(families)}",
-                flush=True,
-            )
+            families = sorted({k["family"] for k in classes[name]["kernels"]})
+            sizes = f"{len(classes[name]['kernels'])} kernels, {len(rows):2} problems"
+            lost = f"regret {judged.geomean:.3f}, worst {judged.worst:.3f}"
+            print(f"{name:20} {sizes}: {lost} {', '.join(families)}", flush=True)
     every = np.array(regrets)
     print(
         f"all {len(every)} problems, left out: geomean {np.exp(np.log(every).mean()):.4f}, 95th percentile "

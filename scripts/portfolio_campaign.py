@@ -16,19 +16,28 @@ import platform
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from evoattn.model.gpu import detect_devices
 from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.workload import BUILD_SEEDS
 
 
-def _given(path: Path | None) -> dict[str, list]:
-    if path is None:
-        return {}
-    _, groups, _ = campaign.load(path)
-    return {g.name: [(k.family, k.params) for k in campaign.leaders(g, 3)] for g in groups}
+def earlier(paths: list[Path], each: int) -> tuple[dict[str, list[Any]], dict[str, list[Kernel]]]:
+    """By group: the fastest configs of earlier campaigns' problems, and the `each` kernels of each campaign that cover
+    them best."""
+    given: dict[str, list[Any]] = {}
+    best: dict[str, list[Kernel]] = {}
+    for path in paths:
+        for group in campaign.load(path)[1]:
+            given.setdefault(group.name, []).extend((k.family, k.params) for k in campaign.leaders(group, 3))
+            best.setdefault(group.name, []).extend(campaign.contenders(group, each))
+    for kernels in best.values():
+        for kernel in kernels:  # their times are of other problems
+            kernel.times, kernel.rough = {}, set()
+    return given, best
 
 
 def main() -> None:
@@ -39,12 +48,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=400)
     parser.add_argument("--only", default="")
-    parser.add_argument("--after", type=Path)
+    parser.add_argument("--after", type=Path, nargs="*", default=[])
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu = device.spec
     started = time.monotonic()
-    groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, _given(words.after))
+    given, best = earlier(words.after, words.most)
+    groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, given)
     groups = [g for g in groups if g.name.startswith(words.only)]
     print(
         f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s",
@@ -76,7 +86,7 @@ def main() -> None:
         }
         campaign.save(words.output, groups, about, {})
         print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
-        table = campaign.final_table(engine, words.most, words.rounds)
+        table = campaign.final_table(engine, words.most, words.rounds, best)
         campaign.save(words.output, groups, about, table)
         print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
     for group in groups:

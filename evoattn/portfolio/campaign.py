@@ -30,6 +30,10 @@ PROBLEMS = {"16 d64": (56, 44), "16 d128": (56, 44), "16": (26, 20), "32": (8, 6
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16": 1.0, "32": 0.5}
 
 
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of splits that every kernel of split_kv is timed with: they cost no compile."""
+
+
 def _of_class(table: dict[str, Any], name: str) -> Any:
     return next(table[key] for key in sorted(table, key=len, reverse=True) if name == key or name.startswith(f"{key} "))
 
@@ -97,7 +101,7 @@ def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Ker
     for kernel in kernels:
         if "SPLITS" not in kernel.params or kernel.params["MERGE"] == "cluster":
             continue
-        for splits in engine.values(group, kernel.family, "SPLITS"):
+        for splits in SPLITS:
             other = Kernel(kernel.family, kernel.params | {"SPLITS": splits}, "splits", "right", kernel.registers)
             if engine.serves(group, other):
                 found.setdefault(other.id, other)
@@ -105,10 +109,17 @@ def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Ker
     return list(found.values())
 
 
-def final_table(engine: Engine, most: int, rounds: int) -> dict[str, Any]:
+def final_table(
+    engine: Engine, most: int, rounds: int, earlier: dict[str, list[Kernel]] | None = None
+) -> dict[str, Any]:
     """{class: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders, timed in turns on every
     problem of their class."""
-    chosen = {g.name: with_splits(contenders(g, most), g, engine) for g in engine.groups}
+    chosen = {}
+    for group in engine.groups:
+        found = {k.id: k for k in [*(earlier or {}).get(group.name, []), *contenders(group, most)]}
+        for kernel in found.values():
+            group.kernels.setdefault(kernel.id, kernel)
+        chosen[group.name] = with_splits(list(found.values()), group, engine)
     engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
     table = {}
     for group in engine.groups:

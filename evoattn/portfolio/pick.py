@@ -46,8 +46,13 @@ def _nearest_class(name: str, names: list[str]) -> str | None:
 
 def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> list[KernelConfig]:
     """The class's configs that can serve the problem, those first that should take least time."""
-    able = [k for k in kernels.kernels if not registry.lookup(k.config.family).why_impossible(problem, k.config, gpu)]
-    return [k.config for k in sorted(able, key=lambda k: k.predicted_us(problem, gpu))]
+    able = [
+        (kernel.predicted_us(config, problem, gpu), config)
+        for kernel in kernels.kernels
+        for config in kernel.variants()
+        if not registry.lookup(config.family).why_impossible(problem, config, gpu)
+    ]
+    return [config for _, config in sorted(able, key=lambda pair: pair[0])]
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:

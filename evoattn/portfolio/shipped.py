@@ -23,12 +23,18 @@ class ShippedKernel:
     config: KernelConfig
     resident: int
     constants: tuple[float, ...]
+    splits: tuple[int, ...] = ()
+    """Values of SPLITS that the same machine code can be launched with."""
 
-    def predicted_us(self, problem: AttentionProblem, gpu: GpuSpec) -> float:
-        """See `work.predicted_us`."""
-        return predicted_us(
-            self.constants, work_of(self.config.family, self.config.params, self.resident, problem, gpu)
-        )
+    def variants(self) -> tuple[KernelConfig, ...]:
+        """The configs that this kernel can run as."""
+        if not self.splits:
+            return (self.config,)
+        return tuple(KernelConfig(self.config.family, self.config.params | {"SPLITS": n}) for n in self.splits)
+
+    def predicted_us(self, config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> float:
+        """The time of one of `variants` on the problem (`work.predicted_us`)."""
+        return predicted_us(self.constants, work_of(config.family, config.params, self.resident, problem, gpu))
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Portfolio:
 
 
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
-    return ShippedKernel(KernelConfig(row["family"], row["params"]), row["resident"], tuple(row["constants"]))
+    config = KernelConfig(row["family"], row["params"])
+    return ShippedKernel(config, row["resident"], tuple(row["constants"]), tuple(row.get("splits", ())))
 
 
 @cache

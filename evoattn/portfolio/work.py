@@ -18,6 +18,8 @@ PACKED = ("split_kv", "large_head")
 """Families whose tiles stack the query heads of one K/V head."""
 SPLIT_KEYS = 64
 """Keys that a split of split_kv is a multiple of."""
+USUAL_TILE = 8192
+"""Scores of a tile that counts as one where the work in a step is counted, so that kernels have like constants."""
 L2_SHARE = 0.8
 """Of the L2 cache, beyond which bytes are taken to come from DRAM."""
 
@@ -32,11 +34,11 @@ class Work:
     longest: float
     """Steps of the SM that has most, one block after another."""
     shared: float
-    """The same, each step counted once for every block that runs beside it on its SM."""
+    """The same, each step counted once for every block that runs beside it on its SM, and by the size of its tile."""
     dram: float
     """Bytes of Q, K, V and O beyond what stays in L2."""
     steps: float
-    """All steps over the number of SMs."""
+    """All steps over the number of SMs, by the size of their tiles."""
     bytes: float
 
 
@@ -111,7 +113,9 @@ def work_of(
         shared = tiles.longest * (full * resident + math.ceil(rest / gpu.sm_count))
     moved = problem.bytes / gpu.dram_gb_per_s / 1e3
     cached = L2_SHARE * gpu.l2_bytes / gpu.dram_gb_per_s / 1e3
-    return astuple(Work(1.0, waves, longest, shared, max(0.0, moved - cached), total / gpu.sm_count, moved))
+    tile = params["BLOCK_M"] * params["BLOCK_N"] / USUAL_TILE
+    steps = total / gpu.sm_count
+    return astuple(Work(1.0, waves, longest, shared * tile, max(0.0, moved - cached), steps * tile, moved))
 
 
 def predicted_us(constants: tuple[float, ...], work: tuple[float, ...]) -> float:

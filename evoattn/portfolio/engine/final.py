@@ -49,8 +49,7 @@ class Final:
         for kernel in kernels:
             try:
                 enqueue = self._memory.prepare(kernel, self._problem)
-                enqueue()
-                first = self._clock.elapsed(enqueue)
+                first = self._clock.first(enqueue)
                 known = [us for us in firsts if us]
                 far_behind = bool(known) and first > max(FAR_BEHIND * min(known), GRAPH_UNDER_US)
                 works.append(None if far_behind else repeat(enqueue, first))
@@ -68,8 +67,7 @@ class Final:
         for name in names:
             try:
                 call = _dropping(PEERS[name].make(self._problem, tensors))
-                call()
-                calls[name] = repeat(call, min(self._clock.elapsed(call) for _ in range(2)))
+                calls[name] = repeat(call, self._clock.first(call))
             except Exception as error:  # other people's code: it may raise anything
                 refusals[name] = " ".join(str(error).split())[:160]
         return calls, refusals

@@ -92,8 +92,7 @@ class Stage(Handler):
 
     def _quick(self, job: Job, problem: AttentionProblem, best: float) -> tuple[float, bool]:
         enqueue = self._memory.prepare(job.kernel, problem)
-        enqueue()
-        first = self._clock.elapsed(enqueue)
+        first = self._clock.first(enqueue)
         if first > ROUGH * best and first > GRAPH_UNDER_US:
             return first, True
         repeated = repeat(enqueue, first)
