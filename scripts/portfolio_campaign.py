@@ -1,11 +1,10 @@
 """Measure what a portfolio is made from, on the GPU that is here.
 
-    python scripts/portfolio_campaign.py OUT.jsonl.gz [--seconds 360] [--most 24] [--rounds 3] [--after
-    EARLIER.jsonl.gz]
+    python scripts/portfolio_campaign.py OUT.jsonl.gz [--seconds 360] [--most 24] [--rounds 3] [--after EARLIER…]
 
-All classes of the problem sampler's problems (seeds 0 to 49) are searched at once for the time given; then the best
-kernels of each class are timed in turns on all of its problems. With --after, what an earlier campaign found is tried
-first.
+All groups of the drawn problems (`evoattn/portfolio/workload.py`, seeds 0 to 49) are searched at once for the time
+given; then the best kernels of each are timed in turns on all of its problems. With --after, what earlier campaigns
+found is tried first, and their best kernels are among those that are timed at the end (--seconds 0: those alone).
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--most", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--final-seconds", type=float, default=300)
     parser.add_argument("--each", type=int, default=400)
     parser.add_argument("--only", default="")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
@@ -86,7 +86,7 @@ def main() -> None:
         }
         campaign.save(words.output, groups, about, {})
         print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
-        table = campaign.final_table(engine, words.most, words.rounds, best)
+        table = campaign.final_table(engine, words.most, words.rounds, best, words.final_seconds)
         campaign.save(words.output, groups, about, table)
         print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
     for group in groups:

@@ -159,7 +159,11 @@ class CudaPlatform:
         ctypes.memmove(destination, tensor_map.encode(tensor, address).ctypes.data, tensor_map.BYTES)
 
     def move_map(self, destination: int, address: int) -> None:
-        if status := self._move_map(destination, address):
+        status = self._move_map(destination, address)
+        if status in NO_CONTEXT:  # a thread's first call; the device is the current one
+            self.make_context_current(self.current_device())
+            status = self._move_map(destination, address)
+        if status:
             raise LaunchError(f"The driver refused to move a tensor map: {self.describe(status)}.")
 
     def describe(self, status: int) -> str:

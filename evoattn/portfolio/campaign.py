@@ -110,29 +110,37 @@ def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Ker
 
 
 def final_table(
-    engine: Engine, most: int, rounds: int, earlier: dict[str, list[Kernel]] | None = None
+    engine: Engine, most: int, rounds: int, earlier: dict[str, list[Kernel]], seconds: float
 ) -> dict[str, Any]:
-    """{class: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders, timed in turns on every
-    problem of their class."""
+    """{group: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders and the `earlier` kernels, timed
+    in turns on every problem of their group. After `seconds` the groups that are left are left out; the weightiest come
+    first."""
+    end = time.monotonic() + seconds
+    groups = sorted(engine.groups, key=lambda g: -g.weight)
     chosen = {}
-    for group in engine.groups:
-        found = {k.id: k for k in [*(earlier or {}).get(group.name, []), *contenders(group, most)]}
+    for group in groups:
+        found = {k.id: k for k in [*earlier.get(group.name, []), *contenders(group, most)]}
         for kernel in found.values():
             group.kernels.setdefault(kernel.id, kernel)
         chosen[group.name] = with_splits(list(found.values()), group, engine)
-    engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
+    engine.compile_all([(g, k) for g in groups for k in chosen[g.name]])
     table = {}
-    for group in engine.groups:
-        kernels = chosen[group.name]
-        rows = []
-        able = {k.id: set(engine.serves(group, k)) for k in kernels}
-        for index in range(len(group.problems)):
-            valid = [k for k in kernels if index in able[k.id]]
-            ours, _, _ = engine.final(group, index, valid, rounds)
-            times = {k.id: us for k, us in zip(valid, ours, strict=True)}
-            rows.append([times.get(k.id) for k in kernels])
-        table[group.name] = {"kernels": [k.id for k in kernels], "us": rows}
+    for group in groups:
+        if time.monotonic() > end:
+            break
+        table[group.name] = _final_rows(engine, group, chosen[group.name], rounds)
     return table
+
+
+def _final_rows(engine: Engine, group: Group, kernels: list[Kernel], rounds: int) -> dict[str, Any]:
+    rows = []
+    able = {k.id: set(engine.serves(group, k)) for k in kernels}
+    for index in range(len(group.problems)):
+        valid = [k for k in kernels if index in able[k.id]]
+        ours, _, _ = engine.final(group, index, valid, rounds)
+        times = {k.id: us for k, us in zip(valid, ours, strict=True)}
+        rows.append([times.get(k.id) for k in kernels])
+    return {"kernels": [k.id for k in kernels], "us": rows}
 
 
 def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.cover import UNSERVED, choose, fit, judge, predictions_left_out
+from evoattn.portfolio.cover import UNSERVED, choose, fit, fit_source, judge, usual
 from evoattn.portfolio.work import Work, predicted_us, tiles_of, work_of
 
 GPU = GPUS["h100"]
@@ -15,27 +15,48 @@ def test_constants_that_made_the_times_are_found():
     rng = np.random.default_rng(0)
     work = rng.uniform(1, 50, (12, 7))
     constants = np.array([2.0, 0.5, 0.1, 0.0, 1.0, 0.03, 0.0])
-    assert fit(work, work @ constants) == pytest.approx(constants, abs=1e-6)
-    us = np.column_stack([work @ constants, np.full(12, np.nan)])
-    predicted = predictions_left_out([work, work], us)
-    assert predicted[:, 0] == pytest.approx(us[:, 0])
-    assert np.isnan(predicted[:, 1]).all()
+    us = work @ constants
+    assert fit(work, us) == pytest.approx(constants, abs=1e-6)
+    assert fit(work, us, usual(work, us)) == pytest.approx(constants, abs=1e-6)
+
+
+def test_what_few_times_say_nothing_of_is_as_is_usual():
+    rng = np.random.default_rng(1)
+    family = rng.uniform(1, 50, (200, 3))
+    prior = usual(family, family @ np.array([1.0, 2.0, 3.0]))
+    work = np.array([[10.0, 0.0, 0.0], [20.0, 0.0, 0.0]])  # its two times hold nothing of the other terms
+    constants = fit(work, work @ np.array([4.0, 0.0, 0.0]), prior)
+    assert constants[1:] == pytest.approx([2.0, 3.0], rel=0.05)
+    assert 3.0 < constants[0] <= 4.0
+
+
+def test_a_source_is_fitted_over_all_its_variants_but_the_problem_left_out():
+    rng = np.random.default_rng(2)
+    work = rng.uniform(1, 50, (2, 6, 3))
+    constants = np.array([1.0, 2.0, 0.5])
+    us = (work @ constants).T
+    prior = usual(work.reshape(-1, 3), us.T.reshape(-1))
+    wrong = us.copy()
+    wrong[3] *= 0.1
+    assert fit_source(work, us, prior) == pytest.approx(constants)
+    assert fit_source(work, wrong, prior, without=3) == pytest.approx(constants)
+    assert fit_source(work, wrong, prior) != pytest.approx(constants, rel=0.1)
+    assert fit_source(work, np.full((6, 2), np.nan), prior) is prior.constants
 
 
 def test_the_chosen_kernels_cover_what_one_cannot():
     us = np.array([[1.0, 3.0, 1.5], [3.0, 1.0, 1.5], [1.0, 3.0, 1.5]])
-    columns, judged = choose(us, us, ["a", "b", "c"])
+    columns, judged = choose(us, us, [[0], [1], [2]])
     assert set(columns) == {0, 1} and judged.worst == 1.0
-    columns, judged = choose(us, us, ["a", "b", "c"], most=1)
-    assert columns == [0] or judged.geomean < 1.6
+    assert len(choose(us, us, [[0], [1], [2]], most=1)[0]) == 1
     assert judge(np.array([[np.nan, 2.0]]), np.array([[1.0, 2.0]]), [0]).regrets[0] == UNSERVED
 
 
-def test_variants_of_one_source_take_one_place():
+def test_variants_of_one_source_come_together():
     us = np.array([[1.0, 2.0, 2.0], [2.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
-    columns, judged = choose(us, us, ["same", "same", "other"], most=1)
-    assert set(columns) <= {0, 1} and judged.worst == 2.0
-    assert set(choose(us, us, ["same", "same", "same"], most=1)[0]) == {0, 1, 2}
+    units, judged = choose(us, us, [[0, 1], [2]], most=1)
+    assert units == [0] and judged.worst == 2.0
+    assert set(choose(us, us, [[0, 1], [2]])[0]) == {0, 1}
 
 
 def test_blocks_and_steps_of_a_config():

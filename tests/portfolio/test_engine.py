@@ -50,7 +50,7 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
         right = [k for k in group.kernels.values() if k.state == "right"]
         assert right and all(k.times for k in right)
         assert any(k.state.startswith("launch") for k in group.kernels.values())
-        table = campaign.final_table(engine, 4, 1)
+        table = campaign.final_table(engine, 4, 1, {}, 60)
     made = table["16 d64 full"]
     assert made["kernels"] and len(made["us"]) == len(SHAPES)
     campaign.save(tmp_path / "c.jsonl.gz", [group], {"device": "puppet"}, table)
