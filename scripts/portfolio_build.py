@@ -1,6 +1,6 @@
-"""Make a card's portfolio from a campaign that was measured on it; needs no GPU.
+"""Make a card's portfolio from campaigns that were measured on it; needs no GPU.
 
-    python scripts/portfolio_build.py h100 docs/campaigns/h100-2026-11-22-b.jsonl.gz [-o FILE]
+    python scripts/portfolio_build.py h100 docs/campaigns/h100-2026-11-22-[bc].jsonl.gz [-o FILE]
 
 Of each class at most eight kernels are chosen, one by one, so that the rule loses least (`evoattn/portfolio/cover.py`).
 The rule takes the kernel of the least predicted time (`evoattn/portfolio/work.py`). Prints each class's regret: time
@@ -119,14 +119,18 @@ def build_class(m: Measured, rows: list[int]) -> tuple[dict[str, Any], cover.Jud
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpu")
-    parser.add_argument("campaign", type=Path)
+    parser.add_argument("campaigns", type=Path, nargs="+", help="of each group the last table counts")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
-    about, groups, tables = campaign.load(words.campaign)
+    newest: dict[str, tuple[Group, dict[str, Any]]] = {}
+    about: dict[str, Any] = {}
+    for path in words.campaigns:
+        about, groups, tables = campaign.load(path)
+        newest |= {g.name: (g, tables[g.name]) for g in groups if g.name in tables}
     gpu = lookup(words.gpu)
     classes, regrets = {}, []
-    for group in groups:
-        m = measured(group, tables[group.name], gpu)
+    for group, table in newest.values():
+        m = measured(group, table, gpu)
         names = [class_of(p) for p in group.problems]
         for name in sorted(set(names)):
             rows = [i for i in m.timed if names[i] == name]
