@@ -1,10 +1,10 @@
-"""Run the liars of `scripts/liar_zoo` through a whole search: on the CUDA device that is here, or offline on the
-interpreter.
+"""Run kernels that cheat (`scripts/liar_zoo`) through a whole search: on the CUDA device that is here, or offline on
+the interpreter.
 
     python3 scripts/zoo.py [--offline] [--db FILE]
 
-Prints a table: liar, state, the sentence that names it, seconds to catch it, where. Exit code 1 if a liar got through,
-was caught for another reason than its own, or an honest control failed.
+Prints a table: the kernel, its state, the sentence that names it, seconds to catch it, where. Exit code 1 if one got
+through, was caught for another reason than its own, or an honest control failed.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class CompileInfo:
     """What the compiler said of one kernel; all of it read from its log."""
 
     registers: int = 0
-    """A thread; the most of all kernels in the source."""
+    """Per thread; the most of all kernels in the source."""
     spill_store_bytes: int = 0
     spill_load_bytes: int = 0
     stack_bytes: int = 0

@@ -25,7 +25,7 @@ def plain(opcode: str, result: str, *kinds: str, extra: str = "", **how) -> None
 
 
 def predicate(opcode: str, *kinds: str, after: str = "", **how) -> None:
-    """An instruction that writes %p0, and perhaps `after` it more; 1 or 0 a thread, plus 2 for %p1."""
+    """An instruction that writes %p0, and perhaps `after` it more; 1 or 0 per thread, plus 2 for %p1."""
     inputs = [operand(kind, 7 * i + 1, **how) for i, kind in enumerate(kinds)]
     names = ", ".join(f"%x{i}" for i in range(len(kinds)))
     evaluate(

@@ -131,7 +131,7 @@ def why_wrong_shape(problem: AttentionProblem, genes: LargeHeadGenes, gpu: GpuSp
         )
     if threads % genes.VALUE_THREADS or block_m % (threads // genes.VALUE_THREADS):
         return (
-            f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={genes.VALUE_THREADS} a row."
+            f"BLOCK_M={block_m} rows do not divide over {threads} threads, VALUE_THREADS={genes.VALUE_THREADS} per row."
         )
     if (
         not on_tensor_cores(genes)

@@ -74,7 +74,7 @@ struct ScoreProduct {
 // vector of the rows, in fp32.
 template <int ROW_COUNT, int CHUNKS, int VECTOR, int THREADS, int UNROLL> struct ValueProduct {
   static constexpr int ROWS = ROW_COUNT;
-  static constexpr int VECTORS = (CHUNKS + THREADS - 1) / THREADS;  // a thread
+  static constexpr int VECTORS = (CHUNKS + THREADS - 1) / THREADS;  // per thread
   static_assert(VECTORS * THREADS >= CHUNKS, "the register tiles cover the whole slice of head_dim");
   float o[ROWS][VECTORS][VECTOR];
 
