@@ -27,10 +27,9 @@ inline cudaError_t encode(const TensorMap& map, void* address, CUtensorMap* enco
   cuuint32_t box[5], element_strides[5] = {1, 1, 1, 1, 1};
   for (int i = 0; i < map.rank; i++) shape[i] = map.shape[i], box[i] = map.box[i];
   for (int i = 0; i < map.rank - 1; i++) strides[i] = map.strides_bytes[i];
-  const CUresult status =
-      encoder(encoded, CUtensorMapDataType(map.dtype), map.rank, address, shape, strides, box, element_strides,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encoder(encoded, CUtensorMapDataType(map.dtype), map.rank, address, shape, strides, box,
+                                  element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -54,11 +53,20 @@ union Value {
 
 inline cudaError_t set(Value* value, const Argument& argument, const Addresses& addresses) {
   switch (argument.kind) {
-    case Argument::INT32: value->int32 = int(argument.integer); break;
-    case Argument::INT64: value->int64 = argument.integer; break;
-    case Argument::FLOAT32: value->float32 = argument.real; break;
-    case Argument::BUFFER: value->pointer = addresses.buffer[argument.integer]; break;
-    case Argument::TENSOR_MAP: return encode(argument.map, addresses.buffer[argument.map.buffer], &value->map);
+    case Argument::INT32:
+      value->int32 = int(argument.integer);
+      break;
+    case Argument::INT64:
+      value->int64 = argument.integer;
+      break;
+    case Argument::FLOAT32:
+      value->float32 = argument.real;
+      break;
+    case Argument::BUFFER:
+      value->pointer = addresses.buffer[argument.integer];
+      break;
+    case Argument::TENSOR_MAP:
+      return encode(argument.map, addresses.buffer[argument.map.buffer], &value->map);
   }
   return cudaSuccess;
 }
