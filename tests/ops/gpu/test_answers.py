@@ -1,0 +1,79 @@
+"""The op on a GPU: right answers for every kind of problem, whatever the layout, scale and dtype."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_right
+
+import evoattn
+from evoattn.model.named_problems import parse_shape
+from evoattn.ops.asked import mask_name
+
+pytestmark = ON_A_GPU
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_answer_is_right_and_stays_the_same(shape):
+    problem = parse_shape(shape)
+    q, k, v = inputs(problem)
+    out = evoattn.attention(q, k, v, **flags(problem), strict=True)
+    require_right(problem, q, k, v, out)
+    assert out.stride() == torch.empty_like(q).stride()
+    again = evoattn.attention(q, k, v, **flags(problem), strict=True)
+    assert torch.equal(out, again)
+    assert mask_name(problem.mask != "full", flags(problem)["causal"]) == problem.mask
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.5])
+def test_the_scale_is_the_callers(scale):
+    problem = parse_shape("B=1,H=8,S=500,D=64,dtype=fp16,mask=full")
+    q, k, v = inputs(problem)
+    out = evoattn.attention(q, k, v, scale=scale, strict=True)
+    require_right(problem, q, k, v, out, scale)  # powers of two: scaling q is exact
+
+
+def test_views_into_packed_tensors_and_out():
+    packed = torch.randn(2, 300, 3, 8, 64, device="cuda", dtype=torch.float16)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    out = torch.empty(2, 8, 300, 64, device="cuda", dtype=torch.float16)
+    assert evoattn.attention(q, k, v, out=out, strict=True) is out
+    require_right(parse_shape("B=2,H=8,S=300,D=64,dtype=fp16,mask=full"), q, k, v, out)
+
+
+def test_log_sum_exp():
+    q, k, v = inputs(PREFILL)
+    out, lse = evoattn.attention(q, k, v, **flags(PREFILL), return_lse=True, strict=True)
+    require_right(PREFILL, q, k, v, out)
+    scores = (q.double() @ k.double().repeat_interleave(4, 1).transpose(-1, -2)) * 128**-0.5
+    scores.masked_fill_(~torch.ones(2048, 2048, dtype=torch.bool, device="cuda").tril(), -torch.inf)
+    assert torch.allclose(lse.double(), scores.logsumexp(-1), atol=5e-4)
+
+
+def test_autocast():
+    q, k, v = (t.float() for t in inputs(PREFILL))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = evoattn.attention(q, k, v, **flags(PREFILL), strict=True)
+    assert out.dtype == torch.bfloat16
+    require_right(PREFILL, q.bfloat16(), k.bfloat16(), v.bfloat16(), out)
+
+
+def test_a_block_serves_head_dims_that_flash_does_not():
+    problem = parse_shape(SHAPES[-1])
+    q, k, v = inputs(problem)
+    expected = evoattn.attention(q, k, v, strict=True)
+    with evoattn.sdpa():
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v), expected)
+    require_right(problem, q, k, v, expected)
+
+
+def test_gradients_and_masks_are_torchs():
+    q, k, v = inputs(parse_shape("B=1,H=4,S=64,D=64,dtype=fp16,mask=full"))
+    mask = torch.zeros(64, 64, device="cuda", dtype=torch.float16)
+    with evoattn.sdpa(), torch.enable_grad():
+        wanted = q.clone().requires_grad_()
+        F.scaled_dot_product_attention(wanted, k, v).sum().backward()
+        assert wanted.grad is not None
+        assert torch.equal(
+            F.scaled_dot_product_attention(q, k, v, mask), torch._C._nn.scaled_dot_product_attention(q, k, v, mask)
+        )
+    assert "mask tensor" in evoattn.explain(q, k, v, mask)

@@ -1,0 +1,116 @@
+"""What goes to SDPA instead of a kernel, and the sentence that says why."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_device import fake_runtime, tensors
+
+from evoattn.ops import current
+from evoattn.ops.attention import attention
+from evoattn.ops.explain import explain, warmup
+from evoattn.ops.runtime import NoKernel
+
+
+def fallbacks():
+    q, k, v = tensors()
+    yield "on the META", dict(query=q.to("meta"), key=k.to("meta"), value=v.to("meta"))
+    yield "gradients", dict(query=q.clone().requires_grad_(), key=k, value=v)
+    yield "float64", dict(query=q.double(), key=k.double(), value=v.double())
+    yield "four dimensions", dict(query=q[0], key=k[0], value=v[0])
+    yield "head_dim of value", dict(query=q, key=k, value=v[..., :32])
+    yield "empty", dict(query=q[:, :, :0], key=k, value=v)
+    wide = torch.randn(2, 4, 37, 128, dtype=torch.float16)
+    yield "last dimension has stride 2", dict(query=wide[..., ::2], key=k, value=v)
+    odd = torch.randn(2, 4, 37, 67, dtype=torch.float16)[..., :64]
+    yield "stride of 19832 bytes", dict(query=odd, key=k, value=v)
+    yield "head stride of 0", dict(query=q, key=k[:, :1].expand(2, 2, 45, 64), value=v)
+    yield "positive, finite scale", dict(query=q, key=k, value=v, scale=-1.0)
+    shifted = torch.randn(2 * 4 * 37 * 64 + 1, dtype=torch.float16)[1:].view(2, 4, 37, 64)
+    yield "no multiple of 16 bytes", dict(query=shifted, key=k, value=v)
+    yield "no portfolio", dict(query=q.float(), key=k.float(), value=v.float())
+
+
+@pytest.mark.parametrize(("reason", "arguments"), list(fallbacks()), ids=[reason for reason, _ in fallbacks()])
+def test_what_no_kernel_serves_is_torchs(device, reason, arguments):
+    flags = dict(enable_gqa=True, scale=arguments.get("scale"))
+    inputs = [arguments[name] for name in ("query", "key", "value")]
+    answer = attention(*inputs, **flags)
+    expected = F.scaled_dot_product_attention(*inputs, **flags)
+    assert answer.shape == expected.shape
+    assert answer.is_meta or torch.equal(answer, expected)
+    assert answer.requires_grad == expected.requires_grad
+    with pytest.raises(NoKernel, match=reason):
+        attention(*inputs, **flags, strict=True)
+    said = explain(*inputs, **flags)
+    assert said.startswith("SDPA runs: ")
+    assert reason in said
+    assert said.count(".") - said.count("1.0") - said.count("=True).") <= 1
+
+
+def test_explain_names_the_kernel_and_launches_nothing(device):
+    q, k, v = tensors()
+    said = explain(q, k, v, enable_gqa=True)
+    assert said.startswith("flash_wgmma BLOCK_M=64")
+    assert said.endswith("the test says so.")
+    assert not device.launches
+    assert "mask tensor" in explain(q, k, v, torch.zeros(37, 45))
+    assert "dropout" in explain(q, k, v, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda q, k, v: (q, k, v),  # K/V heads that do not divide without enable_gqa
+        lambda q, k, v: (q, k[:, :, :, :32], v),
+        lambda q, k, v: (q, k, v[:, :, :20]),
+        lambda q, k, v: (q, k.float(), v),
+        lambda q, k, v: (None, k, v),
+    ],
+)
+def test_wrong_input_raises_what_sdpa_raises(device, inputs):
+    wrong = inputs(*tensors())
+    with pytest.raises(Exception) as theirs:
+        F.scaled_dot_product_attention(*wrong)
+    with pytest.raises(type(theirs.value)) as ours:
+        attention(*wrong)
+    assert str(ours.value) == str(theirs.value)
+    assert not device.launches
+
+
+def test_a_wrong_word_is_one_sentence(device):
+    with pytest.raises(ValueError, match="causal must be one of upper_left, lower_right, not 'sideways'"):
+        attention(*tensors(), causal="sideways")
+
+
+def test_no_device(tmp_path):
+    q, k, v = tensors()
+    with current.use(fake_runtime(None, tmp_path)):
+        assert torch.equal(
+            attention(q, k, v, is_causal=True, enable_gqa=True),
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        )
+        assert "CPU" in explain(q, k, v)
+        assert warmup(["seed_h100"]) == ["SDPA runs: there is no CUDA device."]
+
+
+@pytest.mark.parametrize("error", [OSError("libcuda.so.1: not found"), AttributeError("undefined symbol")])
+def test_a_driver_that_is_not_there_costs_a_warning(error):
+    def make():
+        raise error
+
+    with pytest.warns(RuntimeWarning, match="no kernel can run here, SDPA does"):
+        assert current.find_platform(make) is None
+
+
+def test_an_unknown_gpu(device):
+    device.gpu = None
+    assert "does not know this GPU (a fake GPU" in explain(*tensors(), enable_gqa=True)
+
+
+def test_transforms_and_traces_are_torchs(device):
+    q, k, v = tensors(kv_heads=4)
+    batched = torch.func.vmap(lambda a, b, c: attention(a, b, c))(*(t[None].expand(3, *t.shape) for t in (q, k, v)))
+    assert torch.allclose(batched[1].float(), F.scaled_dot_product_attention(q, k, v).float(), atol=1e-3)
+    traced = torch.jit.trace(lambda a, b, c: attention(a, b, c), (q, k, v), check_trace=False)
+    assert torch.equal(traced(q + 1, k, v), F.scaled_dot_product_attention(q + 1, k, v))
+    assert not device.launches

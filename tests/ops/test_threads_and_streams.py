@@ -1,0 +1,93 @@
+"""The op on other threads, streams and devices than the one that it first ran on, and in a capture."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
+
+from evoattn.model.space import KernelConfig
+from evoattn.ops import current
+from evoattn.ops.attention import attention
+from evoattn.ops.explain import warmup
+
+
+def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
+    def pick(problem, gpu):
+        return Pick("flash_wgmma", KernelConfig("flash_wgmma", WGMMA | {"SCHEDULE": "claimed"}))
+
+    q, k, v = tensors(batch=4, heads=64, kv_heads=64)
+    runtime = fake_runtime(device, tmp_path, pick)
+    with current.use(runtime):
+        for stream in (7, 8, 7):
+            device.now = stream
+            assert near(attention(q, k, v, strict=True), reference(q, k, v))
+        assert [one.stream for one in device.launches[-3:]] == [7, 8, 7]
+        device.now = 9  # compiled code and captures take zeros of their own
+        torch.ops.evoattn.attention(q, k, v, False, "upper_left", None, True)
+        device.is_capturing = True
+        attention(q, k, v, strict=True)
+    assert [one.stream for one in device.launches[-2:]] == [9, 9]
+    assert set(runtime._zeroed._kept) == {(-1, 7), (-1, 8)}
+
+
+def test_a_thread_without_a_context_gets_one(device):
+    q, k, v = tensors()
+    attention(q, k, v, enable_gqa=True)
+    device.status, before = 201, device.contexts
+    original = device.make_context_current
+
+    def heal(index):
+        device.status = 0
+        original(index)
+
+    device.make_context_current = heal
+    assert near(attention(q, k, v, enable_gqa=True, strict=True), reference(q, k, v))
+    assert device.contexts == before + 1
+
+
+def test_a_capture_loads_nothing(device):
+    q, k, v = tensors()
+    device.is_capturing = True
+    with pytest.warns(RuntimeWarning, match=r"SDPA was captured for B=2.*call evoattn.warmup"):
+        answer = attention(q, k, v, enable_gqa=True)
+    assert torch.equal(answer, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention(q, k, v, enable_gqa=True)  # said once
+        device.is_capturing = False
+        assert warmup(["B=2,H=4,Hkv=2,Sq=37,Sk=45,D=64,dtype=fp16"])[0].startswith("flash_wgmma")
+        device.is_capturing, before = True, device.loads
+        assert near(attention(q, k, v, enable_gqa=True, strict=True), reference(q, k, v))
+        attention(q[:, :, :9].clone(), k, v, enable_gqa=True, strict=True)  # another shape, the same kernel
+    assert device.loads == before
+
+
+def test_another_current_device_is_guarded(device):
+    device.here = 3
+    guards = len(device.guards)
+    attention(*tensors(), enable_gqa=True, strict=True)
+    assert device.guards[-1] == -1
+    assert len(device.guards) > guards
+
+
+def test_threads_share_a_plan(device):
+    rounds, wrong = 20, []
+    inputs = [tensors() for _ in range(4)]
+    inputs = [tuple(t + i for t in three) for i, three in enumerate(inputs)]
+    expected = [reference(*three) for three in inputs]
+
+    def work(i):
+        for _ in range(rounds):
+            if not near(attention(*inputs[i], enable_gqa=True, strict=True), expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert device.loads == 1
