@@ -4,8 +4,8 @@
     python scripts/format_cuda.py            # rewrites the files
     python scripts/format_cuda.py --check    # names those that it would rewrite; exit code 1 if there are any
 
-Headers (.cuh) are formatted whole, templates (.cu.j2) below the marker, where no Jinja is. A header whose first line
-calls it a part of a kernel's body is formatted as one.
+Headers and what is exported with them are formatted whole, templates (.cu.j2) below the marker, where no Jinja is. A
+header whose first line calls it a part of a kernel's body is formatted as one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from evoattn.families.render import MARKER  # noqa: E402
 
 VERSION = "19.1.7"
 """Of clang-format: others break lines elsewhere. As in pyproject.toml."""
+KINDS = ("*.cuh", "*.h", "*.cu", "*.cpp", "*.cu.j2")
+"""Names of the files in templates/ that are formatted."""
 PART = "a part of the kernel's body"
 BODY, END = "void body() {\n", "}\n"
 """Around such a part while it is formatted."""
@@ -63,7 +65,7 @@ def main(check: bool) -> int:
     program = formatter()
     folder = ROOT / "templates"
     wrong = []
-    for path in sorted([*folder.rglob("*.cuh"), *folder.glob("*.cu.j2")]):
+    for path in sorted(path for kind in KINDS for path in folder.rglob(kind)):
         text = path.read_text()
         result = formatted(path, text, program)
         if result != text:

@@ -58,7 +58,8 @@ inline const char* why_not(const Problem& problem, const Tensors& t) {
   return nullptr;
 }
 
-// Bytes from the start of the workspace to scratch buffer `i`, or to the end of all: those that start zeroed come first.
+// Bytes from the start of the workspace to scratch buffer `i`, or to the end of all: those that start zeroed come
+// first.
 inline int64_t scratch_offset(const Plan& plan, int i) {
   int64_t offset = 0;
   for (bool zeroed : {true, false})

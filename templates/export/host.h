@@ -1,5 +1,6 @@
 // What a launch needs, worked out from the shapes of a call in plain C++: no CUDA, so that tests run it anywhere.
-// A text of evoattn that is put into a namespace of its own; needs <cmath>, <cstddef>, <cstdint> and <initializer_list>.
+// A text of evoattn that is put into a namespace of its own; needs <cmath>, <cstddef>, <cstdint> and
+// <initializer_list>.
 
 struct Strides {
   int64_t batch, head, row;  // elements; the last dimension is contiguous

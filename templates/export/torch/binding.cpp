@@ -45,16 +45,11 @@ std::tuple<torch::Tensor, torch::Tensor> attend(const torch::Tensor& query, cons
     lse = torch::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(torch::kFloat));
   if (query.numel() == 0) return {out, lse};
 
-  const Problem problem = {int(query.size(0)),
-                           int(query.size(1)),
-                           int(key.size(1)),
-                           int(query.size(2)),
-                           int(key.size(2)),
-                           strides(query),
-                           strides(key),
-                           strides(value),
-                           strides(out),
-                           scale.value_or(1.0 / std::sqrt(double(HEAD_DIM)))};
+  const Problem problem = {int(query.size(0)), int(query.size(1)),
+                           int(key.size(1)),   int(query.size(2)),
+                           int(key.size(2)),   strides(query),
+                           strides(key),       strides(value),
+                           strides(out),       scale.value_or(1.0 / std::sqrt(double(HEAD_DIM)))};
   const Tensors tensors = {query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(),
                            WRITES_LSE ? lse.data_ptr<float>() : nullptr};
   const char* reason = why_not(problem, tensors);
@@ -88,7 +83,8 @@ torch::Tensor attention_meta(const torch::Tensor& query, const torch::Tensor&, c
 std::tuple<torch::Tensor, torch::Tensor> attention_lse_meta(const torch::Tensor& query, const torch::Tensor&,
                                                             const torch::Tensor&, std::optional<double>) {
   const auto sizes = query.sym_sizes();
-  return {torch::empty_like(query), torch::empty_symint({sizes[0], sizes[1], sizes[2]}, query.options().dtype(torch::kFloat))};
+  return {torch::empty_like(query),
+          torch::empty_symint({sizes[0], sizes[1], sizes[2]}, query.options().dtype(torch::kFloat))};
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+"""`evoattn export` in its three formats."""
+
+import pytest
+from kernels import record
+from typer.testing import CliRunner
+
+from evoattn.cli.main import app
+from evoattn.storage import Storage
+
+
+@pytest.fixture
+def export(database, tmp_path):
+    """Runs the command on a database with one kernel."""
+    trial = record(database, "flash_mma", "a100")
+    db = str(tmp_path / "kernels.sqlite")
+    return lambda *words: CliRunner().invoke(app, ["export", str(trial.number), *map(str, words), "--db", db])
+
+
+def test_the_check_is_what_is_written_unless_told_otherwise(export):
+    assert export().stdout == export("--format", "check").stdout
+    assert "int main()" in export().stdout
+
+
+def test_a_header_goes_to_a_file_or_the_terminal(export, tmp_path):
+    text = export("--format", "header").stdout
+    assert text.startswith("// Attention of head_dim 64, fp16, mask causal_upper_left") and "#pragma once" in text
+    assert export("--format", "header", "-o", tmp_path / "kernel.cuh").exit_code == 0
+    assert (tmp_path / "kernel.cuh").read_text() == text
+
+
+def test_torch_is_a_folder(export, tmp_path):
+    result = export("--format", "torch", "-o", tmp_path / "op")
+    assert result.exit_code == 0 and "README.md" in result.stderr
+    assert "from op import attention" in (tmp_path / "op" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [(("--format", "torch"), "name it with -o"), (("--format", "torch", "-o", "."), "holds something else")],
+)
+def test_refusals_are_one_sentence(export, words, sentence):
+    result = export(*words)
+    assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1
+    assert sentence in result.stderr
+
+
+def test_a_trial_without_source_is_refused_in_every_format(tmp_path):
+    from evoattn.model import gpu
+    from evoattn.model.problem import AttentionProblem
+    from evoattn.model.records import Evaluation, TrialState
+    from evoattn.model.space import KernelConfig
+
+    db = str(tmp_path / "empty.sqlite")
+    opened = Storage.open(db)
+    problem = AttentionProblem(1, 1, 1, 8, 8, 64)
+    study = opened.create_study("s", problem, gpu.lookup("l4"), True, "genetic", 0, ("flash_mma",), {}, {})
+    trial = opened.record(study, KernelConfig("flash_mma", {}), None, Evaluation(TrialState.INVALID_CONFIG), (), "x")
+    opened.close()
+    for kind in ("check", "header", "torch"):
+        words = ["export", str(trial.number), "--format", kind, "-o", str(tmp_path / kind), "--db", db]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code in (1, 2) and "never became source" in result.stderr and not (tmp_path / kind).exists()
