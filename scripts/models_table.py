@@ -154,6 +154,7 @@ def static_cache_ms(model: Any, ids: torch.Tensor) -> float:
         return model(input_ids=token, past_key_values=cache, position_ids=place, attention_mask=seen).logits
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which still makes the prompt's keys, and `token`
     with torch.cuda.stream(stream):
         step()
     torch.cuda.synchronize()
