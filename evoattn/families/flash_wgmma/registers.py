@@ -22,8 +22,8 @@ spilled, and none of those that these terms accept.
 """
 PERSISTENT_REGISTERS = 4
 UNEVEN_ROWS_REGISTERS = 13
-"""Replaces PERSISTENT_REGISTERS when STORE=rows and head_dim is no multiple of 64: half of 38 such configs spilled with 4, and
-five still with 9."""
+"""Replaces PERSISTENT_REGISTERS when STORE=rows and head_dim is no multiple of 64: half of 38 such configs spilled with
+4, and five still with 9."""
 WIDE_HEAD_DIM = 128
 """Above it ptxas keeps more addresses and moves parts of O: 5 registers for each 32 columns, and more where a loop goes
 over tiles."""
