@@ -35,7 +35,7 @@ SMALL = ("--shape", "B=1,H=1,S=64,D=16", "--family", "flash_scalar", "--jobs", "
 LIBC = ctypes.CDLL(None)
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
 MAX_GROWTH_MB, MAX_REPORT_S = 20.0, 3.0
-"""Memory is to be flat over 20,000 trials (their numbers alone take a few MB in the driver), and a report to take 3 s."""
+"""Over 20,000 trials: memory stays flat (their numbers alone take a few MB in the driver), a report takes 3 s."""
 
 
 class Fault(AssertionError):

@@ -39,8 +39,8 @@ MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
 
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
-    """(name, problem, kind of inputs) of the small cases that every candidate passes on a GPU before its own shape; cheap
-    ones first.
+    """(name, problem, kind of inputs) of the small cases that every candidate passes on a GPU before its own shape;
+    cheap ones first.
 
     All keep the compile-time key of `problem` (head_dim, dtype, mask), so they run the very cubin that is timed.
     Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.

@@ -22,7 +22,7 @@ from evoattn.ops.kernel import KernelBackend, LoadedKernel
 from evoattn.ops.platform import Platform
 
 CASES = ("ragged", "ragged, strided, Sq > Sk")
-"""Of the small cases that a search checks every candidate with: two ragged shapes, in both memory layouts, grouped heads."""
+"""Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
 SEED = 20
 
 

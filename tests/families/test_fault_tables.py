@@ -1,6 +1,8 @@
-"""The fault table of each family: its own source with one synchronization or guard taken away; the interpreter finds every one.
+"""The fault table of each family: its own source with one synchronization or guard taken away; the interpreter finds
+every one.
 
-Rows: what is wrong, the genes that have the place, and edits (old text, new text) of the rendered source. The same configs pass untouched.
+Rows: what is wrong, the genes that have the place, and edits (old text, new text) of the rendered source. The same
+configs pass untouched.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ Row = tuple[str, dict[str, object], list[Edit]]
 
 SCALAR_1, SCALAR_2 = {"BLOCK_N": 32, "KV_STAGES": 1}, {"BLOCK_N": 32, "KV_STAGES": 2}
 K_BARRIER, V_BARRIER = (
-    "__syncthreads();    // all threads' copies of K",
+    "__syncthreads();  // all threads' copies of K",
     "__syncthreads();  // all threads' copies of V",
 )
 K_WAIT, V_WAIT = f"cp_async_wait<0>();\n    {K_BARRIER}", f"cp_async_wait<0>();\n      {V_BARRIER}"
@@ -64,7 +66,7 @@ SCALAR: list[Row] = [
         SCALAR_1,
         [(V_BARRIER, "//"), ("copy_k(tile + 1, 0);", "copy_k(tile + 1, 0); __syncthreads();")],
     ),
-    ("no __syncwarp before P is read", SCALAR_2, [("__syncwarp();     // the row's P", "//")]),
+    ("no __syncwarp before P is read", SCALAR_2, [("__syncwarp();  // the row's P", "//")]),
     ("weak wait for K, one stage", SCALAR_1, [(K_WAIT, K_WAIT.replace("<0>", "<1>"))]),
     ("weak wait for K, two stages", SCALAR_2, [(K_WAIT, K_WAIT.replace("<0>", "<1>"))]),
     ("weak wait for V", SCALAR_1, [(V_WAIT, V_WAIT.replace("<0>", "<1>"))]),
@@ -74,9 +76,9 @@ SCALAR: list[Row] = [
 ]
 
 SPLIT, TOGETHER, OVERLAPPED = {"SCHEDULE": "split"}, {"SCHEDULE": "together"}, {"SCHEDULE": "overlapped"}
-MMA_K_BARRIER = "__syncthreads();                             // K[tile] (TOGETHER"
-MMA_V_BARRIER = "__syncthreads();                           // V[tile] is visible"
-NEXT_BARRIER = "__syncthreads();                             // V[tile], K[tile + 1]"
+MMA_K_BARRIER = "__syncthreads();  // K[tile] (TOGETHER"
+MMA_V_BARRIER = "__syncthreads();  // V[tile] is visible"
+NEXT_BARRIER = "__syncthreads();  // V[tile], K[tile + 1]"
 MMA: list[Row] = [
     ("no barrier after the load of K", SPLIT, [(MMA_K_BARRIER, "//")]),
     ("no barrier after the load of V", SPLIT, [(MMA_V_BARRIER, "//")]),
@@ -85,7 +87,7 @@ MMA: list[Row] = [
     (
         "no barrier after the load of Q",
         {**SPLIT, "Q_PLACE": "registers", "O_STORE": "shared"},
-        [("__syncthreads();                               // Q is visible", "//")],
+        [("__syncthreads();  // Q is visible", "//")],
     ),
     (
         "a stage reused before the barrier",
@@ -114,23 +116,23 @@ MMA: list[Row] = [
     (
         "rings reused for the merge",
         {"KEY_WARPS": 2},
-        [("__syncthreads();                                 // all warps are done", "//")],
+        [("__syncthreads();  // all warps are done", "//")],
     ),
     (
         "no barrier in the merge",
         {"KEY_WARPS": 2},
-        [("__syncthreads();                                 // the partial", "//")],
+        [("__syncthreads();  // the partial", "//")],
     ),
     (
         "rings reused for O",
         {"Q_PLACE": "direct", "O_STORE": "shared"},
-        [("__syncthreads();      // no warp still reads", "; //")],
+        [("__syncthreads();  // no warp still reads", "; //")],
     ),
     ("no __syncwarp before Q is reused", {"O_STORE": "shared"}, [("else __syncwarp();  ", "//")]),
     (
         "no __syncwarp before O is read",
         {"O_STORE": "shared"},
-        [("__syncwarp();                                  // the warp's", "//")],
+        [("__syncwarp();  // the warp's", "//")],
     ),
     (
         "weak wait for K",
@@ -164,11 +166,11 @@ K_FULL = "mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);\n    mu
 Q_FULL = "mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);"
 V_FULL = "mbarrier_wait(barrier(Smem::V_FULL, before.stage), before.parity);"
 EMPTY = "mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);"
-QK_WAIT = "    wgmma_wait<decltype(newer)::value>();                  // S is there\n    pin_registers(s);\n"
-PV_WAIT = "    wgmma_wait<0>();                                       // O is there, and P may be overwritten\n    pin_registers(o);\n"
+QK_WAIT = "    wgmma_wait<decltype(newer)::value>();  // S is there\n    pin_registers(s);\n"
+PV_WAIT = "    wgmma_wait<0>();  // O is there, and P may be overwritten\n    pin_registers(o);\n"
 RELEASE_V = "    release(barrier(Smem::V_EMPTY, before.stage));\n"
 RELEASE_K = "    if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));\n"
-O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);       // all rows"
+O_BARRIER = "named_barrier_sync<128>(O_TILE + warpgroup);  // all rows"
 GATHER_WAIT = "mbarrier_wait_cluster(barrier_smem, 0);"
 WGMMA: list[Row] = [
     ("no wait for K", PLAIN, [(K_FULL, "multiply_qk")]),
@@ -217,16 +219,16 @@ WGMMA: list[Row] = [
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
     ("no fence before the tensor store", PLAIN, [("fence_proxy_async();\n named", "named", 2)]),
     ("no barrier before the tensor store", PLAIN, [(O_BARRIER, "//", 2)]),
-    ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();         // shared", "; // shared")]),
+    ("no wait for the tensor store", PLAIN, [("tma_store_wait_read();  // shared", "; // shared")]),
     (
         "no __syncwarp before O is read",
         ROWS,
-        [("__syncwarp();                                      // all rows", "//")],
+        [("__syncwarp();  // all rows", "//")],
     ),
     (
         "no __syncwarp before Q is reused",
         {**ROWS, "Q_IN_REGISTERS": True},
-        [("if constexpr (Q_IN_REGISTERS) __syncwarp();            // all", "//")],
+        [("if constexpr (Q_IN_REGISTERS) __syncwarp();  // all", "//")],
     ),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
     (
@@ -299,7 +301,7 @@ BY_CHUNKS: list[Row] = [
     (
         "no barrier after the wait for a chunk",
         CHUNKS,
-        [("named_barrier_sync<128>(O_TILE + warpgroup);     // the store of the chunk", "//")],
+        [("named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the chunk", "//")],
     ),
     ("no fence before a chunk is stored", CHUNKS, [("fence_proxy_async();\n named", "named", 2)]),
     ("no barrier before a chunk is stored", CHUNKS, [(O_BARRIER, "//", 2)]),
@@ -317,12 +319,12 @@ HANDED_OVER: list[Row] = [
     (
         "no barrier before a result is given",
         BALANCED,
-        [("named_barrier_sync<128>(O_TILE + warpgroup);       // all threads of the warpgroup have left", "//")],
+        [("named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "//")],
     ),
     (
         "no barrier after a result is taken",
         BALANCED,
-        [("named_barrier_sync<128>(O_TILE + warpgroup);       // what thread 0", "//")],
+        [("named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0", "//")],
     ),
     ("a result is given without a release", BALANCED, [("red.release.gpu", "red.relaxed.gpu")]),
     ("a result is given to the block only", BALANCED, [("red.release.gpu", "red.release.cta")]),
@@ -349,7 +351,7 @@ SCORES_AGAIN: list[Row] = [
     (
         "no fence after K was read again",
         LAZY_AFTER,
-        [("fence_proxy_async();                                     // before the copies", "//")],
+        [("fence_proxy_async();  // before the copies", "//")],
     ),
 ]
 
@@ -358,8 +360,8 @@ SCORES_AGAIN: list[Row] = [
 def outcome(
     family: str, genes: tuple[tuple[str, object], ...], edits: tuple[Edit, ...], kind: str, sms: int | None
 ) -> CheckResult:
-    """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur in it. `sms` are
-    those of the GPU, the table's if None."""
+    """What the interpreter says of the config's source with these edits, on inputs of `kind`; each old text must occur
+    in it. `sms` are those of the GPU, the table's if None."""
     module, problem, name = FAMILIES[family]
     gpu = replace(GPUS[name], sm_count=sms or GPUS[name].sm_count)
     config = module.config(**dict(genes))

@@ -1,4 +1,5 @@
-"""flash_mma: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+"""flash_mma: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the
+interpreter."""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ def test_starting_configs_compile_without_spills(gpu, head_dim, which):
 
 @pytest.mark.slow
 def test_shared_memory_of_python_is_that_of_cuda():
-    """The static_assert of the kernel over draws of all genes that it depends on; the kernels themselves are left out."""
+    """The static_assert of the kernel over draws of all genes that it depends on; the kernels themselves are left
+    out."""
     draw = random.Random(0)
     cases = []
     for i in range(24):

@@ -1,4 +1,5 @@
-"""flash_wgmma: what `why_invalid` promises, its launches and tensor maps, and that what it lets through compiles as it should."""
+"""flash_wgmma: what `why_invalid` promises, its launches and tensor maps, and that what it lets through compiles as it
+should."""
 
 from __future__ import annotations
 
@@ -272,6 +273,7 @@ def test_rare_genes_compile_as_the_estimate_says(genes):
 
 
 def assert_compiles(p: AttentionProblem, c: KernelConfig) -> None:
-    """No spill, no wgmma serialized, no setmaxnreg ignored (C7508, C7511, C7512); the static_assert on shared memory holds."""
+    """No spill, no wgmma serialized, no setmaxnreg ignored (C7508, C7511, C7512); the static_assert on shared memory
+    holds."""
     info = compile_source(render(FAMILY, p, c, H100).source, H100.arch).info
     assert (info.spill_bytes, info.warnings, info.static_smem_bytes) == (0, (), 0), c.describe()

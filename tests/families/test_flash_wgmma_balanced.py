@@ -1,4 +1,5 @@
-"""flash_wgmma with SCHEDULE=balanced: who takes which key tiles, in Python and in CUDA, and kernels whose blocks hand results over."""
+"""flash_wgmma with SCHEDULE=balanced: who takes which key tiles, in Python and in CUDA, and kernels whose blocks hand
+results over."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Piece = tuple[int, int, int]
 
 
 def shares(tiles: int, key_tiles: int, blocks: int) -> list[list[Piece]]:
-    """What each block takes, in its order: whole tiles, then from the last to the first its part of the key tiles of the rest."""
+    """What each block takes, in its order: whole tiles, then from the last to the first its part of the key tiles of
+    the rest."""
     whole = max(0, tiles // blocks - 1)
     left = (tiles - whole * blocks) * key_tiles
     result = []
@@ -96,12 +98,14 @@ def test_cuda_takes_the_same_shares():
     source = (
         header
         + """
-extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds) {        // out [blocks, pairs, rounds]
+// out [blocks, pairs, rounds]
+extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds) {
   const int i = threadIdx.x;
   if (i >= pairs) return;
   KeyShare share;
   out += (blockIdx.x * pairs + i) * rounds;
-  for (int round = 0; share.next(round, sizes[i].x, sizes[i].y); ++round) out[round] = make_int2(share.index, share.range.word);
+  for (int round = 0; share.next(round, sizes[i].x, sizes[i].y); ++round)
+    out[round] = make_int2(share.index, share.range.word);
 }"""
     )
     ptx = compile_source(source, "sm_90a").ptx
@@ -181,8 +185,8 @@ TWO, SEVERAL = {"BLOCK_M": 128, "PRODUCER": "warpgroup"}, {"BLOCK_M": 192, "PROD
     ],
 )
 def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
-    """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch leaves at zero. The
-    blocks of the last case are more than run together."""
+    """On the interpreter, launch after launch: right answers and log-sum-exps, no race, and counters that every launch
+    leaves at zero. The blocks of the last case are more than run together."""
     gpu = replace(H100, sm_count=sm_count)
     p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
     blocks, tiles = grid(p, FlashWgmmaGenes.of(c), gpu)[0], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
@@ -199,7 +203,8 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
 @pytest.mark.slow
 @pytest.mark.parametrize("sm_count", [1, 3, 14, 16, 60, 78, 114, 132])
 def test_all_blocks_that_may_wait_are_resident(sm_count):
-    """Whatever the number of SMs (114 of an H100 PCIe, 14 to 60 of its MIG slices): a persistent grid fits on them at once."""
+    """Whatever the number of SMs (114 of an H100 PCIe, 14 to 60 of its MIG slices): a persistent grid fits on them at
+    once."""
     gpu, space = replace(H100, sm_count=sm_count), load_space("flash_wgmma", H100)
     space = space.restricted({"SCHEDULE": ("balanced", "fixed", "claimed")})
     seen = set()

@@ -109,8 +109,8 @@ def draw() -> list[tuple[AttentionProblem, KernelConfig]]:
 
 
 def fault(pair: tuple[AttentionProblem, KernelConfig]) -> str:
-    """What is wrong with a compile: a spill, wgmma serialized or setmaxnreg ignored (C7508, C7511, C7512), static shared memory. Dynamic
-    shared memory is proved by the static_assert of the source."""
+    """What is wrong with a compile: a spill, wgmma serialized or setmaxnreg ignored (C7508, C7511, C7512), static
+    shared memory. Dynamic shared memory is proved by the static_assert of the source."""
     problem, config = pair
     info = compile_source(render(FAMILY, problem, config, H100).source, H100.arch).info
     if (info.spill_store_bytes, info.spill_load_bytes, info.warnings, info.static_smem_bytes) == (0, 0, (), 0):

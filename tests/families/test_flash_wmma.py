@@ -1,4 +1,5 @@
-"""flash_wmma: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+"""flash_wmma: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the
+interpreter."""
 
 from __future__ import annotations
 
@@ -156,7 +157,10 @@ def test_refusals_know_the_problem(p, genes, word):
 
 
 def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
-    """The L4 notes stopped at 32 rows: 64 with the output tile took 56.75 KB. Dynamic shared memory opens them, and 128 rows too."""
+    """The L4 notes stopped at 32 rows: 64 with the output tile took 56.75 KB.
+
+    Dynamic shared memory opens them, and 128 rows too.
+    """
     p = problem()
     assert (
         48 * 1024

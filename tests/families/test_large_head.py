@@ -1,4 +1,5 @@
-"""large_head: right on the interpreter whichever way partial scores meet, every refusal explained, known-good configs known good."""
+"""large_head: right on the interpreter whichever way partial scores meet, every refusal explained, known-good configs
+known good."""
 
 from __future__ import annotations
 
@@ -172,7 +173,8 @@ def test_clusters_and_dependent_launches_are_right_on_the_interpreter(p, genes, 
 @pytest.mark.slow
 @pytest.mark.parametrize("genes", [SPLIT, TENSOR | {"DIM_SPLIT": 32, "EXCHANGE": "workspace"}], ids=["fma", "tf32x3"])
 def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
-    """The share of fp32's own error that the rule allows grows with the logits; plain ones leave 1e-5 of the largest output."""
+    """The share of fp32's own error that the rule allows grows with the logits; plain ones leave 1e-5 of the largest
+    output."""
     p = problem(4, 17, 8192)
     c = config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)

@@ -1,4 +1,5 @@
-"""large_head_mma: right on the interpreter, its synchronization needed, every refusal explained, starting configs that compile."""
+"""large_head_mma: right on the interpreter, its synchronization needed, every refusal explained, starting configs that
+compile."""
 
 from __future__ import annotations
 
@@ -141,12 +142,12 @@ def test_a_fault_injected_into_a_cluster_is_found(old, new):
 @pytest.mark.parametrize(
     ("genes", "old", "new"),
     [
-        ({}, "__syncthreads();                               // this chunk is visible", "//"),
-        (SHARED, "__syncthreads();                               // this chunk is visible", "//"),
-        ({}, "copy_chunk();                                  // in place", "//"),
+        ({}, "__syncthreads();  // this chunk is visible", "//"),
+        (SHARED, "__syncthreads();  // this chunk is visible", "//"),
+        ({}, "copy_chunk();  // in place", "//"),
         (
             {},
-            "    __syncthreads();                               // this chunk is visible to all warps; none still reads the one before\n"
+            "    __syncthreads();  // this chunk is visible to all warps; none still reads the one before\n"
             "    copy_chunk();",
             "    copy_chunk(); __syncthreads();",
         ),

@@ -1,4 +1,5 @@
-"""split_kv: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+"""split_kv: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the
+interpreter."""
 
 from __future__ import annotations
 

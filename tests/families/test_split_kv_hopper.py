@@ -1,4 +1,5 @@
-"""split_kv on sm_90: tiles of K and V by the tensor copy engine, a merge that begins early: right, with no race, on the interpreter."""
+"""split_kv on sm_90: tiles of K and V by the tensor copy engine, a merge that begins early: right, with no race, on the
+interpreter."""
 
 from __future__ import annotations
 
@@ -167,7 +168,10 @@ def test_an_injected_fault_is_found(fault):
 
 
 def test_lanes_that_read_together_meet_different_banks():
-    """Every group of eight lanes, of every piece of K and of V: 16-byte chunks of eight bank groups. As `swizzled_row` says."""
+    """Every group of eight lanes, of every piece of K and of V: 16-byte chunks of eight bank groups.
+
+    As `swizzled_row` says.
+    """
 
     def row(place: int) -> int:
         return place ^ place % 2 * 4

@@ -1,4 +1,5 @@
-"""three_kernel: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the interpreter."""
+"""three_kernel: what `why_invalid` promises, and that the kernels that it lets through are right, with no race, on the
+interpreter."""
 
 from __future__ import annotations
 
@@ -289,9 +290,10 @@ def test_scratch_holds_whole_chunks():
 @pytest.mark.parametrize("softmax", ("tiles", "tiles_late"))
 def test_all_launches_but_the_first_may_begin_early(softmax):
     genes = LATE | {"SOFTMAX": softmax}
-    overlaps = lambda when: [
-        n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when), H100)
-    ]
+
+    def overlaps(when):
+        return [n.overlaps for n in FAMILY.launches(problem(), config(**genes, DEPENDENT_LAUNCH=when), H100)]
+
     others = len(overlaps("none")) - 1
     assert others == {"tiles": 2, "tiles_late": 1}[softmax]
     assert (
