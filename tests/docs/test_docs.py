@@ -200,3 +200,13 @@ def test_every_module_says_what_it_is():
     modules = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in ("evoattn", "scripts")]
     silent = [path for path in modules if len(ast.get_docstring(ast.parse(path.read_text())) or "") < 20]
     assert modules and not silent
+
+
+PROSE = [name for name in PLACES if name.count("/") == 0 or name.startswith(("docs/", "reports/"))]
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_prose_keeps_to_120_columns(name):
+    """Tables, headings, commands and links may be longer."""
+    lines = FENCE.sub("", PLACES[name].read_text()).splitlines()
+    assert not [line for line in lines if len(line) > 120 and not line.startswith(("|", "#")) and "](" not in line]
