@@ -112,6 +112,7 @@ def test_python_examples_compile(page, text):
     compile(text, page, "exec")
 
 
+@pytest.mark.slow
 def test_python_examples_run_on_a_cpu(tmp_path):
     """All of them in one process, each with names of its own."""
     assert {name for name, _ in RUNNING} == {"README.md", "docs/python.md"}
