@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from evoattn import __version__
-from evoattn.cli import attempt, bench, catalogue, kernels, search, studies, tune
+from evoattn.cli import attempt, bench, catalogue, kernels, pick, search, studies, tune
 from evoattn.cli.common import FAILED_RUN
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -85,6 +85,7 @@ def _root(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "search": search.search,
     "tune": tune.tune,
+    "pick": pick.pick,
     "report": studies.report,
     "studies": studies.studies,
     "show": studies.show,

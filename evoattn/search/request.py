@@ -14,6 +14,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
+from evoattn.search.starting import from_portfolio
 
 DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "genetic", "warm"
 
@@ -139,7 +140,7 @@ def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, De
 
 
 def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
-    """The spaces to search: the named families, or all that can serve the problem.
+    """The spaces to search: the named families, or all that can serve the problem, begun at what a portfolio has for it.
 
     Raises `FamilyError` on an unknown name, `ProblemError` where a named family, or every one, cannot serve it.
     """
@@ -151,7 +152,7 @@ def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -
             spaces[name] = load_space(name, gpu)
     if not spaces or (names and reasons):
         raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
-    return spaces
+    return from_portfolio(spaces, problem, gpu)
 
 
 def restrict(spaces: dict[str, SearchSpace], words: list[str], starting_configs: bool) -> dict[str, SearchSpace]:

@@ -1,0 +1,49 @@
+"""`evoattn pick`: the kernel that would run for a shape."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import FAILED_RUN, console, errors
+
+
+def pick(
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="The GPU, or `auto` for the one that is here.")] = "auto",
+    shape: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help="A shape, as for `evoattn search --shape`.")
+    ] = None,
+    problem: Annotated[str | None, typer.Option(metavar="NAME", help="Or a problem that has a name.")] = None,
+) -> None:
+    """Print the kernel that would run for a shape, and why.
+
+    It comes out of your own searches for exactly this shape, else out of the portfolio that was measured on the card.
+    """
+    with errors():
+        from evoattn.model.errors import WrongUse
+        from evoattn.model.gpu import detect_devices
+        from evoattn.model.named_problems import lookup, parse_shape
+        from evoattn.portfolio.pick import pick as choose
+        from evoattn.portfolio.wins import Wins
+        from evoattn.report.text import print_text
+        from evoattn.search.request import choose_device
+
+        if (shape is None) == (problem is None):
+            raise WrongUse("Give --shape or --problem, one of them.")
+        wanted = parse_shape(shape) if shape else lookup(problem or "")
+        spec, _ = choose_device(gpu, detect_devices() if gpu == "auto" else [])
+        found = Wins().find(wanted, spec) or choose(wanted, spec)
+        screen = console()
+        screen.print(f"{wanted.describe()} on {spec.name}", markup=False)
+        if found is None:
+            print_text(screen, "No kernel was measured for it: PyTorch's own attention would run.")
+            raise typer.Exit(FAILED_RUN)
+        screen.print(f"{found.family}", markup=False)
+        print_text(screen, found.config.describe())
+        print_text(screen, f"Why: {found.why}.")
+        if found.expected_regret is not None:
+            lost = found.expected_regret - 1
+            print_text(screen, f"On problems left out, kernels of this class take {lost:.1%} more than the best known.")
+        if found.estimated:
+            print_text(screen, "Estimated: evoattn.attention runs it only after evoattn.enable(estimated=True).")
