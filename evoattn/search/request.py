@@ -140,7 +140,7 @@ def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, De
 
 
 def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
-    """The spaces to search: the named families, or all that can serve the problem, begun at what a portfolio has for it.
+    """The spaces to search, of the named families or all that can serve the problem, begun at what a portfolio has.
 
     Raises `FamilyError` on an unknown name, `ProblemError` where a named family, or every one, cannot serve it.
     """

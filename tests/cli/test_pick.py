@@ -1,0 +1,50 @@
+"""`evoattn pick` prints the kernel that would run, what it is expected to lose, and why nothing would run."""
+
+from dataclasses import replace
+
+from terminal import refused, run
+
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.wins import Win, Wins
+from evoattn.search.request import choose_families
+from evoattn.search.starting import MOST, from_portfolio
+
+SHAPE = "B=1,H=32,Hkv=8,S=4096,D=128,dtype=bf16,mask=causal"
+
+
+def test_a_pick_names_its_kernel_and_its_expected_loss(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    said = run("pick", "--gpu", "h100", "--shape", SHAPE)
+    assert said.exit_code == 0
+    assert "flash_wgmma" in said.output and "BLOCK_M=" in said.output and "more than the best known" in said.output
+
+
+def test_a_users_own_search_comes_first(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    gpu, problem = GPUS["h100"], parse_shape(SHAPE)
+    config = choose_families(["flash_mma"], problem, gpu)["flash_mma"].starting_configs(problem)[0]
+    Wins().add([Win("h100", gpu.sm_count, problem, "flash_mma", config.params, 10.0, 20.0)])
+    said = run("pick", "--gpu", "h100", "--shape", SHAPE)
+    assert "flash_mma" in said.output and "your search measured 10.00 µs" in " ".join(said.output.split())
+
+
+def test_what_was_never_measured_is_said():
+    said = run("pick", "--gpu", "h100", "--shape", SHAPE.replace("128", "112"))
+    assert "Estimated" in said.output and "head_dim 112 was not measured" in " ".join(said.output.split())
+    assert run("pick", "--gpu", "l4", "--problem", "seed_h100").exit_code == 1
+
+
+def test_one_of_shape_and_problem_is_asked_for():
+    refused(run("pick", "--gpu", "h100"), 2, "Give --shape or --problem")
+
+
+def test_a_search_begins_at_the_portfolio():
+    gpu, problem = GPUS["h100"], parse_shape(SHAPE)
+    spaces = choose_families([], problem, gpu)
+    first = next(iter(spaces.values()))
+    assert first.family == "flash_wgmma"
+    bare = {name: replace(space, starting=()) for name, space in spaces.items()}
+    begun = [c for space in from_portfolio(bare, problem, gpu).values() for c in space.starting_configs(problem)]
+    assert 1 <= len(begun) <= MOST
+    assert first.starting_configs(problem)[0] == begun[0]
