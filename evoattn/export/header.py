@@ -47,7 +47,7 @@ def header(recorded: Recorded, about: list[str]) -> str:
         "COMMENT": comment([*_usage(recorded, name, target), "", *about]),
         "NAME": name,
         "INCLUDES": "\n".join(f"#include <{header}>" for header in dict.fromkeys(_INCLUDE.findall(source))),
-        "HOST": "\n".join((HOST / part).read_text() if part else _config(recorded) for part in host).rstrip(),
+        "HOST": "\n".join((HOST / part).read_text() if part else config_text(recorded) for part in host).rstrip(),
         "LAUNCH": (HOST / "launch.cuh").read_text().rstrip(),
         "REQUIREMENT": target.requirement,
         "GUARD": "\n".join(guard),
@@ -78,7 +78,7 @@ def _usage(recorded: Recorded, name: str, target: Target) -> list[str]:
     ]
 
 
-def _config(recorded: Recorded) -> str:
+def config_text(recorded: Recorded) -> str:
     """What the host code knows of this kernel."""
     problem = recorded.problem
     fields = host_config(problem, recorded.config)
