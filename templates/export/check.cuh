@@ -291,7 +291,8 @@ inline bool judge(const char* when, const Device& device, const std::vector<Row>
   error.rms = std::sqrt(error.rms / (double(rows.size()) * HEAD_DIM));
   bool right = unwritten == 0 && error.largest <= allowed.largest && error.rms <= allowed.rms && device.guards_intact();
   std::printf(
-      "%s %-14s max error %.3e (allowed %.3e), rms error %.3e (allowed %.3e), %zu of %zu outputs NaN or never written\n",
+      "%s %-14s max error %.3e (allowed %.3e), rms error %.3e (allowed %.3e), "
+      "%zu of %zu outputs NaN or never written\n",
       right ? "ok  " : "FAIL", when, error.largest, allowed.largest, error.rms, allowed.rms, unwritten, elements);
   return judge_lse(device, rows) && right;
 }
