@@ -12,129 +12,26 @@ be killed. Disk, right and two are about files and always use it.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import random
 import resource
 import shutil
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
+
+from fault_run import SMALL, Fault, Run, environment, finish, require, wait_until
 
 from evoattn.model import gpu
 from evoattn.model.paths import ROOT
 
-DRIVER = Path(__file__).with_name("fault_search.py")
-SMALL = ("--shape", "B=1,H=1,S=64,D=16", "--family", "flash_scalar", "--jobs", "2")
-LIBC = ctypes.CDLL(None)
-PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
+DAY = Path(__file__).with_name("fault_day.py")
 MAX_GROWTH_MB, MAX_REPORT_S = 20.0, 3.0
 """Over 20,000 trials: memory stays flat (their numbers alone take a few MB in the driver), a report takes 3 s."""
-
-
-class Fault(AssertionError):
-    """Something was lost, doubled, corrupted or said unclearly."""
-
-
-def require(fact: bool, sentence: str) -> None:
-    if not fact:
-        raise Fault(sentence)
-
-
-class Run:
-    """One database in a folder of its own, with the journal of what its searches were promised."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        self.db, self.journal = folder / "db.sqlite", folder / "journal"
-        self.target = "h100" if kind == "fake" else "auto" if gpu.detect_devices() else "l4"
-
-    def start(self, *words: str, obeys_modes: bool = False, file_bytes: int | None = None) -> subprocess.Popen:
-        def limit() -> None:
-            if obeys_modes:  # root's right to write everywhere ends at the next exec
-                for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
-                    LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-            if file_bytes:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
-        command = [sys.executable, str(DRIVER), str(self.journal), self.kind, "--db", str(self.db), *words]
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        return subprocess.Popen(
-            command,
-            env=environment,
-            preexec_fn=limit,
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def search(self, budget: str, **how) -> subprocess.Popen:
-        """A new study in a new database, else a resumed one."""
-        if self.db.exists() and self.studies():
-            return self.start("--budget", budget, "--jobs", "2", "--resume", **how)
-        return self.start("--gpu", self.target, "--budget", budget, *SMALL, **how)
-
-    def lines(self, kind: str) -> list[list[str]]:
-        text = self.journal.read_text() if self.journal.exists() else ""
-        return [line.split()[1:] for line in text.splitlines() if line.startswith(f"{kind} ")]
-
-    def acknowledged(self) -> dict[int, str]:
-        return {int(number): config_id for number, config_id in self.lines("trial")}
-
-    def _rows(self, query: str) -> list[tuple]:
-        try:
-            with closing(sqlite3.connect(f"file:{self.db}?mode=ro", uri=True, timeout=20)) as connection:
-                return connection.execute(query).fetchall()
-        except sqlite3.OperationalError as error:  # killed before its first table, or before its first file
-            require(
-                "no such table" in str(error) or "unable to open" in str(error),
-                f"The database cannot be read: {error}.",
-            )
-            return []
-
-    def studies(self) -> list[tuple]:
-        return self._rows("SELECT name FROM studies")
-
-    def check(self) -> int:
-        """Hold the database to the journal; returns the trials in it."""
-        rows = self._rows("SELECT number, study_id, config_id, state FROM trials ORDER BY number")
-        kept = {number: config_id for number, _, config_id, _ in rows}
-        lost = [n for n, config_id in self.acknowledged().items() if kept.get(n) != config_id]
-        require(not lost, f"{len(lost)} acknowledged trials are lost, the first is {lost[:1]}.")
-        ours = [(study, config_id) for _, study, config_id, state in rows if state != "DUPLICATE"]
-        require(len(ours) == len(set(ours)), f"{len(ours) - len(set(ours))} trials are there twice.")
-        for pragma, answer in (("integrity_check", [("ok",)]), ("foreign_key_check", [])):
-            found = self._rows(f"PRAGMA {pragma}") if self.db.exists() else answer
-            require(found == answer, f"PRAGMA {pragma} says {found[:2]}.")
-        return len(kept)
-
-
-def finish(process: subprocess.Popen, codes: tuple[int, ...], part: str = "", seconds: float = 180.0) -> str:
-    """Wait for a search, hold its exit code and its words to what they should be, and return them."""
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise Fault(f"The search hangs: {process.communicate()[0][-300:]}") from None
-    require(
-        process.returncode in codes and "Traceback" not in output and part in output,
-        f"Exit code {process.returncode}, expected {codes} with {part!r}: {output[-600:]}",
-    )
-    return " ".join(output[output.find("evoattn: ") + 9 :].split()) if "evoattn: " in output else ""
-
-
-def wait_until(condition, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        require(time.monotonic() < end, "It did not happen in time.")
-        time.sleep(0.005)
 
 
 def kill_runs(run: Run, kills: int, rng: random.Random) -> str:
@@ -240,54 +137,11 @@ def two_runs(run: Run) -> str:
     return f"two studies at once: {run.check()} of 240 trials; one study twice: {refused}"
 
 
-DAY = """
-import resource, sys
-from evoattn.model.space import KernelConfig, load_space
-from evoattn.model.gpu import GPUS
-from evoattn.model.problem import AttentionProblem
-from evoattn.storage import Storage
-from evoattn.model.records import Candidate, CheckResult, CompileInfo, Evaluation, TrialState, ValidationReport
-import random
-rng, count = random.Random(0), int(sys.argv[2])
-storage = Storage.open(sys.argv[1])
-families = ("flash_mma", "flash_scalar")
-problem = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
-study = storage.create_study("day", problem, GPUS["l4"], True, "genetic", 0, families, {"evoattn": "day"}, {})
-spaces = {name: load_space(name, GPUS["l4"]) for name in families}
-info = CompileInfo(128, 8, 16, 24, 1024, (), 0.3, "NVRTC 13.0", ("-arch=sm_89",))
-checks = ValidationReport("interpreter", tuple(CheckResult(f"case {i}", True, 1e-4, 1e-2) for i in range(8)))
-def megabytes():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
-seen = set()  # a sampler proposes no config twice; 8 bytes of each id tell them apart
-def draw():
-    while True:
-        name = rng.choice(families)
-        config = KernelConfig(name, {p.name: rng.choice(p.values) for p in spaces[name].parameters})
-        if int(config.id[:16], 16) not in seen:
-            seen.add(int(config.id[:16], 16))
-            return name, config
-for n in range(count):
-    if n == count // 10:
-        early = megabytes()
-    name, config = draw()
-    source = f"// {n}\\n" + "constexpr int BLOCK_M = 64;\\n" * 700
-    candidate = Candidate(name, config.params, config.id, source, "sm_89")
-    right = Evaluation(TrialState.ESTIMATED, "", info, checks, (), rng.uniform(1e5, 1e6), 0.2)
-    wrong = Evaluation(TrialState.COMPILE_ERROR, f"Line {n}: identifier is undefined.", seconds=0.2)
-    evaluation = rng.choice((right, right, right, wrong))
-    storage.record(study, config, candidate, evaluation, (rng.randint(1, n + 1),), "mutation")
-written = megabytes()
-read = sum(1 for _ in storage.iter_trials(study, evidence=True))
-print(f"{early:.1f} {written:.1f} {megabytes():.1f} {read}")
-"""
-
-
 def day_run(run: Run, trials: int) -> str:
-    """A day's offline trials through the storage: memory at a tenth of them and at the end, then each report timed as a
-    user runs it."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", DAY, str(run.db), str(trials)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, text=True, capture_output=True)
+    """A day's offline trials through the storage: memory at a tenth of them and at the end, then the CPU time of each
+    report as a user runs it, which other processes do not lengthen."""
+    command = [sys.executable, str(DAY), str(run.db), str(trials)]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, text=True, capture_output=True)
     require(done.returncode == 0, done.stderr[-300:])
     early, written, read, count = map(float, done.stdout.split())
     require(count == trials == run.check(), f"{count} trials read of {trials}.")
@@ -297,21 +151,12 @@ def day_run(run: Run, trials: int) -> str:
     )
     seconds = {}
     for form in ("table", "json", "html"):
-        command = [
-            sys.executable,
-            "-m",
-            "evoattn.cli.main",
-            "report",
-            "--db",
-            str(run.db),
-            "--format",
-            form,
-            "-o",
-            str(run.folder / form),
-        ]
-        started = time.perf_counter()
-        subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
-        seconds[form] = time.perf_counter() - started
+        command = [sys.executable, "-m", "evoattn.cli.main", "report", "--db", str(run.db), "--format", form]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command += ["-o", str(run.folder / form)]
+        subprocess.run(command, env=environment(), cwd=ROOT, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds[form] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         require(
             seconds[form] < MAX_REPORT_S * max(1.0, trials / 20_000),
             f"The report as {form} took {seconds[form]:.1f} s.",

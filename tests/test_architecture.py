@@ -2,8 +2,11 @@
 
 import ast
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from evoattn.families.render import MARKER
 from evoattn.model.paths import ROOT, TEMPLATES
@@ -97,3 +100,16 @@ def test_constexpr_functions_are_for_the_device():
         for line in path.read_text().splitlines():
             if re.search(r"(?<!if )constexpr\b[^=(]*\w+\([^()]*\)\s*\{", line):
                 assert "__device__" in line, f"{path.name}: {line.strip()}"
+
+
+def test_python_files_are_short():
+    """At most 250 lines of 120 columns, in every file that git knows."""
+    listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    texts = {
+        name: (ROOT / name).read_text().splitlines() for name in listed.stdout.split("\0") if (ROOT / name).is_file()
+    }
+    assert len(texts) > 100
+    assert not {name: len(lines) for name, lines in texts.items() if len(lines) > 250}
+    assert not [f"{name}:{i}" for name, lines in texts.items() for i, line in enumerate(lines, 1) if len(line) > 120]
