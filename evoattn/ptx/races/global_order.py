@@ -22,7 +22,8 @@ from evoattn.ptx.program.threads import WARP, ActiveThreads, Threads
 from evoattn.ptx.races.happens_before import HappensBefore
 
 _ORDERS_BLOCKS = re.compile(
-    r"membar\.(?:gl|sys)|fence\.(?:sc\.|acq_rel\.)?(?:gpu|sys)|(?:ld|st|atom|red)\.(?:acq_rel|acquire|release)\.(?:gpu|sys)"
+    r"membar\.(?:gl|sys)|fence\.(?:sc\.|acq_rel\.)?(?:gpu|sys)"
+    r"|(?:ld|st|atom|red)\.(?:acq_rel|acquire|release)\.(?:gpu|sys)"
 )
 
 
