@@ -2,13 +2,25 @@
 // sees, and whether the rows of a tile differ in it. Every mask so far shows a row the first of the keys, and a later
 // row no fewer than an earlier one.
 
-// Rows one below the other: how many of the keys from some key on each sees. `after` counts from a later key on.
-// Numbers may be negative.
+// Rows one below the other: how many of the keys from some key on each sees. `below` begins at a later row, `after`
+// counts from a later key on. Numbers may be negative.
 template <bool CAUSAL> struct KeysFrom {
   int first_row, all;  // keys that the first row sees by the diagonal; keys that there are
 
   __device__ __forceinline__ int of(int rows_below) const { return CAUSAL ? min(all, first_row + rows_below) : all; }
+  __device__ __forceinline__ KeysFrom below(int rows) const { return {first_row + rows, all}; }
   __device__ __forceinline__ KeysFrom after(int keys) const { return {first_row - keys, all - keys}; }
+};
+
+// What KeyMask says of a row, with the offset computed at each use: a kernel that has both lengths in registers anyway
+// needs none for the offset.
+template <bool CAUSAL, bool LOWER_RIGHT> struct RowMask {
+  int seqlen_q, seqlen_k;
+
+  __device__ __forceinline__ int offset() const { return LOWER_RIGHT ? seqlen_k - seqlen_q : 0; }
+  __device__ __forceinline__ int keys_of(int row) const {
+    return CAUSAL ? min(seqlen_k, row + 1 + offset()) : seqlen_k;
+  }
 };
 
 // CAUSAL: query i sees keys j <= i + offset, where offset is seqlen_k - seqlen_q for LOWER_RIGHT, else 0. Otherwise
@@ -17,6 +29,7 @@ template <bool CAUSAL, bool LOWER_RIGHT> struct KeyMask {
   static constexpr bool ROWS_DIFFER = CAUSAL;  // rows may see different keys
   static constexpr bool LAST_FIRST = CAUSAL;   // the last rows see most keys and start first: the end is then short
   using Keys = KeysFrom<CAUSAL>;
+  using Rows = RowMask<CAUSAL, LOWER_RIGHT>;
   int seqlen_k, offset;
 
   __device__ __forceinline__ KeyMask(int seqlen_q, int seqlen_k)

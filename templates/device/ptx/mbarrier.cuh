@@ -35,7 +35,8 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier_smem, uin
   uint32_t done;
   do {
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(barrier_smem), "r"(parity)
         : "memory");

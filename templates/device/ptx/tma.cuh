@@ -15,16 +15,16 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 __device__ __forceinline__ void tma_load_4d(uint32_t destination_smem, const TensorMap& map, uint32_t barrier_smem,
                                             int x0, int x1, int x2, int x3) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
-          "r"(destination_smem),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination_smem),
       "l"(&map), "r"(barrier_smem), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
 }
 __device__ __forceinline__ void tma_load_5d(uint32_t destination_smem, const TensorMap& map, uint32_t barrier_smem,
                                             int x0, int x1, int x2, int x3, int x4) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::
-          "r"(destination_smem),
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination_smem),
       "l"(&map), "r"(barrier_smem), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
       : "memory");
 }

@@ -6,9 +6,10 @@
 template <int ROWS, int SPLIT, class Mask> struct GroupRows {
   int split, kv_head, batch, group;  // group: query heads of the K/V head
   int first_row, all_rows, seqlen_q, seqlen_k;
+  typename Mask::Rows mask;
 
   __device__ __forceinline__ GroupRows(int heads, int kv_heads, int seqlen_q, int seqlen_k)
-      : seqlen_q(seqlen_q), seqlen_k(seqlen_k) {
+      : seqlen_q(seqlen_q), seqlen_k(seqlen_k), mask{seqlen_q, seqlen_k} {
     const int z = blockIdx.z;  // divisions, which stand before the first load, only where they are needed
     batch = z < kv_heads ? 0 : z / kv_heads, kv_head = z - batch * kv_heads;
     group = heads == kv_heads ? 1 : heads / kv_heads, all_rows = group * seqlen_q;
@@ -18,9 +19,7 @@ template <int ROWS, int SPLIT, class Mask> struct GroupRows {
   __device__ __forceinline__ int query_of(int row) const { return group == 1 ? row : row % seqlen_q; }
 
   // Keys that a row sees, and that any row of the block sees. Rows past the last see what the last one sees.
-  __device__ __forceinline__ int keys_of(int row) const {
-    return Mask(seqlen_q, seqlen_k).keys_of(query_of(min(row, all_rows - 1)));
-  }
+  __device__ __forceinline__ int keys_of(int row) const { return mask.keys_of(query_of(min(row, all_rows - 1))); }
   __device__ __forceinline__ int keys_end() const {
     if constexpr (!Mask::ROWS_DIFFER) return seqlen_k;
     const int last_row = min(first_row + ROWS, all_rows) - 1;

@@ -23,7 +23,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[ROW_TILES][KEY_TILES][4],
   for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int keys = visible.of(m * 16 + half * 8);
+      const int keys = visible.below(m * 16).of(half * 8);
 #pragma unroll
       for (int n = 0; n < KEY_TILES; ++n) {
         if (n * 8 >= keys) s[m][n][2 * half] = NEGATIVE_INFINITY;
