@@ -52,8 +52,8 @@
     mbarrier_wait(barrier(Smem::Q_FULL, warpgroup), round % 2);
     if constexpr (PERSISTENT) {
       int words[Smem::TILE_BYTES / 4];
-      read_shared_words(smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2), lane,
-                        words);  // all lanes, before lane 0 releases Q
+      // All lanes, before lane 0 releases Q.
+      read_shared_words(smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2), lane, words);
       tile = Tile{words[0], words[1], words[2]}, range.word = words[3];
       if (tile.row_block < 0) return false;
     }
@@ -63,8 +63,8 @@
   auto begin_rows = [&] {
     state.clear();
     q.load(q_smem, thread / 32, lane);
-    if constexpr (Q_IN_REGISTERS)
-      __syncwarp();  // all lanes have read the warp's rows of Q, which its rows of O may overwrite
+    // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
+    if constexpr (Q_IN_REGISTERS) __syncwarp();
     key_tile = SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
     if constexpr (CAUSAL_SKIP) {
       if constexpr (AHEAD) skipped = ring;
@@ -88,8 +88,8 @@
   };
   // All tiles of keys but the first.
   auto rest_of_keys = [&] {
-    if constexpr (SCHEDULE == Schedule::BALANCED)
-      key_tile -= range.first();  // from here on it only counts: no other tile is masked
+    // From here on it only counts: no other tile is masked.
+    if constexpr (SCHEDULE == Schedule::BALANCED) key_tile -= range.first();
     if constexpr (Mask::ROWS_DIFFER) {
 #pragma unroll 1
       while (key_tile >= 0 && crosses_diagonal()) step(False{}, True{});
@@ -155,5 +155,5 @@
     }
   }
   if (STORE != Store::ROWS && thread == 0) tma_store_wait_read();  // shared memory must live until it is read
-  if (PING_PONG && warpgroup == 0)
-    wait_for_turn();  // takes the turn that the last round left, so that the barrier ends as it began
+  // Takes the turn that the last round left, so that the barrier ends as it began.
+  if (PING_PONG && warpgroup == 0) wait_for_turn();

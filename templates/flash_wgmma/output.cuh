@@ -7,8 +7,8 @@
     // here.
     const int end_thread = SCHEDULE == Schedule::BALANCED ? thread_read_again() : thread;
     const int end_lane = SCHEDULE == Schedule::BALANCED ? end_thread % 32 : lane;
-    if constexpr (SCHEDULE ==
-                  Schedule::BALANCED) {  // a tile of rows that two blocks share: the one with the first keys gives
+    // A tile of rows that two blocks share: the one with the first keys gives.
+    if constexpr (SCHEDULE == Schedule::BALANCED) {
       if (of_keys.gives()) {
         const int giver = blockIdx.x * WARPGROUPS + warpgroup;
         Partial::leave(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);
@@ -46,8 +46,8 @@
         if (end_thread == 0) Tiles::store_chunk(o_map, chunk_smem, chunk, first_row(of), of.head, of.batch);
       }
     } else {
-      output_to_shared<Element>(o, inverse, o_smem, end_thread / 32,
-                                end_lane);  // over rows of Q, if any, that this warp alone multiplies
+      // Over rows of Q, if any, that this warp alone multiplies.
+      output_to_shared<Element>(o, inverse, o_smem, end_thread / 32, end_lane);
       if constexpr (STORE == Store::TENSOR_MAP) {
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written

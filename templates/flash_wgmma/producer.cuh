@@ -5,8 +5,8 @@
     Smem::init_barriers(smem_address);
   }
   __syncwarp();
-  named_barrier_arrive<THREADS>(
-      BARRIERS_READY);  // consumers see the initialised barriers; the producer need not wait for them
+  // Consumers see the initialised barriers; the producer need not wait for them.
+  named_barrier_arrive<THREADS>(BARRIERS_READY);
   if constexpr (KEY_SPLIT > 1) cluster_arrive();  // other blocks see them too
   if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
   if (warp == 4 * WARPGROUPS && lane == 0) {
@@ -40,8 +40,8 @@
         Tiles::load<64>(smem_address + i * Smem::Q_TILE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile.head,
                         tile.batch);
       }
-      const int kv_head =
-          heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);  // most need not wait for a division
+      // Most need not wait for a division.
+      const int kv_head = heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);
       const int last = SCHEDULE == Schedule::BALANCED ? share.range.last() : last_key_tile(tile.row_block);
       const int first = SCHEDULE == Schedule::BALANCED ? share.range.first() : 0;
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {

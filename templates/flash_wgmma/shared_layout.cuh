@@ -1,5 +1,5 @@
 // shared_layout.cuh: the shared memory of a block of flash_wgmma, in bytes from its start: tiles of Q, the rings of K
-// and V, O_CHUNKS places for 64 columns of O a warpgroup, results of the other blocks of a cluster, then barriers.
+// and V, O_CHUNKS places for 64 columns of O per warpgroup, results of the other blocks of a cluster, then barriers.
 // Without O_CHUNKS, O takes the place of Q.
 #include "device/ptx/element.cuh"
 #include "device/ptx/mbarrier.cuh"
@@ -16,14 +16,14 @@ template <int HEAD_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, i
   static constexpr int K = WARPGROUPS * Q_TILE_BYTES;                                 // [STAGES] tiles
   static constexpr int V = K + STAGES * KV_TILE_BYTES;                                // [STAGES]
   static constexpr int O = O_CHUNKS ? V + STAGES * KV_TILE_BYTES : 0;                 // [WARPGROUPS]
-  static constexpr int PARTIALS =
-      V + STAGES * KV_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;  // [KEY_SPLIT - 1][WARPGROUPS]
-  static constexpr int Q_FULL = PARTIALS + (KEY_SPLIT - 1) * SLOT_BYTES;   // [WARPGROUPS] barriers
-  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                  // [WARPGROUPS]
-  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                  // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                      // [STAGES]
-  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                      // [STAGES]
-  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                      // [STAGES]
+  // Results of the other blocks: [KEY_SPLIT - 1][WARPGROUPS].
+  static constexpr int PARTIALS = V + STAGES * KV_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;
+  static constexpr int Q_FULL = PARTIALS + (KEY_SPLIT - 1) * SLOT_BYTES;  // [WARPGROUPS] barriers
+  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                 // [WARPGROUPS]
+  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                 // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                     // [STAGES]
+  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                     // [STAGES]
+  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                     // [STAGES]
   static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
   static constexpr int TILE = PARTIALS_FULL + 8;  // [2] a tile of rows, as the producer hands it over
   static constexpr int TILE_BYTES = 16;           // row block, head, batch, key tiles; row block -1: none

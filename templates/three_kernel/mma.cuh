@@ -20,8 +20,8 @@ constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int ROW_TILES = BLOCK_M / WARPS_M / 16;  // m16 tiles per warp
 constexpr int KEY_TILES = BLOCK_N / WARPS_N / 8;   // n8 tiles per warp
 constexpr int CHUNKS = 2 * DIM_STEPS;              // of 16 bytes per row, the last one zeros for odd DIM_TILES
-constexpr int FIRST_CHUNKS =
-    BLOCK_K / 8 < CHUNKS ? BLOCK_K / 8 : CHUNKS;  // that are copied, and multiplied, before the others
+// That are copied, and multiplied, before the others.
+constexpr int FIRST_CHUNKS = BLOCK_K / 8 < CHUNKS ? BLOCK_K / 8 : CHUNKS;
 using Layout = TileLayout<CHUNKS, true>;
 constexpr int K_OFFSET = BLOCK_M * Layout::ROW_BYTES;
 static_assert(K_OFFSET + BLOCK_N * Layout::ROW_BYTES == SCORES_SMEM_BYTES, "Python and CUDA disagree");

@@ -53,7 +53,7 @@ __device__ __forceinline__ void tile_softmax(float (&s)[FLOATS], float scale, co
 
 // One row's (m_t, l_t) of all its tiles t to (2^(r_{t-1} - r_t), l_t) with r_t = max(m_t, m - 40) and m = max_t m_t:
 // multiplied by it before the keys of tile t are added, O is always relative to the tile at hand, exact and with one
-// product a tile. Returns m and Σ_t 2^(m_t - m) l_t, the latter relative to the last tile, as O is in the end.
+// product per tile. Returns m and Σ_t 2^(m_t - m) l_t, the latter relative to the last tile, as O is in the end.
 __device__ __forceinline__ float2 merge_tiles(float2* tiles_gmem,  // [references, seqlen_q]: column of the row
                                               int query, int seqlen_q, int seqlen_k) {
   constexpr int TOGETHER = 8;  // loads that are under way together

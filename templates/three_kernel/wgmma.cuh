@@ -12,8 +12,8 @@
 #include "three_kernel/parts.cuh"
 #include "three_kernel/tiles.cuh"
 
-constexpr int KEYS_WRITTEN_STEP =
-    PV_BLOCK_K;  // tensor copies bring whole steps of P: the softmax ends it with zeros up to there
+// Tensor copies bring whole steps of P: the softmax ends it with zeros up to there.
+constexpr int KEYS_WRITTEN_STEP = PV_BLOCK_K;
 using Tiles = TensorTile<HEAD_DIM>;
 constexpr int SCORE_CHUNK_BYTES = 64 * 128;  // 64 rows of 64 scores or probabilities
 
@@ -23,8 +23,8 @@ constexpr int K_OFFSET = WARPGROUPS * Tiles::bytes(64);
 constexpr int K_STAGES = TILES_A_BLOCK > 1 ? 2 : 1, K_BYTES = Tiles::bytes(BLOCK_N);
 constexpr int TILES_BYTES = K_OFFSET + K_STAGES * K_BYTES, S_BYTES = WARPGROUPS * (BLOCK_N / 64) * SCORE_CHUNK_BYTES;
 constexpr int S_OFFSET = TILES_A_BLOCK > 1 ? TILES_BYTES : 0;  // S of the only tile takes the place of Q and K
-constexpr int BARRIERS =
-    S_OFFSET + S_BYTES > TILES_BYTES ? S_OFFSET + S_BYTES : TILES_BYTES;  // of Q, and of each stage of K
+// Of Q, and of each stage of K.
+constexpr int BARRIERS = S_OFFSET + S_BYTES > TILES_BYTES ? S_OFFSET + S_BYTES : TILES_BYTES;
 static_assert(BARRIERS + 8 * (1 + K_STAGES) == SCORES_SMEM_BYTES, "Python and CUDA disagree");
 }  // namespace scores
 
@@ -40,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(scores::THREADS) three_kernel_score
   const int lane = threadIdx.x % 32, warp = __shfl_sync(ALL_LANES, int(threadIdx.x) / 32, 0), warpgroup = warp / 4;
   const int block_row = blockIdx.y * BLOCK_M, first_tile = blockIdx.x * TILES_A_BLOCK;
   const int head = blockIdx.z % heads, batch = blockIdx.z / heads, kv_head = head / (heads / kv_heads);
-  const int all_tiles =
-      (keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k) + BLOCK_N - 1) / BLOCK_N;  // the mask hides the others
+  // The mask hides the others.
+  const int all_tiles = (keys_read(block_row, BLOCK_M, seqlen_q, seqlen_k) + BLOCK_N - 1) / BLOCK_N;
   const int tiles = min(TILES_A_BLOCK, all_tiles - first_tile);
   if (tiles <= 0) return;
   next_may_begin<false>();
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(scores::THREADS) three_kernel_score
     Tiles::load<BLOCK_N>(smem_address + K_OFFSET + stage * K_BYTES, k_map, k_barriers + 8 * stage, key, kv_head, batch);
   };
   if (threadIdx.x == 0) {
-    mbarrier_init(q_barrier, WARPGROUPS);  // one arrival a copy
+    mbarrier_init(q_barrier, WARPGROUPS);  // one arrival per copy
     for (int i = 0; i < K_STAGES; ++i) mbarrier_init(k_barriers + 8 * i, 1);
     mbarrier_init_fence();
     for (int i = 0; i < WARPGROUPS; ++i) {

@@ -1,4 +1,4 @@
-// copy_rows.cuh: a tile of rows from global to shared memory by all THREADS of the block, WIDTH elements a copy. Rows
+// copy_rows.cuh: a tile of rows from global to shared memory by all THREADS of the block, WIDTH elements per copy. Rows
 // from `valid_rows` on are not read and become zeros: stale shared memory could hold a NaN, and 0 · NaN = NaN. Copies
 // of 4 bytes and more are asynchronous: commit and wait for them; smaller ones go through registers. A barrier must
 // follow.
@@ -15,7 +15,7 @@ __device__ __forceinline__ void copy_rows(
   constexpr int BYTES = sizeof(Element) * WIDTH;
   constexpr uint32_t CHUNKS = COLUMNS / WIDTH;
   constexpr int PASSES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
-  constexpr int UNROLL_PASSES = PASSES <= 8 ? PASSES : 4;  // loads in flight a thread against code size
+  constexpr int UNROLL_PASSES = PASSES <= 8 ? PASSES : 4;  // loads in flight per thread against code size
 #pragma unroll UNROLL_PASSES
   for (int pass = 0; pass < PASSES; pass++) {
     const uint32_t i = threadIdx.x + pass * THREADS;

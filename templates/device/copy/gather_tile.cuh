@@ -18,8 +18,8 @@ __device__ __forceinline__ void gather_tile(
     if (ROWS * CHUNKS % THREADS != 0 && row >= ROWS) break;
     const int from = source_row(row);
     const bool valid = from < valid_rows && chunk < valid_chunks;
-    const Element* source_gmem =
-        tile_gmem + (valid ? from * row_stride + chunk * 8 : 0);  // never past the tensor, even unread
+    // Never past the tensor, even unread.
+    const Element* source_gmem = tile_gmem + (valid ? from * row_stride + chunk * 8 : 0);
     cp_async<16>(tile_smem + Layout::offset(row, chunk), source_gmem, valid ? 16 : 0);
   }
 }

@@ -55,8 +55,8 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int ROW_ST
           int COLUMN_STEP>
 struct LanePieces {
   static constexpr int WORDS = VECTOR_BYTES / 4, PIECE_BYTES = VECTOR_BYTES;
-  static constexpr int WARP_BYTES =
-      ROWS * COLUMN_STEPS * 32 * VECTOR_BYTES;  // of a tile in a ring: [piece, 32 lanes, VECTOR_BYTES]
+  // Of a tile in a ring: [piece, 32 lanes, VECTOR_BYTES].
+  static constexpr int WARP_BYTES = ROWS * COLUMN_STEPS * 32 * VECTOR_BYTES;
   static constexpr bool WHOLE_ROWS = COLUMN_STEPS * COLUMN_STEP == HEAD_DIM;
   uint32_t at[ROWS][COLUMN_STEPS][WORDS];
 

@@ -16,8 +16,8 @@ __device__ __forceinline__ void padded_tile(unsigned char* tile_smem, const Elem
     const int i = threadIdx.x + pass * THREADS, row = i / CHUNKS, chunk = i % CHUNKS;
     if (ROWS * CHUNKS % THREADS != 0 && row >= ROWS) break;
     const bool valid = row < valid_rows && chunk < VALID_CHUNKS;
-    const Element* source_gmem =
-        tile_gmem + (valid ? row * row_stride + chunk * 8 : 0);  // never past the tensor, even unread
+    // Never past the tensor, even unread.
+    const Element* source_gmem = tile_gmem + (valid ? row * row_stride + chunk * 8 : 0);
     unsigned char* destination_smem = tile_smem + row * ROW_BYTES + chunk * 16;
     if constexpr (ASYNC) {
       cp_async<16>(shared_address(destination_smem), source_gmem, valid ? 16 : 0);

@@ -16,7 +16,7 @@ template <int CHUNKS, bool SWIZZLED> struct TileLayout {
     return uint32_t(row * ROW_BYTES + chunk * 16);
   }
 
-  // ldmatrix takes 16x16 elements at a time, from one address a lane. That of the tile's first block is one of:
+  // ldmatrix takes 16x16 elements at a time, from one address per lane. That of the tile's first block is one of:
   // - blocks in the order of mma's A operand, or transposed of two B operands: rows 0-7, rows 8-15 of the first chunk,
   // then of the second;
   static __device__ __forceinline__ uint32_t rows_first(int lane) { return offset(lane % 16, lane / 16); }

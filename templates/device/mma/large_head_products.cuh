@@ -10,7 +10,7 @@ template <int BLOCK_M, int BLOCK_N, int CHUNKS, int THREADS, int LANES, int ROWS
 struct ScoreProduct {
   static constexpr int KEY_TILES = BLOCK_N / KEYS, TILES = BLOCK_M / ROWS * KEY_TILES;
   static constexpr int GROUPS = THREADS / LANES, SUMS = ROWS * KEYS;
-  static constexpr int STEPS = (CHUNKS + LANES - 1) / LANES;  // vectors of a row a lane
+  static constexpr int STEPS = (CHUNKS + LANES - 1) / LANES;  // vectors of a row per lane
   static_assert(KEY_TILES * KEYS == BLOCK_N && TILES / KEY_TILES * ROWS == BLOCK_M, "whole tiles");
   static_assert(TILES % (32 / LANES) == 0, "all lanes of a warp have a tile or none has: they meet in shuffles");
 

@@ -16,10 +16,10 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
   static constexpr int DIM_STEPS = K_VECTORS * WORDS / 2;  // k16 steps of K Qᵀ
   static constexpr int DIM_TILES = V_VECTORS * WORDS;      // m16 tiles of Vᵀ Pᵀ
   static_assert(ROWS == 8 * ROW_TILES && KEYS == 16 * KEY_TILES, "whole mma tiles");
-  using K = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 2 * KEY_TILES, 8, false, K_VECTORS,
-                       4 * WIDTH>;  // rows g, g + 8 of each tile
-  using V = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 4 * KEY_TILES, 0, true, V_VECTORS,
-                       8 * WIDTH>;  // 2t, 2t + 1, 2t + 8, 2t + 9
+  // Rows g, g + 8 of each tile.
+  using K = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 2 * KEY_TILES, 8, false, K_VECTORS, 4 * WIDTH>;
+  // 2t, 2t + 1, 2t + 8, 2t + 9.
+  using V = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 4 * KEY_TILES, 0, true, V_VECTORS, 8 * WIDTH>;
   using Q = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 1, 0, false, K_VECTORS, 4 * WIDTH>;
 
   const int g, t;

@@ -3,7 +3,7 @@
 
 enum class Schedule {
   SINGLE,    // a block for each tile of rows
-  FIXED,     // as many blocks as run at once, each takes every so-manieth tile
+  FIXED,     // as many blocks as run at once, block b of B takes tiles b, b + B, b + 2B …
   CLAIMED,   // as many blocks as run at once, each claims the next tile from a counter
   BALANCED,  // as many blocks as run at once, each takes the same number of key tiles
 };

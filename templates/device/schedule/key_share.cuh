@@ -1,10 +1,11 @@
-// key_share.cuh: which key tiles of which tiles of rows are a block's, where one wave of blocks shares all work alike
-// and no mask makes some of it shorter (Osama et al., Stream-K, PPoPP 2023: "data-parallel, two-tile Stream-K"). Whole
-// tiles come first, at a stride of gridDim.x, so that blocks read the same head at the same time. The last one to two
-// tiles per block are cut: their N key tiles are counted one after another, and block b of B takes those from b · N / B
-// to (b + 1) · N / B, from the last to the first. As N / B is a whole tile of rows at least, a tile of rows is two
-// blocks' at most: block b - 1 has its first keys and takes them before the rest of what was cut, block b has its last
-// keys and takes them last. So who waits for a result waits for a block that has waited for none before it gives.
+// key_share.cuh: which key tiles of which row tiles each block works on, where one wave of blocks shares all work
+// equally and no mask shortens any of it (Osama et al., Stream-K, PPoPP 2023: "data-parallel, two-tile Stream-K").
+// Whole row tiles come first: block b of B takes tiles b, b + B, b + 2B and so on, so that blocks read the same head at
+// the same time. The last one to two row tiles per block are cut: their N key tiles are counted one after another, and
+// block b takes those from b · N / B to (b + 1) · N / B, from the last to the first. N / B is at least the key tiles of
+// one row tile, so at most two blocks share a row tile. Block b - 1 has its first keys and takes them before all else
+// that was cut; block b has its last keys and takes them last. A block that waits for a result therefore waits for a
+// block that gives it without waiting for anyone.
 
 // Key tiles first() to last() of a tile of rows, in one word.
 struct KeyRange {

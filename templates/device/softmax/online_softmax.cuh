@@ -71,7 +71,7 @@ __device__ __forceinline__ void raise_shift(RowState<ROW_TILES, DIM_TILES>& stat
 }
 
 // s = s · scale - shift, the exponent of P. `raise` = the shifts may be below the maxima: the first tile, and tiles
-// with masked scores. LAZY trusts them otherwise, and if a score reaches its shift after all (one sign bit a score
+// with masked scores. LAZY trusts them otherwise, and if a score reaches its shift after all (one sign bit per score
 // tells), lifts the shift of that row.
 template <Rescale RESCALE, int ROW_TILES, int KEY_TILES, int DIM_TILES>
 __device__ __forceinline__ void shift_scores(RowState<ROW_TILES, DIM_TILES>& state, float (&s)[ROW_TILES][KEY_TILES][4],

@@ -42,7 +42,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, c
   }
 }
 
-// Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains a row hide the latency.
+// Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
 template <int FLOATS> __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
   float other[2];
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     s[i] = fmaf(s[i], scale, -state.shift[i / 2 % 2]);
     if constexpr (TESTED) all_negative &= __float_as_int(s[i]);
   }
-  if constexpr (TESTED) {  // one sign bit a score tells whether any reached its shift after all
+  if constexpr (TESTED) {  // one sign bit per score tells whether any reached its shift after all
     rescale = __any_sync(ALL_LANES, all_negative >= 0);
     if (rescale) {
       float rise[2];
