@@ -189,7 +189,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
         ({}, "none still reads K[tile]", "__syncthreads();", ""),
         ({}, "P and V[tile] are visible", "__syncthreads();", ""),
         ({}, "all but V[tile]", "<1>", "<2>"),
-        ({}, "all but the copies begun", "STAGES : STAGES - 1", "STAGES + 1 : STAGES"),
+        ({}, "cp_async_wait<FUSED", "STAGES : STAGES - 1", "STAGES + 1 : STAGES"),
         ({}, "no warp still reads V[tile]", "__syncthreads();", ""),
         (SPLIT, "the scores are visible to all warps\n", "__syncthreads();", ""),
         (SPLIT, "Q and K are visible", "__syncthreads();", ""),
