@@ -74,7 +74,7 @@ WGMMA: list[Row] = [
     (
         "no __syncwarp before Q is reused",
         {**ROWS, "Q_IN_REGISTERS": True},
-        [("if constexpr (Q_IN_REGISTERS) __syncwarp();  // all", "//")],
+        [("if constexpr (Q_IN_REGISTERS) __syncwarp();", "")],
     ),
     ("store out of bounds", ROWS, [("    if (row < valid_rows) {", "    {")]),
     (
