@@ -9,6 +9,7 @@ from evoattn.model import gpu
 from evoattn.model.records import Timing, TrialState
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
+from evoattn.report.summary import FINALISTS
 
 
 def test_numbers_of_the_leader(measured):
@@ -18,7 +19,14 @@ def test_numbers_of_the_leader(measured):
     assert (row.p10_us, row.p90_us) == (18.0, 22.0)
     assert row.tflops == pytest.approx(4 * 16 * 1024 * 1024 * 64 / 20e-6 / 1e12)
     assert row.peak_share == pytest.approx(row.tflops / gpu.lookup("h100").peak_tflops("fp16"))
-    assert row.spill_bytes == 12
+    assert (row.registers, row.spill_bytes) == (96, 12)
+
+
+def test_a_candidate_that_was_never_compiled_has_no_resources(storage):
+    study = make_study(storage, offline=True)
+    add(storage, study, TrialState.ESTIMATED, A=1)
+    (row,) = summarise(storage, study).leaderboard
+    assert (row.registers, row.spill_bytes, row.smem_bytes, row.launches) == (None, None, None, ())
 
 
 def test_speedups_only_between_finals(measured):
@@ -53,6 +61,17 @@ def test_progress_and_lineage(measured):
     first, second = summary.lineage[:2]
     assert first.trial == summary.leaderboard[0].trial and first.parents == (second.trial,)
     assert first.changes["A"] == (second.trial % 4 - 1, 3)
+
+
+def test_a_family_behind_all_that_are_ranked_is_shown_by_its_best(storage):
+    study = make_study(storage)
+    for n in range(FINALISTS):
+        add(storage, study, TrialState.COMPLETE, us=[("screen", 10.0 + n)], A=n)
+    for us in (400.0, 300.0, 500.0):
+        add(storage, study, TrialState.COMPLETE, "flash_mma", us=[("screen", us)], A=us)
+    ahead, behind = summarise(storage, study, 5).best_of_families
+    assert (ahead.family, ahead.median_us, ahead.rank) == ("flash_scalar", 10.0, 1)
+    assert (behind.family, behind.median_us, behind.rank, behind.registers) == ("flash_mma", 300.0, 2, 96)
 
 
 @pytest.mark.parametrize("width", (100, 160))
