@@ -65,6 +65,20 @@ def test_who_cannot_run_today_as_recorded_leaves_the_seat_to_the_next(storage, o
     assert (first.config, first.gpu, first.compiled.cubin) == (right, GPU, honest.source.encode())
 
 
+@pytest.mark.parametrize("operator", ["mutation", STARTING])
+def test_a_seat_is_for_the_best_time_of_all_not_for_who_was_in_the_last_final(storage, operator):
+    seats = finalists.FINALISTS
+    study = storage.create_study("s", PROBLEM, GPU, False, "random", 0, ("flash_mma",), {}, {})
+    for us, config in enumerate(valid_configs(seats + 1), 10):
+        stage = "final" if us == 10 + seats else "screen"
+        timing = Timing((float(us),), {"stage": stage, "run": str(us)})
+        evaluation = Evaluation(TrialState.COMPLETE, timings=(timing,))
+        storage.record(study, config, source_of(config), evaluation, (), operator)
+    tools = Tools(compile=lambda candidate: CompiledKernel(b"", "", INFO))
+    chosen = finalists.choose(storage, study, PROBLEM, GPU, SPACES, tools)
+    assert list(chosen) == [str(number) for number in range(1, seats + 1)]
+
+
 def kernel_of(name: str) -> BuiltKernel:
     return BuiltKernel(
         FAMILIES["flash_mma"], KernelConfig("flash_mma", {}), GPU, CompiledKernel(name.encode(), "", INFO)
