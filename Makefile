@@ -1,4 +1,5 @@
-# Two commands set everything up: `make demo` runs the main job, `make test` passes the tests. Both rest on `make setup`.
+# Two commands set everything up: `make demo` runs the main job, `make test` passes the tests. Both rest on
+# `make setup`.
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_DB := demo/evoattn.sqlite
@@ -14,7 +15,8 @@ setup: .venv/installed
 	touch $@
 
 # A GPU that evoattn does not know is hidden, as if there were none.
-FIND_GPU := from evoattn.model.gpu import detect_devices as find; print('--gpu auto' if find() and find()[0].spec else '--gpu l4')
+FIND_GPU := from evoattn.model.gpu import detect_devices as find; \
+	print('--gpu auto' if find() and find()[0].spec else '--gpu l4')
 
 demo: setup
 	rm -rf demo && mkdir demo

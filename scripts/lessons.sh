@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# On a machine with a CUDA device: run every `evoattn search` of docs/lessons.md, then write their numbers into the page.
+# On a machine with a CUDA device: run every `evoattn search` of docs/lessons.md, then write their numbers into the
+# page.
 #   scripts/lessons.sh OUTPUT_FOLDER
-# EVOATTN is the command to run (default `.venv/bin/evoattn`), PYTHON the interpreter. Everything it prints is also in OUTPUT_FOLDER, with the
+# EVOATTN is the command to run (default `.venv/bin/evoattn`), PYTHON the interpreter. Everything it prints is also in
+# OUTPUT_FOLDER, with the
 # database and a JSON report of each study.
 set -euo pipefail
 cd "$(dirname "$0")/.."
