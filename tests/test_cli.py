@@ -40,6 +40,7 @@ def study(tmp_path_factory):
     return db, result.stdout
 
 
+@pytest.mark.slow
 def test_search_says_first_what_it_searches_and_last_what_it_found(study):
     _, output = study
     assert output.splitlines()[0] == "Problem B=1 H=2 S=96 D=32 fp16 full; budget 14trials."
@@ -72,6 +73,7 @@ def test_a_restricted_search_and_its_resumption_stay_in_their_part_of_the_space(
         assert config["BLOCK_M"] in (32, 64) and config["RESCALE"] in ("lazy", "always")
 
 
+@pytest.mark.slow
 def test_every_trial_is_recorded_with_its_source(study):
     rows = sqlite3.connect(study[0]).execute("select state, source_hash, operator from trials").fetchall()
     assert len(rows) == 14
@@ -91,6 +93,7 @@ def test_resume_goes_on_without_repeating(study):
     assert len(rows) == 20 and len(set(rows)) == 20
 
 
+@pytest.mark.slow
 def test_report_formats(study, tmp_path):
     db, _ = study
     assert "never timed" in run("report", "--db", db).stdout
@@ -102,6 +105,7 @@ def test_report_formats(study, tmp_path):
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_show_export_and_reproduce(study, tmp_path):
     db, _ = study
     shown = run("show", 1, "--db", db).stdout
@@ -127,6 +131,7 @@ def test_show_export_and_reproduce(study, tmp_path):
     assert "All as recorded with its trial" in result.stdout
 
 
+@pytest.mark.slow
 def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
     copy = tmp_path / "copy.sqlite"
     with sqlite3.connect(study[0]) as source, sqlite3.connect(copy) as target:
@@ -139,6 +144,7 @@ def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_changed_record_does_not_reproduce(study, tmp_path):
     """The check can fail: a record with another cost than the kernel has is not reproduced."""
     copy = tmp_path / "copy.sqlite"
@@ -183,6 +189,7 @@ def test_wrong_use_of_search(tmp_path, words, expected):
     refused(run("search", *words, "--db", tmp_path / "db.sqlite"), 2, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, expected",
     [
@@ -220,6 +227,7 @@ def test_another_device_than_the_named_one_is_refused():
         choose_device("auto", [DetectedDevice(0, "GTX 1080", (6, 1), "12.0")])
 
 
+@pytest.mark.slow
 def test_broken_databases(study, tmp_path):
     text = tmp_path / "text.sqlite"
     text.write_text("this is not a database, but it is long enough to be read as one " * 20)

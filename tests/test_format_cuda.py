@@ -21,6 +21,7 @@ def program():
     return format_cuda.formatter()
 
 
+@pytest.mark.slow
 def test_templates_are_formatted(capsys):
     assert format_cuda.main(check=True) == 0, capsys.readouterr().out
 

@@ -50,6 +50,7 @@ SEARCH_MODULES = {"evoattn.model.safe_yaml", "evoattn.families.render"}
 """Those that read YAML and templates."""
 
 
+@pytest.mark.slow
 def test_a_kernel_that_was_found_needs_no_library_of_the_search():
     values = {
         "SEARCH_ONLY": {"optuna", "sqlalchemy", "alembic", "jinja2", "rich", "typer", "yaml", "platformdirs"},

@@ -85,6 +85,7 @@ def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
     assert [t.number for t in storage.leaderboard(study, 9)] == [numbers["flash_mma"]]
 
 
+@pytest.mark.slow
 def test_a_final_that_cannot_be_held_is_one_note(storage):
     with bench_on(DiesInFinals) as bench:
         row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])
@@ -92,6 +93,7 @@ def test_a_final_that_cannot_be_held_is_one_note(storage):
     assert row.ours is None and row.notes == [said]
 
 
+@pytest.mark.slow
 def test_a_doubtful_verdict_is_asked_for_again_once(storage):
     with bench_on(AlwaysDoubtsItself) as bench:
         row = run(bench, storage, [("flash_mma", CONFIGS[0].params)])

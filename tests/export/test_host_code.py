@@ -91,6 +91,7 @@ def test_every_family_has_host_code():
     assert set(FIELDS) == set(FAMILIES)
 
 
+@pytest.mark.slow
 @needs_gxx
 @pytest.mark.parametrize("family", FIELDS)
 def test_cpp_plans_what_python_launches(family, tmp_path):

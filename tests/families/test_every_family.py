@@ -72,6 +72,7 @@ def test_a_new_mask_is_refused_until_the_family_takes_it_up(family):
                 assert family.why_invalid(p, c, gpu) == family.why_impossible(p, c, gpu) == refused
 
 
+@pytest.mark.slow
 @every_family
 def test_a_kernel_serves_all_lengths(family):
     """One source for every problem with the same head_dim, dtype and mask (`Family`)."""

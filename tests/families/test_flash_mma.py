@@ -83,6 +83,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"), RIGHT, ids=lambda x: x.describe() if isinstance(x, AttentionProblem) else None
 )

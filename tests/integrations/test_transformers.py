@@ -171,6 +171,7 @@ def test_training_goes_through_sdpa(device):
     assert not device.launches
 
 
+@pytest.mark.slow
 def test_a_compiled_model(device):
     """With a cache to fill: without one transformers suspects packed sequences, which a trace cannot rule out, and
     makes a mask.

@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_only(tmp_path):
     assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, blocked / "folder").code.startswith(b"\x7fELF")
 
 
+@pytest.mark.slow
 def test_the_import_of_the_op_is_light():
     rooms = ", ".join(f"evoattn.ops.{name}" for name in ("attention", "sdpa", "explain", "proof"))
     code = f"import sys, {rooms}; print(*sys.modules)"

@@ -27,6 +27,7 @@ def cases():
     yield "packed", tuple(packed[:, :, i].transpose(1, 2) for i in range(3)), (False, "upper_left", None, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", list(OPS))
 @pytest.mark.parametrize(("inputs", "flags"), [case[1:] for case in cases()], ids=[case[0] for case in cases()])
 def test_opcheck(device, op, inputs, flags):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html import unescape
 
+import pytest
 from report_studies import add, make_study, printed, timing
 
 from evoattn.model.records import TrialState
@@ -113,6 +114,7 @@ def test_many_points_are_thinned_but_no_improvement_is_lost():
     assert len(drawn) <= MAX_POINTS + len(improvements) and set(improvements) <= set(drawn)
 
 
+@pytest.mark.slow
 def test_report_needs_no_slow_library(measured):
     """torch takes three seconds to import, optuna's importance one: a report of a day's search has three in all."""
     storage, _ = measured

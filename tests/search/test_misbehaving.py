@@ -10,6 +10,7 @@ from evoattn.search.budget import Budget
 from evoattn.search.progress import Progress
 
 
+@pytest.mark.slow
 def test_misbehaving_workers_cost_their_candidates_only(storage):
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
     running = make_search(storage, spaces, puppets(compile_seconds=1.0, device_seconds=1.0), jobs=3)
