@@ -207,6 +207,7 @@ def test_what_is_not_there(study, words, expected):
     refused(run(words[0], "--db", study[0], *words[1:]), 2, expected)
 
 
+@pytest.mark.slow
 def test_a_space_without_a_valid_config_is_a_failed_run_that_says_why(tmp_path):
     db = tmp_path / "db.sqlite"
     words = ("--family", "flash_mma", "--set", "BLOCK_M=16", "--set", "WARPS=4")

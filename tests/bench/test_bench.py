@@ -30,6 +30,7 @@ def bench():
         yield made
 
 
+@pytest.mark.slow
 def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_peers(bench, storage):
     best, slow = sorted(CONFIGS, key=lambda c: c["BLOCK_M"])[0], sorted(CONFIGS, key=lambda c: c["BLOCK_M"])[-1]
     numbers = [record(storage, config, us).number for config, us in ((slow, 300.0), (best, 90.0))]

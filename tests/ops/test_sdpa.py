@@ -124,6 +124,7 @@ def test_torchs_causal_biases(device, make, lengths):
     assert near(doubles, expected)
 
 
+@pytest.mark.slow
 def test_compiled_code_follows(device):
     compiled = torch.compile(
         lambda q, k, v, enable_gqa: F.scaled_dot_product_attention(q, k, v, enable_gqa=enable_gqa),

@@ -59,6 +59,7 @@ def test_a_doubtful_verdict_is_asked_for_again_once(storage, device, state):
     assert {t.reason for t in trials} == ({""} if state is TrialState.COMPLETE else {"Verdict 2."})
 
 
+@pytest.mark.slow
 def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
     running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(SlowToStart))
     stages = set()
