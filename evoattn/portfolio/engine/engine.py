@@ -57,6 +57,7 @@ class Engine:
     ) -> None:
         self.groups, self.gpu, self.most = groups, gpu, most
         self._breeders = {g.name: Breeder(g, gpu, seed) for g in groups}
+        self._near = {g.name: g.near(gpu) for g in groups}
         self._pool = Pool(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler)
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
@@ -127,7 +128,7 @@ class Engine:
             kernel, target = proposal
             group.kernels[kernel.id] = kernel
             able = set(breeder.serves(kernel))
-            others = [j for j in group.near[target] if j in able]
+            others = [j for j in self._near[group.name][target] if j in able]
             problem = group.problems[target]
             candidate = render(registry.lookup(kernel.family), problem, kernel.config, self.gpu)
             item = _Ready(group, kernel, None, [target, *others[:SAMPLE]], others[SAMPLE : self.most - 1])

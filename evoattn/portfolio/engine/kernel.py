@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from evoattn.model.gpu import GPUS
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio.features import distance, features
@@ -53,11 +52,9 @@ class Group:
     """Configs to try first, (family, params)."""
     spent: float = 0.0
 
-    @cached_property
-    def near(self) -> list[list[int]]:
-        """For each problem the others' indexes, the most alike first (`features`, on an H100: only their order
-        matters)."""
-        points = [features(p, GPUS["h100"]) for p in self.problems]
+    def near(self, gpu: GpuSpec) -> list[list[int]]:
+        """For each problem the others' indexes, the most alike on `gpu` first (`features`)."""
+        points = [features(p, gpu) for p in self.problems]
         indexes = range(len(points))
         return [sorted((j for j in indexes if j != i), key=lambda j: distance(points[i], points[j])) for i in indexes]
 
