@@ -5,6 +5,9 @@
 All groups of the drawn problems (`evoattn/portfolio/workload.py`, seeds 0 to 49) are searched at once for the time
 given; then the best kernels of each are timed in turns on all of its problems. With --after, what earlier campaigns
 found is tried first, and their best kernels are among those that are timed at the end (--seconds 0: those alone).
+
+A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
+    CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ from evoattn.portfolio.workload import BUILD_SEEDS
 
 def earlier(paths: list[Path], each: int) -> tuple[dict[str, list[Any]], dict[str, list[Kernel]]]:
     """By group: the fastest configs of earlier campaigns' problems, and the `each` kernels of each campaign that cover
-    them best."""
+    them best, by its final table where it has one."""
     given: dict[str, list[Any]] = {}
     best: dict[str, list[Kernel]] = {}
     for path in paths:
-        for group in campaign.load(path)[1]:
+        _, groups, tables = campaign.load(path)
+        for group in groups:
             given.setdefault(group.name, []).extend((k.family, k.params) for k in campaign.leaders(group, 3))
-            best.setdefault(group.name, []).extend(campaign.contenders(group, each))
+            table = tables.get(group.name)
+            chosen = campaign.covering(group, table, each) if table else campaign.contenders(group, each)
+            best.setdefault(group.name, []).extend(chosen)
     for kernels in best.values():
         for kernel in kernels:  # their times are of other problems
             kernel.times, kernel.rough = {}, set()
@@ -47,7 +53,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--final-seconds", type=float, default=300)
     parser.add_argument("--each", type=int, default=400)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="groups whose names begin so")
+    parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
+    parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
     words = parser.parse_args()
     device = detect_devices()[0]
@@ -55,13 +63,14 @@ def main() -> None:
     started = time.monotonic()
     given, best = earlier(words.after, words.most)
     groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, given)
-    groups = [g for g in groups if g.name.startswith(words.only)]
+    part, parts = map(int, words.share.split("/"))
+    groups = campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part]
     print(
         f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s",
         flush=True,
     )
     said = time.monotonic()
-    with Engine(groups, gpu) as engine:
+    with Engine(groups, gpu, words.jobs) as engine:
 
         def refresh() -> None:
             nonlocal said

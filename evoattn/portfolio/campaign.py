@@ -11,9 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
+from evoattn.portfolio import cover
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.strata import by_class, spread
@@ -25,10 +28,11 @@ FAMILIES = {
 }
 """By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim
 beyond 256."""
-PROBLEMS = {"16 d64": (56, 44), "16 d128": (56, 44), "16": (26, 20), "32": (8, 6)}
+PROBLEMS = {"16 d64": (150, 110), "16 d128": (150, 110), "16": (70, 56), "32": (16, 12), "32 d64": (28, 20)}
+PROBLEMS["32 d128"] = PROBLEMS["32 d64"]
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
-WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16": 1.0, "32": 0.5}
-
+WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16 d96": 1.5, "16": 1.0, "32": 0.4, "32 d64": 0.8}
+WEIGHTS["32 d128"] = WEIGHTS["32 d64"]
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of splits that every kernel of split_kv is timed with: they cost no compile."""
@@ -85,6 +89,27 @@ def contenders(group: Group, most: int) -> list[Kernel]:
             if i in covered:
                 covered[i] = min(covered[i], us / best[i])
     return chosen
+
+
+def covering(group: Group, table: dict[str, Any], most: int) -> list[Kernel]:
+    """At most `most` compiled sources of a final table of which the fastest on each problem leaves the least regret; of
+    each source one kernel."""
+    us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
+    us = us[~np.isnan(us).all(axis=1)]
+    units: dict[str, list[int]] = {}
+    for column, name in enumerate(table["kernels"]):
+        units.setdefault(source_of(group.kernels[name]), []).append(column)
+    columns = list(units.values())
+    chosen, _ = cover.choose(us, us, columns, most)
+    return [group.kernels[table["kernels"][columns[u][0]]] for u in chosen]
+
+
+def shares(groups: list[Group], count: int) -> list[list[Group]]:
+    """The groups in `count` lists of about equal weight."""
+    lists: list[list[Group]] = [[] for _ in range(count)]
+    for group in sorted(groups, key=lambda g: -g.weight):
+        min(lists, key=lambda chosen: sum(g.weight for g in chosen)).append(group)
+    return lists
 
 
 def source_of(kernel: Kernel) -> str:
