@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from evoattn.correctness import reference
+from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -59,13 +60,33 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     ]
 
 
-def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[tuple[str, AttentionProblem, str]]:
-    """(name, problem, kind) of the small cases that the interpreter runs, those that find most first.
+@dataclass(frozen=True)
+class SmallCase:
+    """A case of the interpreter: a problem, the kind of its inputs, and how large the GPU is."""
+
+    name: str
+    problem: AttentionProblem
+    kind: str = "plain"
+    sms: int | None = None
+    """SMs of the GPU that the launches are made for; None: all that it has."""
+
+    def on_its_gpu(self, kernel: BuiltKernel) -> BuiltKernel:
+        """The kernel as launched on a GPU of so many SMs."""
+        return kernel if self.sms is None else replace(kernel, gpu=kernel.gpu.with_limits({"sm_count": self.sms}))
+
+    def make(self, seed: int) -> Case:
+        """Inputs and their answer."""
+        return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True)
+
+
+def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
+    """The small cases that the interpreter runs, those that find most first.
 
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
     keys, its STAGES and its SPLITS:
     - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged;
-    - two batches, grouped heads, another layout, and logits that overflow what is not rescaled. It has 40 rows or more,
+    - two batches, grouped heads, another layout, and logits that overflow what is not rescaled, on a GPU of one SM, so
+      that persistent blocks take several tiles of rows. It has 40 rows or more,
       since the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed
       it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - whole tiles alone, which real lengths often are, of two K/V heads;
@@ -90,8 +111,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[t
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     return [
-        ("ragged, many key tiles", many, "plain"),
-        ("grouped, strided, logits x30, a late huge key", grouped, "large_logits_late_key"),
-        ("whole tiles", whole, "plain"),
-        ("part of one key tile", one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), "plain"),
+        SmallCase("ragged, many key tiles", many),
+        SmallCase("grouped, strided, logits x30, a late huge key", grouped, "large_logits_late_key", sms=1),
+        SmallCase("whole tiles", whole),
+        SmallCase("part of one key tile", one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1)),
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.cases import interpreter_cases, make_case
+from evoattn.correctness.cases import interpreter_cases
 from evoattn.correctness.validate import check
 from evoattn.evaluation import cost_model
 from evoattn.evaluation.tasks import Compile, Compiled
@@ -53,9 +53,8 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
     seed = int(candidate.source_hash[:8], 16)
     checks: list[CheckResult] = []
     try:
-        for name, small, kind in interpreter_cases(problem, config):
-            case = make_case(name, small, seed, "cpu", kind, double=True)
-            checks.append(check(backend, built, case))
+        for small in interpreter_cases(problem, config):
+            checks.append(check(backend, small.on_its_gpu(built), small.make(seed)))
             if not checks[-1].passed:
                 break
         report = ValidationReport("interpreter", tuple(checks), seed)

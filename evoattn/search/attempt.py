@@ -10,7 +10,7 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.cases import interpreter_cases, make_case
+from evoattn.correctness.cases import interpreter_cases
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation import cost_model
@@ -198,10 +198,10 @@ def _occupancy(kernel: BuiltKernel, problem: AttentionProblem) -> Iterator[Step]
 def _cases(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem) -> Iterator[Step]:
     """The interpreter's cases up to the first that fails. Raises `NotInterpreted` or `LaunchError`."""
     seed = int(candidate.source_hash[:8], 16)  # the inputs of an offline evaluation
-    for name, small, kind in interpreter_cases(problem, kernel.config):
-        case = make_case(name, small, seed, "cpu", kind, double=True)
-        result, outputs = run_case(InterpreterBackend(), kernel, case)
-        where = f"{name} ({small.describe()})"
+    for small in interpreter_cases(problem, kernel.config):
+        case = small.make(seed)
+        result, outputs = run_case(InterpreterBackend(), small.on_its_gpu(kernel), case)
+        where = f"{small.name} ({small.problem.describe()})"
         if result.passed:
             error = f"largest error {result.max_error:.2e}, allowed {result.allowed_error:.2e}"
             yield Step("interpreter", f"Right: {where}; {error}.", True)

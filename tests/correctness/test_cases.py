@@ -11,7 +11,7 @@ from evoattn.model.space import KernelConfig
 def cases(mask="full", **params):
     problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", mask, "bhsd")
     config = KernelConfig("family", {"BLOCK_M": 64, "BLOCK_N": 32} | params)
-    return [small for _, small, _ in interpreter_cases(problem, config)]
+    return [small.problem for small in interpreter_cases(problem, config)]
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
