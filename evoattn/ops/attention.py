@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, capture, current, fallback
+from evoattn.ops.custom_op import is_fake
 from evoattn.ops.runtime import NoKernel, Runtime
-from evoattn.ops.traced import is_fake, traced
 
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -128,9 +128,13 @@ def attention(
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
     if torch.compiler.is_compiling():
+        from evoattn.ops.traced import traced  # a second, which whoever compiles has spent already
+
         return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     if not _is_ordinary(query, key, value):
         if is_fake(query):
+            from evoattn.ops.traced import traced
+
             return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
         return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     runtime = current.runtime()

@@ -1,58 +1,17 @@
-"""The op as `torch.compile`, `torch.export` and fake tensors see it: a custom op where a kernel may run, torch's own
+"""What a trace (`torch.compile`, `torch.export`, fake tensors) takes: the custom op where a kernel may run, torch's own
 SDPA elsewhere.
+
+Importing this module imports `torch._dynamo`, which takes a second: `attention` does so inside of a trace only.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from evoattn.ops import asked, current, fallback
+from evoattn.ops.custom_op import attention_lse_op, attention_op
 from evoattn.ops.runtime import GRADIENTS, NoKernel
-
-
-@torch.library.custom_op("evoattn::attention", mutates_args=())
-def attention_op(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
-) -> Tensor:
-    """`evoattn.attention` with an answer laid out in memory as `query` is."""
-    out = torch.empty_like(query)
-    gqa = key.shape[-3] != query.shape[-3]
-    current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
-    return out
-
-
-@attention_op.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
-) -> Tensor:
-    return torch.empty_like(query)
-
-
-@torch.library.custom_op("evoattn::attention_lse", mutates_args=())
-def attention_lse_op(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
-) -> tuple[Tensor, Tensor]:
-    """`attention_op`, and the log-sum-exp."""
-    out = torch.empty_like(query)
-    gqa = key.shape[-3] != query.shape[-3]
-    answer = current.runtime().attend(
-        query, key, value, is_causal, scale, gqa, causal, True, out, strict, compiled=True
-    )
-    return out, answer[1]
-
-
-@attention_lse_op.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Whether the tensor has a shape and a device but no data."""
-    return isinstance(tensor, FakeTensor)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

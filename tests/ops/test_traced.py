@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from evoattn.ops import current
 from evoattn.ops.attention import attention
+from evoattn.ops.custom_op import attention_lse_op, attention_op
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.traced import attention_lse_op, attention_op
 
 OPS = {"attention": attention_op, "attention_lse": attention_lse_op}
 
@@ -106,6 +106,14 @@ def test_strict_under_compile(device):
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, strict=True), backend="eager")
     with pytest.raises(NoKernel, match="float64"):
         compiled(*(t.double() for t in tensors(kv_heads=4)))
+
+
+def test_the_op_itself_refuses_gradients(device):
+    q, k, v = tensors(kv_heads=4)
+    with pytest.raises(RuntimeError, match="computes no gradients"):
+        attention_op(q.requires_grad_(), k, v, False, "upper_left", None, False)
+    with torch.no_grad():
+        assert near(attention_op(q, k, v, False, "upper_left", None, False), reference(q, k, v))
 
 
 def test_fake_tensors(device):

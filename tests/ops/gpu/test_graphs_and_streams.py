@@ -93,7 +93,7 @@ def test_compile(mode):
 
 
 def test_opcheck():
-    from evoattn.ops.traced import attention_lse_op, attention_op
+    from evoattn.ops.custom_op import attention_lse_op, attention_op
 
     small = parse_shape("B=1,H=4,S=200,D=64,dtype=fp16,mask=causal_upper_left,layout=bshd")
     for op in (attention_op, attention_lse_op):
