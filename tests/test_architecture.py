@@ -17,6 +17,7 @@ LAYERS = [  # docs/architecture.md shows them; a module may import from its own 
     ["portfolio"],
     ["samplers", "storage"],
     ["evaluation"],
+    ["profiling"],
     ["timing"],
     ["correctness"],
     ["backends"],

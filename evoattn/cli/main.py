@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from evoattn import __version__
-from evoattn.cli import attempt, bench, catalogue, kernels, pick, search, studies, tune
+from evoattn.cli import attempt, bench, catalogue, kernels, pick, profile, search, studies, tune
 from evoattn.cli.common import FAILED_RUN
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -91,6 +91,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "show": studies.show,
     "export": kernels.export,
     "reproduce": kernels.reproduce,
+    "profile": profile.profile,
     "try": attempt.attempt,
     "bench": bench.bench,
     "problems": catalogue.problems,

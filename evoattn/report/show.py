@@ -11,8 +11,12 @@ from rich.text import Text
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing, Trial
 from evoattn.ptx import NOT_MODELLED
-from evoattn.report.text import clean, print_text
+from evoattn.report.counters import CountersTable, counters_table
+from evoattn.report.text import add_row, clean, make_table, print_table, print_text
 from evoattn.storage import Storage
+
+NAME_COLUMNS = 40
+"""Names of peers' kernels are whole C++ types."""
 
 
 def print_trial(storage: Storage, trial: Trial, console: Console, source: bool = False) -> None:
@@ -75,6 +79,8 @@ def print_trial(storage: Storage, trial: Trial, console: Console, source: bool =
         row("study made on", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
     row("source hash", trial.source_hash or "none: it never became source")
     console.print(rows)
+    if table := counters_table(storage, study, trial):
+        print_counters(console, table)
     if not trial.source_hash:
         return
     if not source:
@@ -84,6 +90,19 @@ def print_trial(storage: Storage, trial: Trial, console: Console, source: bool =
     shown = "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)  # nothing that a terminal would obey
     console.print()
     console.print(shown, markup=False, soft_wrap=True)
+
+
+def print_counters(console: Console, counters: CountersTable) -> None:
+    """Hardware counters, a column per kernel."""
+    table = make_table()
+    table.add_column("", no_wrap=True)
+    for name in counters.columns:
+        table.add_column(Text(clean(name)), justify="right")
+    add_row(table, "kernel", *(name[:NAME_COLUMNS] for name in counters.kernels))
+    for name, values in counters.rows:
+        add_row(table, name, *("-" if value is None else f"{value:.4g}" for value in values))
+    print_table(console, "Hardware counters", table)
+    print_text(console, counters.note)
 
 
 def _timing_sentence(timing: Timing) -> str:

@@ -17,10 +17,10 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model import gpu as gpus
 from evoattn.model import space as configs
-from evoattn.model.errors import FailedRun
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Evaluation, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig
+from evoattn.search.recorded import Finding, ReproduceError, require_device, require_trusted
 from evoattn.storage import Storage
 from evoattn.storage.versions import collect, differences
 
@@ -28,19 +28,6 @@ TIME_TOLERANCE = 0.05
 """Share by which a time may differ from its record: a shared H100 drifts by this much from hour to hour. A wider spread
 of the samples widens it."""
 COST_TOLERANCE = 1e-6
-
-
-class ReproduceError(FailedRun):
-    """The trial cannot be run again here: its message is one sentence."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One comparison with the record. `agrees` None: said for information, not part of the verdict."""
-
-    what: str
-    sentence: str
-    agrees: bool | None
 
 
 @dataclass(frozen=True)
@@ -69,13 +56,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     source = storage.source(trial.source_hash)
     candidate = Candidate(trial.family, trial.config, trial.config_id, source, spec.arch)
     config = KernelConfig(trial.family, trial.config)
-    rendered = _source_finding(trial, problem, config, spec)
-    if not (rendered.agrees or trust_source):
-        raise ReproduceError(
-            f"{rendered.sentence} Trial {trial.number} was not run: its record is code of whoever wrote the database. "
-            f"Read it with `evoattn show {trial.number} --source`, then use --trust-source, or run the commit that "
-            "recorded it."
-        )
+    rendered = require_trusted(trial, problem, spec, trust_source)
     findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:
         kernel = compile_source(candidate.source, candidate.arch)
@@ -105,18 +86,6 @@ def _place_finding(storage: Storage, trial: Trial, study: Study) -> Finding:
         f"Not as recorded with {whose}: {'; '.join(changed)}." if changed else f"All as recorded with {whose}.",
         None,
     )
-
-
-def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec) -> Finding:
-    try:
-        family = registry.lookup(trial.family)
-        configs.load_space(trial.family, spec).make_config(trial.config)
-        same = render(family, problem, config, spec).source_hash == trial.source_hash
-    except (registry.FamilyError, configs.ConfigError) as error:
-        return Finding("source", f"Today's checkout cannot render this config: {error}", None)
-    if same:
-        return Finding("source", "Today's template renders the recorded text, byte for byte.", True)
-    return Finding("source", "Today's template renders another text than the recorded one.", None)
 
 
 def _code_finding(
@@ -188,13 +157,7 @@ def _on_device(
     kernel: CompiledKernel,
 ) -> Evaluation:
     """The whole evaluation on the device, in a process that may die."""
-    devices = gpus.detect_devices()
-    if not devices or not spec.is_like(devices[0].spec):
-        here = f"this machine has a {devices[0].describe()}" if devices else "this machine has no CUDA device"
-        raise ReproduceError(
-            f"Trial {trial.number} was timed on the GPU {spec.name} with {spec.sm_count} SMs, but {here}; "
-            f"run it there, or `evoattn export {trial.number}`."
-        )
+    require_device(trial, spec)
     worker = Worker(DeviceHandler, (problem, spec, study.options.get("cache", "warm")))
     try:
         task = Evaluate(BuiltKernel(registry.lookup(trial.family), config, spec, kernel), None)

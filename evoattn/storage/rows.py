@@ -33,7 +33,7 @@ def _json_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
+def each(kind: type | tuple[type, ...], values: Any, container: type) -> Any:
     """`values` if it is a `container` that holds only `kind`. Raises `TypeError`."""
     inside = values.values() if isinstance(values, dict) else values
     if not isinstance(values, container) or not all(isinstance(v, kind) for v in inside):
@@ -47,7 +47,7 @@ def plain_text(value: Any) -> str:
     return _CONTROL.sub("?", str(value))
 
 
-def _checked(what: str, build: Callable[[], _Record]) -> _Record:
+def checked(what: str, build: Callable[[], _Record]) -> _Record:
     try:
         return build()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -60,12 +60,12 @@ def study_from_row(row: Row) -> Study:
     def build() -> Study:
         problem: dict[str, Any] = {
             name: plain_text(v) if isinstance(v, str) else v
-            for name, v in _each((int, str), row["problem"], dict).items()
+            for name, v in each((int, str), row["problem"], dict).items()
         }
         AttentionProblem(**problem)
         if not _ARCH.fullmatch(row["arch"]):
             raise ValueError(f"{row['arch']!r} is no architecture")
-        if _each(object, row["options"], dict).get("cache", "warm") not in ("warm", "cold"):
+        if each(object, row["options"], dict).get("cache", "warm") not in ("warm", "cold"):
             raise ValueError("its cache mode is neither warm nor cold")
         return Study(
             row["id"],
@@ -76,22 +76,22 @@ def study_from_row(row: Row) -> Study:
             bool(row["offline"]),
             plain_text(row["sampler"]),
             int(row["seed"]),
-            tuple(_each(str, row["families"], list)),
+            tuple(each(str, row["families"], list)),
             _facts(row["versions"]),
             row["options"],
             plain_text(row["created_at"]),
         )
 
-    return _checked(f"Study {plain_text(row['name'])!r}", build)
+    return checked(f"Study {plain_text(row['name'])!r}", build)
 
 
 def _facts(value: Any) -> dict[str, str]:
-    return {plain_text(name): plain_text(fact) for name, fact in _each(str, value, dict).items()}
+    return {plain_text(name): plain_text(fact) for name, fact in each(str, value, dict).items()}
 
 
 def environment_from_row(row: Row) -> dict[str, str]:
     """Raises `StorageError` if a value is not of its kind."""
-    return _checked(f"Environment {row['id']}", lambda: _facts(row["facts"]))
+    return checked(f"Environment {row['id']}", lambda: _facts(row["facts"]))
 
 
 def timing_to_row(timing: Timing) -> dict[str, Any]:
@@ -107,16 +107,16 @@ def timing_from_row(row: Row) -> Timing:
     """Raises `StorageError` if a value is not of its kind."""
 
     def build() -> Timing:
-        samples = tuple(_number(v) for v in _each((int, float), row["samples_us"], list))
-        protocol = _plain(_each(object, row["protocol"], dict))
+        samples = tuple(_number(v) for v in each((int, float), row["samples_us"], list))
+        protocol = _plain(each(object, row["protocol"], dict))
         STAGES.index(protocol["stage"])
-        _each(str, protocol.get("sanitizer", {}), dict)
-        _each(str, _each(object, protocol.get("clocks", {}), dict).get("throttled_by", []), list)
+        each(str, protocol.get("sanitizer", {}), dict)
+        each(str, each(object, protocol.get("clocks", {}), dict).get("throttled_by", []), list)
         if not samples and not protocol.get("out"):
             raise ValueError("no samples")
         return Timing(samples, protocol)
 
-    return _checked("A timing", build)
+    return checked("A timing", build)
 
 
 def _plain(value: Any) -> Any:
@@ -146,7 +146,7 @@ def _validation_from_json(value: dict[str, Any]) -> ValidationReport:
             plain_text(c["reason"]),
             _number(c.get("seconds", 0.0)),
         )
-        for c in _each(dict, value["checks"], list)
+        for c in each(dict, value["checks"], list)
     )
     seed = value.get("seed")
     backend = value["backend"]
@@ -196,17 +196,17 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
                 "compiler": plain_text(row["compiler"])
             }
             info = CompileInfo(
-                **_each((int, float, str), fields, dict),
-                options=tuple(map(plain_text, _each(str, row["compile_options"], list))),
-                warnings=tuple(map(plain_text, _each(str, row["compile_warnings"], list))),
+                **each((int, float, str), fields, dict),
+                options=tuple(map(plain_text, each(str, row["compile_options"], list))),
+                warnings=tuple(map(plain_text, each(str, row["compile_warnings"], list))),
             )
-            _each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
+            each(int, [info.registers, info.spill_bytes, info.stack_bytes, info.static_smem_bytes], list)
         validation = row.get("validation")
         return Trial(
             row["number"],
             row["study_id"],
             plain_text(row["family"]),
-            _each((int, float, str), row["config"], dict),
+            each((int, float, str), row["config"], dict),
             plain_text(row["config_id"]),
             TrialState(row["state"]),
             plain_text(row["reason"]),
@@ -215,10 +215,10 @@ def trial_from_row(row: Row, timings: tuple[Timing, ...]) -> Trial:
             None if validation is None else _validation_from_json(validation),
             timings,
             None if row["relative_cost"] is None else _number(row["relative_cost"]),
-            tuple(_each(int, row["parents"], list)),
+            tuple(each(int, row["parents"], list)),
             plain_text(row["operator"]),
             plain_text(row["created_at"]),
             _number(row["seconds"]),
         )
 
-    return _checked(f"Trial {row['number']}", build)
+    return checked(f"Trial {row['number']}", build)

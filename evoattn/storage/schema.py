@@ -17,7 +17,7 @@ from sqlalchemy import (
     Text,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest revision under `db/versions`: what this program reads and writes."""
 VERSION_TABLE = "evoattn_version"
 """Where Alembic keeps the revision; its name also tells our databases from foreign ones."""
@@ -127,6 +127,22 @@ baselines = Table(
     Index("baselines_by_study", "study_id", "backend"),
 )
 """One timing of a peer in a study, or the sentence with which it refused the problem. `backend` is the peer's name."""
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", Integer, ForeignKey("studies.id"), nullable=False),
+    Column("trial_number", Integer, ForeignKey("trials.number")),
+    Column("peer", String(40), nullable=False),
+    Column("tool", String(40), nullable=False),
+    Column("cache", String(10), nullable=False),
+    Column("kernels", JSON, nullable=False),
+    Column("environment_id", Integer, ForeignKey("environments.id")),
+    Column("created_at", String(40), nullable=False),
+    Index("profiles_by_trial", "study_id", "trial_number"),
+)
+"""Hardware counters of one call of a trial's kernel, or (`trial_number` NULL) of a peer on the study's problem."""
 
 STAGES = ("screen", "repeat", "final")
 """`Timing.protocol["stage"]`, the least trusted first."""

@@ -1,0 +1,65 @@
+"""`evoattn profile`: hardware counters of a recorded kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evoattn.cli.common import (
+    Database,
+    GpuOfBest,
+    ProblemOption,
+    ShapeOption,
+    StudyName,
+    TrialWord,
+    chosen,
+    console,
+    errors,
+)
+
+
+def profile(
+    trial: TrialWord,
+    peer: Annotated[
+        str | None,
+        typer.Option("--peer", metavar="NAME", help="Peer to set beside it.", show_default="the fastest of its final"),
+    ] = None,
+    raw: Annotated[
+        Path | None, typer.Option("--raw", metavar="FOLDER", help="Folder for ncu's own tables, as CSV.")
+    ] = None,
+    trust_source: Annotated[
+        bool,
+        typer.Option(
+            "--trust-source",
+            help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the "
+            "database.",
+        ),
+    ] = False,
+    study: StudyName = None,
+    shape: ShapeOption = None,
+    problem: ProblemOption = None,
+    gpu: GpuOfBest = None,
+    db: Database = None,
+) -> None:
+    """Read the hardware counters of a recorded kernel with Nsight Compute (ncu).
+
+    Throughput of tensor cores and memory, occupancy and what warps wait for, beside a peer on the same inputs. They are
+    kept with the trial; `show` and the page of `report` print them too.
+    """
+    with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
+        from evoattn.report.counters import counters_table
+        from evoattn.report.show import print_counters
+        from evoattn.search.profiled import profile_trial
+
+        its_study = storage.study(record.study_id)
+        screen = console()
+        for found in profile_trial(storage, record, its_study, peer, trust_source):
+            if isinstance(found, str):
+                typer.echo(f"evoattn: {found}", err=True)
+            elif raw:
+                raw.mkdir(parents=True, exist_ok=True)
+                (raw / f"{found.profile.peer or f'trial{record.number}'}.csv").write_text(found.csv)
+        if table := counters_table(storage, its_study, record):
+            print_counters(screen, table)

@@ -1,0 +1,128 @@
+"""Nsight Compute's command line (`ncu`) on one call: a kernel of ours, or a peer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from evoattn.families.built import BuiltKernel
+from evoattn.model.errors import FailedRun
+from evoattn.model.paths import ROOT
+from evoattn.model.problem import AttentionProblem
+from evoattn.timing.protocol import CacheMode
+
+SECTIONS = (
+    "SpeedOfLight",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "SchedulerStats",
+    "WarpStateStats",
+    "Occupancy",
+    "LaunchStats",
+)
+"""Those that hold the counters of `evoattn.profiling.counters`; each costs the kernel some replays."""
+SECONDS = 180.0
+"""A peer may compile for ten seconds, and each counter's replay restores memory."""
+NOT_INSTALLED = "Nsight Compute (ncu) is not installed: it comes with the CUDA toolkit, and has to be on the PATH."
+FORBIDDEN = (
+    "This machine's driver keeps the GPU's counters to its administrator: run the command as root, or see "
+    "https://developer.nvidia.com/ERR_NVGPUCTRPERM."
+)
+
+
+class ProfileError(FailedRun):
+    """There are no counters: its message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What ncu wrote."""
+
+    csv: str
+    """`--csv --page raw`: a row of names, a row of units, a row per kernel."""
+    tool: str
+
+
+Run = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command and waits for it. May raise `subprocess.TimeoutExpired`."""
+
+
+def find() -> str | None:
+    """Path of ncu: on the PATH, or where the toolkit puts it."""
+    usual = Path("/usr/local/cuda/bin/ncu")
+    return shutil.which("ncu") or (str(usual) if usual.exists() else None)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
+def count(
+    problem: AttentionProblem,
+    contestant: BuiltKernel | str,
+    cache: CacheMode,
+    find: Callable[[], str | None] = find,
+    run: Run = _run,
+) -> Counted:
+    """The counters of one call of a kernel, or of the peer of that name, on random inputs of `problem`.
+
+    `find` gives the path of ncu, None if it is not installed. Raises `ProfileError` where there are no counters.
+    """
+    path = find()
+    if path is None:
+        raise ProfileError(NOT_INSTALLED)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_job(folder, problem, contestant)
+        log = folder / "ncu.csv"
+        command = [path, "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+        # The clocks stay as they are: other programs may share the board, and a time is taken elsewhere.
+        command += ["--clock-control", "none", "--cache-control", "all" if cache == "cold" else "none"]
+        command += ["--profile-from-start", "off", *(word for name in SECTIONS for word in ("--section", name))]
+        command += [sys.executable, "-m", "evoattn.profiling.target", str(folder)]
+        try:
+            done = run(command)
+        except subprocess.TimeoutExpired:
+            raise ProfileError(f"ncu did not end within {SECONDS:.0f} s.") from None
+        said = log.read_text(errors="replace") if log.exists() else ""
+    csv = said[said.find('"ID"') :] if '"ID"' in said else ""
+    if done.returncode or not csv:
+        raise ProfileError(why_none(done.returncode, said + done.stdout + done.stderr))
+    return Counted(csv, f"ncu {_version(path, run)}")
+
+
+def _write_job(folder: Path, problem: AttentionProblem, contestant: BuiltKernel | str) -> None:
+    job: dict[str, Any] = {"problem": problem.to_dict()}
+    if isinstance(contestant, str):
+        job["peer"] = contestant
+    else:
+        job |= {
+            "family": contestant.family.name,
+            "params": contestant.config.params,
+            "gpu": asdict(contestant.gpu),
+        }
+        (folder / "kernel.cubin").write_bytes(contestant.compiled.cubin)
+    (folder / "job.json").write_text(json.dumps(job))
+
+
+def why_none(code: int, output: str) -> str:
+    """A sentence out of what ncu and the program under it printed, where no counters came."""
+    if "ERR_NVGPUCTRPERM" in output:
+        return FORBIDDEN
+    errors = re.findall(r"^==ERROR== (.+)", output, re.MULTILINE)
+    lines = [line for line in output.strip().splitlines() if not line.startswith("==")]
+    last = (lines or errors or ["no output"])[-1]
+    return f"ncu read no counters (exit code {code}): {last.strip()[:200].rstrip('.')}."
+
+
+def _version(path: str, run: Run) -> str:
+    found = re.search(r"Version (\d[\w.]*)", run([path, "--version"]).stdout)
+    return found[1] if found else "unknown"

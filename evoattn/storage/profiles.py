@@ -1,0 +1,77 @@
+"""Hardware counters of trials and peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from evoattn.model.profile import KernelCounters, Profile
+from evoattn.model.records import Study
+from evoattn.storage.database import Database, now
+from evoattn.storage.rows import Row, checked, each, plain_text
+from evoattn.storage.schema import profiles
+
+
+class Profiles(Database):
+    """Adding and reading what hardware counters said."""
+
+    def add_profile(self, study: Study, profile: Profile, trial_number: int | None) -> None:
+        """Add the counters of a trial of the study, or (`trial_number` None) those of `profile.peer`."""
+        row = {
+            "study_id": study.id,
+            "trial_number": trial_number,
+            "peer": profile.peer,
+            "tool": profile.tool,
+            "cache": profile.cache,
+            "kernels": [{"kernel": k.kernel, "us": k.us, "counters": k.counters} for k in profile.kernels],
+            "environment_id": self._environment_id,
+            "created_at": now(),
+        }
+        with self._writing() as connection:
+            connection.execute(insert(profiles).values(row))
+
+    def profile(self, trial_number: int) -> Profile | None:
+        """The latest counters of the trial; None without any."""
+        query = select(profiles).where(profiles.c.trial_number == trial_number).order_by(profiles.c.id.desc()).limit(1)
+        with self._reading() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else _from_row(row)
+
+    def peer_profiles(self, study: Study) -> dict[str, Profile]:
+        """The latest counters of each peer on the study's problem, by its name."""
+        query = select(profiles).where(profiles.c.study_id == study.id, profiles.c.trial_number.is_(None))
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(profiles.c.id)).mappings().all()
+        return {profile.peer: profile for profile in map(_from_row, rows)}
+
+
+def _from_row(row: Row) -> Profile:
+    """Raises `StorageError` if a value is not of its kind."""
+
+    def build() -> Profile:
+        kernels = tuple(
+            KernelCounters(
+                plain_text(kernel["kernel"]),
+                float(kernel["us"]),
+                {
+                    plain_text(name): float(value)
+                    for name, value in each((int, float), kernel["counters"], dict).items()
+                },
+            )
+            for kernel in each(dict, row["kernels"], list)
+        )
+        return Profile(
+            plain_text(row["peer"]), plain_text(row["tool"]), plain_text(row["cache"]), kernels, row["created_at"]
+        )
+
+    return checked(f"Profile {row['id']}", build)
+
+
+def _kernel_from_json(kernel: dict[str, Any]) -> KernelCounters:
+    counters = each((int, float), kernel["counters"], dict)
+    return KernelCounters(
+        plain_text(kernel["kernel"]),
+        float(kernel["us"]),
+        {plain_text(name): float(value) for name, value in counters.items()},
+    )
