@@ -25,7 +25,7 @@ JOB_SECONDS, FINAL_SECONDS = 15.0, 60.0
 QUEUE = 24
 """Compiled kernels that may wait for the GPU."""
 SAMPLE = 3
-"""Problems beside its own on which a new kernel is timed first."""
+"""Problems beside its own on which a new kernel is timed first, unless told otherwise."""
 NEAR = 1.12
 """A kernel within this factor of the best on one of them is timed on more of the group's problems."""
 
@@ -43,8 +43,7 @@ class _Ready:
 class Engine:
     """`run` for a time, then look at `groups`. A context manager: leaving it ends all processes.
 
-    `most` is the number of problems of a group on which a promising kernel is timed.
-    """
+    A kernel is timed on its own problem and `sample` others of its group, a promising one on `most`."""
 
     def __init__(
         self,
@@ -54,9 +53,11 @@ class Engine:
         seed: int = 0,
         most: int = 12,
         stage: Callable[..., Handler] = Stage,
+        sample: int = SAMPLE,
+        breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder,
     ) -> None:
-        self.groups, self.gpu, self.most = groups, gpu, most
-        self._breeders = {g.name: Breeder(g, gpu, seed) for g in groups}
+        self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
+        self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
         self._near = {g.name: g.near(gpu) for g in groups}
         self._pool = Pool(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler)
         self._stage = Worker(stage, (gpu,))
@@ -131,7 +132,8 @@ class Engine:
             others = [j for j in self._near[group.name][target] if j in able]
             problem = group.problems[target]
             candidate = render(registry.lookup(kernel.family), problem, kernel.config, self.gpu)
-            item = _Ready(group, kernel, None, [target, *others[:SAMPLE]], others[SAMPLE : self.most - 1])
+            first, rest = others[: self.sample], others[self.sample : self.most - 1]
+            item = _Ready(group, kernel, None, [target, *first], rest)
             if known := self._sources.get(candidate.source_hash):
                 self._compiled(item, known)
                 continue
@@ -146,6 +148,7 @@ class Engine:
         for outcome in self._pool.poll():
             item, source_hash = outcome.tag
             self.compiled += 1
+            item.kernel.compile_seconds = outcome.seconds
             if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
                 item.kernel.state = f"compile: {outcome.value}"
                 continue
@@ -167,6 +170,7 @@ class Engine:
             return
         self.busy_seconds += outcome.seconds
         kernel, group = item.kernel, item.group
+        kernel.device_seconds += outcome.seconds
         if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
             kernel.state = str(outcome.value) if outcome.ending is Ending.RESULT else f"launch: {outcome.value}"
             self._fresh = self._fresh or not self._stage.ready
@@ -192,6 +196,15 @@ class Engine:
         return next(p.values for p in parameters if p.name == gene)
 
     # ---- careful comparisons
+
+    def time_again(self, group: Group, kernel: Kernel, indexes: list[int]) -> dict[int, float]:
+        """µs of a compiled kernel on some problems, measured as in the search; of those where it fails, none."""
+        best = tuple(group.best(i) for i in indexes)
+        built = self._built(kernel, self._compile_now(group, indexes[0], kernel))
+        outcome = self._ask(("job", Job(group.name, built, False, tuple(indexes), best)), JOB_SECONDS)
+        if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
+            return {}
+        return {index: us for index, (us, rough) in outcome.value.items() if not rough}
 
     def final(
         self, group: Group, index: int, kernels: list[Kernel], rounds: int = 5, peers: tuple[str, ...] = ()

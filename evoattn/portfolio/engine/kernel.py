@@ -26,6 +26,10 @@ class Kernel:
     times: dict[int, float] = field(default_factory=dict)
     rough: set[int] = field(default_factory=set)
     """Problems whose time is one call's: far behind the best, so that more would say nothing."""
+    compile_seconds: float = 0.0
+    """In a compile process; 0 where the machine code was there."""
+    device_seconds: float = 0.0
+    """In the GPU process, over all problems."""
 
     @property
     def config(self) -> KernelConfig:

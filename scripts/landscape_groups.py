@@ -1,0 +1,90 @@
+"""The groups of problems that `landscapes.py` records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evoattn.families import registry
+from evoattn.model import named_problems
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.space import load_space
+from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.strata import spread
+from evoattn.portfolio.workload import draw
+
+SEEDS = range(200, 400)
+"""Of the problem sampler: beyond those that portfolios are built from and checked on."""
+PER_SEED = 60
+MOST_FLOPS = {"fp32": 1e10, "fp16": 5e10, "bf16": 5e10}
+"""Of a drawn problem: the slowest families take 100 times as long as the fastest."""
+GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...] = (
+    (
+        "bf16 d128 causal",
+        {"dtype": "bf16", "head_dim": 128, "mask": "causal_upper_left"},
+        "many",
+        ("llama_gqa_prefill", "fa_d128_512_causal"),
+        8,
+        1.5,
+    ),
+    (
+        "fp16 d64 full",
+        {"dtype": "fp16", "head_dim": 64, "mask": "full"},
+        "many",
+        ("seed_h100", "seed_l4_s512", "seed_s128_b8h4"),
+        8,
+        1.5,
+    ),
+    (
+        "bf16 d128 decode",
+        {"dtype": "bf16", "head_dim": 128, "mask": "full"},
+        "few",
+        ("decode_b1_8k", "decode_b16_8k"),
+        8,
+        1.5,
+    ),
+    ("bf16 d256 causal", {"dtype": "bf16", "head_dim": 256, "mask": "causal_lower_right"}, "any", (), 6, 0.6),
+    ("fp16 d96 full", {"dtype": "fp16", "head_dim": 96, "mask": "full"}, "any", (), 6, 0.6),
+    ("fp32 d64 full", {"dtype": "fp32", "head_dim": 64, "mask": "full"}, "any", (), 6, 0.6),
+)
+"""Name, what the problems have in common, few queries or many, named problems, problems in all, and
+the share of the compiles."""
+LEAST_KEYS = 128
+"""Of a drawn problem: on shorter ones most configs are redundant."""
+FEW_QUERIES = 16
+MOST_PICKS = 8
+"""Of the portfolio for each problem."""
+
+
+def make_groups(gpu: GpuSpec, most: int = 8) -> list[Group]:
+    """The groups of GROUPS, each with its named problems first and then drawn ones: half as they come, half far apart.
+
+    `most` problems in a group.
+    """
+    drawn = [p for seed in SEEDS for p in draw(seed, PER_SEED)]
+    groups = []
+    for name, common, rows, named, count, weight in GROUPS:
+        able = {
+            p: None
+            for p in drawn
+            if all(getattr(p, field) == value for field, value in common.items())
+            and p.flops <= MOST_FLOPS[p.dtype]
+            and p.seqlen_k >= LEAST_KEYS
+            and rows in ("any", "few" if p.seqlen_q <= FEW_QUERIES else "many")
+        }
+        problems = [named_problems.lookup(n) for n in named]
+        problems += spread(list(able), min(count, most) - len(problems), gpu)
+        families = tuple(f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problems[0], gpu))
+        group = Group(name, problems[:most], families, weight)
+        group.given = _known(group, gpu)
+        groups.append(group)
+    return groups
+
+
+def _known(group: Group, gpu: GpuSpec) -> list[tuple[str, dict[str, Any]]]:
+    """What a search of one of the problems would begin with: the starting configs and the portfolio's picks."""
+    known = {}
+    for problem in group.problems:
+        starting = [c for f in group.families for c in load_space(f, gpu).starting_configs(problem)]
+        known |= {c.id: (c.family, dict(c.params)) for c in [*starting, *portfolio_kernels(problem, gpu)[:MOST_PICKS]]}
+    return [(family, params) for family, params in known.values() if family in group.families]

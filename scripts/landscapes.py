@@ -1,0 +1,191 @@
+"""Record landscapes on the GPU that is here: the times of many configs, good and bad, on problems of several kinds.
+
+    python scripts/landscapes.py OUT.jsonl.gz [--seconds 440] [--only GROUP]
+
+Half of the configs are random, half are bred from the best. Each compiled kernel is checked, then timed on every
+problem of its group. At the end the fastest tenth of each problem is timed a second time. What was found is written
+every 20 seconds. `evoattn/samplers/landscape.py` says what the rows hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from landscape_groups import make_groups
+
+from evoattn.families import registry
+from evoattn.model.gpu import GpuSpec, detect_devices
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.portfolio.engine.breeding import Breeder
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.samplers.landscape import append
+from evoattn.storage.versions import collect
+
+RANDOM_SHARE = 0.5
+ANY_FAMILY_SHARE = 0.4
+"""Bred configs whose parent is the best of a family chosen at random, not the best of all."""
+PARENTS = 8
+CROSSOVER_SHARE = 0.35
+TOP_SHARE = 0.1
+"""Of each problem's kernels: timed a second time."""
+AGAIN_SECONDS_SHARE = 0.14
+SAVE_SECONDS = 20.0
+
+
+class Surveyor(Breeder):
+    """Half random configs of all families, half children of good ones, some of them of families that lose."""
+
+    def serves(self, kernel: Kernel) -> list[int]:
+        family = registry.lookup(kernel.family)
+        problems = self._group.problems
+        return [i for i, p in enumerate(problems) if not family.why_impossible(p, kernel.config, self._gpu)]
+
+    def _breed(self) -> tuple[str, dict[str, Any], str] | None:
+        rng = self._rng
+        family = rng.choice(list(self.spaces))
+        leaders = self._group.leaders(self._target, len(self._group.kernels))
+        if rng.random() < ANY_FAMILY_SHARE:
+            leaders = [k for k in leaders if k.family == family]
+        if not leaders or rng.random() < RANDOM_SHARE:
+            return family, {p.name: rng.choice(p.values) for p in self.spaces[family].parameters}, "random"
+        parent, other = (leaders[min(int(rng.expovariate(3 / PARENTS)), len(leaders) - 1)] for _ in range(2))
+        params, origin = dict(parent.params), "mutation"
+        if other.family == parent.family and other is not parent and rng.random() < CROSSOVER_SHARE:
+            params = {name: (other.params if rng.random() < 0.5 else params)[name] for name in params}
+            origin = "crossover"
+        return parent.family, self._pool.mutate(parent.family, params), origin
+
+
+class Record:
+    """The file, and what is in it already."""
+
+    def __init__(self, path: Path, about: dict[str, Any], groups: list[Group], gpu: GpuSpec) -> None:
+        self._path, self._groups, self._gpu = path, groups, gpu
+        self._numbers: dict[tuple[str, str], int] = {}
+        path.unlink(missing_ok=True)
+        spaces = [load_space(family, gpu) for family in sorted({f for g in groups for f in g.families})]
+        genes = {space.family: {p.name: list(p.values) for p in space.parameters} for space in spaces}
+        append(path, [{"about": about, "genes": genes}])
+        append(path, [{"group": g.name, "problems": [p.to_dict() for p in g.problems]} for g in groups])
+
+    def save(self) -> None:
+        """Write the kernels that are done and not written yet."""
+        rows = []
+        for group in self._groups:
+            for kernel in group.kernels.values():
+                if kernel.state != "new" and (group.name, kernel.id) not in self._numbers:
+                    self._numbers[group.name, kernel.id] = len(self._numbers)
+                    rows.append(self._row(group, kernel))
+        append(self._path, rows)
+
+    def _row(self, group: Group, kernel: Kernel) -> dict[str, Any]:
+        family = registry.lookup(kernel.family)
+        valid = [i for i, p in enumerate(group.problems) if not family.why_invalid(p, kernel.config, self._gpu)]
+        return {
+            "kernel": self._numbers[group.name, kernel.id],
+            "of": group.name,
+            "family": kernel.family,
+            "params": [kernel.params[name] for name in load_space(kernel.family, self._gpu).names()],
+            "origin": kernel.origin,
+            "state": kernel.state[:160],
+            "registers": kernel.registers,
+            "spills": kernel.spill_bytes,
+            "compile_s": round(kernel.compile_seconds, 3),
+            "device_s": round(kernel.device_seconds, 4),
+            "us": {i: float(f"{us:.5g}") for i, us in sorted(kernel.times.items())},
+            "rough": sorted(kernel.rough),
+            "valid": valid,
+        }
+
+    def save_again(self, group: Group, kernel: Kernel, us: dict[int, float]) -> None:
+        """Write a second measurement."""
+        rounded = {i: float(f"{t:.5g}") for i, t in us.items()}
+        append(self._path, [{"kernel": self._numbers[group.name, kernel.id], "again": rounded}])
+
+
+def time_the_best_again(engine: Engine, record: Record, end: float, rng: random.Random) -> list[float]:
+    """Second times over first ones, of the fastest tenth of each problem, until `end` by `time.monotonic`."""
+    wanted: dict[tuple[str, str], tuple[Group, Kernel, list[int]]] = {}
+    for group in engine.groups:
+        for index in range(len(group.problems)):
+            timed = sum(index in k.times for k in group.kernels.values())
+            for kernel in group.leaders(index, int(TOP_SHARE * timed) + 1):
+                wanted.setdefault((group.name, kernel.id), (group, kernel, []))[2].append(index)
+    ratios = []
+    shuffled = list(wanted.values())
+    rng.shuffle(shuffled)
+    for group, kernel, indexes in shuffled:
+        if time.monotonic() > end:
+            break
+        again = engine.time_again(group, kernel, indexes)
+        ratios += [us / kernel.times[i] for i, us in again.items()]
+        record.save_again(group, kernel, again)
+    print(f"{len(ratios)} of {sum(len(i) for _, _, i in shuffled)} second times", flush=True)
+    return ratios
+
+
+def survey(engine: Engine, record: Record, seconds: float, seed: int = 0) -> None:
+    """Search, save as it goes, time the best again, and say what came of it."""
+    begun = said = time.monotonic()
+
+    def refresh() -> None:
+        nonlocal said
+        if time.monotonic() - said < SAVE_SECONDS:
+            return
+        said = time.monotonic()
+        record.save()
+        states = Counter(k.state.split(":")[0] for g in engine.groups for k in g.kernels.values())
+        print(
+            f"{said - begun:5.0f} s: {dict(states)}, {engine.compiled} compiles, {engine.measured} times, GPU busy "
+            f"{engine.busy_seconds:.0f} s",
+            flush=True,
+        )
+
+    engine.run(seconds * (1 - AGAIN_SECONDS_SHARE), refresh)
+    record.save()
+    ratios = time_the_best_again(engine, record, begun + seconds, random.Random(seed))
+    if len(ratios) > 1:
+        off = [abs(r - 1) for r in ratios]
+        print(f"second times differ by {median(off):.2%} in the median, {quantiles(off, n=20)[18]:.2%} at 95 %")
+    for group in engine.groups:
+        right = [k for k in group.kernels.values() if k.state == "right"]
+        counts = [sum(i in k.times for k in right) for i in range(len(group.problems))]
+        rough = sum(len(k.rough) for k in right) / max(1, sum(counts))
+        families = dict(Counter(k.family for k in right))
+        print(f"{group.name}: right per problem {counts}, rough {rough:.0%}, {families}")
+        bad = Counter(k.state[:60] for k in group.kernels.values() if k.state not in ("right", "new"))
+        print(f"   not right: {bad.most_common(3)}")
+
+
+def about(gpu: GpuSpec, versions: dict[str, str], problems: list[AttentionProblem]) -> dict[str, Any]:
+    """What the first row says."""
+    return {"gpu": gpu.name, "saved": time.strftime("%Y-%m-%d"), "problems": len(problems)} | versions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--seconds", type=float, default=440, help="from the start of the processes, all in all")
+    parser.add_argument("--only", default="", help="groups whose names begin so")
+    parser.add_argument("--seed", type=int, default=0)
+    words = parser.parse_args()
+    device = detect_devices()[0]
+    gpu = device.spec
+    groups = [g for g in make_groups(gpu) if g.name.startswith(words.only)]
+    for group in groups:
+        print(group.name, group.families, *(f"\n    {p.describe()}" for p in group.problems))
+    record = Record(words.output, about(gpu, collect(device), [p for g in groups for p in g.problems]), groups, gpu)
+    with Engine(groups, gpu, seed=words.seed, sample=99, most=99, breeder=Surveyor) as engine:
+        survey(engine, record, words.seconds, words.seed)
+
+
+if __name__ == "__main__":
+    main()
