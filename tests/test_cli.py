@@ -224,8 +224,18 @@ def test_another_device_than_the_named_one_is_refused():
     with pytest.raises(GpuError, match=r"H100.*--gpu auto"):
         choose_device("l4", [device])
     assert choose_device("auto", [device]) == (GPUS["h100"], device)
-    with pytest.raises(GpuError, match=r"GTX 1080.*is not in evoattn's table"):
+    with pytest.raises(GpuError, match=r"GTX 1080.*is older than sm_80"):
         choose_device("auto", [DetectedDevice(0, "GTX 1080", (6, 1), "12.0")])
+
+
+def test_an_offline_search_is_for_any_gpu_beside_the_one_that_is_here():
+    device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0", limits={"sm_count": 60})
+    assert choose_device("l4", [device], offline=True) == (GPUS["l4"], None)
+    assert choose_device("auto", [device], offline=True) == (device.spec, None)
+    assert choose_device("H100", [device], offline=True) == (device.spec, None)
+    assert choose_device("H100", [device]) == (device.spec, device) and device.spec.sm_count == 60
+    with pytest.raises(GpuError, match="name the GPU"):
+        choose_device("auto", [], offline=True)
 
 
 @pytest.mark.slow

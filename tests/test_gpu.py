@@ -1,8 +1,11 @@
 """The device that a driver names is the row of the table that is meant, and no other."""
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 
-from evoattn.model.gpu import GPUS, DetectedDevice
+from evoattn.model.gpu import GPUS, MADE_ROW, DetectedDevice, GpuError
 from evoattn.model.records import Study
 
 
@@ -11,7 +14,17 @@ from evoattn.model.records import Study
     [
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
         ("NVIDIA A10", "a10"),
         ("NVIDIA L4", "l4"),
         ("NVIDIA L40S", "l40s"),
@@ -25,14 +38,15 @@ def test_a_device_is_recognised_by_the_words_of_its_name(product, name):
 
 
 def device(**limits: int) -> DetectedDevice:
-    return DetectedDevice(0, "NVIDIA H100 PCIe", (9, 0), "13.0", limits=limits)
+    return DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0", limits=limits)
 
 
 def test_a_device_has_its_own_number_of_sms():
     here = device(sm_count=114, l2_bytes=50 << 20)
-    assert here.spec.sm_count == 114 and here.spec.name == "h100" and here.describe() == "NVIDIA H100 PCIe (114 SMs)"
+    assert here.spec.sm_count == 114 and here.spec.name == "h100"
+    assert here.describe() == "NVIDIA H100 80GB HBM3 (114 SMs)"
     assert here.spec.peak_tflops("fp16") == pytest.approx(GPUS["h100"].peak_tflops("fp16") * 114 / 132)
-    assert device().spec == GPUS["h100"] and device().describe() == "NVIDIA H100 PCIe"
+    assert device().spec == GPUS["h100"] and device().describe() == "NVIDIA H100 80GB HBM3"
     assert not here.spec.is_like(GPUS["h100"]) and here.spec.is_like(device(sm_count=114).spec)
 
 
@@ -43,3 +57,46 @@ def test_a_study_has_the_sms_that_it_recorded(recorded, count):
     options = {} if recorded is None else {"sm_count": recorded}
     study = Study(1, "s", {}, "h100", "sm_90a", False, "genetic", 0, (), {}, options)
     assert study.spec.sm_count == count
+
+
+ADA_LIMITS = {"sm_count": 48, "l2_bytes": 48 << 20, "smem_per_block": 101376, "smem_per_sm": 102400}
+ADA_RATES = {"clock_khz": 2175000, "memory_khz": 9001000, "bus_bits": 160, "memory_bytes": 20 << 30}
+
+
+def test_a_card_that_is_not_in_the_table_gets_a_row_of_what_its_driver_says():
+    """An RTX 4000 Ada: 360 GB/s and 107 TFLOP/s by its data sheet."""
+    product = "NVIDIA RTX 4000 Ada Generation"
+    spec = DetectedDevice(0, product, (8, 9), "13.0", limits=ADA_LIMITS, rates=ADA_RATES).spec
+    assert spec.name == "rtx-4000-ada-generation" and spec.arch == "sm_89" and spec.note == MADE_ROW
+    assert spec.dram_gb_per_s == pytest.approx(360, rel=0.01) and spec.dram_bytes == 20 << 30
+    assert spec.peak_tflops("fp16") == pytest.approx(107, rel=0.01) and spec.l2_bytes == 48 << 20
+    assert DetectedDevice(0, product, (8, 9), "13.0", limits=ADA_LIMITS).spec is None, "its clocks are not known"
+    assert DetectedDevice(0, "Tesla T4", (7, 5), "13.0", limits=ADA_LIMITS, rates=ADA_RATES).spec is None
+    thor = DetectedDevice(0, "NVIDIA Thor", (11, 0), "13.0", limits=ADA_LIMITS, rates=ADA_RATES).spec
+    assert thor.arch == "sm_110" and thor.capability == (11, 0)
+
+
+def test_a_study_restores_the_row_of_a_card_that_is_not_in_the_table():
+    spec = replace(GPUS["l4"], name="odd", sm_count=40)
+
+    def study(row):
+        return Study(1, "s", {}, "odd", "sm_89", False, "genetic", 0, (), {}, {"sm_count": 40, "gpu_row": row})
+
+    row = json.loads(json.dumps(asdict(spec)))
+    assert study(row).spec == spec
+    for bad in (None, {}, row | {"sm_count": -1}, row | {"sm_count": "4"}, row | {"name": "l4"}, row | {"more": 1}):
+        with pytest.raises(GpuError):
+            assert study(bad).spec
+
+
+DATA_SHEETS = {  # dense fp16 TFLOP/s with fp32 accumulation
+    "a100": 312, "a30": 165, "a40": 149.7, "a10": 125, "a6000": 154.8, "rtx3090": 71, "l4": 121, "l40": 181,
+    "l40s": 362, "rtx6000ada": 364, "rtx4080": 97.5, "rtx4090": 165.2, "h100": 989, "h200": 989, "gh200": 990,
+    "b200": 2250, "rtx5080": 112.6, "rtx5090": 209.5, "rtxpro6000": 503.8,
+}  # fmt: skip
+
+
+def test_matrix_rates_of_the_table_are_those_of_the_data_sheets():
+    for name, tflops in DATA_SHEETS.items():
+        assert GPUS[name].peak_tflops("fp16") == pytest.approx(tflops, rel=0.015), name
+    assert all(spec.source for spec in GPUS.values()) and "tcgen05" in GPUS["b200"].note

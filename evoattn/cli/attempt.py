@@ -27,6 +27,9 @@ def attempt(
         str, typer.Option(metavar="NAME", help="GPU to compile for, or auto for the one that is here.")
     ] = "auto",
     source: Annotated[bool, typer.Option("--source", help="Also print the CUDA source.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not run it on the device here: for another GPU than that one.")
+    ] = False,
 ) -> None:
     """Try one config and say what happens to it.
 
@@ -42,7 +45,7 @@ def attempt(
 
         chosen = registry.lookup(family)
         wanted = chosen_problem(shape, problem) or lookup(DEFAULT_PROBLEM)
-        spec, device = choose_device(gpu, gpus.detect_devices())
+        spec, device = choose_device(gpu, gpus.detect_devices(), offline)
         print_plainly(f"{chosen.name} for {wanted.describe()} on the {spec.product}")
 
         from evoattn.report.text import print_lines, print_text

@@ -9,7 +9,11 @@ import typer
 from evoattn.cli.common import console, errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
+
+    from evoattn.model.gpu import GpuSpec
 
 DEFAULT_GPU = "h100"
 
@@ -41,10 +45,10 @@ def problems() -> None:
 def gpus() -> None:
     """List the GPUs that evoattn knows, and what is here."""
     with errors():
-        from evoattn.model.gpu import GPUS, detect_devices
+        from evoattn.model.gpu import GPUS, MADE_ROW, detect_devices
 
         table = _table(name="left", arch="left", SMs="right", smem_KiB="right", fp16="right", fp32="right",
-                       DRAM="right", L2_MB="right", here="left")  # fmt: skip
+                       DRAM="right", GiB="right", L2_MB="right", here="left")  # fmt: skip
         devices = detect_devices()
         for spec in GPUS.values():
             table.add_row(
@@ -55,17 +59,31 @@ def gpus() -> None:
                 f"{spec.peak_tflops('fp16'):.0f}",
                 f"{spec.peak_tflops('fp32'):.0f}",
                 f"{spec.dram_gb_per_s:.0f}",
+                str(spec.dram_bytes >> 30),
                 str(spec.l2_bytes >> 20),
                 ", ".join(f"device {d.index}" for d in devices if d.spec and d.spec.name == spec.name),
             )
         screen = console()
         screen.print(table)
-        screen.print("smem: shared memory that a block may use; fp16, fp32: peak TFLOP/s; DRAM: GB/s.")
+        screen.print("smem: shared memory that a block may use; fp16, fp32: peak TFLOP/s; DRAM: GB/s; GiB: memory.")
+        for note, names in _notes(GPUS.values()).items():
+            screen.print(f"{', '.join(names)}: {note}", markup=False)
         for device in devices:
             if device.spec is None:
-                screen.print(f"Device {device.index} is a {device.product}, which is not in the table.", markup=False)
+                screen.print(f"Device {device.index}, {device.product}, is older than sm_80.", markup=False)
+            elif device.spec.note == MADE_ROW:
+                screen.print(f"Device {device.index}, {device.product}: {MADE_ROW}", markup=False)
         if not devices:
             screen.print("No CUDA device in this machine: a search runs offline, on the interpreter.")
+
+
+def _notes(specs: Iterable[GpuSpec]) -> dict[str, list[str]]:
+    """The GPUs of each note of the table."""
+    notes: dict[str, list[str]] = {}
+    for spec in specs:
+        if spec.note:
+            notes.setdefault(spec.note, []).append(spec.name)
+    return notes
 
 
 def families(

@@ -71,6 +71,10 @@ def search(
             "--sanitize", help="Run compute-sanitizer on the finalists; one that fails memcheck leaves the leaderboard."
         ),
     ] = False,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one."),
+    ] = False,
 ) -> None:
     """Search for the fastest kernel of a problem. Ctrl-C ends the search and keeps all that was found.
 
@@ -95,6 +99,7 @@ def search(
             cache=cache,
             resume=resume,
             sanitize=sanitize,
+            offline=offline,
             db=db,
             jobs=jobs,
         )
@@ -104,13 +109,16 @@ def search(
         devices = gpus.detect_devices()
         wanted = checked.problem and request.plan(words, checked.problem, devices)
         if wanted and wanted.device is None:
+            why = "As asked" if devices else "No CUDA device"
             print_plainly(
-                f"No CUDA device: searching offline for the {wanted.gpu.product} ({wanted.gpu.arch}).",
+                f"{why}: searching offline for the {wanted.gpu.product} ({wanted.gpu.arch}).",
                 "Kernels are compiled for it, checked on an interpreter and ranked by a cost",
                 "model, never timed.",
             )
         elif wanted and wanted.device:
             print_plainly(f"Searching on the {wanted.device.product}.")
+        if wanted and wanted.gpu.note:
+            print_plainly(wanted.gpu.note)
 
         from evoattn.cli.run import run_search
         from evoattn.search.setup import begin_study, resume_study

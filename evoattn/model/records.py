@@ -10,9 +10,12 @@ from statistics import median
 from typing import Any, Literal
 
 from evoattn.model.gpu import GpuSpec, lookup
+from evoattn.model.gpu_spec import restored
 
 SM_COUNT = "sm_count"
 """Among the options of a study: SMs of the device."""
+GPU_ROW = "gpu_row"
+"""Among the options of a study: the row of a card that is not in evoattn's table."""
 MAX_SM_COUNT = 1 << 10
 """More is no GPU: a database may hold anything."""
 
@@ -241,8 +244,8 @@ class Study:
     def spec(self) -> GpuSpec:
         """The GPU that was searched for, with the SMs of the device, or of the table where they were not recorded.
 
-        Raises `GpuError` on a GPU that is not in the table.
+        Raises `GpuError` on a GPU that is not in the table and whose row was not recorded.
         """
-        row = lookup(self.gpu)
+        row = restored(self.options.get(GPU_ROW), self.gpu) or lookup(self.gpu)
         count = self.options.get(SM_COUNT)
         return replace(row, sm_count=count) if type(count) is int and 0 < count <= MAX_SM_COUNT else row

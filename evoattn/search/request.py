@@ -44,6 +44,8 @@ class SearchWords:
     cache: str | None = None
     resume: bool = False
     sanitize: bool = False
+    offline: bool = False
+    """Compile, check on the interpreter and rank, whatever device is here."""
 
     @property
     def database(self) -> str:
@@ -104,16 +106,19 @@ def plan(words: SearchWords, problem: AttentionProblem, devices: list[DetectedDe
 
     Raises `GpuError` as `choose_device` does, `ConfigError` or `ProblemError` where nothing would be left to search.
     """
-    gpu, device = choose_device(words.gpu, devices)
+    gpu, device = choose_device(words.gpu, devices, words.offline)
     spaces = choose_families(list(words.families), problem, gpu)
     return SearchPlan(problem, gpu, device, restrict(spaces, list(words.choices), words.starting_configs))
 
 
-def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, DetectedDevice | None]:
-    """(GPU to search for, device to time on). The device is None where no GPU is: the search is then offline.
+def choose_device(
+    name: str, devices: list[DetectedDevice], offline: bool = False
+) -> tuple[GpuSpec, DetectedDevice | None]:
+    """(GPU to search for, device to time on). The device is None where no GPU is, or where the search is to be
+    `offline`.
 
     Raises `GpuError` on an unknown GPU, on `auto` without a known device, and where the device is another GPU than the
-    named one.
+    named one and the search is not to be offline.
     """
     if name == "auto":
         if not devices:
@@ -123,19 +128,19 @@ def choose_device(name: str, devices: list[DetectedDevice]) -> tuple[GpuSpec, De
             )
         if devices[0].spec is None:
             raise GpuError(
-                f"The device here, {devices[0].product}, is not in evoattn's table (see `evoattn gpus`); hide it "
-                "(CUDA_VISIBLE_DEVICES=) to search offline for one that is."
+                f"The device here, {devices[0].product}, is older than sm_80 or says too little of itself; search "
+                "offline for another GPU by --offline --gpu l4 or the like (see `evoattn gpus`)."
             )
-        return devices[0].spec, devices[0]
+        return devices[0].spec, None if offline else devices[0]
+    here = devices[0].spec if devices else None
+    if here is not None and here.name == name.lower():
+        return here, None if offline else devices[0]
     spec = gpus.lookup(name)
-    if not devices:
+    if offline or not devices:
         return spec, None
-    for device in devices[:1]:
-        if device.spec is not None and device.spec.name == spec.name:
-            return device.spec, device
     raise GpuError(
         f"The device here is a {devices[0].product}, not {spec.name}: use --gpu auto to search on it, "
-        "or hide it (CUDA_VISIBLE_DEVICES=) to search offline."
+        "or --offline to search without timing."
     )
 
 

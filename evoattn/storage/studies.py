@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Select, exists, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from evoattn.model.gpu import GpuSpec
+from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import SM_COUNT, Study
+from evoattn.model.records import GPU_ROW, SM_COUNT, Study
 from evoattn.storage import lock
 from evoattn.storage.database import Database, inserted, now
 from evoattn.storage.errors import StorageError, UnknownRecord
@@ -48,7 +49,7 @@ class Studies(Database):
             "problem": problem.to_dict(),
             "families": list(families),
             "versions": versions,
-            "options": options | {SM_COUNT: gpu.sm_count},
+            "options": options | {SM_COUNT: gpu.sm_count} | ({} if gpu.name in GPUS else {GPU_ROW: asdict(gpu)}),
             "created_at": now(),
         }
         with self._writing() as connection:
