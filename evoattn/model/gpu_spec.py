@@ -13,6 +13,9 @@ from evoattn.model.errors import WrongUse
 MAX_GRID_YZ = 65535
 """Largest y and z of a grid (CUDA C++ Programming Guide, technical specifications)."""
 
+GPU_ROW = "gpu_row"
+"""Among the options of a study: the row of a card that is not in evoattn's table."""
+
 
 class GpuError(WrongUse):
     """A GPU that is unknown or not here: its message is one sentence that says what to do."""

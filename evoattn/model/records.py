@@ -10,12 +10,10 @@ from statistics import median
 from typing import Any, Literal
 
 from evoattn.model.gpu import GpuSpec, lookup
-from evoattn.model.gpu_spec import restored
+from evoattn.model.gpu_spec import GPU_ROW, restored
 
 SM_COUNT = "sm_count"
 """Among the options of a study: SMs of the device."""
-GPU_ROW = "gpu_row"
-"""Among the options of a study: the row of a card that is not in evoattn's table."""
 MAX_SM_COUNT = 1 << 10
 """More is no GPU: a database may hold anything."""
 

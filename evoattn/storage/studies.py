@@ -11,8 +11,9 @@ from sqlalchemy import Select, exists, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from evoattn.model.gpu import GPUS, GpuSpec
+from evoattn.model.gpu_spec import GPU_ROW
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import GPU_ROW, SM_COUNT, Study
+from evoattn.model.records import SM_COUNT, Study
 from evoattn.storage import lock
 from evoattn.storage.database import Database, inserted, now
 from evoattn.storage.errors import StorageError, UnknownRecord
