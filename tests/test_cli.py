@@ -228,16 +228,6 @@ def test_another_device_than_the_named_one_is_refused():
         choose_device("auto", [DetectedDevice(0, "GTX 1080", (6, 1), "12.0")])
 
 
-def test_an_offline_search_is_for_any_gpu_beside_the_one_that_is_here():
-    device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0", limits={"sm_count": 60})
-    assert choose_device("l4", [device], offline=True) == (GPUS["l4"], None)
-    assert choose_device("auto", [device], offline=True) == (device.spec, None)
-    assert choose_device("H100", [device], offline=True) == (device.spec, None)
-    assert choose_device("H100", [device]) == (device.spec, device) and device.spec.sm_count == 60
-    with pytest.raises(GpuError, match="name the GPU"):
-        choose_device("auto", [], offline=True)
-
-
 @pytest.mark.slow
 def test_broken_databases(study, tmp_path):
     text = tmp_path / "text.sqlite"

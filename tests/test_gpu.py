@@ -7,6 +7,7 @@ import pytest
 
 from evoattn.model.gpu import GPUS, MADE_ROW, DetectedDevice, GpuError
 from evoattn.model.records import Study
+from evoattn.search.request import choose_device
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,13 @@ def test_matrix_rates_of_the_table_are_those_of_the_data_sheets():
     for name, tflops in DATA_SHEETS.items():
         assert GPUS[name].peak_tflops("fp16") == pytest.approx(tflops, rel=0.015), name
     assert all(spec.source for spec in GPUS.values()) and "tcgen05" in GPUS["b200"].note
+
+
+def test_an_offline_search_is_for_any_gpu_beside_the_one_that_is_here():
+    device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0", limits={"sm_count": 60})
+    assert choose_device("l4", [device], offline=True) == (GPUS["l4"], None)
+    assert choose_device("auto", [device], offline=True) == (device.spec, None)
+    assert choose_device("H100", [device], offline=True) == (device.spec, None)
+    assert choose_device("H100", [device]) == (device.spec, device) and device.spec.sm_count == 60
+    with pytest.raises(GpuError, match="name the GPU"):
+        choose_device("auto", [], offline=True)
