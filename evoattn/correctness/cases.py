@@ -8,6 +8,7 @@ import torch
 
 from evoattn.correctness import reference
 from evoattn.families.built import BuiltKernel
+from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -43,12 +44,13 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     """(name, problem, kind of inputs) of the small cases that every candidate passes on a GPU before its own shape;
     cheap ones first.
 
-    All keep the compile-time key of `problem` (head_dim, dtype, mask), so they run the very cubin that is timed.
+    All keep the compile-time key of `problem` (head_dim, dtype, mask, variants), so they run the very cubin that is
+    timed.
     Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     small = problem.with_(batch=1, heads=2, kv_heads=1)
-    return [
+    ladder = [
         ("ragged", small.with_(batch=2, heads=4, kv_heads=2, seqlen_q=203, seqlen_k=239), "plain"),
         ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, seqlen_k=113, layout=other), "plain"),
         ("one query", small.with_(seqlen_q=1, seqlen_k=799), "plain"),
@@ -58,6 +60,17 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
         ("rising maximum", small.with_(seqlen_q=190, seqlen_k=900), "rising_maximum"),
         ("equal keys", small.with_(seqlen_q=65, seqlen_k=513), "equal_keys"),
     ]
+    if problem.term_shapes:
+        ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
+    pasts = (64, 65, 128, 0, 127, 1000, 300, 33, 63)
+    return [(name, windowed(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts, strict=False)]
+
+
+def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
+    """The problem with another window, if it has one: a kernel serves all. `ahead` is for masks that show such keys."""
+    if not problem.window:
+        return problem
+    return problem.with_(window=f"{past}:{0 if MASKS[problem.mask].causal else ahead}")
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,10 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - whole tiles alone, which real lengths often are, of two K/V heads;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
-      rows that see no key.
+      rows that see no key;
+    - if there are terms beside the product, their extremes (`terms.make_terms`);
+    - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
+      of the others end on, beside and within tiles.
     """
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
     laps = (2 * int(config.params.get("STAGES", 1)) + 2) * int(config.params.get("SPLITS", 1))
@@ -110,9 +126,19 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     )
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
-    return [
-        SmallCase("ragged, many key tiles", many),
-        SmallCase("grouped, strided, logits x30, a late huge key", grouped, "large_logits_late_key", sms=1),
-        SmallCase("whole tiles", whole),
-        SmallCase("part of one key tile", one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1)),
+    cases = [
+        SmallCase("ragged, many key tiles", windowed(many, max(1, keys - block_n - 3), 5)),
+        SmallCase(
+            "grouped, strided, logits x30, a late huge key", windowed(grouped, 2, 1), "large_logits_late_key", sms=1
+        ),
+        SmallCase("whole tiles", windowed(whole, block_n - 1, block_n)),
+        SmallCase("part of one key tile", windowed(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]
+    if problem.term_shapes:
+        extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(block_n + 3), seqlen_k=block_n + 3)
+        cases.append(SmallCase("extreme terms", windowed(extreme, block_n, 3), "extreme_terms"))
+    if problem.window:
+        side = block_m + block_n + 5
+        square = windowed(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
+        cases.append(SmallCase("windows that begin at different tiles", square))
+    return cases

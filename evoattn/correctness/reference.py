@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from evoattn.correctness import terms
+from evoattn.correctness.terms import torch_dtype as torch_dtype
 from evoattn.model.problem import AttentionProblem
 
 SCORES_PER_CHUNK = 1 << 27
 """Scores that the reference materialises at once: 1 GiB in float64."""
 
-KINDS = ("plain", "large_logits", "late_huge_key", "large_logits_late_key", "rising_maximum", "equal_keys")
-
-
-def torch_dtype(problem: AttentionProblem) -> torch.dtype:
-    """The problem's dtype in torch."""
-    dtype: torch.dtype = getattr(torch, problem.element.torch)
-    return dtype
+KINDS = (
+    "plain",
+    "large_logits",
+    "late_huge_key",
+    "large_logits_late_key",
+    "rising_maximum",
+    "equal_keys",
+    "extreme_terms",
+)
 
 
 def make_inputs(
     problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
 ) -> dict[str, torch.Tensor]:
     """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads,
-    seqlen, head_dim]`.
+    seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`).
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both,
-    `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same. Raises
-    `ValueError` on another kind: it would be plain unseen.
+    `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same, `extreme_terms`
+    is plain but for the other inputs. Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
@@ -50,7 +55,7 @@ def make_inputs(
         elif kind == "equal_keys" and name == "k":
             values = values[:, :, :1].expand_as(values)
         tensors[name] = _laid_out(problem, name, values.to(dtype))
-    return tensors
+    return tensors | terms.make_terms(problem, generator, device, kind == "extreme_terms")
 
 
 def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:
@@ -61,21 +66,6 @@ def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> tor
     return view
 
 
-def _visible(problem: AttentionProblem, first: int, rows: int, device: torch.device) -> torch.Tensor | None:
-    """Bool `[rows, seqlen_k]`: may query first+i see key j; None without a mask."""
-    lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
-    if lowest is None and highest is None:
-        return None
-    queries = torch.arange(first, first + rows, device=device)[:, None]
-    keys = torch.arange(problem.seqlen_k, device=device)[None, :]
-    visible = torch.ones(rows, problem.seqlen_k, dtype=torch.bool, device=device)
-    if highest is not None:
-        visible &= keys <= queries + highest
-    if lowest is not None:
-        visible &= keys >= queries + lowest
-    return visible
-
-
 def exact_attention(
     problem: AttentionProblem,
     q: torch.Tensor,
@@ -83,11 +73,13 @@ def exact_attention(
     v: torch.Tensor,
     dtype: torch.dtype,
     scores_at_once: int = SCORES_PER_CHUNK,
+    others: Mapping[str, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The answer in `dtype` (float32 or float64), contiguous `[batch, heads, seqlen_q, head_dim]`.
 
     torch's math `scaled_dot_product_attention` over upcast inputs, a few heads and rows at a time so that no more
-    than `scores_at_once` scores are held, or one row of them; a row that sees no key is 0.
+    than `scores_at_once` scores are held, or one row of them; a row that sees no key is 0. `others` are the inputs
+    beside q, k and v that the problem has.
     """
     out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
     rows = max(1, min(problem.seqlen_q, scores_at_once // problem.seqlen_k))
@@ -99,26 +91,32 @@ def exact_attention(
                 last = min(head + heads, (kv_head + 1) * problem.group_size)
                 for first in range(0, problem.seqlen_q, rows):
                     query = q[b, head:last, first : first + rows].to(dtype)
-                    out[b, head:last, first : first + rows] = _rows(problem, query, key, value, first)
+                    chunk = slice(first, first + query.shape[-2])
+                    added = terms.terms_of(problem, others, b, slice(head, last), chunk, q.device)
+                    out[b, head:last, first : first + rows] = _rows(problem, query, key, value, added)
     return out
 
 
 def _rows(
-    problem: AttentionProblem, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int
+    problem: AttentionProblem, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: terms.Terms
 ) -> torch.Tensor:
     """Softmax attention of `query [heads, rows, D]` over `key`, `value` `[seqlen_k, D]`, in their dtype."""
-    scores = (query * problem.softmax_scale) @ key.T
-    visible = _visible(problem, first, query.shape[-2], query.device)
-    if visible is None:
+    scores = added.apply((query * problem.softmax_scale) @ key.T)
+    if not added.may_hide and added.sinks is None:
         return torch.softmax(scores, -1) @ value
-    scores = scores.masked_fill(~visible, float("-inf"))
-    weights = torch.softmax(scores, -1).masked_fill(~visible.any(-1, keepdim=True), 0)
-    return weights @ value
+    unseen = torch.isneginf(scores).all(-1, keepdim=True)
+    weights = torch.softmax(added.with_sink(scores), -1)[..., : scores.shape[-1]].masked_fill(unseen, 0)
+    return weights.to(value.dtype) @ value
 
 
-def exact_lse(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Σ exp of the masked, scaled scores of each query as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf
-    for no key.
+def exact_lse(
+    problem: AttentionProblem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    others: Mapping[str, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Σ exp of each query's scores, and of its sink, as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf
+    for nothing to sum.
     """
     out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
@@ -126,11 +124,11 @@ def exact_lse(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> to
         for head in range(problem.heads):
             key = k[b, head // problem.group_size].double()
             for first in range(0, problem.seqlen_q, rows):
-                scores = (q[b, head, first : first + rows].double() * problem.softmax_scale) @ key.T
-                visible = _visible(problem, first, scores.shape[0], q.device)
-                if visible is not None:
-                    scores = scores.masked_fill(~visible, float("-inf"))
-                out[b, head, first : first + rows] = torch.logsumexp(scores, -1)
+                query = q[b, head : head + 1, first : first + rows].double()
+                chunk = slice(first, first + query.shape[-2])
+                added = terms.terms_of(problem, others, b, slice(head, head + 1), chunk, q.device)
+                scores = added.with_sink(added.apply((query * problem.softmax_scale) @ key.T))
+                out[b, head, first : first + rows] = torch.logsumexp(scores, -1)[0]
     return out
 
 
@@ -164,8 +162,8 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     interpreter's check does."""
     dtype, (q, k, v) = torch_dtype(problem), (tensors[name] for name in "qkv")
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
-    exact = exact_attention(problem, q, k, v, exact_dtype)
-    low = exact_attention(problem, q, k, v, dtype)
+    exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
+    low = exact_attention(problem, q, k, v, dtype, others=tensors)
     rounded = exact.to(dtype)
     nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
@@ -176,7 +174,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
         allowed_rms = max(allowed_rms, FP32_RELATIVE * _rms(exact))
     if not problem.lse:
         return Answer(exact, allowed, allowed_rms)
-    lse = exact_lse(problem, tensors["q"], tensors["k"])
+    lse = exact_lse(problem, tensors["q"], tensors["k"], tensors)
     largest = torch.where(lse.isinf(), 0, lse).abs().max().item()
     return Answer(exact, allowed, allowed_rms, lse, LSE_ABSOLUTE + LSE_RELATIVE * largest)
 

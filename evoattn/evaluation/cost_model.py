@@ -111,6 +111,7 @@ def count_work(kernel: BuiltKernel, problem: AttentionProblem) -> Work:
 def _zero_buffers(kernel: BuiltKernel, problem: AttentionProblem) -> dict[str, torch.Tensor]:
     dtype = torch_dtype(problem)
     buffers = {t: torch.zeros(math.prod(problem.shape(t)), dtype=dtype) for t in "qkvo"}
+    buffers |= {name: torch.zeros(math.prod(shape)) for name, shape in problem.term_shapes.items()}
     return buffers | {name: torch.zeros(size, dtype=torch.uint8) for name, size in kernel.workspace(problem).items()}
 
 

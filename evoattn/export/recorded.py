@@ -29,8 +29,8 @@ class Recorded:
 
     @classmethod
     def read(cls, storage: Storage, trial: Trial) -> Recorded:
-        """Raises `StorageError` if the trial has no source, or its source or its record is not what this version wrote,
-        and `FamilyError` if its family is not here any more.
+        """Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote,
+        or if the exported host code does not know its problem, and `FamilyError` if its family is not here any more.
         """
         if trial.source_hash is None:
             raise StorageError(
@@ -44,6 +44,10 @@ class Recorded:
             )
         study = storage.study(trial.study_id)
         problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
+        if unknown := (*problem.variants, *["scale"] * (problem.scale is not None)):
+            raise StorageError(
+                f"The exported host code does not know {', '.join(unknown)}; call the kernel by `evoattn.load` instead."
+            )
         config = KernelConfig(trial.family, trial.config)
         try:
             gpu = study.spec

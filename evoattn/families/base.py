@@ -37,6 +37,8 @@ class Family(ABC):
     here."""
     writes_lse: ClassVar[bool] = False
     """Whether it writes the log-sum-exp where the problem asks for it."""
+    variants: ClassVar[tuple[str, ...]] = ()
+    """The fields of `model/variant.py` that it serves."""
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if no config of this family can serve the problem on this GPU, else None."""
@@ -44,6 +46,8 @@ class Family(ABC):
             return f"{self.name} takes {_listed(self.dtypes)}, not {problem.dtype}."
         if problem.mask not in self.masks:
             return f"{self.name} takes the masks {_listed(self.masks)}, not {problem.mask}."
+        if foreign := [name for name in problem.variants if name not in self.variants]:
+            return f"{self.name} does not serve {_listed(tuple(foreign))}; take it out of the shape, or another family."
         if reason := self.refuse(problem, gpu):
             return reason
         if problem.lse and not self.writes_lse:
@@ -76,8 +80,8 @@ class Family(ABC):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         """Everything that the template may see.
 
-        Depends on head_dim, dtype, mask and `lse` alone of the problem, and on the architecture alone of the GPU: the
-        number of SMs changes launches, never a source.
+        Depends on head_dim, dtype, mask, `lse` and on which `variants` there are alone of the problem, and on the
+        architecture alone of the GPU: the number of SMs changes launches, never a source.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -75,6 +75,16 @@ class Mask:
         below = 0 if lowest is None else _clamped_sum(lowest, seqlen_q, seqlen_k)
         up_to = seqlen_q * seqlen_k if highest is None else _clamped_sum(highest + 1, seqlen_q, seqlen_k)
         return up_to - below
+
+    def windowed(self, past: int, ahead: int) -> Mask:
+        """The keys of this mask from `past` before the diagonal to `ahead` behind it.
+
+        Without a diagonal of its own it gets the one that ends in the lower right corner, as FlashAttention's
+        `window_size` has it.
+        """
+        return replace(
+            self, past=past, ahead=ahead, corner="lower_right" if self.kind is MaskKind.FULL else self.corner
+        )
 
     def queries_to_see_all(self, seqlen_k: int) -> int:
         """Fewest queries of which one sees the last of `seqlen_k` keys."""

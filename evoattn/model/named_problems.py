@@ -23,11 +23,16 @@ _SIZES = {
 }
 """What each key of a shape sets; keys are read in any case."""
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "lse"}
+_SWITCHES = ("lse", "sink", "alibi")
+_NUMBERS = ("scale", "softcap")
+_TEXTS = ("window", "bias")
+_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout"}
+_SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 SHAPE_SYNTAX = (
     "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full: batch, heads, length, head dimension; also Hkv (K/V heads), Sq and Sk "
     "(two lengths), layout=bhsd or bshd, lse=0 or 1; dtype is fp16, bf16 or fp32; mask is full, causal (the same as "
-    "causal_upper_left) or causal_lower_right"
+    "causal_upper_left) or causal_lower_right; scale=0.1, window=128:0 (keys before and behind the diagonal), "
+    "softcap=50, sink=0 or 1, alibi=0 or 1, bias=s, hs, bs or bhs"
 )
 """All that `parse_shape` understands, in one line for people."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
@@ -97,12 +102,19 @@ def _words(field: str) -> dict[str, tuple[str, ...]]:
     return {layout: (layout,) for layout in LAYOUTS} if field == "layout" else {}
 
 
-def _value(name: str, key: str, text: str) -> int | str | bool:
+def _value(name: str, key: str, text: str) -> int | float | str | bool:
     """What `key=text` of a shape gives the field `name`. Raises `ProblemError`."""
-    if name == "lse":
+    if name in _SWITCHES:
         if text.lower() not in _FLAGS:
-            raise ProblemError(f"lse must be 0 or 1, not {text!r}.")
+            raise ProblemError(f"{name} must be 0 or 1, not {text!r}.")
         return _FLAGS[text.lower()]
+    if name in _NUMBERS:
+        try:
+            return float(text)
+        except ValueError:
+            raise ProblemError(f"{name} must be a positive number, not {text!r}.") from None
+    if name in _TEXTS:
+        return text.lower()
     if words := _words(name):
         for word, spellings in words.items():
             if text.lower() in spellings:
@@ -126,7 +138,15 @@ def short_name(problem: AttentionProblem) -> str:
     parts += [f"s{p.seqlen_q}"] if p.seqlen_q == p.seqlen_k else [f"sq{p.seqlen_q}", f"sk{p.seqlen_k}"]
     mask = p.masking.short or p.mask
     parts += [f"d{p.head_dim}", p.dtype, mask, p.layout if p.layout != "bhsd" else "", "lse" if p.lse else ""]
+    parts += [f"scale{_digits(p.scale)}" if p.scale else "", f"w{p.window.replace(':', '_')}" if p.window else ""]
+    parts += [f"cap{_digits(p.softcap)}" if p.softcap else "", "sink" if p.sink else "", "alibi" if p.alibi else ""]
+    parts += [f"bias_{p.bias}" if p.bias else ""]
     return "_".join(part for part in parts if part)
+
+
+def _digits(number: float) -> str:
+    """A number in letters and digits, e.g. `0p125`."""
+    return repr(float(number)).removesuffix(".0").replace(".", "p").replace("-", "m").replace("+", "")
 
 
 def by_name_or_shape(text: str) -> AttentionProblem:

@@ -8,14 +8,21 @@ from typing import Any
 
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
-from evoattn.model.mask import FULL, MASKS, Mask
+from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
+from evoattn.model.variant import VARIANTS, parse_window, variant_fault
 
 LAYOUTS = ("bhsd", "bshd")
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
 SMALLEST_HEAD_DIM = 4
 """The one head_dim under a whole step: for toy problems."""
+BIAS_ROW_STEP = 8
+"""Elements that the rows of a bias are multiples of."""
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
+
+
+OPTIONAL = ("lse", "scale", *VARIANTS)
+"""Fields that `to_dict` leaves out where they say nothing: older records lack them."""
 
 
 class ProblemError(WrongUse):
@@ -24,7 +31,7 @@ class ProblemError(WrongUse):
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """One forward attention call, `O = softmax(Q Kᵀ / sqrt(head_dim) + mask) V`.
+    """One forward attention call, `O = softmax(Q Kᵀ / sqrt(head_dim) + mask) V`, or a variant of it.
 
     Shapes are those of `torch.nn.functional.scaled_dot_product_attention`:
     Q and O `[batch, heads, seqlen_q, head_dim]`, K and V `[batch, kv_heads, seqlen_k, head_dim]`.
@@ -40,7 +47,16 @@ class AttentionProblem:
     `lse` asks for a second output, the natural logarithm of the sum of exponentials of each query's masked and scaled
     scores, `-inf` for a query that sees no key: `[batch, heads, seqlen_q]`, contiguous, float32 whatever the dtype.
 
-    Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above.
+    The variants change the scores `s = Q Kᵀ · scale`, in this order; each has a sentence in `evoattn.model.variant`:
+    - `scale`: a positive number in place of 1/sqrt(head_dim);
+    - `softcap`: `s = softcap · tanh(s / softcap)`, 0 for none;
+    - `alibi`: `s -= slope of the head · |i + offset - j|`, with the offset of the mask's diagonal;
+    - `bias`: `s += bias`, a tensor over queries and keys (`s`), and heads (`hs`), batches (`bs`) or both (`bhs`);
+    - `window`: `past:ahead`, of the keys that the mask shows those from i + offset - past to i + offset + ahead;
+    - `sink`: each head has one more score, without a value, that takes part in the sum of exponentials.
+
+    Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
+    each other.
     """
 
     batch: int
@@ -54,6 +70,12 @@ class AttentionProblem:
     layout: str = "bhsd"
     name: str = ""
     lse: bool = False
+    scale: float | None = None
+    window: str = ""
+    softcap: float = 0.0
+    sink: bool = False
+    alibi: bool = False
+    bias: str = ""
 
     def __post_init__(self) -> None:
         for field in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
@@ -76,6 +98,8 @@ class AttentionProblem:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
         if not isinstance(self.lse, bool):
             raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
+        if fault := variant_fault(self):
+            raise ProblemError(fault)
         largest = max(self.shape("q"), self.shape("k"), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(
@@ -90,8 +114,14 @@ class AttentionProblem:
 
     @property
     def masking(self) -> Mask:
-        """The row of the table of masks."""
-        return MASKS[self.mask]
+        """The row of the table of masks, with the window if there is one."""
+        mask = MASKS[self.mask]
+        return mask.windowed(*parse_window(self.window)) if self.window else mask
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the fields by which this is more than plain attention; `scale` is none, as every kernel takes it."""
+        return tuple(name for name in VARIANTS if getattr(self, name))
 
     @property
     def causal(self) -> bool:
@@ -104,6 +134,13 @@ class AttentionProblem:
         return self.masking.offset(self.seqlen_q, self.seqlen_k)
 
     @property
+    def diagonal(self) -> int:
+        """The key from which query 0 counts a distance: that of the mask's diagonal, or, where it has none, of the one
+        that ends in the lower right corner, as in FlashAttention."""
+        mask = self.masking if self.masking.kind is not MaskKind.FULL else self.masking.windowed(0, 0)
+        return mask.offset(self.seqlen_q, self.seqlen_k)
+
+    @property
     def element(self) -> Dtype:
         """The row of the table of dtypes."""
         return DTYPES[self.dtype]
@@ -114,11 +151,22 @@ class AttentionProblem:
 
     @property
     def softmax_scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim)
+        return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def lse_shape(self) -> tuple[int, int, int]:
         return self.batch, self.heads, self.seqlen_q
+
+    @property
+    def term_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the contiguous inputs beside q, k and v: `sinks` (in the problem's dtype), `slopes` (float32) and
+        `bias` (in the problem's dtype), whose rows are `seqlen_k` rounded up to 8 elements, so that they begin at
+        multiples of 16 bytes; what lies past the last key means nothing."""
+        rows = self.batch if "b" in self.bias else 1, self.heads if "h" in self.bias else 1, self.seqlen_q
+        shapes: dict[str, tuple[int, ...]] = {"sinks": (self.heads,), "slopes": (self.heads,)}
+        shapes["bias"] = (*rows, -(-self.seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP)
+        asked = {"sinks": self.sink, "slopes": self.alibi, "bias": bool(self.bias)}
+        return {name: shape for name, shape in shapes.items() if asked[name]}
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
@@ -146,10 +194,14 @@ class AttentionProblem:
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: Q, K and V read once, O and the log-sum-exp, if any, written once."""
-        return self.element_bytes * sum(math.prod(self.shape(t)) for t in "qkvo") + 4 * self.lse * math.prod(
-            self.lse_shape
+        """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O
+        and the log-sum-exp, if any, written once."""
+        seen = len(self.masking.visible_keys(0, self.seqlen_q, self.seqlen_q, self.seqlen_k)) if self.window else None
+        tensors = 2 * math.prod(self.shape("q")) + math.prod(self.term_shapes.get("bias", (0,)))
+        tensors += (
+            2 * math.prod(self.shape("k")) if seen is None else 2 * self.batch * self.kv_heads * seen * self.head_dim
         )
+        return self.element_bytes * tensors + 4 * self.lse * math.prod(self.lse_shape)
 
     def with_(self, **changes: Any) -> AttentionProblem:
         """A copy with fields changed; its name is dropped unless given."""
@@ -158,9 +210,9 @@ class AttentionProblem:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields; `AttentionProblem(**d)` restores it.
 
-        `lse` is left out where false, as in older records.
+        Fields that older records lack (`OPTIONAL`) are left out where they say nothing.
         """
-        return {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "lse" or self.lse}
+        return {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in OPTIONAL or getattr(self, f)}
 
     def describe(self) -> str:
         """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`."""
@@ -169,6 +221,13 @@ class AttentionProblem:
         text = f"B={self.batch} {heads} {seqlen} D={self.head_dim} {self.dtype} {self.mask}"
         if self.layout != "bhsd":
             text += f" {self.layout}"
+        if self.scale is not None:
+            text += f" scale={self.scale:g}"
+        for field in self.variants:
+            value = getattr(self, field)
+            text += (
+                f" {field}" if value is True else f" {field}={value:g}" if field == "softcap" else f" {field}={value}"
+            )
         if self.lse:
             text += " lse"
         return f"{self.name}: {text}" if self.name else text

@@ -33,8 +33,9 @@ class Picked(Protocol):
 
 Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
 
-KernelKey = tuple[str, str, int, str, str, bool, str]
-"""Family, config, head_dim, dtype, mask, log-sum-exp, architecture: what one compiled kernel serves (see `Family`)."""
+KernelKey = tuple[str, str, int, str, str, bool, tuple[str, ...], str]
+"""Family, config, head_dim, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel serves (see
+`Family`)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Choice:
     @property
     def key(self) -> KernelKey:
         p = self.problem
-        return self.family.name, self.config.id, p.head_dim, p.dtype, p.mask, p.lse, self.gpu.arch
+        return self.family.name, self.config.id, p.head_dim, p.dtype, p.mask, p.lse, p.variants, self.gpu.arch
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""

@@ -65,6 +65,8 @@ class RecordedKernel:
 
     def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> _Recorded | None:
         ours = self.problem
+        if ours.variants != problem.variants:
+            return None
         both_causal = ours.causal and problem.causal and problem.seqlen_q == problem.seqlen_k  # then they are one mask
         if (ours.head_dim, ours.dtype) != (problem.head_dim, problem.dtype):
             return None

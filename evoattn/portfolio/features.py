@@ -25,14 +25,16 @@ SCALES = {
 
 
 def class_of(problem: AttentionProblem) -> str:
-    """The class whose kernels serve the problem: bits, head_dim, mask, few or many queries, e.g. `16 d64 causal many`.
+    """The class whose kernels serve the problem: bits, head_dim, mask, few or many queries, e.g. `16 d64 causal many`,
+    `16 d64 causal+window+sink many`.
 
     fp16 and bf16 share their choices: the same instructions at the same rates. So do both causal masks, which differ
     by an offset.
     """
     bits = "32" if problem.dtype == "fp32" else "16"
     rows = "few" if problem.group_size * problem.seqlen_q <= FEW_ROWS else "many"
-    return f"{bits} d{problem.head_dim} {'causal' if problem.causal else 'full'} {rows}"
+    mask = "+".join(("causal" if problem.causal else "full", *problem.variants))
+    return f"{bits} d{problem.head_dim} {mask} {rows}"
 
 
 def features(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:

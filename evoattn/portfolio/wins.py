@@ -59,8 +59,22 @@ class Exact:
 
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
     p = problem
-    mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k else p.mask
-    return gpu, sm_count, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.dtype, mask, p.lse
+    mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
+    variant = p.scale, p.window, p.softcap, p.sink, p.alibi, p.bias
+    return (
+        gpu,
+        sm_count,
+        p.batch,
+        p.heads,
+        p.kv_heads,
+        p.seqlen_q,
+        p.seqlen_k,
+        p.head_dim,
+        p.dtype,
+        mask,
+        p.lse,
+        variant,
+    )
 
 
 class Wins:

@@ -28,6 +28,9 @@ NOT_INSTALLED = "is not installed"
 """In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
 
 
+UNASKED = "It is not asked for variants of attention."
+
+
 class PeerRefused(RuntimeError):
     """A peer is absent, does not take the problem, or answers wrong: the message says which, in one sentence."""
 
@@ -59,6 +62,8 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
         from torch.nn.attention.bias import causal_lower_right
 
         kind, lower_right = problem.masking.kind, problem.masking.corner == "lower_right"
+        if problem.variants or problem.scale is not None:
+            raise PeerRefused(UNASKED)
         if kind is MaskKind.BAND:
             raise PeerRefused(f"SDPA has no {problem.mask} but as a matrix of all scores.")
         causal = kind is MaskKind.CAUSAL
@@ -90,6 +95,8 @@ def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Call
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         if not problem.element.on_tensor_cores:
             raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
+        if problem.variants or problem.scale is not None:
+            raise PeerRefused(UNASKED)
         mask = problem.masking
         if mask.kind is MaskKind.BAND:
             raise PeerRefused(f"FlashAttention is not asked for {problem.mask}.")

@@ -1,0 +1,76 @@
+"""The fields of a problem that make more of it than plain attention: their values, and which exclude each other.
+
+Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
+gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Protocol
+
+from evoattn.model.mask import MASKS
+
+VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
+"""Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
+BIASES = ("s", "hs", "bs", "bhs")
+"""Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
+_WINDOW = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
+
+
+class Varied(Protocol):
+    """What `variant_fault` reads of a problem."""
+
+    @property
+    def mask(self) -> str: ...
+    @property
+    def scale(self) -> float | None: ...
+    @property
+    def window(self) -> str: ...
+    @property
+    def softcap(self) -> float: ...
+    @property
+    def sink(self) -> bool: ...
+    @property
+    def alibi(self) -> bool: ...
+    @property
+    def bias(self) -> str: ...
+
+
+def parse_window(text: str) -> tuple[int, int]:
+    """(past, ahead) of `past:ahead`, e.g. `128:0`. Raises `ValueError` on anything else."""
+    if match := _WINDOW.fullmatch(text):
+        return int(match[1]), int(match[2])
+    raise ValueError(f"{text!r} is no window of two whole numbers, past:ahead.")
+
+
+def variant_fault(problem: Varied) -> str:
+    """One sentence if the fields cannot be, alone or together, else empty."""
+    for field in ("sink", "alibi"):
+        if not isinstance(value := getattr(problem, field), bool):
+            return f"{field} must be true or false, not {value!r}."
+    scale, softcap = problem.scale, problem.softcap
+    if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
+        return f"scale must be a positive number, not {scale!r}: kernels keep the largest score before it is scaled."
+    if not (_is_number(softcap) and 0 <= softcap < math.inf):
+        return f"softcap must be a positive number, or 0 for none, not {softcap!r}."
+    if problem.bias and problem.bias not in BIASES:
+        return (
+            f"bias must be one of {', '.join(BIASES)} (b batches, h heads, s queries and keys), not {problem.bias!r}."
+        )
+    if problem.alibi and problem.bias:
+        return "alibi and bias exclude each other: add the slopes to the bias, or take one of them out."
+    if not problem.window:
+        return ""
+    try:
+        _, ahead = parse_window(problem.window)
+    except (TypeError, ValueError):
+        return f"window must be two whole numbers, past:ahead, e.g. 128:0, not {problem.window!r}."
+    if MASKS[problem.mask].causal and ahead:
+        return f"window={problem.window}: a causal mask hides the keys ahead; write 0 there, or take mask=full."
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,144 @@
+"""Variants of attention: how they are written, which exclude each other, what the reference makes of them."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from evoattn.correctness import reference
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape, short_name
+from evoattn.model.problem import AttentionProblem, ProblemError
+
+SHAPE = "B=2,H=4,Hkv=2,Sq=37,Sk=53,D=24"
+
+
+@pytest.mark.parametrize(
+    "text, changes, words",
+    [
+        ("scale=0.1", {"scale": 0.1}, "scale=0.1"),
+        ("window=128:0", {"window": "128:0"}, "window=128:0"),
+        ("softcap=50", {"softcap": 50}, "softcap=50"),
+        ("sink=1", {"sink": True}, "sink"),
+        ("alibi=true", {"alibi": True}, "alibi"),
+        ("bias=HS", {"bias": "hs"}, "bias=hs"),
+        (
+            "mask=causal,window=9:0,sink=1",
+            {"mask": "causal_upper_left", "window": "9:0", "sink": True},
+            "window=9:0 sink",
+        ),
+    ],
+)
+def test_a_variant_is_written_read_and_kept(text, changes, words):
+    plain, problem = parse_shape(SHAPE), parse_shape(f"{SHAPE},{text}")
+    assert problem == plain.with_(**changes) != plain
+    assert problem.describe().endswith(words)
+    assert AttentionProblem(**problem.to_dict()) == problem
+    assert short_name(problem) != short_name(plain) and short_name(problem).replace("_", "").isalnum()
+
+
+def test_records_without_variants_are_read_as_before():
+    record = parse_shape(SHAPE).to_dict()
+    assert not {"scale", "window", "softcap", "sink", "alibi", "bias", "lse"} & set(record)
+    assert AttentionProblem(**record).variants == ()
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("scale=0", "positive number"),
+        ("scale=-1", "positive number"),
+        ("scale=nan", "positive number"),
+        ("scale=big", "positive number"),
+        ("softcap=-3", "softcap"),
+        ("softcap=inf", "softcap"),
+        ("window=128", "past:ahead"),
+        ("window=-1:0", "past:ahead"),
+        ("mask=causal,window=8:8", "hides the keys ahead"),
+        ("sink=2", "0 or 1"),
+        ("bias=b", "bias must be one of s, hs, bs, bhs"),
+        ("alibi=1,bias=s", "exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(text, words):
+    with pytest.raises(ProblemError, match=words) as error:
+        parse_shape(f"{SHAPE},{text}")
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def matrix(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The whole of the mask and the terms, as a tensor that SDPA adds; written apart from the reference."""
+    p, added = problem, torch.zeros(problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k).double()
+    for i in range(p.seqlen_q):
+        lower_right = i + p.seqlen_k - p.seqlen_q
+        middle = i if p.mask == "causal_upper_left" else lower_right
+        for j in range(p.seqlen_k):
+            hidden = p.mask != "full" and j > middle
+            if p.window:
+                past, ahead = map(int, p.window.split(":"))
+                hidden |= not middle - past <= j <= middle + ahead
+            if p.alibi:
+                added[:, :, i, j] -= tensors["slopes"].double() * abs(j - middle)
+            if p.bias:
+                added[:, :, i, j] += tensors["bias"][..., i, j].double()
+            if hidden:
+                added[:, :, i, j] = float("-inf")
+    return added
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"window": "9:0"},
+        {"alibi": True},
+        {"bias": "bhs"},
+        {"bias": "s", "window": "60:0"},
+        {"bias": "hs"},
+        {"bias": "bs"},
+    ],
+)
+def test_the_reference_is_sdpa_with_a_matrix(mask, fields):
+    problem = parse_shape(SHAPE).with_(mask=mask, scale=0.3, **fields)
+    tensors = reference.make_inputs(problem, 3, "cpu", "extreme_terms")
+    q, k, v = (tensors[t].double() for t in "qkv")
+    added = matrix(problem, tensors)
+    seen = ~torch.isneginf(added).all(-1, keepdim=True)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=added, scale=0.3, enable_gqa=True)
+    exact = reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64, others=tensors)
+    torch.testing.assert_close(exact, torch.where(seen, expected, 0.0), rtol=1e-12, atol=1e-12)
+
+
+def test_the_reference_s_softcap_and_sinks():
+    problem = parse_shape(SHAPE).with_(softcap=2.0, sink=True, mask="causal_lower_right", lse=True)
+    tensors = reference.make_inputs(problem, 3, "cpu", "large_logits")
+    q, k, v = (tensors[t].double() for t in "qkv")
+    scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 24**0.5
+    scores = (torch.tanh(scores / 2) * 2).exp()
+    scores = scores * torch.ones(37, 53).tril(16)
+    sums = scores.sum(-1, keepdim=True) + tensors["sinks"].double().exp()[:, None, None]
+    answer = reference.make_answer(problem, tensors, double=True)
+    torch.testing.assert_close(answer.exact, scores / sums @ v.repeat_interleave(2, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(answer.lse, sums[..., 0].log(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    problem = parse_shape(SHAPE).with_(sink=True, mask="causal_upper_left", seqlen_q=60)
+    tensors = reference.make_inputs(problem, 3, "cpu", "extreme_terms")
+    with_sink = reference.exact_attention(problem, *(tensors[t] for t in "qkv"), torch.float64, others=tensors)
+    without = reference.exact_attention(problem.with_(sink=False), *(tensors[t] for t in "qkv"), torch.float64)
+    assert torch.equal(with_sink[:, ::2], without[:, ::2])
+    assert with_sink[:, 1::2].abs().max() < 1e-6  # e^30 in the sum
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_a_family_refuses_what_it_does_not_serve_and_takes_every_scale(family):
+    gpu = GPUS["h100"]
+    plain = AttentionProblem(1, 8, 2, 256, 256, 64)
+    if family.why_unsupported(plain, gpu):
+        plain = plain.with_(dtype=family.dtypes[-1], head_dim=1024)
+    for field, value in {"window": "5:5", "softcap": 1.0, "sink": True, "alibi": True, "bias": "s"}.items():
+        reason = family.why_unsupported(plain.with_(**{field: value}), gpu)
+        refused = f"{family.name} does not serve {field}; take it out of the shape, or another family."
+        assert reason == (None if field in family.variants else refused)
+    assert family.why_unsupported(plain.with_(scale=2.0), gpu) is None
