@@ -16,6 +16,7 @@ LAYERS = [  # docs/architecture.md shows them; a module may import from its own 
     ["bench", "export", "integrations", "ops", "report", "search"],
     ["portfolio"],
     ["samplers", "storage"],
+    ["fleet"],
     ["evaluation"],
     ["profiling"],
     ["timing"],
@@ -32,6 +33,7 @@ HOMES = {  # files, or rooms of which any file may
     "alembic": {"storage"},
     "jinja2": {"families/render.py", "report/page.py"},
     "typer": {"cli"},
+    "ray": {"fleet"},
     "pynvml": {"timing/clocks.py"},
     "transformers": {"integrations"},
 }

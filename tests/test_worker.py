@@ -7,7 +7,7 @@ import time
 import pytest
 
 from evoattn.evaluation.process import Ending, Handler
-from evoattn.evaluation.workers import Pool, Worker, WorkerFailed, wait_for_any
+from evoattn.evaluation.workers import Pool, Worker, WorkerFailed, processes, wait_for_any
 
 
 class Obedient(Handler):
@@ -112,7 +112,7 @@ def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker
 
 
 def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
-    pool = Pool(2, Obedient)
+    pool = Pool(processes(2, Obedient))
     try:
         outcomes = pool.ask([("hang", 0.5), ("exit", 3), ("echo", 0), ("raise", "bad luck"), ("echo", 1)], 20.0)
         assert [o.ending for o in outcomes] == [

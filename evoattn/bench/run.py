@@ -14,7 +14,7 @@ from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.tasks import Compiled, Evaluate
-from evoattn.evaluation.workers import Outcome, Pool, Worker
+from evoattn.evaluation.workers import Outcome, Pool, Worker, processes
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import DetectedDevice, GpuSpec
@@ -46,7 +46,7 @@ class Bench:
         make_device: Callable[[GpuSpec, CacheMode], Handler] = BenchDevice,
     ) -> None:
         self.storages, self.gpu, self.detected, self.top, self.cache = storages, gpu, device, top, cache
-        self._pool = Pool(jobs, make_compiler)
+        self._pool = Pool(processes(jobs, make_compiler))
         self._device = Worker(make_device, (gpu, cache))
 
     def close(self) -> None:

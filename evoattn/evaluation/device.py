@@ -13,7 +13,7 @@ from evoattn.correctness.arena import Arena, Vault
 from evoattn.correctness.cases import device_cases, make_case
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
-from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, HoldFinal, Inspect
+from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, Gauge, HoldFinal, Inspect
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -67,6 +67,8 @@ class DeviceEvaluator:
         """The answer to a task of the GPU worker."""
         if isinstance(task, Inspect):
             return self.inspect(task.kernel)
+        if isinstance(task, Gauge):
+            return self.gauge(task.kernel)
         return self.evaluate(task) if isinstance(task, Evaluate) else self.final(task)
 
     def inspect(self, kernel: BuiltKernel) -> str:
@@ -78,6 +80,14 @@ class DeviceEvaluator:
                 sentence = first_wrong(outputs, case.answer) if outputs else ""
                 return f"In the case {case.name!r} ({case.problem.describe()}): {sentence}" if sentence else ""
         return ""
+
+    def gauge(self, kernel: BuiltKernel) -> Timing:
+        """A time of a kernel that was found right. The process is `broken` if that raises."""
+        self.broken = True
+        contestant = TimedRun(self.setup, kernel, None, self.timed_arena()).contestant("reference", REPEAT)
+        timings = benchmark.measure([contestant], REPEAT, self.cache, self.clocks)
+        self.broken = False
+        return timings["reference"]
 
     def evaluate(self, task: Evaluate) -> Evaluation:
         """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of

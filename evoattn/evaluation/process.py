@@ -23,6 +23,8 @@ class Ending(Enum):
     TIMEOUT = "timeout"
     DIED = "died"
     RAISED = "raised"
+    LOST = "lost"
+    """The machine went away with the task, through no fault of the task."""
 
 
 @dataclass(frozen=True)

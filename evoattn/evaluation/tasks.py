@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
-from evoattn.model.records import Candidate, CompiledKernel, Evaluation
+from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Timing
 from evoattn.model.space import KernelConfig
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.protocol import Protocol
@@ -54,11 +54,18 @@ class HoldFinal:
 
 
 @dataclass(frozen=True)
+class Gauge:
+    """For the GPU worker: time a kernel that was found right, as a measure of the board. The answer is a `Timing`."""
+
+    kernel: BuiltKernel
+
+
+@dataclass(frozen=True)
 class Inspect:
     """For the GPU worker: find the first wrong element of a candidate. The answer is a sentence, empty if none is."""
 
     kernel: BuiltKernel
 
 
-DeviceAnswer = Evaluation | FinalResult | str
-DeviceTask = Evaluate | HoldFinal | Inspect
+DeviceAnswer = Evaluation | FinalResult | Timing | str
+DeviceTask = Evaluate | Gauge | HoldFinal | Inspect

@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from evoattn.evaluation.process import Ending, Handler, Report, serve
@@ -41,31 +42,20 @@ def _nothing() -> None:
     pass
 
 
-class Worker:
-    """One process. `ask` waits for a task's end; `submit` and `poll` do not wait.
+class BaseWorker(ABC):
+    """Runs one task at a time, wherever that is. `ask` waits for a task's end; `submit` and `poll` do not wait.
 
     A task over its deadline, or a death, costs that task and a fresh process.
     """
 
-    def __init__(
-        self, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), start_seconds: float = 120.0
-    ) -> None:
-        self._make_handler, self._args, self._start_seconds = make_handler, args, start_seconds
-        self.ready = False
+    connection: Connection
+    """Readable when there may be something to `poll`."""
+
+    def __init__(self) -> None:
+        self.ready = self.busy = False
         self.failures_to_start, self.start_failure = 0, ""
         self._tag: Any = None
-        self.busy = False
-        self._doing = ""
-        self._spawn()
-
-    def _spawn(self) -> None:
-        parent, child = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=serve, args=(child, self._make_handler, self._args), daemon=True)
-        self._process.start()
-        child.close()
-        self.connection = parent
-        self.ready = False
-        self._deadline = time.monotonic() + self._start_seconds
+        self._doing, self._started = "", 0.0
 
     @property
     def idle(self) -> bool:
@@ -77,6 +67,19 @@ class Worker:
             raise WorkerFailed(
                 f"A worker process failed to start {START_TRIES} times; the last time: {self.start_failure}"
             )
+
+    @abstractmethod
+    def submit(self, tag: Any, task: Any, seconds: float) -> None:
+        """Hand a task that may take `seconds` to an idle worker. One found dead loses the task and is replaced (see
+        `poll`)."""
+
+    @abstractmethod
+    def poll(self) -> Outcome | None:
+        """The outcome of the task at hand if it has ended, else None; also sees a starting worker become ready."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it at once, with the task at hand."""
 
     def ask(
         self,
@@ -104,16 +107,40 @@ class Worker:
         refresh()
         return self.poll()
 
-    def submit(self, tag: Any, task: Any, seconds: float) -> None:
-        """Hand a task that may take `seconds` to an idle worker. One found dead loses the task and is replaced (see
-        `poll`)."""
+    def _begin(self, tag: Any) -> None:
         self._tag, self.busy, self._started, self._doing = tag, True, time.monotonic(), ""
+
+    def _end(self, ending: Ending, value: Any) -> Outcome:
+        self.busy = False
+        return Outcome(self._tag, ending, value, time.monotonic() - self._started, self._doing)
+
+
+class Worker(BaseWorker):
+    """One process of this machine."""
+
+    def __init__(
+        self, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), start_seconds: float = 120.0
+    ) -> None:
+        super().__init__()
+        self._make_handler, self._args, self._start_seconds = make_handler, args, start_seconds
+        self._spawn()
+
+    def _spawn(self) -> None:
+        parent, child = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=serve, args=(child, self._make_handler, self._args), daemon=True)
+        self._process.start()
+        child.close()
+        self.connection = parent
+        self.ready = False
+        self._deadline = time.monotonic() + self._start_seconds
+
+    def submit(self, tag: Any, task: Any, seconds: float) -> None:
+        self._begin(tag)
         self._deadline = self._started + seconds
         with suppress(BrokenPipeError, ConnectionResetError):  # `poll` sees the closed pipe and reports the death
             self.connection.send(task)
 
     def poll(self) -> Outcome | None:
-        """The outcome of the task at hand if it has ended, else None; also sees a starting worker become ready."""
         try:
             while self.connection.poll():
                 message = self.connection.recv()
@@ -137,10 +164,6 @@ class Worker:
             return self._lost(Ending.TIMEOUT, f"It ran past its limit of {limit:.0f} s and was ended.")
         return None
 
-    def _end(self, ending: Ending, value: Any) -> Outcome:
-        self.busy = False
-        return Outcome(self._tag, ending, value, time.monotonic() - self._started, self._doing)
-
     def _lost(self, ending: Ending, value: Any) -> Outcome | None:
         """Replace the process; the outcome of its task, or None if it had none."""
         had_task = self.busy
@@ -158,13 +181,18 @@ class Worker:
         self.connection.close()
 
 
+def processes(count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = ()) -> list[Worker]:
+    """`count` workers of this machine that run the same kind of task."""
+    return [Worker(make_handler, args) for _ in range(count)]
+
+
 class Pool:
-    """Several `Worker`s of one kind."""
+    """Several workers of one kind."""
 
-    def __init__(self, count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = ()) -> None:
-        self.workers = [Worker(make_handler, args) for _ in range(count)]
+    def __init__(self, workers: Sequence[BaseWorker]) -> None:
+        self.workers = workers
 
-    def idle(self) -> list[Worker]:
+    def idle(self) -> list[BaseWorker]:
         return [w for w in self.workers if w.idle]
 
     def poll(self) -> list[Outcome]:
@@ -199,6 +227,6 @@ class Pool:
             worker.stop()
 
 
-def wait_for_any(workers: Sequence[Worker], seconds: float) -> None:
+def wait_for_any(workers: Sequence[BaseWorker], seconds: float) -> None:
     """Sleep until one of the workers says something, at most `seconds`."""
     wait([w.connection for w in workers], timeout=seconds)

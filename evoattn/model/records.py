@@ -121,8 +121,9 @@ class Timing:
     samples_us: tuple[float, ...]
     protocol: dict[str, Any]
     """Cache mode, calls per replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were
-    taken in turns), the device's `clocks`; of a final also `sanitizer`, `disqualified`: the sentence by which a
-    finalist proved wrong, and `out` (there are no samples then): the sentence by which it left the final."""
+    taken in turns), the device's `clocks`; in a search on several GPUs the `board` and its `board_factor`; of a final
+    also `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no samples
+    then): the sentence by which it left the final."""
 
     @staticmethod
     def out(sentence: str, disqualified: bool) -> Timing:
@@ -134,9 +135,15 @@ class Timing:
         )
 
     @property
+    def board_factor(self) -> float:
+        """How much longer its board took for the study's reference kernel than the first board that timed it; 1 in a
+        search on one GPU."""
+        return float(self.protocol.get("board_factor", 1.0))
+
+    @property
     def median_us(self) -> float:
-        """Infinite where there are no samples."""
-        return median(self.samples_us) if self.samples_us else math.inf
+        """Comparable between boards: the samples' median over `board_factor`. Infinite where there are no samples."""
+        return median(self.samples_us) / self.board_factor if self.samples_us else math.inf
 
     def interleaved_with(self, other: Timing) -> bool:
         """Whether both come out of the same rounds, so that their ratio is fair."""
@@ -149,9 +156,9 @@ class Timing:
         return str(self.protocol.get("disqualified", ""))
 
     def quantile_us(self, share: float) -> float:
-        """Sample at `share` (0 to 1) of the sorted samples, by nearest rank."""
+        """Sample at `share` (0 to 1) of the sorted samples, by nearest rank; comparable as `median_us` is."""
         ordered = sorted(self.samples_us)
-        return ordered[round(share * (len(ordered) - 1))]
+        return ordered[round(share * (len(ordered) - 1))] / self.board_factor
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,12 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
+from evoattn.evaluation.workers import Outcome
 from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.records import Candidate, CompiledKernel, Proposal
 from evoattn.model.space import KernelConfig
@@ -30,8 +34,24 @@ class Pending:
     """Once it is compiled."""
     relative_cost: float | None = None
     again: bool = False
-    """It is evaluated a second time, in a fresh process, as the first one may have been harmed
+    """It has its second try, in a fresh process: the first one died, or may have been harmed
     (`Evaluation.doubtful`)."""
+
+    def built(self, gpu: GpuSpec) -> BuiltKernel:
+        """Its kernel for `gpu`, once it is compiled."""
+        assert self.kernel is not None, "it is compiled before it is run"
+        return BuiltKernel(self.family, self.config, gpu, self.kernel)
+
+
+def given_back(outcome: Outcome, pending: Pending) -> bool:
+    """Whether a candidate whose task ended like this is tried once more, as something else may have ended it: a death
+    once, the loss of a machine each time."""
+    return outcome.ending is Ending.LOST or (outcome.ending is Ending.DIED and not pending.again)
+
+
+def tried_again(pending: Pending, outcome: Outcome) -> Pending:
+    """The candidate for its next try. The loss of a machine says nothing of it, and is not held against it."""
+    return pending if outcome.ending is Ending.LOST else replace(pending, again=True)
 
 
 class Ready:
@@ -52,8 +72,8 @@ class Ready:
         heapq.heappush(self._heap, (0.0 if cost is None else cost, next(self._order), ready))
 
     def add_again(self, pending: Pending) -> None:
-        """Before all others: a second evaluation."""
-        heapq.heappush(self._heap, (-math.inf, next(self._order), replace(pending, again=True)))
+        """Before all others: another evaluation."""
+        heapq.heappush(self._heap, (-math.inf, next(self._order), pending))
 
     def take(self) -> Pending:
         """The most promising. Raises `IndexError` if none waits."""

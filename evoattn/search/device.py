@@ -1,10 +1,12 @@
-"""The GPU worker of a search: it measures the peers first, then one candidate at a time, then the final."""
+"""A GPU worker of a search: it measures the peers first, then one candidate at a time, then the final. Of several only
+the first one measures peers and holds finals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from evoattn.evaluation.workers import Outcome, Worker
+from evoattn.evaluation.tasks import DeviceTask
+from evoattn.evaluation.workers import BaseWorker, Outcome
 from evoattn.search.errors import SearchError
 from evoattn.search.finals import Final, FinalFailed
 from evoattn.search.progress import Progress
@@ -16,17 +18,25 @@ PEERS_FACTOR = 3
 
 
 class Device:
-    """A `Worker` whose process times; `seconds` is what one candidate may take. Adds the time of its tasks to
+    """A worker that times on one board; `seconds` is what one candidate may take. Adds the time of its tasks to
     `progress`."""
 
-    def __init__(self, worker: Worker, progress: Progress, seconds: float) -> None:
-        self.worker, self._progress, self._seconds = worker, progress, seconds
+    def __init__(
+        self, worker: BaseWorker, progress: Progress, seconds: float, board: str = "", first: bool = True
+    ) -> None:
+        self.worker, self.board, self._progress, self._seconds = worker, board, progress, seconds
         self._peers = Final({}, SCREEN)
+        self._measures_peers = first
 
     @property
     def up(self) -> bool:
         """Whether a candidate can be timed now: the peers are measured, and no task is at hand."""
-        return self._peers.result is not None and self.worker.idle
+        return not self.owes_peers and self.worker.idle
+
+    @property
+    def owes_peers(self) -> bool:
+        """Whether it measures the peers first, and has not yet."""
+        return self._measures_peers and self._peers.result is None
 
     @property
     def state(self) -> str:
@@ -34,10 +44,14 @@ class Device:
         return "starting" if not self.worker.ready else "busy" if self.worker.busy else "waiting"
 
     def wants_peers(self) -> bool:
-        """Whether the peers have no time yet; an idle worker is then given the next try."""
-        if self._peers.result is None and self.worker.idle:
+        """As `owes_peers`; an idle worker is then given the next try."""
+        if self.owes_peers and self.worker.idle:
             self.worker.submit(self._peers, self._peers.task, PEERS_FACTOR * self._seconds)
-        return self._peers.result is None
+        return self.owes_peers
+
+    def submit(self, tag: object, task: DeviceTask) -> None:
+        """Hand a task to the idle worker."""
+        self.worker.submit(tag, task, self._seconds)
 
     def poll(self) -> Outcome | FinalResult | None:
         """The end of a candidate's task, the peers' first times, or None. Raises `SearchError` if the peers cannot be

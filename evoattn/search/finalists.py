@@ -13,6 +13,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
 from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
 from evoattn.samplers.base import STARTING
+from evoattn.search.scale import Reference
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists
@@ -44,20 +45,9 @@ def choose(
     finalists: Finalists = {}
 
     def takes_part(trial: Trial) -> bool:
-        if str(trial.number) in finalists:
-            return True
-        if (config := config_of(trial, spaces)) is None:
-            return False
-        family = registry.lookup(trial.family)
-        candidate = tools.render(family, problem, config, gpu)
-        # A source of another version, or of whoever wrote the database, is not run.
-        if candidate.source_hash != trial.source_hash:
-            return False
-        try:
-            finalists[str(trial.number)] = BuiltKernel(family, config, gpu, tools.compile(candidate))
-        except CompileError:  # by another compiler than the one that recorded it
-            return False
-        return True
+        if str(trial.number) not in finalists and (built := rebuilt(trial, problem, gpu, spaces, tools)):
+            finalists[str(trial.number)] = built
+        return str(trial.number) in finalists
 
     for trial in storage.leaderboard(study, FINALISTS, finalists_first=False):
         takes_part(trial)
@@ -65,6 +55,48 @@ def choose(
         if takes_part(trial):
             break
     return finalists
+
+
+def rebuilt(
+    trial: Trial, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace], tools: Tools
+) -> BuiltKernel | None:
+    """The trial's kernel, compiled anew; None where it is not rendered today as it was recorded, or does not
+    compile."""
+    if (config := config_of(trial, spaces)) is None:
+        return None
+    family = registry.lookup(trial.family)
+    candidate = tools.render(family, problem, config, gpu)
+    # A source of another version, or of whoever wrote the database, is not run.
+    if candidate.source_hash != trial.source_hash:
+        return None
+    try:
+        return BuiltKernel(family, config, gpu, tools.compile(candidate))
+    except CompileError:  # by another compiler than the one that recorded it
+        return None
+
+
+def reference(
+    storage: Storage,
+    study: Study,
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    spaces: dict[str, SearchSpace],
+    tools: Tools,
+    several: bool,
+) -> Reference | None:
+    """The kernel by which a resumed study compares boards: the one that it used before, else its leader.
+
+    None for a study without a timed kernel, and where neither `several` boards are used nor were before. Raises
+    `StorageError`.
+    """
+    for trial in storage.leaderboard(study, FINALISTS, finalists_first=False):
+        earlier = next((t.protocol["reference"] for t in trial.timings if "reference" in t.protocol), None)
+        if not several and earlier is None:
+            continue
+        used = storage.trial(earlier) if isinstance(earlier, int) else trial
+        if used.study_id == study.id and used.timing and (built := rebuilt(used, problem, gpu, spaces, tools)):
+            return Reference(built, used.number, used.timing.median_us)
+    return None
 
 
 def sanitize(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Compiled, Evaluate
-from evoattn.evaluation.workers import Outcome, Pool, Worker, wait_for_any
+from evoattn.evaluation.workers import BaseWorker, Outcome, Pool, wait_for_any
 from evoattn.families import registry
-from evoattn.families.built import BuiltKernel
+from evoattn.fleet.base import Fleet
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Proposal, Study, TrialState
 from evoattn.model.space import SearchSpace
 from evoattn.samplers.base import Sampler
 from evoattn.search import finalists
+from evoattn.search.boards import Boards
 from evoattn.search.budget import RESERVE_MOST, Budget, Clock, reserve_of
-from evoattn.search.candidates import Pending, Ready
+from evoattn.search.candidates import Pending, Ready, given_back, tried_again
 from evoattn.search.device import Device
 from evoattn.search.finals import Final
 from evoattn.search.progress import Progress
@@ -52,13 +55,16 @@ class Search:
         cache: CacheMode = "warm",
         sanitize: bool = False,
         tools: Tools | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
+        """`fleet`: the machines, this one's first GPU and `jobs` processes unless given; it has its own `jobs`."""
         self.storage, self.study, self.problem, self.gpu = storage, study, problem, gpu
-        self.spaces, self.sampler, self.jobs, self.cache, self.sanitize = spaces, sampler, jobs, cache, sanitize
+        self.spaces, self.sampler, self.cache, self.sanitize = spaces, sampler, cache, sanitize
         self.tools = tools or Tools()
+        self.fleet: Fleet = fleet or LocalFleet(jobs)
         self.progress = Progress()
         self.interrupted = self.exhausted = False
-        self._ready = Ready()
+        self._ready, self._again = Ready(), deque[Pending]()
         self._recorder = Recorder(storage, study, sampler, self.progress)
 
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
@@ -69,45 +75,55 @@ class Search:
         self._budget, self._refresh = budget, refresh
         self._clock = Clock(budget, 0.0 if self.study.offline else reserve_of(budget))
         self._recorder.restore(self.problem, self.gpu, self.spaces)
-        self._pool = Pool(self.jobs, self.tools.make_compiler, (self.problem, self.gpu, self.study.offline))
-        self._device: Device | None = None
-        if not self.study.offline:
-            worker = Worker(self.tools.make_device, (self.problem, self.gpu, self.cache))
-            self._device = Device(worker, self.progress, self.tools.device_seconds)
+        self._boards: Boards | None = None
+        self._pool = Pool([])
         try:
+            self._start_workers()
             self._loop()
-            if self._device and self.progress.best is not None:
-                self._hold_final(self._device)
+            if self._boards and self.progress.best is not None:
+                self._hold_final(self._boards)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             self._pool.stop()
-            if self._device:
-                self._device.worker.stop()
+            if self._boards:
+                self._boards.stop()
+            self.fleet.stop()
         self.progress.stage = "done"
         return self.progress
 
+    def _start_workers(self) -> None:
+        args = self.problem, self.gpu, self.study.offline
+        self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
+        if self.study.offline:
+            return
+        workers = self.fleet.devices(self.tools.make_device, (self.problem, self.gpu, self.cache))
+        self._boards = Boards(self.gpu, self.fleet.boards, workers, self.progress, self.tools.device_seconds)
+        if reference := finalists.reference(
+            self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools, len(workers) > 1
+        ):
+            self._boards.scale.refer_to(reference)
+
     def _loop(self) -> None:
-        workers = [*self._pool.workers, *([self._device.worker] if self._device else [])]
+        workers = [*self._pool.workers, *(self._boards.workers if self._boards else [])]
         while not self._clock.spent(self.progress.recorded):
             self._start_clock()
             self._feed_pool()
-            self._feed_device()
+            self._feed_boards()
             if self.exhausted and not self._on_the_way():
                 return
             wait_for_any(workers, POLL_SECONDS)
             for outcome in self._pool.poll():
                 self._compiled(outcome)
-            if self._device and (timed := self._device.poll()):
-                self._timed(timed)
+            self._poll_boards()
             for worker in workers:
                 worker.check()
             self._show()
 
     def _start_clock(self) -> None:
-        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the GPU worker has
-        measured the peers."""
-        up = any(w.ready for w in self._pool.workers) and (not self._device or self._device.up)
+        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the first GPU
+        worker has measured the peers."""
+        up = any(w.ready for w in self._pool.workers) and (not self._boards or self._boards.first.up)
         if up and self._clock.started is None:
             self._clock.start()
             self.progress.started, self.progress.device_seconds = self._clock.started, 0.0
@@ -115,25 +131,27 @@ class Search:
     def _show(self) -> None:
         progress = self.progress
         progress.compiling, progress.ready = self._pool.in_flight, len(self._ready)
-        if self._device:
-            progress.on_device = self._device.state
+        if self._boards:
+            progress.on_device = self._boards.state
         progress.stage = "starting workers" if progress.started is None else "searching"
         self._refresh()
 
     def _on_the_way(self) -> int:
-        """Candidates that are compiled, wait for the device, or are on it."""
-        return self._pool.in_flight + len(self._ready) + bool(self._device and self._device.worker.busy)
+        """Candidates that are compiled, wait for a device or a second compile, or are on a device."""
+        return self._pool.in_flight + len(self._again) + len(self._ready) + (self._boards.busy if self._boards else 0)
 
     def _wanted(self) -> int:
         """How many more candidates may start now: a trial budget is not overrun by those on their way."""
         room = len(self._pool.idle())
         if not self.study.offline:
-            room = min(room, READY_PER_COMPILER * self.jobs - len(self._ready))
+            room = min(room, READY_PER_COMPILER * self.fleet.jobs - len(self._ready))
         if self._budget.trials is not None:
             room = min(room, self._budget.trials - self.progress.recorded - self._on_the_way())
         return max(room, 0)
 
     def _feed_pool(self) -> None:
+        while self._again and (idle := self._pool.idle()):
+            self._compile(idle[0], self._again.popleft())
         while not self.exhausted and (wanted := self._wanted()):
             proposals = self.sampler.ask(wanted)
             if not proposals:
@@ -155,12 +173,18 @@ class Search:
             self._recorder.record(proposal, config, candidate, Evaluation(TrialState.DUPLICATE, reason))
             return
         pending = Pending(proposal, family, config, candidate, identity)
-        task = Compile(family, config, candidate)
-        self._pool.idle()[0].submit(pending, task, self.tools.compile_seconds)
+        self._compile(self._pool.idle()[0], pending)
+
+    def _compile(self, worker: BaseWorker, pending: Pending) -> None:
+        task = Compile(pending.family, pending.config, pending.candidate)
+        worker.submit(pending, task, self.tools.compile_seconds)
 
     def _compiled(self, outcome: Outcome) -> None:
-        """A compile worker's result: into the queue of the device, or recorded."""
+        """A compile worker's result: into the queue of the devices, or recorded, or another try."""
         pending, answer = outcome.tag, outcome.value
+        if given_back(outcome, pending):
+            self._again.append(tried_again(pending, outcome))
+            return
         if outcome.ending is not Ending.RESULT:
             answer = failed(outcome, "compile")
         elif isinstance(answer, Compiled):
@@ -170,39 +194,52 @@ class Search:
             answer = answer.failure
         self._recorder.record_pending(pending, answer)
 
-    def _feed_device(self) -> None:
-        """Give an idle device the most promising candidate, or its first measurement of the peers."""
-        device = self._device
-        if not device or device.wants_peers() or not device.worker.idle or not self._ready:
+    def _feed_boards(self) -> None:
+        """Give each idle device the most promising candidate that is left."""
+        if not self._boards:
             return
-        pending, best = self._ready.take(), self.progress.best
-        assert pending.kernel is not None, "who waits for the device is compiled"
+        best = self.progress.best
         best_us = best.timing.median_us if best and best.timing else None
-        task = Evaluate(BuiltKernel(pending.family, pending.config, self.gpu, pending.kernel), best_us)
-        device.worker.submit(pending, task, self.tools.device_seconds)
+        for device in self._boards.free():
+            if not self._ready:
+                return
+            pending = self._ready.take()
+            best_here = best_us and best_us * self._boards.scale.factor(device.board)
+            device.submit(pending, Evaluate(pending.built(self.gpu), best_here))
 
-    def _timed(self, result: Outcome | FinalResult) -> None:
-        """The GPU worker's result: a candidate's, or the peers' first times."""
+    def _poll_boards(self) -> None:
+        for device, result in self._boards.poll() if self._boards else ():
+            self._timed(device, result)
+
+    def _timed(self, device: Device, result: Outcome | FinalResult) -> None:
+        """A GPU worker's result: a candidate's, or the peers' first times."""
         if isinstance(result, FinalResult):
             self._recorder.record_peers(result.timings, result.refusals)
             return
         pending: Pending = result.tag
         evaluation = result.value if result.ending is Ending.RESULT else failed(result, "device")
-        if evaluation.doubtful and not pending.again:
-            self._ready.add_again(pending)
-        else:
-            self._recorder.record_pending(pending, evaluation)
+        if given_back(result, pending) or (evaluation.doubtful and not pending.again):
+            self._ready.add_again(tried_again(pending, result))
+            return
+        assert self._boards is not None, "its device is one of them"
+        trial = self._recorder.record_pending(pending, self._boards.marked(device, evaluation))
+        self._boards.learn(device, pending, trial)
 
     # ---- the final
 
-    def _hold_final(self, device: Device) -> None:
-        """The best candidates and every peer, interleaved, so that all are measured under the same conditions."""
-        self.progress.stage = "final"
+    def _hold_final(self, boards: Boards) -> None:
+        """The best candidates and every peer, interleaved on one board, so that all are measured under the same
+        conditions. The other boards end what they have before."""
+        self.progress.stage, device = "final", boards.first
+        while any(other.worker.busy for other in boards.devices[1:]):
+            wait_for_any(boards.workers, POLL_SECONDS)
+            self._poll_boards()
+            self._refresh()
         chosen = finalists.choose(self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools)
 
         def earlier(outcome: Outcome) -> None:
             if result := device.take(outcome):
-                self._timed(result)
+                self._timed(device, result)
 
         result = device.hold(Final(chosen), FINAL_SECONDS, self._refresh, earlier)
         if self.sanitize:

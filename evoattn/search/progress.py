@@ -35,7 +35,12 @@ class Progress:
     on_device: str = ""
     """What the GPU worker does; empty in an offline search."""
     device_seconds: float = 0.0
-    """Wall time since `started` in which the GPU worker had a task."""
+    """Wall time since `started` in which a GPU worker had a task, summed over the `boards`."""
+    boards: int = 1
+    """GPUs that are searched on."""
+    speeds: dict[str, float] = field(default_factory=dict)
+    """By board, in a search on several: how much longer it takes for the reference kernel than that kernel's first
+    time."""
     best: Trial | None = None
     improvements: list[tuple[float, float]] = field(default_factory=list)
     """(seconds, value) each time that this run found a better trial: `seconds` as in `Progress.seconds`, the value as
@@ -87,8 +92,8 @@ class Progress:
 
     @property
     def busy_share(self) -> float:
-        """Part of the budget's time in which the GPU worker had a task, 0 to 1."""
-        return self.device_seconds / self.seconds if self.seconds else 0.0
+        """Part of the budget's time in which a GPU worker had a task, 0 to 1, the mean over the boards."""
+        return self.device_seconds / self.seconds / self.boards if self.seconds else 0.0
 
     @property
     def candidates_per_second(self) -> float:

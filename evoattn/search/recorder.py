@@ -53,13 +53,14 @@ class Recorder:
             progress.improvements.append((progress.seconds, value))
         return trial
 
-    def record_pending(self, pending: Pending, evaluation: Evaluation) -> None:
+    def record_pending(self, pending: Pending, evaluation: Evaluation) -> Trial:
         """The end of a candidate's way, with what its compile found."""
         if pending.kernel is not None:
             info = evaluation.compile_info or pending.kernel.info
             evaluation = replace(evaluation, relative_cost=pending.relative_cost, compile_info=info)
         trial = self.record(pending.proposal, pending.config, pending.candidate, evaluation)
         self.seen.recorded(pending.identity, trial.number)
+        return trial
 
     def record_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
         """By peer: its times, or the sentence with which it refused."""

@@ -112,6 +112,8 @@ def timing_from_row(row: Row) -> Timing:
         STAGES.index(protocol["stage"])
         each(str, protocol.get("sanitizer", {}), dict)
         each(str, each(object, protocol.get("clocks", {}), dict).get("throttled_by", []), list)
+        if not 0 < _number(protocol.get("board_factor", 1.0)) < math.inf:
+            raise ValueError("no factor of a board")
         if not samples and not protocol.get("out"):
             raise ValueError("no samples")
         return Timing(samples, protocol)

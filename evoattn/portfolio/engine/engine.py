@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evoattn.evaluation.process import Ending, Handler
-from evoattn.evaluation.workers import Outcome, Pool, Worker, wait_for_any
+from evoattn.evaluation.workers import BaseWorker, Outcome, Pool, Worker, processes, wait_for_any
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -59,7 +59,7 @@ class Engine:
         self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
         self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
         self._near = {g.name: g.near(gpu) for g in groups}
-        self._pool = Pool(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler)
+        self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler))
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
         self._sources: dict[str, CompiledKernel] = {}
@@ -117,7 +117,7 @@ class Engine:
             job = Job(item.group.name, self._built(item.kernel, item.compiled), item.check, tuple(item.indexes), best)
             self._stage.submit(item, ("job", job), JOB_SECONDS)
 
-    def _propose(self, worker: Worker) -> None:
+    def _propose(self, worker: BaseWorker) -> None:
         for _ in range(4):
             group = min(self.groups, key=lambda g: g.spent / g.weight)
             group.spent += 1
