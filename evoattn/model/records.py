@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from evoattn.model.gpu import GpuSpec, lookup
-from evoattn.model.timing import Timing as Timing
 from evoattn.model.gpu_spec import GPU_ROW, restored
+from evoattn.model.timing import Timing as Timing
 
 SM_COUNT = "sm_count"
 """Among the options of a study: SMs of the device."""
