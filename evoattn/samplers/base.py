@@ -5,16 +5,33 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import SearchSpace
-from evoattn.samplers.pool import ConfigPool, WhyInvalid
+from evoattn.samplers.pool import ConfigPool, Params, WhyInvalid
 
 STARTING = "starting"
 """The operator of known-good configs."""
+
+
+Prior = Callable[[list[tuple[str, Params]]], list[float]]
+"""What other problems' measurements say of (family, params): the expected log of its time over the best, natural."""
+MakePool = Callable[[dict[str, SearchSpace], WhyInvalid, random.Random], ConfigPool]
+
+
+@dataclass(frozen=True)
+class SamplerAids:
+    """What a sampler is lent: a prior, where there is one, and the pool that its configs come from."""
+
+    prior: Prior | None = None
+    make_pool: MakePool = ConfigPool
+
+
+NO_AIDS = SamplerAids()
 
 
 class Sampler(Protocol):
@@ -57,10 +74,15 @@ class ProposingSampler:
     gives none."""
 
     def __init__(
-        self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+        self,
+        spaces: dict[str, SearchSpace],
+        problem: AttentionProblem,
+        seed: int,
+        why_invalid: WhyInvalid,
+        aids: SamplerAids = NO_AIDS,
     ) -> None:
         self.rng = random.Random(seed)
-        self.pool = ConfigPool(spaces, why_invalid, self.rng)
+        self.pool = aids.make_pool(spaces, why_invalid, self.rng)
         self._starting = deque(config for space in spaces.values() for config in space.starting_configs(problem))
 
     @property

@@ -13,7 +13,7 @@ from optuna.trial import TrialState, create_trial
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial
 from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import ProposingSampler, objective
+from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
 from evoattn.samplers.optuna_study import new_study
 from evoattn.samplers.pool import Params, WhyInvalid
 
@@ -48,9 +48,14 @@ class GeneticSampler(ProposingSampler):
     start_over_after: ClassVar = START_OVER_AFTER
 
     def __init__(
-        self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+        self,
+        spaces: dict[str, SearchSpace],
+        problem: AttentionProblem,
+        seed: int,
+        why_invalid: WhyInvalid,
+        aids: SamplerAids = NO_AIDS,
     ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid)
+        super().__init__(spaces, problem, seed, why_invalid, aids)
         self._best: list[tuple[float, int, _Individual]] = []
         """The best `POPULATION` of all times: value, trial number, individual."""
         self._running: dict[str, int] = {}

@@ -59,7 +59,14 @@ class ConfigPool:
 
     def claim(self, family: str, params: Params, steps: int = REPAIR_STEPS) -> Params | None:
         """The config, or a valid new one near it, which is then the caller's to propose; None if there is none within
-        `steps` changes.
+        `steps` changes."""
+        found = self.near(family, params, steps)
+        if found is not None:
+            self.mark(config_id(family, found))
+        return found
+
+    def near(self, family: str, params: Params, steps: int = REPAIR_STEPS) -> Params | None:
+        """What `claim` would give, left for others to claim.
 
         An invalid config is repaired as WalkSAT does (Selman, Kautz, Cohen 1994): change one of the parameters that the
         reason names, until there is no reason left. Drawing anew instead takes up to 5000 draws a valid one (flash_mma
@@ -68,7 +75,7 @@ class ConfigPool:
         for _ in range(steps):
             if reason := self._why_invalid(family, params):
                 self.rejected[re.sub(r"\d+", "N", reason)] += 1
-            elif self.mark(config_id(family, params)):
+            elif config_id(family, params) not in self._seen:
                 return params
             params = self._changed(family, params, reason or "")
         return None

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import SearchSpace
-from evoattn.samplers.base import Sampler
+from evoattn.samplers.base import NO_AIDS, Sampler, SamplerAids
 from evoattn.samplers.pool import WhyInvalid
 
-MakeSampler = Callable[[dict[str, SearchSpace], AttentionProblem, int, WhyInvalid], Sampler]
+MakeSampler = Callable[..., Sampler]
+"""Called with the arguments of `ProposingSampler`."""
 
 
 class SamplerError(WrongUse):
     """A sampler that is not in the table: its message is one sentence."""
 
 
-def _genetic(spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> Sampler:
-    from evoattn.samplers.genetic import GeneticSampler
+def _lazy(module: str, name: str) -> MakeSampler:
+    def make(
+        spaces: dict[str, SearchSpace],
+        problem: AttentionProblem,
+        seed: int,
+        why_invalid: WhyInvalid,
+        aids: SamplerAids = NO_AIDS,
+    ) -> Sampler:
+        sampler: Sampler = getattr(import_module(f"evoattn.samplers.{module}"), name)(
+            spaces, problem, seed, why_invalid, aids
+        )
+        return sampler
 
-    return GeneticSampler(spaces, problem, seed, why_invalid)
-
-
-def _tpe(spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> Sampler:
-    from evoattn.samplers.tpe import TpeSampler
-
-    return TpeSampler(spaces, problem, seed, why_invalid)
-
-
-def _random(spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid) -> Sampler:
-    from evoattn.samplers.random import RandomSampler
-
-    return RandomSampler(spaces, problem, seed, why_invalid)
+    return make
 
 
-SAMPLERS: dict[str, MakeSampler] = {"genetic": _genetic, "tpe": _tpe, "random": _random}
+SAMPLERS: dict[str, MakeSampler] = {
+    "genetic": _lazy("genetic", "GeneticSampler"),
+    "tpe": _lazy("tpe", "TpeSampler"),
+    "random": _lazy("random", "RandomSampler"),
+}
 
 
 def require_sampler(name: str) -> None:
@@ -45,11 +49,16 @@ def require_sampler(name: str) -> None:
 
 
 def make_sampler(
-    name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+    name: str,
+    spaces: dict[str, SearchSpace],
+    problem: AttentionProblem,
+    seed: int,
+    why_invalid: WhyInvalid,
+    aids: SamplerAids = NO_AIDS,
 ) -> Sampler:
     """The sampler called `name` over the spaces of some families. Raises `SamplerError` on an unknown one.
 
     `why_invalid(family, params)` says in one sentence why a config cannot be, or None.
     """
     require_sampler(name)
-    return SAMPLERS[name](spaces, problem, seed, why_invalid)
+    return SAMPLERS[name](spaces, problem, seed, why_invalid, aids)

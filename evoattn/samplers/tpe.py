@@ -16,7 +16,7 @@ from evoattn.model import records as records
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial
 from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import ProposingSampler, objective
+from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
 from evoattn.samplers.optuna_study import new_study
 from evoattn.samplers.pool import Params, WhyInvalid
 
@@ -132,9 +132,14 @@ class TpeSampler(ProposingSampler):
     history: ClassVar = History()
 
     def __init__(
-        self, spaces: dict[str, SearchSpace], problem: AttentionProblem, seed: int, why_invalid: WhyInvalid
+        self,
+        spaces: dict[str, SearchSpace],
+        problem: AttentionProblem,
+        seed: int,
+        why_invalid: WhyInvalid,
+        aids: SamplerAids = NO_AIDS,
     ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid)
+        super().__init__(spaces, problem, seed, why_invalid, aids)
         self._estimators = {family: _Estimator(space, self.rng, self.history) for family, space in spaces.items()}
         self._leaders: list[tuple[float, str]] = []
 
