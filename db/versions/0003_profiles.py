@@ -1,4 +1,5 @@
-"""Hardware counters of trials and peers (`evoattn/storage/schema.py`, profiles)."""
+"""Hardware counters of trials and peers (`evoattn/storage/schema.py`, profiles); seeds of 64 bits, which an integer of
+SQLite holds anyway."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -21,3 +22,5 @@ def upgrade() -> None:
         sa.Column("created_at", sa.String(40), nullable=False),
     )
     op.create_index("profiles_by_trial", "profiles", ["study_id", "trial_number"])
+    if op.get_bind().dialect.name == "postgresql":
+        op.alter_column("studies", "seed", type_=sa.BigInteger)

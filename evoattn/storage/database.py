@@ -10,15 +10,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from json import JSONDecodeError
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Insert, insert, select
+from sqlalchemy import URL, Connection, Insert, Table, insert, select
 from sqlalchemy.exc import DBAPIError
 
 from evoattn.model.paths import data_folder
 from evoattn.storage import engine
 from evoattn.storage.errors import StorageError, explain
+from evoattn.storage.patience import WAIT_S, Patience, Work
 from evoattn.storage.schema import environments
+
+_T = TypeVar("_T")
 
 
 def now() -> str:
@@ -38,12 +41,14 @@ class Database:
 
     migrations: ClassVar = engine.Migrations()
     busy_timeout_s: ClassVar = engine.BUSY_TIMEOUT_S
+    wait_s: ClassVar = WAIT_S
+    """How long a call waits for a database server that went away."""
 
     def __init__(self, url: URL) -> None:
         """Use `open`."""
         self.url = url
         self._engine = engine.connect(url, self.busy_timeout_s)
-        self._writer = self._engine.execution_options(writes=True)
+        self._patience = Patience(self._engine, engine.place(url), self.wait_s)
         self._environment_id: int | None = None
 
     @classmethod
@@ -63,16 +68,14 @@ class Database:
         if create and Path(where).parent == data_folder():
             data_folder().mkdir(parents=True, exist_ok=True)
         with storage._explained():
-            with storage._engine.connect() as connection:
+            with storage._engine.connect() as connection:  # without patience: a wrong URL is to be said at once
                 current = engine.revision(connection, where)
             if current is None and not create:
                 raise StorageError(
                     f"The database {where} is empty; run `evoattn search` first, or choose another with --db."
                 )
             if current != cls.migrations.revision:
-                with storage._writer.begin() as connection:  # asked again: another process may have done it meanwhile
-                    if (current := engine.revision(connection, where)) != cls.migrations.revision:
-                        engine.migrate(connection, current, where, cls.migrations)
+                storage._patience.write(storage._migrate)
         return storage
 
     def close(self) -> None:
@@ -90,16 +93,25 @@ class Database:
                 f"The database {engine.place(self.url)} holds a value that is not JSON; use another copy of it."
             ) from None
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with self._explained(), self._engine.connect() as connection:
-            yield connection
+    def _migrate(self, connection: Connection) -> None:
+        where = engine.place(self.url)
+        engine.exclude_others(connection)
+        current = engine.revision(connection, where)  # asked again: another process may have done it meanwhile
+        if current != self.migrations.revision:
+            engine.migrate(connection, current, where, self.migrations)
 
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _read(self, work: Work[_T]) -> _T:
+        with self._explained():
+            return self._patience.read(work)
+
+    def _write(self, work: Work[_T]) -> _T:
         """One transaction: all that is written in it is kept, or none."""
-        with self._explained(), self._writer.begin() as connection:
-            yield connection
+        with self._explained():
+            return self._patience.write(work)
+
+    def _insert(self, table: Table, row: dict[str, Any]) -> int:
+        """Add one row; its primary key."""
+        return self._write(lambda connection: inserted(connection, insert(table).values(row)))
 
     @property
     def place(self) -> str:
@@ -109,8 +121,10 @@ class Database:
     def use_environment(self, facts: dict[str, str]) -> None:
         """All that is recorded from now on ran here. `facts`: what `evoattn.storage.versions.collect` gives."""
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        with self._writing() as connection:
-            found = connection.scalar(select(environments.c.id).where(environments.c.hash == key))
-            if found is None:
-                found = inserted(connection, insert(environments).values(hash=key, facts=facts, created_at=now()))
-        self._environment_id = found
+        row = {"hash": key, "facts": facts, "created_at": now()}
+
+        def find(connection: Connection) -> int:
+            engine.insert_missing(connection, environments, row)
+            return int(connection.scalars(select(environments.c.id).where(environments.c.hash == key)).one())
+
+        self._environment_id = self._write(find)

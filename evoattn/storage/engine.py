@@ -6,27 +6,56 @@ import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, column, create_engine, event, inspect, make_url, select, table
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Table,
+    column,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+    table,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError
 
 from evoattn.model.paths import MIGRATIONS
 from evoattn.storage.errors import StorageError
+from evoattn.storage.patience import is_postgresql
 from evoattn.storage.schema import REVISION, VERSION_TABLE
 
+POSTGRESQL = "postgresql+psycopg"
+"""psycopg 3, which `evoattn[postgres]` brings."""
 BUSY_TIMEOUT_S = 10.0
 """How long a call waits for another program's write; ours take milliseconds."""
 
 
+CONNECT_S = 10
+"""How long a server may take to accept a connection."""
+MIGRATION_LOCK = 0x65766F61
+"""Key of the advisory lock under which tables are made and migrated ("evoa")."""
+
+
 def parse_url(text: str) -> URL:
-    """A SQLAlchemy URL; a bare path is a SQLite file. Raises `StorageError`."""
+    """A SQLAlchemy URL; a bare path is a SQLite file, and PostgreSQL's own `postgresql://` means psycopg. Raises
+    `StorageError`."""
     try:
         url = make_url(text if "://" in text else f"sqlite:///{Path(text).absolute()}")
     except ArgumentError:
         raise StorageError(f"{text!r} is neither a file nor a database URL such as sqlite:///evoattn.sqlite.") from None
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise StorageError("A study must outlive its process; give --db a file.")
+    if url.drivername == "postgresql":
+        return url.set(drivername=POSTGRESQL)
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise StorageError(f"evoattn keeps its tables in SQLite or PostgreSQL, not in {url.get_backend_name()!r}.")
     return url
 
 
@@ -66,15 +95,19 @@ class Migrations:
 
 def connect(url: URL, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
     """An engine with evoattn's settings. Raises `StorageError` where the URL names no driver that is installed."""
-    sqlite = url.get_backend_name() == "sqlite"
+    is_file = url.get_backend_name() == "sqlite"
     read_only = is_read_only(url)
     try:
         engine = create_engine(
-            _read_only_url(url) if read_only else url, connect_args={"timeout": busy_timeout_s} if sqlite else {}
+            _read_only_url(url) if read_only else url,
+            connect_args={"timeout": busy_timeout_s} if is_file else {"connect_timeout": CONNECT_S},
         )
     except (ArgumentError, ImportError) as error:
-        raise StorageError(f"No driver for the database {place(url)} is installed ({error}).") from None
-    if sqlite:
+        raise StorageError(
+            f"No driver for the database {place(url)} is installed ({error}); `pip install 'evoattn[postgres]'` brings "
+            "PostgreSQL's."
+        ) from None
+    if is_file:
         event.listen(engine, "connect", _set_up_reading if read_only else _set_up)
         event.listen(engine, "begin", _begin)
     return engine
@@ -101,6 +134,18 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
 
+def exclude_others(connection: Connection) -> None:
+    """Until the transaction ends, nobody else is in here. SQLite's `BEGIN IMMEDIATE` has seen to it."""
+    if is_postgresql(connection):
+        connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+
+
+def insert_missing(connection: Connection, into: Table, row: dict[str, Any]) -> None:
+    """Add the row unless one of its primary or unique key is there, also where another program adds it meanwhile."""
+    dialect = postgresql if is_postgresql(connection) else sqlite
+    connection.execute(dialect.insert(into).values(row).on_conflict_do_nothing())
+
+
 def revision(connection: Connection, where: str) -> str | None:
     """The database's revision; None if it has no tables at all. Raises `StorageError` if it is not evoattn's."""
     names = inspect(connection).get_table_names()
@@ -108,7 +153,7 @@ def revision(connection: Connection, where: str) -> str | None:
         return None
     if VERSION_TABLE not in names:
         raise StorageError(
-            f"{where} is some other program's database (it has the table {names[0]!r}); choose another file with --db."
+            f"{where} is some other program's database (it has the table {names[0]!r}); choose another one with --db."
         )
     found: str | None = connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
     return found

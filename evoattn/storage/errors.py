@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from evoattn.model.errors import FailedRun, WrongUse
 
@@ -15,6 +15,10 @@ class StorageError(FailedRun):
 
 class UnknownRecord(StorageError, WrongUse, LookupError):
     """A study or trial that the database does not have."""
+
+
+class AlreadyThere(StorageError):
+    """A row with the same unique key."""
 
 
 _SENTENCES = (
@@ -43,12 +47,40 @@ _SENTENCES = (
     ),
 )
 """Texts of SQLite's result codes (sqlite.org/rescode.html), in lower case, and what they mean to a user."""
+_CODES = {
+    "08": "The database {place} does not answer; see that its server runs, then go on with --resume.",
+    "28": "The database {place} does not let you in; see to the user and the password of its URL.",
+    "3D000": "The server has no database {place}; create it with `createdb`, or choose another one with --db.",
+    "42501": "You may not do that in the database {place}; ask its owner, or choose another one with --db.",
+    "42P01": "The database {place} does not have the tables of this version of evoattn; choose another one with --db.",
+    "25006": "The database {place} is read-only; choose another one with --db.",
+    "53100": "The disk that holds the database {place} is full; free some space and go on with --resume.",
+    "53300": "The database {place} has too many connections; end some, or raise its max_connections.",
+    "57P": "The database {place} is shut down; see that its server runs, then go on with --resume.",
+}
+"""PostgreSQL's SQLSTATEs, or what they begin with (appendix A of its manual), and what they mean to a user."""
 
 
 def explain(error: DBAPIError | sqlite3.Error, place: str) -> StorageError:
     """The driver's error as a sentence about the database at `place`."""
     text = str(error.orig if isinstance(error, DBAPIError) else error)
-    for part, sentence in _SENTENCES:
+    code = _sqlstate(error)
+    for prefix, sentence in _CODES.items():
+        if code.startswith(prefix):
+            return StorageError(sentence.format(place=place))
+    for part, sentence in () if code else _SENTENCES:
         if part in text.lower():
             return StorageError(sentence.format(place=place))
+    if isinstance(error, IntegrityError):
+        return AlreadyThere(f"The database {place} refused a row that is there already.")
     return StorageError(f"The database {place} refused the call: {' '.join(text.split())}.")
+
+
+def _sqlstate(error: DBAPIError | sqlite3.Error) -> str:
+    """PostgreSQL's code; empty for SQLite. A connection that failed has none, but for its words."""
+    code = "" if isinstance(error, sqlite3.Error) else getattr(error.orig, "sqlstate", "")
+    if code is not None:
+        return str(code)
+    assert isinstance(error, DBAPIError)
+    words = {"authentication failed": "28000", "does not exist": "3D000"}
+    return next((code for part, code in words.items() if part in str(error.orig)), "08000")

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection, Engine, func, select
+from sqlalchemy.exc import DBAPIError
 
 from evoattn.model.records import Study
-from evoattn.storage.engine import place, sqlite_path
-from evoattn.storage.errors import StorageError
+from evoattn.storage.engine import sqlite_path
+from evoattn.storage.errors import StorageError, explain
+from evoattn.storage.patience import Patience
+
+STUDIES = 0x65766F73
+"""First key of the advisory locks on studies ("evos"); the second is the study's id."""
 
 _held: set[Path] = set()
 
 
-def _lock_path(url: URL, study: Study) -> Path:
-    """Beside a SQLite file; for a database server in the temporary folder, where it holds for this machine only."""
-    if url.get_backend_name() == "sqlite":
-        return Path(f"{sqlite_path(url).resolve()}.study-{study.id}.lock")
-    key = hashlib.sha256(place(url).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir(), f"evoattn-{key}.study-{study.id}.lock")
+def _busy(study: Study) -> StorageError:
+    return StorageError(
+        f"Another search is running on study {study.name!r}; wait for it, end it, or start a study of another name."
+    )
 
 
 @contextmanager
-def lock_study(url: URL, study: Study) -> Iterator[None]:
-    """Hold the study. Raises `StorageError` if another search holds it, or the lock file cannot be made.
+def lock_beside_file(url: URL, study: Study) -> Iterator[None]:
+    """Hold the study of a SQLite file. Raises `StorageError` if another search holds it, or the lock file cannot be
+    made.
 
     A POSIX record lock: it ends with its process, and a worker forked from it does not inherit it (with flock, a worker
     that outlives a killed search would keep the study locked). The lock file stays: after its removal a third search
     could lock a new one.
     """
-    path = _lock_path(url, study)
-    busy = StorageError(
-        f"Another search is running on study {study.name!r}; wait for it, end it, or start a study of another name."
-    )
+    path, busy = Path(f"{sqlite_path(url).resolve()}.study-{study.id}.lock"), _busy(study)
     if path in _held:  # a record lock does not hold against its own process, and closing the file here would drop it
         raise busy
     try:
@@ -56,3 +55,48 @@ def lock_study(url: URL, study: Study) -> Iterator[None]:
             yield
         finally:
             _held.discard(path)
+
+
+@contextmanager
+def lock_on_server(patience: Patience, study: Study) -> Iterator[None]:
+    """Hold the study of a PostgreSQL database. Raises `StorageError` if another search holds it, or the server is away
+    for too long.
+
+    An advisory lock of a connection of its own: the server gives it back when the connection ends, whatever became of
+    the process, on whatever machine it ran. A server that restarts forgets it, so each write sees to the connection
+    first, and takes the lock again where it is lost.
+    """
+    try:
+        lock = patience.until_there(lambda: _ServerLock(patience.engine, study))
+    except DBAPIError as error:
+        raise explain(error, patience.place) from None
+    patience.guards.append(lock.keep)
+    try:
+        yield
+    finally:
+        patience.guards.remove(lock.keep)
+        lock.connection.close()
+
+
+class _ServerLock:
+    def __init__(self, engine: Engine, study: Study) -> None:
+        self._engine, self._study = engine, study
+        self.connection = self._take()
+
+    def _take(self) -> Connection:
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        connection.detach()  # closed for good at the end: in the pool it would keep the lock
+        if not connection.scalar(select(func.pg_try_advisory_lock(STUDIES, self._study.id))):
+            connection.close()
+            raise _busy(self._study)
+        return connection
+
+    def keep(self) -> None:
+        """Raises `StorageError` if the lock was lost and another search has it."""
+        if not self.connection.closed:
+            try:
+                self.connection.scalar(select(1))
+                return
+            except DBAPIError:
+                self.connection.close()
+        self.connection = self._take()

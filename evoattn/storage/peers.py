@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from evoattn.model.records import Study, Timing
 from evoattn.storage.database import Database
@@ -25,8 +25,7 @@ class Peers(Database):
         }
         if timing:
             row |= {"protocol": timing.protocol, "samples_us": list(timing.samples_us)}
-        with self._writing() as connection:
-            connection.execute(insert(baselines).values(row))
+        self._insert(baselines, row)
 
     def peers(self, study: Study) -> dict[str, list[Timing]]:
         """The peers measured in the study by name, each with its timings in the order recorded."""
@@ -36,18 +35,16 @@ class Peers(Database):
             .where(baselines.c.study_id == study.id, baselines.c.refusal == "")
             .order_by(baselines.c.id)
         )
-        with self._reading() as connection:
-            for row in connection.execute(query).mappings():
-                found.setdefault(plain_text(row["backend"]), []).append(timing_from_row(row))
+        for row in self._read(lambda c: c.execute(query).mappings().all()):
+            found.setdefault(plain_text(row["backend"]), []).append(timing_from_row(row))
         return found
 
     def refusals(self, study: Study) -> dict[str, str]:
         """The peers that refused the study's problem: the last sentence of each, by name."""
-        query = select(baselines.c.backend, baselines.c.refusal).where(
-            baselines.c.study_id == study.id, baselines.c.refusal != ""
+        query = (
+            select(baselines.c.backend, baselines.c.refusal)
+            .where(baselines.c.study_id == study.id, baselines.c.refusal != "")
+            .order_by(baselines.c.id)
         )
-        with self._reading() as connection:
-            return {
-                plain_text(peer): plain_text(sentence)
-                for peer, sentence in connection.execute(query.order_by(baselines.c.id))
-            }
+        rows = self._read(lambda c: c.execute(query).all())
+        return {plain_text(peer): plain_text(sentence) for peer, sentence in rows}

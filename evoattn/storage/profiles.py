@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from evoattn.model.profile import KernelCounters, Profile
 from evoattn.model.records import Study
@@ -28,21 +28,18 @@ class Profiles(Database):
             "environment_id": self._environment_id,
             "created_at": now(),
         }
-        with self._writing() as connection:
-            connection.execute(insert(profiles).values(row))
+        self._insert(profiles, row)
 
     def profile(self, trial_number: int) -> Profile | None:
         """The latest counters of the trial; None without any."""
         query = select(profiles).where(profiles.c.trial_number == trial_number).order_by(profiles.c.id.desc()).limit(1)
-        with self._reading() as connection:
-            row = connection.execute(query).mappings().first()
+        row = self._read(lambda c: c.execute(query).mappings().first())
         return None if row is None else _from_row(row)
 
     def peer_profiles(self, study: Study) -> dict[str, Profile]:
         """The latest counters of each peer on the study's problem, by its name."""
         query = select(profiles).where(profiles.c.study_id == study.id, profiles.c.trial_number.is_(None))
-        with self._reading() as connection:
-            rows = connection.execute(query.order_by(profiles.c.id)).mappings().all()
+        rows = self._read(lambda c: c.execute(query.order_by(profiles.c.id)).mappings().all())
         return {profile.peer: profile for profile in map(_from_row, rows)}
 
 

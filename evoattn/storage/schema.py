@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -33,7 +34,7 @@ studies = Table(
     Column("arch", String(20), nullable=False),
     Column("offline", Boolean, nullable=False),
     Column("sampler", String(40), nullable=False),
-    Column("seed", Integer, nullable=False),
+    Column("seed", BigInteger().with_variant(Integer, "sqlite"), nullable=False),
     Column("problem", JSON, nullable=False),
     Column("families", JSON, nullable=False),
     Column("versions", JSON, nullable=False),

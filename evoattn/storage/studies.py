@@ -7,16 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Select, exists, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Select, exists, select
 
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.gpu_spec import GPU_ROW
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import SM_COUNT, Study
 from evoattn.storage import lock
-from evoattn.storage.database import Database, inserted, now
-from evoattn.storage.errors import StorageError, UnknownRecord
+from evoattn.storage.database import Database, now
+from evoattn.storage.errors import AlreadyThere, StorageError, UnknownRecord
 from evoattn.storage.rows import study_from_row
 from evoattn.storage.schema import studies, trials
 
@@ -53,13 +52,12 @@ class Studies(Database):
             "options": options | {SM_COUNT: gpu.sm_count} | ({} if gpu.name in GPUS else {GPU_ROW: asdict(gpu)}),
             "created_at": now(),
         }
-        with self._writing() as connection:
-            try:
-                study_id = inserted(connection, insert(studies).values(row))
-            except IntegrityError:
-                raise StorageError(
-                    f"The study {name!r} is there already; go on with it by --resume, or choose another --study."
-                ) from None
+        try:
+            study_id = self._insert(studies, row)
+        except AlreadyThere:
+            raise StorageError(
+                f"The study {name!r} is there already; go on with it by --resume, or choose another --study."
+            ) from None
         return study_from_row({"id": study_id, **row})
 
     def studies(self) -> list[Study]:
@@ -93,12 +91,13 @@ class Studies(Database):
         raise UnknownRecord(f"There is no study {name!r} in {place}; {has} {', '.join(names[-NAMED_STUDIES:])}.")
 
     def _select_studies(self, query: Select[Any]) -> list[Study]:
-        with self._reading() as connection:
-            return [study_from_row(row) for row in connection.execute(query).mappings()]
+        return [study_from_row(row) for row in self._read(lambda c: c.execute(query).mappings().all())]
 
     def lock_study(self, study: Study) -> AbstractContextManager[None]:
         """Hold the study for one search, until the context or the process ends.
 
         Raises `StorageError` if another search holds it.
         """
-        return lock.lock_study(self.url, study)
+        if self.url.get_backend_name() == "sqlite":
+            return lock.lock_beside_file(self.url, study)
+        return lock.lock_on_server(self._patience, study)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, exists, func, insert, literal, select
+from sqlalchemy import Connection, Select, func, insert, literal, select
 
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, inserted, now
+from evoattn.storage.engine import insert_missing
 from evoattn.storage.errors import UnknownRecord
 from evoattn.storage.leaders import leaders
 from evoattn.storage.packing import pack_source, unpack_source
@@ -61,19 +63,19 @@ class Trials(Database):
             **evidence_to_row(evaluation.compile_info, evaluation.validation),
             "environment_id": self._environment_id,
         }
-        with self._writing() as connection:
+
+        def add(connection: Connection) -> int:
             if candidate:
-                new = select(literal(candidate.source_hash), literal(pack_source(candidate.source))).where(
-                    ~exists().where(sources.c.hash == candidate.source_hash)
-                )
-                connection.execute(insert(sources).from_select(["hash", "zlib"], new))
+                text = select(sources.c.hash).where(sources.c.hash == candidate.source_hash)
+                if connection.scalar(text) is None:  # before it is packed: most sources of a resumed study are there
+                    packed = {"hash": candidate.source_hash, "zlib": pack_source(candidate.source)}
+                    insert_missing(connection, sources, packed)
             number = inserted(connection, insert(trials).values(row))
             for timing in evaluation.timings:
-                connection.execute(
-                    insert(samples).values(
-                        trial_number=number, environment_id=self._environment_id, **timing_to_row(timing)
-                    )
-                )
+                connection.execute(insert(samples).values(self._sample(number, timing)))
+            return number
+
+        number = self._write(add)
         return Trial(
             number,
             study.id,
@@ -95,17 +97,14 @@ class Trials(Database):
 
     def add_timing(self, trial_number: int, timing: Timing) -> None:
         """Add samples to a recorded trial, e.g. of the final."""
-        with self._writing() as connection:
-            connection.execute(
-                insert(samples).values(
-                    trial_number=trial_number, environment_id=self._environment_id, **timing_to_row(timing)
-                )
-            )
+        self._insert(samples, self._sample(trial_number, timing))
+
+    def _sample(self, trial_number: int, timing: Timing) -> dict[str, Any]:
+        return {"trial_number": trial_number, "environment_id": self._environment_id, **timing_to_row(timing)}
 
     def trial(self, number: int) -> Trial:
         """The trial with this number, of whatever study. Raises `UnknownRecord`."""
-        with self._reading() as connection:
-            found = _load(connection, select(trials).where(trials.c.number == number))
+        found = self._read(lambda c: _load(c, select(trials).where(trials.c.number == number)))
         if not found:
             raise UnknownRecord(f"There is no trial {number} in {self.place}; `evoattn report` lists the trials.")
         return found[0]
@@ -129,13 +128,11 @@ class Trials(Database):
             .group_by(environments.c.id)
             .order_by(func.min(places.c.order))
         )
-        with self._reading() as connection:
-            return [environment_from_row(row) for row in connection.execute(query).mappings()]
+        return [environment_from_row(row) for row in self._read(lambda c: c.execute(query).mappings().all())]
 
     def source(self, source_hash: str) -> str:
         """The rendered text with this sha256. Raises `StorageError` if it is missing or is not that text."""
-        with self._reading() as connection:
-            packed = connection.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash))
+        packed = self._read(lambda c: c.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash)))
         return unpack_source(source_hash, packed or b"")
 
     def iter_trials(self, study: Study, evidence: bool = False) -> Iterator[Trial]:
@@ -153,8 +150,7 @@ class Trials(Database):
                 .order_by(trials.c.number)
                 .limit(PAGE)
             )
-            with self._reading() as connection:
-                found = _load(connection, page)
+            found = self._read(partial(_load, query=page))
             if not found:
                 return
             yield from found
@@ -168,14 +164,12 @@ class Trials(Database):
         query = leaders(study, limit, finalists_first)
         if operator is not None:
             query = query.where(trials.c.operator == operator)
-        with self._reading() as connection:
-            return _load(connection, query)
+        return self._read(lambda c: _load(c, query))
 
     def counts(self, study: Study) -> dict[TrialState, int]:
         """Trials of the study by state; states without a trial are left out."""
         query = select(trials.c.state, func.count()).where(trials.c.study_id == study.id).group_by(trials.c.state)
-        with self._reading() as connection:
-            return {TrialState(state): count for state, count in connection.execute(query)}
+        return {TrialState(state): count for state, count in self._read(lambda c: c.execute(query).all())}
 
     def failures(self, study: Study, limit: int = 50) -> list[tuple[TrialState, str, int]]:
         """The `limit` most frequent (state, reason, count) of the trials that failed, most frequent first.
@@ -190,10 +184,8 @@ class Trials(Database):
             .order_by(func.count().desc(), trials.c.state, trials.c.reason)
             .limit(limit)
         )
-        with self._reading() as connection:
-            return [
-                (TrialState(state), plain_text(reason), count) for state, reason, count in connection.execute(query)
-            ]
+        rows = self._read(lambda c: c.execute(query).all())
+        return [(TrialState(state), plain_text(reason), count) for state, reason, count in rows]
 
 
 def _load(connection: Connection, query: Select[Any]) -> list[Trial]:

@@ -1,7 +1,5 @@
 """Where a trial ran is kept with the trial, once for all that ran there, and never made up for old ones."""
 
-import sqlite3
-
 import pytest
 from alembic import command
 from alembic.config import Config
@@ -24,7 +22,8 @@ HERE = {
 THERE = HERE | {"host": "b", "uuid": "GPU-2"}
 
 
-def test_each_trial_and_timing_names_where_it_ran(storage, path):
+def test_each_trial_and_timing_names_where_it_ran(either, plain):
+    storage = either
     study = make_study(storage)
     unknown = record(storage, study, 0)
     storage.use_environment(HERE)
@@ -39,21 +38,20 @@ def test_each_trial_and_timing_names_where_it_ran(storage, path):
     assert storage.environments(second) == storage.environments(third) == [HERE] and storage.environments(fourth) == [
         THERE
     ]
-    with sqlite3.connect(path) as plain:
-        assert plain.execute("SELECT count(*) FROM environments").fetchone() == (2,)
-        plain.execute("UPDATE environments SET facts = '[1]'")
+    assert plain("SELECT count(*) FROM environments") == [(2,)]
+    plain("UPDATE environments SET facts = '[1]'")
     with pytest.raises(StorageError, match="Environment 1 is damaged"):
         storage.environments(second)
 
 
-def test_a_database_without_environments_is_migrated_and_its_trials_keep_none(path):
+def test_a_database_without_environments_is_migrated_and_its_trials_keep_none(url):
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
-    with create_engine(f"sqlite:///{path}").begin() as connection:
+    with create_engine(url).begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         connection.exec_driver_sql(
-            "INSERT INTO studies VALUES (1, 'old', 'l4', 'sm_89', 1, 'genetic', 0, "
+            "INSERT INTO studies VALUES (1, 'old', 'l4', 'sm_89', true, 'genetic', 0, "
             '\'{"batch": 1, "heads": 1, "kv_heads": 1, '
             '"seqlen_q": 8, "seqlen_k": 8, "head_dim": 64}\', \'[]\', \'{"evoattn": "0.0"}\', \'{}\', \'\')'
         )
@@ -62,7 +60,7 @@ def test_a_database_without_environments_is_migrated_and_its_trials_keep_none(pa
             "config, parents) "
             "VALUES (7, 1, 'flash_mma', 'x', 'TIMEOUT', '', '', '', 0, '{}', '[]')"
         )
-    storage = Storage.open(str(path))
+    storage = Storage.open(url)
     assert storage.trial(7).state == "TIMEOUT" and storage.environments(storage.trial(7)) == []
     storage.use_environment(HERE)
     assert storage.environments(record(storage, storage.find_study("old"), 1)) == [HERE]

@@ -17,8 +17,8 @@ from evoattn.storage.engine import Migrations
 from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
 
 
-def test_migrations_build_the_tables_that_the_program_uses(storage):
-    with storage._engine.connect() as connection:
+def test_migrations_build_the_tables_that_the_program_uses(either):
+    with either._engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, metadata) == []
         assert context.get_current_revision() == REVISION
@@ -81,7 +81,8 @@ def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):
 @pytest.mark.parametrize(
     "url, part",
     [
-        ("nodialect://x", "No driver"),
+        ("nodialect://x", "SQLite or PostgreSQL, not in 'nodialect'"),
+        ("postgresql+nodriver://x/y", "No driver"),
         ("sqlite://", "give --db a file"),
         ("sqlite:///:memory:", "give --db a file"),
         ("://", "neither a file nor"),
