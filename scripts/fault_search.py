@@ -31,6 +31,7 @@ from evoattn.evaluation.tasks import Compiled, DeviceTask, HoldFinal
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, detect_devices
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
+from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import prepare_search
 from evoattn.search.tools import Tools
@@ -130,10 +131,11 @@ def main() -> int:
             jobs=words.jobs,
             resume=words.resume,
         )
-        prepared = prepare_search(search, [MADE_UP] if fake else detect_devices())
+        here = [MADE_UP] if fake else detect_devices()
+        prepared = prepare_search(search, here)
         prepared.storage.close()
         prepared = replace(prepared, storage=JournaledStorage.open(words.db, create=False))
-        run_search(prepared, Console(width=160, highlight=False), tools)
+        run_search(prepared, Machines(here), Console(width=160, highlight=False), tools)
     except FailedRun as error:
         print(f"evoattn: {error}", file=sys.stderr)
         return 1

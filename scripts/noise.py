@@ -32,6 +32,7 @@ from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
 from evoattn.families.built import BuiltKernel  # noqa: E402
 from evoattn.families.render import render  # noqa: E402
+from evoattn.fleet.local import LocalFleet  # noqa: E402
 from evoattn.model import gpu as gpus  # noqa: E402
 from evoattn.model import named_problems as problems  # noqa: E402
 from evoattn.model.records import Candidate, CompiledKernel, Timing  # noqa: E402
@@ -151,7 +152,7 @@ def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int
             f"known best {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {}
         )
         sampler = make_sampler("genetic", spaces, PROBLEM, seed, why_invalid)
-        running = Search(storage, study, PROBLEM, spec, spaces, sampler, os.cpu_count() or 1, tools=tools)
+        running = Search(storage, study, PROBLEM, spec, spaces, sampler, LocalFleet(os.cpu_count() or 1), tools=tools)
         progress = running.run(Budget(trials=len(valid)))
         leader = storage.leaderboard(study, 1)[0]
         storage.close()

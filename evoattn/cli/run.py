@@ -13,11 +13,24 @@ from evoattn.report.screen import print_result
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
 from evoattn.search.errors import SearchError
-from evoattn.search.loop import Search
-from evoattn.search.request import DEFAULT_CACHE
-from evoattn.search.setup import PreparedSearch, sampler_of
+from evoattn.search.machines import Machines
+from evoattn.search.progress import Progress
+from evoattn.search.setup import PreparedSearch, make_search, sampler_of
 from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect, differences
+
+
+def _workers(progress: Progress) -> str:
+    return "GPU worker" if progress.boards == 1 else f"{progress.boards} GPU workers"
+
+
+def _boards(progress: Progress) -> str:
+    """How far the boards of a search are apart."""
+    factors = progress.speeds
+    least = min(factors.values())
+    slower = ", ".join(f"{name} {factor / least - 1:.1%}" for name, factor in factors.items() if factor > least)
+    fastest = min(factors, key=lambda name: factors[name])
+    return f"Boards by the reference kernel: {fastest} is the fastest; slower by: {slower or 'nothing'}."
 
 
 def _why_nothing(sampler: Sampler) -> str:
@@ -43,7 +56,7 @@ def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> 
     print_lines(console, command(words, min(console.width, WIDEST)))
 
 
-def run_search(prepared: PreparedSearch, console: Console, tools: Tools | None = None) -> None:
+def run_search(prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None = None) -> None:
     """Run the study under a live display, then print its result. Raises `SearchError` where no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
@@ -58,27 +71,16 @@ def run_search(prepared: PreparedSearch, console: Console, tools: Tools | None =
             print_text(console, f"Note: not as when the study was made: {'; '.join(changed)}.")
         if prepared.words.sanitize and (why_not := _why_not_sanitized(prepared)):
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
-        _search(prepared, console, tools)
+        _search(prepared, machines, console, tools)
         print_result(summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
     finally:
         storage.close()
 
 
-def _search(prepared: PreparedSearch, console: Console, tools: Tools | None) -> None:
+def _search(prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None) -> None:
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
     sampler = sampler_of(study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed)
-    running = Search(
-        storage,
-        study,
-        wanted.problem,
-        wanted.gpu,
-        wanted.spaces,
-        sampler,
-        prepared.words.processes,
-        study.options.get("cache", DEFAULT_CACHE),
-        prepared.words.sanitize,
-        tools,
-    )
+    running = make_search(prepared, sampler, machines, tools)
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
     with (
         storage.lock_study(study),
@@ -92,8 +94,10 @@ def _search(prepared: PreparedSearch, console: Console, tools: Tools | None) -> 
         console,
         f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s, "
         f"{progress.candidates_per_second:.2f} per second; {progress.starting_seconds:.1f} s to start"
-        + (f"; GPU worker busy {progress.busy_share:.0%} of the time." if wanted.device else "."),
+        + (f"; {_workers(progress)} busy {progress.busy_share:.0%} of the time." if wanted.device else "."),
     )
+    if progress.speeds:
+        print_text(console, _boards(progress))
     if ended == "budget spent" and not progress.measured:
         print_text(
             console,

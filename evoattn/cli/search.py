@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evoattn.cli.common import Database, Jobs, console, errors, print_plainly
+
+if TYPE_CHECKING:
+    from evoattn.search.machines import Machines
+    from evoattn.search.request import SearchRequest
 
 SHAPE_HELP = (
     "Or a shape, such as B=1,H=16,S=1024,D=64,mask=causal. Keys: B batch, H heads, Hkv K/V heads, S length (or Sq and "
@@ -71,6 +75,10 @@ def search(
             "--sanitize", help="Run compute-sanitizer on the finalists; one that fails memcheck leaves the leaderboard."
         ),
     ] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="GPUs of this machine to time on: 0,1 or all.", show_default="the first"),
+    ] = None,
     offline: Annotated[
         bool,
         typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one."),
@@ -82,7 +90,6 @@ def search(
     model, but never timed.
     """
     with errors():
-        from evoattn.model import gpu as gpus
         from evoattn.search import request
 
         words = request.SearchWords(
@@ -100,27 +107,39 @@ def search(
             resume=resume,
             sanitize=sanitize,
             offline=offline,
+            devices=devices,
             db=db,
             jobs=jobs,
         )
         checked = request.read_words(words)
         what = checked.problem.describe() if checked.problem else "the study that is resumed"
         print_plainly(f"Problem {what}; budget {budget}.")
-        devices = gpus.detect_devices()
-        wanted = checked.problem and request.plan(words, checked.problem, devices)
-        if wanted and wanted.device is None:
-            why = "As asked" if devices else "No CUDA device"
-            print_plainly(
-                f"{why}: searching offline for the {wanted.gpu.product} ({wanted.gpu.arch}).",
-                "Kernels are compiled for it, checked on an interpreter and ranked by a cost",
-                "model, never timed.",
-            )
-        elif wanted and wanted.device:
-            print_plainly(f"Searching on the {wanted.device.product}.")
-        if wanted and wanted.gpu.note:
-            print_plainly(wanted.gpu.note)
+        from evoattn.search.machines import machines_of
 
-        from evoattn.cli.run import run_search
-        from evoattn.search.setup import begin_study, resume_study
+        with machines_of(words) as machines:
+            _run(checked, machines)
 
-        run_search(begin_study(checked, wanted) if wanted else resume_study(checked, devices), console())
+
+def _run(checked: SearchRequest, machines: Machines) -> None:
+    """Say what is searched and where, then search."""
+    from evoattn.search import request
+
+    wanted = checked.problem and request.plan(checked.words, checked.problem, machines.devices)
+    if wanted and wanted.device is None:
+        why = "As asked" if machines.devices else "No CUDA device"
+        print_plainly(
+            f"{why}: searching offline for the {wanted.gpu.product} ({wanted.gpu.arch}).",
+            "Kernels are compiled for it, checked on an interpreter and ranked by a cost",
+            "model, never timed.",
+        )
+    elif wanted and wanted.device:
+        count = len(machines.fleet(checked.words, wanted).boards)
+        print_plainly(f"Searching on {'the' if count == 1 else f'{count} x'} {wanted.device.product}.")
+    if wanted and wanted.gpu.note:
+        print_plainly(wanted.gpu.note)
+
+    from evoattn.cli.run import run_search
+    from evoattn.search.setup import begin_study, resume_study
+
+    prepared = begin_study(checked, wanted) if wanted else resume_study(checked, machines.devices)
+    run_search(prepared, machines, console())

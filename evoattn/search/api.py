@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from evoattn.model.errors import FailedRun
-from evoattn.model.gpu import DetectedDevice, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
-from evoattn.search.loop import Search
+from evoattn.search.machines import Machines, machines_of
 from evoattn.search.progress import Progress, value_of
-from evoattn.search.request import DEFAULT_CACHE, SearchWords, plan, read_words
-from evoattn.search.setup import begin_study, sampler_of
+from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
+from evoattn.search.setup import begin_study, make_search, sampler_of
 from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect
 
@@ -59,32 +59,51 @@ def search(
     db: str | None = None,
     jobs: int | None = None,
     refresh: Callable[[Progress], None] = lambda progress: None,
-    devices: list[DetectedDevice] | None = None,
+    devices: str | None = None,
+    ray: str | None = None,
+    machines: Machines | None = None,
     tools: Tools | None = None,
 ) -> SearchResult:
     """Search a kernel for `problem`, an `AttentionProblem`, a name of `evoattn problems`, or a shape.
 
     The other words are those of `evoattn search`; all trials are recorded in the database `db`, the usual one unless
-    given. `refresh` is called with the progress several times per second. `devices` and `tools` are this machine's
-    unless given. Worker processes are spawned, so that a script needs the usual `if __name__ == "__main__":`.
+    given. `refresh` is called with the progress several times per second. `machines` and `tools` are those
+    that the words name unless given. Worker processes are spawned, so that a script needs the usual
+    `if __name__ == "__main__":`.
 
     Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
     """
     wanted = by_name_or_shape(problem) if isinstance(problem, str) else problem
     words = SearchWords(
-        gpu, budget, families=tuple(families), sampler=sampler, study=study, seed=seed, db=db, jobs=jobs
+        gpu,
+        budget,
+        families=tuple(families),
+        sampler=sampler,
+        study=study,
+        seed=seed,
+        db=db,
+        jobs=jobs,
+        devices=devices,
+        ray=ray,
     )
     request = replace(read_words(words), problem=wanted)
-    chosen = plan(words, wanted, detect_devices() if devices is None else devices)
-    prepared = begin_study(request, chosen)
+    with nullcontext(machines) if machines else machines_of(words) as found:
+        return _run(request, plan(words, wanted, found.devices), found, refresh, tools)
+
+
+def _run(
+    request: SearchRequest,
+    chosen: SearchPlan,
+    machines: Machines,
+    refresh: Callable[[Progress], None],
+    tools: Tools | None,
+) -> SearchResult:
+    prepared, wanted = begin_study(request, chosen), chosen.problem
     storage, record = prepared.storage, prepared.study
     try:
         storage.use_environment(collect(chosen.device))
         proposals = sampler_of(record.sampler, chosen.spaces, wanted, chosen.gpu, record.seed)
-        cache = record.options.get("cache", DEFAULT_CACHE)
-        running = Search(
-            storage, record, wanted, chosen.gpu, chosen.spaces, proposals, words.processes, cache, tools=tools
-        )
+        running = make_search(prepared, proposals, machines, tools)
         with storage.lock_study(record):
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
@@ -92,4 +111,4 @@ def search(
         storage.close()
     if not leaders:
         raise FailedRun(f"Study {record.name} has no right kernel: {progress.recorded} candidates were recorded.")
-    return SearchResult(record.name, wanted, words.database, leaders[0], progress)
+    return SearchResult(record.name, wanted, request.words.database, leaders[0], progress)

@@ -11,7 +11,6 @@ from evoattn.evaluation.tasks import Compile, Compiled, Evaluate
 from evoattn.evaluation.workers import BaseWorker, Outcome, Pool, wait_for_any
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
-from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Proposal, Study, TrialState
@@ -51,17 +50,15 @@ class Search:
         gpu: GpuSpec,
         spaces: dict[str, SearchSpace],
         sampler: Sampler,
-        jobs: int,
+        fleet: Fleet,
         cache: CacheMode = "warm",
         sanitize: bool = False,
         tools: Tools | None = None,
-        fleet: Fleet | None = None,
     ) -> None:
-        """`fleet`: the machines, this one's first GPU and `jobs` processes unless given; it has its own `jobs`."""
         self.storage, self.study, self.problem, self.gpu = storage, study, problem, gpu
         self.spaces, self.sampler, self.cache, self.sanitize = spaces, sampler, cache, sanitize
         self.tools = tools or Tools()
-        self.fleet: Fleet = fleet or LocalFleet(jobs)
+        self.fleet = fleet
         self.progress = Progress()
         self.interrupted = self.exhausted = False
         self._ready, self._again = Ready(), deque[Pending]()
@@ -88,7 +85,6 @@ class Search:
             self._pool.stop()
             if self._boards:
                 self._boards.stop()
-            self.fleet.stop()
         self.progress.stage = "done"
         return self.progress
 

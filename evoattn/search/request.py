@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from evoattn.families import registry
@@ -44,6 +45,10 @@ class SearchWords:
     cache: str | None = None
     resume: bool = False
     sanitize: bool = False
+    devices: str | None = None
+    """Numbers of the GPUs to time on, such as `0,1`, or `all`; None: the first, of a Ray cluster all."""
+    ray: str | None = None
+    """A Ray cluster to run on: its address, `auto`, or `local` for one of this machine; None: no Ray."""
     offline: bool = False
     """Compile, check on the interpreter and rank, whatever device is here."""
 
@@ -73,6 +78,8 @@ class SearchPlan:
     gpu: GpuSpec
     device: DetectedDevice | None
     spaces: dict[str, SearchSpace]
+    boards: tuple[DetectedDevice, ...] = ()
+    """The GPUs to time on where they were named, `device` first."""
 
 
 def read_words(words: SearchWords) -> SearchRequest:
@@ -86,6 +93,10 @@ def read_words(words: SearchWords) -> SearchRequest:
         require_sampler(words.sampler)
     if words.problem and words.shape:
         raise ProblemError("Give --problem or --shape, not both.")
+    if words.devices is not None:
+        read_numbers(words.devices)
+        if words.offline or words.ray is not None:
+            raise GpuError("--devices names GPUs of this machine: leave it out with --offline and with --ray.")
     for name in words.families:
         registry.lookup(name)
     parse_choices(list(words.choices))
@@ -106,9 +117,52 @@ def plan(words: SearchWords, problem: AttentionProblem, devices: list[DetectedDe
 
     Raises `GpuError` as `choose_device` does, `ConfigError` or `ProblemError` where nothing would be left to search.
     """
-    gpu, device = choose_device(words.gpu, devices, words.offline)
+    boards = choose_boards(words.devices, devices)
+    gpu, device = choose_device(words.gpu, list(boards) or devices, words.offline)
     spaces = choose_families(list(words.families), problem, gpu)
-    return SearchPlan(problem, gpu, device, restrict(spaces, list(words.choices), words.starting_configs))
+    return SearchPlan(problem, gpu, device, restrict(spaces, list(words.choices), words.starting_configs), boards)
+
+
+def read_numbers(text: str) -> list[int] | None:
+    """`0,1` as numbers; None for `all`. Raises `GpuError`."""
+    if text == "all":
+        return None
+    numbers = text.split(",")
+    if not all(n.isdecimal() and len(n) < 4 for n in numbers) or len(set(map(int, numbers))) < len(numbers):
+        raise GpuError(f"--devices takes numbers of GPUs, such as 0,1, or all; not {text!r}.")
+    return [int(n) for n in numbers]
+
+
+def choose_boards(text: str | None, devices: list[DetectedDevice]) -> tuple[DetectedDevice, ...]:
+    """The devices that `--devices` names, in its order; empty where it was left out.
+
+    Raises `GpuError` on one that is not here, and on devices of which the times or the launches would differ.
+    """
+    if text is None:
+        return ()
+    numbers = read_numbers(text)
+    here = {device.index: device for device in devices}
+    for number in numbers or ():
+        if number not in here:
+            raise GpuError(
+                f"There is no CUDA device {number} here; --devices may name {', '.join(map(str, here)) or 'none'}."
+            )
+    boards = tuple(here[n] for n in (sorted(here) if numbers is None else numbers))
+    if not boards:
+        raise GpuError("There is no CUDA device here; leave --devices out to search offline.")
+    require_alike(boards)
+    return boards
+
+
+def require_alike(boards: Sequence[DetectedDevice]) -> None:
+    """Raises `GpuError` unless all are the same model with as many SMs under the same driver."""
+    first = boards[0]
+    for other in boards[1:]:
+        if first.spec is None or not first.spec.is_like(other.spec) or other.driver != first.driver:
+            raise GpuError(
+                f"The GPUs of one search are of one kind: here are a {first.describe()} and a {other.describe()}, "
+                f"drivers for CUDA {first.driver} and {other.driver}."
+            )
 
 
 def choose_device(

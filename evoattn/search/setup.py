@@ -15,18 +15,22 @@ from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.base import Sampler
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.budget import Budget
+from evoattn.search.loop import Search
+from evoattn.search.machines import Machines
 from evoattn.search.request import (
     DEFAULT_CACHE,
     DEFAULT_SAMPLER,
     SearchPlan,
     SearchRequest,
     SearchWords,
+    choose_boards,
     choose_device,
     choose_families,
     plan,
     read_words,
     restrict,
 )
+from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from evoattn.storage.chosen import is_alike
 from evoattn.storage.versions import collect
@@ -97,6 +101,7 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
             f"Study {study.name} is for the GPU {study.gpu}, not {words.gpu}; leave --gpu out, or start another study."
         )
     problem = AttentionProblem(**study.problem)
+    boards: tuple[DetectedDevice, ...] = ()
     if study.offline:
         spec, device = study.spec, None
     else:
@@ -105,7 +110,8 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
                 f"Study {study.name} was timed on {study.gpu}, and there is no CUDA device here; resume it there, or "
                 "start an offline study."
             )
-        spec, device = choose_device(study.gpu, devices)
+        boards = choose_boards(words.devices, devices)
+        spec, device = choose_device(study.gpu, list(boards) or devices)
         if not spec.is_like(study.spec):
             raise GpuError(
                 f"Study {study.name} was timed on a {study.gpu} with {study.spec.sm_count} SMs, and the device here "
@@ -113,7 +119,24 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
             )
     spaces = choose_families(list(study.families), problem, spec)
     spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))
-    return PreparedSearch(storage, study, SearchPlan(problem, spec, device, spaces), request.budget, words)
+    return PreparedSearch(storage, study, SearchPlan(problem, spec, device, spaces, boards), request.budget, words)
+
+
+def make_search(prepared: PreparedSearch, sampler: Sampler, machines: Machines, tools: Tools | None = None) -> Search:
+    """The study, ready to run on these machines."""
+    study, wanted, words = prepared.study, prepared.plan, prepared.words
+    return Search(
+        prepared.storage,
+        study,
+        wanted.problem,
+        wanted.gpu,
+        wanted.spaces,
+        sampler,
+        machines.fleet(words, wanted),
+        study.options.get("cache", DEFAULT_CACHE),
+        words.sanitize,
+        tools,
+    )
 
 
 def sampler_of(

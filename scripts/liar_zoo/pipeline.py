@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from evoattn.families.base import Family
 from evoattn.families.registry import lookup
 from evoattn.families.render import render
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Proposal, Study, Trial, TrialState
@@ -89,7 +90,7 @@ def run_zoo(
     study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
     spaces, sampler = {FAMILY.name: load_space(FAMILY.name, gpu)}, Script(config for config, _ in chosen.values())
     tools = Tools(render=render_liar, device_seconds=LOOP_SECONDS)
-    running = Search(storage, study, PROBLEM, gpu, spaces, sampler, jobs, sanitize=sanitize, tools=tools)
+    running = Search(storage, study, PROBLEM, gpu, spaces, sampler, LocalFleet(jobs), sanitize=sanitize, tools=tools)
     running.run(Budget(trials=len(chosen)))
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
     caught = []

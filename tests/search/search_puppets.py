@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compiled, HoldFinal
+from evoattn.evaluation.tasks import Compiled, Gauge, HoldFinal
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.timing.finalists import FinalResult
 
@@ -134,3 +134,49 @@ class CloseFinals(FakeDevice):
         timings |= {names[-1]: Timing((40.0,) * 25, run), names[1]: Timing((19.999,) * 25, run)}
         timings[names[0]] = Timing.out("It needs more device memory than is free.", disqualified=False)
         return FinalResult(timings, {"cudnn": "It needs another head_dim."})
+
+
+class FakeBoard(FakeDevice):
+    """A GPU whose name says how much longer than others it takes for all that it times: `slow-1.25`, `fast-1`."""
+
+    seconds = 0.0
+    """Each candidate takes this long to evaluate."""
+
+    def __init__(self, problem, gpu, cache):
+        self.name = os.environ["CUDA_VISIBLE_DEVICES"]
+        self.factor = float(self.name.rpartition("-")[2])
+
+    def __call__(self, task):
+        if isinstance(task, HoldFinal):
+            return super().__call__(task)
+        time.sleep(self.seconds)
+        us = cost(task.kernel.config.params) * self.factor
+        timing = Timing((us,), {"stage": "screen", "run": self.name})
+        return timing if isinstance(task, Gauge) else Evaluation(TrialState.COMPLETE, "", INFO, None, (timing,))
+
+
+class SlowBoard(FakeBoard):
+    seconds = 0.1
+
+
+class KilledBoard(FakeBoard):
+    """A worker that something else kills at its third task, once per board and never twice at one candidate."""
+
+    def __call__(self, task):
+        if not isinstance(task, HoldFinal):
+            note = Path(os.environ["DEATHS"], self.name)
+            seen = note.read_text().split() if note.exists() else []
+            note.write_text(" ".join([*seen, task.kernel.config.id]))
+            victims = [other.read_text().split()[2:3] for other in note.parent.iterdir()]
+            if len(seen) == 2 and victims.count([task.kernel.config.id]) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+class NeverGauges(FakeBoard):
+    """The second board cannot time the reference."""
+
+    def __call__(self, task):
+        if isinstance(task, Gauge):
+            raise RuntimeError("no memory is left")
+        return super().__call__(task)

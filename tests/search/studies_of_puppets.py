@@ -5,6 +5,7 @@ from collections import Counter
 from search_puppets import INFO, FakeCompiler, FakeDevice
 
 from evoattn.families.registry import FAMILIES
+from evoattn.fleet.local import LocalFleet
 from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel
@@ -37,13 +38,13 @@ def space_of(**choices: str):
     return {"flash_mma": space.restricted({name: tuple(v.split(",")) for name, v in choices.items()})}
 
 
-def make_search(storage, spaces, tools, jobs=1, offline=False, sampler="random"):
+def make_search(storage, spaces, tools, jobs=1, offline=False, sampler="random", boards=("",)):
     """A search of the study `fake`, new or resumed."""
     study = storage.find_study("fake") or storage.create_study(
         "fake", PROBLEM, GPU, offline, sampler, 0, tuple(spaces), {}, {}
     )
     made = make_sampler(sampler, spaces, PROBLEM, 0, why_invalid)
-    return Search(storage, study, PROBLEM, GPU, spaces, made, jobs, tools=tools)
+    return Search(storage, study, PROBLEM, GPU, spaces, made, LocalFleet(jobs, boards), tools=tools)
 
 
 class Scripted:

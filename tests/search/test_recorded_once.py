@@ -8,6 +8,7 @@ from studies_of_puppets import GPU, PROBLEM, Scripted, make_search, puppets, spa
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
+from evoattn.fleet.local import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.budget import Budget
@@ -34,7 +35,7 @@ def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_
     study = storage.create_study("fake", PROBLEM, GPU, offline, "random", 0, ("flash_mma",), {}, {})
     proposals = alike(spaces["flash_mma"], 6)
     for part in (proposals[:4], proposals[4:]):
-        running = Search(storage, study, PROBLEM, GPU, spaces, Scripted(*part), 2, tools=tools)
+        running = Search(storage, study, PROBLEM, GPU, spaces, Scripted(*part), LocalFleet(2), tools=tools)
         running.run(Budget(trials=99))
         assert running.exhausted and running.progress.recorded == len(part)
     trials = list(storage.iter_trials(study))
@@ -56,7 +57,7 @@ def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
     ]
     sampler = Scripted(*proposals)
     study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, 1, tools=puppets())
+    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, LocalFleet(1), tools=puppets())
     progress = running.run(Budget(trials=9))
     trials = list(storage.iter_trials(study))
     assert [t.state for t in trials] == [TrialState.INVALID_CONFIG, TrialState.ESTIMATED]

@@ -11,6 +11,7 @@ from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, TrialState
+from evoattn.search.machines import Machines
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 
@@ -25,7 +26,7 @@ def tools(device=FakeDevice) -> Tools:
 
 
 def search(tmp_path, **words):
-    words = dict(families=["flash_mma"], budget="12trials", jobs=1, devices=HERE, tools=tools()) | words
+    words = dict(families=["flash_mma"], budget="12trials", jobs=1, machines=Machines(HERE), tools=tools()) | words
     return evoattn.search(PROBLEM, db=str(tmp_path / "db.sqlite"), **words)
 
 

@@ -1,0 +1,35 @@
+"""What a search runs on: the GPUs that its words name here, or those of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from evoattn.fleet.base import Fleet
+from evoattn.fleet.local import LocalFleet
+from evoattn.model.gpu import DetectedDevice, detect_devices
+from evoattn.search.request import SearchPlan, SearchWords
+
+
+@dataclass(frozen=True)
+class Machines:
+    """`devices` are all that there are; `cluster` is None for a search by processes of this machine."""
+
+    devices: list[DetectedDevice]
+    cluster: Fleet | None = None
+
+    def fleet(self, words: SearchWords, plan: SearchPlan) -> Fleet:
+        """For a search of this plan."""
+        return self.cluster or LocalFleet(words.processes, names_of(plan.boards))
+
+
+@contextmanager
+def machines_of(words: SearchWords) -> Iterator[Machines]:
+    """Those that the words name, until the context ends. Raises `WrongUse` or `FailedRun` where Ray cannot be used."""
+    yield Machines(detect_devices())
+
+
+def names_of(boards: Sequence[DetectedDevice]) -> list[str]:
+    """As CUDA_VISIBLE_DEVICES takes them. One GPU that was not asked for by its number is the first that CUDA shows."""
+    return [board.uuid or str(board.index) for board in boards] or [""]

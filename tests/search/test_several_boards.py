@@ -1,0 +1,138 @@
+"""A search on several GPUs, by puppets that answer after a set time."""
+
+from collections import Counter
+
+import pytest
+from search_puppets import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
+from studies_of_puppets import PROBLEM, make_search, puppets, space_of
+
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
+from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
+from evoattn.search.budget import Budget
+from evoattn.search.errors import SearchError
+from evoattn.search.request import SearchWords, choose_boards, read_words
+from evoattn.search.scale import EVERY, LATEST, Reference, Scale
+
+SPACE = dict(WARPS="4,8", STAGES="1,2", KEY_WARPS="1")
+FAST_AND_SLOW = ("fast-1", "slow-1.25")
+
+
+def boards_of(trials) -> Counter:
+    return Counter(t.timings[0].protocol["board"] for t in trials)
+
+
+def test_times_of_two_boards_are_ranked_by_a_common_reference(storage):
+    running = make_search(storage, space_of(**SPACE), puppets(SlowBoard), jobs=2, boards=FAST_AND_SLOW)
+    progress = running.run(Budget(trials=24))
+    trials = list(storage.iter_trials(running.study))
+    assert set(boards_of(trials)) == set(FAST_AND_SLOW)
+    first = next(t for t in trials if "reference" not in t.timings[0].protocol)
+    factors = {name: progress.speeds[name] / progress.speeds["fast-1"] for name in FAST_AND_SLOW}
+    assert factors == {"fast-1": 1.0, "slow-1.25": pytest.approx(1.25)}
+    unit = progress.speeds["fast-1"]
+    for trial in trials:
+        timing = trial.timings[0]
+        board = timing.protocol["board"]
+        assert timing.samples_us[0] == pytest.approx(cost(trial.config) * float(board.rpartition("-")[2]))
+        assert timing.median_us == pytest.approx(cost(trial.config) / unit)
+        assert timing.protocol.get("reference", first.number) == first.number
+    best = storage.leaderboard(running.study, 1)[0]
+    assert cost(best.config) == min(cost(t.config) for t in trials)
+    assert best.timing.protocol["stage"] == "final" and best.timing.board_factor == 1.0
+
+
+def test_a_resumed_study_keeps_its_reference_on_one_board_too(storage):
+    spaces = space_of(**SPACE)
+    make_search(storage, spaces, puppets(FakeBoard), boards=FAST_AND_SLOW).run(Budget(trials=6))
+    study = storage.find_study("fake")
+    known = next(iter(storage.iter_trials(study)))
+    resumed = make_search(storage, spaces, puppets(FakeBoard), boards=("later-2",))
+    progress = resumed.run(Budget(trials=4))
+    latest = list(storage.iter_trials(study))[6:]
+    used = {t.timings[0].protocol["reference"] for t in latest}
+    assert len(used) == 1 and storage.trial(used.pop()).study_id == known.study_id
+    scale = progress.speeds["later-2"] / 2
+    assert all(t.timings[0].median_us == pytest.approx(cost(t.config) / scale) for t in latest)
+
+
+def test_eight_boards_work_at_once(storage):
+    names = tuple(f"board{n}-1" for n in range(8))
+    running = make_search(storage, space_of(**SPACE), puppets(SlowBoard), jobs=2, boards=names)
+    busy = set()
+    progress = running.run(Budget(trials=64), lambda: busy.add(running.progress.on_device))
+    trials = list(storage.iter_trials(running.study))
+    assert len(trials) == 64 == progress.recorded
+    assert len({t.config_id for t in trials}) == 64
+    assert len(boards_of(trials)) == 8 and progress.boards == 8
+    assert max(boards_of(trials).values()) <= 20
+    assert max(int(text.split()[0]) for text in busy) >= 6
+    assert 0 < progress.busy_share <= 1.0
+
+
+def test_killed_gpu_workers_cost_no_candidate(storage, tmp_path, monkeypatch):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    monkeypatch.setenv("DEATHS", str(notes))
+    names = ("one-1", "two-1", "three-1")
+    running = make_search(storage, space_of(**SPACE), puppets(KilledBoard), boards=names)
+    running.run(Budget(trials=30))
+    trials = list(storage.iter_trials(running.study))
+    assert [t.state for t in trials] == [TrialState.COMPLETE] * 30 and len({t.config_id for t in trials}) == 30
+    deaths = [note for note in notes.iterdir() if len(note.read_text().split()) >= 3]
+    assert len(deaths) >= 2, "nobody was killed"
+
+
+def test_a_board_that_cannot_time_the_reference_ends_the_search(storage):
+    running = make_search(storage, space_of(**SPACE), puppets(NeverGauges), boards=FAST_AND_SLOW)
+    with pytest.raises(SearchError, match=r"slow-1\.25 cannot time the reference kernel: .*no memory is left"):
+        running.run(Budget(trials=24))
+
+
+def reference(us: float) -> Reference:
+    family = FAMILIES["flash_mma"]
+    config = space_of(**SPACE)["flash_mma"].starting_configs(PROBLEM)[0]
+    return Reference(BuiltKernel(family, config, GPUS["h100"], CompiledKernel(b"", "", None)), 1, us)
+
+
+def test_a_board_is_measured_at_first_and_now_and_then_by_the_median_of_its_latest_times():
+    scale = Scale(("a", "b"))
+    done = Evaluation(TrialState.COMPLETE, timings=(Timing((30.0,), {"stage": "screen"}),))
+    assert not scale.due("a") and scale.mark("a", done).timing.median_us == 30.0 and scale.speeds == {}
+    scale.refer_to(reference(10.0), "a")
+    assert not scale.due("a") and scale.due("b") and scale.factor("b") == 1.0
+    for us in (12.0, 12.0, 99.0):
+        scale.took("b", us)
+    assert scale.factor("b") == pytest.approx(1.2) and scale.mark("b", done).timing.median_us == pytest.approx(25.0)
+    for _ in range(EVERY):
+        scale.mark("a", done)
+    assert scale.due("a") and not scale.due("b")
+    for _ in range(LATEST):
+        scale.took("a", 11.0)
+    assert scale.factor("a") == pytest.approx(1.1) and not scale.due("a")
+
+
+def device(index: int, product: str = "NVIDIA H100 80GB HBM3", driver: str = "13.0", sms: int = 132) -> DetectedDevice:
+    return DetectedDevice(index, product, (9, 0), driver, f"GPU-{index}", {"sm_count": sms})
+
+
+def test_devices_are_named_by_number_and_are_alike():
+    here = [device(0), device(1), device(2)]
+    assert choose_boards(None, here) == ()
+    assert [b.index for b in choose_boards("all", here)] == [0, 1, 2]
+    assert [b.index for b in choose_boards("2,0", here)] == [2, 0]
+    for text, words in (("0,3", "no CUDA device 3 here; --devices may name 0, 1, 2"), ("all", "no CUDA device here")):
+        with pytest.raises(GpuError, match=words):
+            choose_boards(text, here if text != "all" else [])
+    for other in (device(1, sms=114), device(1, driver="12.8"), device(1, product="NVIDIA H200")):
+        with pytest.raises(GpuError, match="are of one kind"):
+            choose_boards("all", [here[0], other])
+
+
+@pytest.mark.parametrize("text", ["", "0,", "0,0", "-1", "both", "1.5"])
+def test_a_list_of_devices_that_cannot_be_read_is_refused(text):
+    with pytest.raises(GpuError, match="takes numbers of GPUs"):
+        read_words(SearchWords(devices=text))
+    with pytest.raises(GpuError, match="leave it out with --offline and with --ray"):
+        read_words(SearchWords(devices="all", ray="local"))
