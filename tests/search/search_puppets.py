@@ -174,7 +174,7 @@ class KilledBoard(FakeBoard):
 
 
 class NeverGauges(FakeBoard):
-    """The second board cannot time the reference."""
+    """No board can time the reference again."""
 
     def __call__(self, task):
         if isinstance(task, Gauge):
