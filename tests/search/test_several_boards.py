@@ -86,7 +86,9 @@ def test_killed_gpu_workers_cost_no_candidate(storage, tmp_path, monkeypatch):
 
 def test_a_board_that_cannot_time_the_reference_ends_the_search(storage):
     running = make_search(storage, space_of(**SPACE), puppets(NeverGauges), boards=FAST_AND_SLOW)
-    with pytest.raises(SearchError, match=r"The board (fast-1|slow-1\.25) cannot time the reference kernel: .*no memory is left"):
+    with pytest.raises(
+        SearchError, match=r"The board (fast-1|slow-1\.25) cannot time the reference kernel: .*no memory is left"
+    ):
         running.run(Budget(trials=24))
 
 
