@@ -32,7 +32,9 @@ from evoattn.model.problem import AttentionProblem  # noqa: E402
 from evoattn.model.records import Candidate  # noqa: E402
 from evoattn.model.space import KernelConfig, load_space  # noqa: E402
 from evoattn.timing import benchmark  # noqa: E402
+from evoattn.timing.contestant import Contestant, calls_for_all  # noqa: E402
 from evoattn.timing.protocol import FINAL  # noqa: E402
+from evoattn.timing.witness import Witness  # noqa: E402
 
 FAMILY = registry.lookup("flash_wgmma")
 
@@ -91,13 +93,14 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
     """Median µs per call of every variant, interleaved, warm L2."""
     evaluator = DeviceEvaluator(problem, gpu)
     arena, candidate = evaluator.timed_arena(), render(FAMILY, problem, config, gpu)
-    contestants = []
+    contestants, timer = [], evaluator.setup.timer
     for name, edits in VARIANTS.items():
         kernel = compile_candidate(edited(candidate, edits))
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config, gpu), arena.buffers)
-        contestants.append(
-            benchmark.Contestant(name, enqueue, FINAL, "warm", evaluator.setup.timer, benchmark.Witness(arena, None))
-        )
+        contestants.append(Contestant(name, enqueue, timer, Witness(arena, None)))
+    calls = calls_for_all(contestants, timer.launch_us, FINAL, "warm")
+    for contestant in contestants:
+        contestant.capture(calls)
     timings = benchmark.measure(contestants, FINAL, "warm", evaluator.clocks)
     return {name: timing.median_us for name, timing in timings.items()}
 

@@ -43,6 +43,7 @@ from evoattn.search.loop import Search  # noqa: E402
 from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.timing import benchmark, ranking  # noqa: E402
+from evoattn.timing.contestant import calls_for_all  # noqa: E402
 from evoattn.timing.protocol import FINAL  # noqa: E402
 from evoattn.timing.timed_run import TimedRun  # noqa: E402
 
@@ -82,7 +83,10 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
         result, outputs = run_case(evaluator.backend, built, evaluator.own)
         if not result.passed:
             raise RuntimeError(result.reason)
-        contestants.append(TimedRun(evaluator.setup, built, outputs, arena).contestant(name, FINAL))
+        contestants.append(TimedRun(evaluator.setup, built, outputs, arena).contestant(name))
+    calls = calls_for_all(contestants, evaluator.setup.timer.launch_us, FINAL, "warm")
+    for contestant in contestants:
+        contestant.capture(calls)
     return benchmark.measure(contestants, FINAL, "warm", evaluator.clocks, seed=seed)
 
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from evoattn.timing.benchmark import Timer
+from evoattn.timing.timer import Timer
 
 
 class FakeGraph:

@@ -19,13 +19,14 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.timing import benchmark
-from evoattn.timing.benchmark import Timer
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest
+from evoattn.timing.contestant import Contestant, calls_for
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.peers.table import PEERS, Peer
-from evoattn.timing.protocol import HOPELESS, REPEAT, REPEAT_WITHIN, SCREEN, CacheMode
+from evoattn.timing.protocol import HOPELESS, REPEAT, REPEAT_WITHIN, SCREEN, CacheMode, Protocol
 from evoattn.timing.timed_run import TimedBackend, TimedRun, TimingSetup, why_implausible
+from evoattn.timing.timer import Timer
 
 
 class DeviceEvaluator:
@@ -144,18 +145,21 @@ class DeviceEvaluator:
                 return TrialState.WRONG_RESULT, result.reason
             outputs = found
         run = TimedRun(self.setup, task.kernel, outputs, self.timed_arena())
-        contestant, best_us = run.contestant("candidate", SCREEN), task.best_us
-        hopeless = best_us is not None and contestant.estimate_us > HOPELESS * best_us
-        rounds = 1 if hopeless else None
-        timings += benchmark.measure([contestant], SCREEN, self.cache, self.clocks, rounds=rounds).values()
+        contestant, best_us = run.contestant("candidate"), task.best_us
+        hopeless = best_us is not None and contestant.us > HOPELESS * best_us
+        timings.append(self._time(contestant, SCREEN, 1 if hopeless else None))
         if best_us is None or timings[0].median_us <= best_us * REPEAT_WITHIN:
-            contestant = run.contestant("candidate", REPEAT)
-            timings += benchmark.measure([contestant], REPEAT, self.cache, self.clocks).values()
+            timings.append(self._time(contestant, REPEAT))
         checks.append(run.check_work(contestant))
         if not checks[-1].passed:
             return TrialState.WRONG_RESULT, checks[-1].reason
         reason = why_implausible(timings[-1], self.problem, self.gpu)
         return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
+
+    def _time(self, contestant: Contestant, protocol: Protocol, samples: int | None = None) -> Timing:
+        """One candidate's time, alone."""
+        contestant.capture(calls_for(contestant.us, self.setup.timer.launch_us, protocol, self.cache))
+        return benchmark.screen(contestant, protocol, self.cache, self.clocks, samples)
 
     def timed_arena(self) -> Arena:
         """Buffers with the problem's own inputs, ready for a `TimedRun`."""

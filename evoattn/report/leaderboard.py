@@ -12,6 +12,7 @@ from evoattn.model.records import CompileInfo, Timing, Trial
 from evoattn.model.space import KernelConfig
 from evoattn.report.analysis import is_positive
 from evoattn.report.rows import LaunchOccupancy, LeaderboardRow
+from evoattn.timing.protocol import ENERGY
 
 
 def tflops(problem: AttentionProblem, timing: Timing) -> float:
@@ -53,7 +54,13 @@ def leaderboard_row(
         spill_bytes=info.spill_bytes if info else None,
         smem_bytes=max((launch.smem_bytes for launch in launches), default=None),
         launches=launches,
+        energy_mj=_energy(timing) if timing else None,
     )
+
+
+def _energy(timing: Timing) -> float | None:
+    energy = timing.protocol.get(ENERGY)
+    return float(energy) if isinstance(energy, (int, float)) and is_positive(energy) else None
 
 
 def _speedups(timing: Timing, peers: Mapping[str, Sequence[Timing]]) -> dict[str, float]:

@@ -58,6 +58,8 @@ class LeaderboardRow:
     """Static and dynamic shared memory of a block, the most over the launches."""
     launches: tuple[LaunchOccupancy, ...]
     """Empty where the launches or the compiler's report are not known."""
+    energy_mj: float | None = None
+    """Millijoules of the whole board per call, from its final; None where that was not measured."""
 
 
 @dataclass(frozen=True)

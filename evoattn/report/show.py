@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, TypeGuard
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,7 @@ from evoattn.ptx import NOT_MODELLED
 from evoattn.report.counters import CountersTable, counters_table
 from evoattn.report.text import add_row, clean, make_table, print_table, print_text
 from evoattn.storage import Storage
+from evoattn.timing.protocol import ENERGY
 
 NAME_COLUMNS = 40
 """Names of peers' kernels are whole C++ types."""
@@ -112,8 +114,23 @@ def _timing_sentence(timing: Timing) -> str:
     return (
         f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-"
         f"{timing.quantile_us(0.9):.2f}; {p.get('calls_per_replay', '?')} calls per replay, {p.get('cache', '?')} L2, "
-        f"{p.get('contestants', '?')} interleaved"
+        f"{p.get('contestants', '?')} interleaved{_board_sentence(p)}"
     )
+
+
+def _board_sentence(protocol: dict[str, Any]) -> str:
+    """Of a final: the energy of a call, and the least and most of what was read in its rounds."""
+    said = [f"{energy:.3g} mJ per call of the whole board"] if is_number(energy := protocol.get(ENERGY)) else []
+    for key, unit in (("sm_mhz", "MHz"), ("power_w", "W"), ("temperature_c", "°C")):
+        match protocol.get(key):
+            case [low, high] if is_number(low) and is_number(high):
+                said.append(f"{low:.0f}-{high:.0f} {unit}")
+    return "".join(f"; {text}" for text in said)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number: a database may hold anything."""
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _clocks_sentence(clocks: dict[str, Any]) -> str:

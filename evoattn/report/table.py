@@ -67,9 +67,17 @@ def _spread(row: LeaderboardRow, wide: bool) -> str:
 def _leaderboard(summary: StudySummary, wide: bool) -> Table:
     measured = summary.kind == "measured"
     backends = [b.backend for b in summary.baselines if any(b.backend in row.speedups for row in summary.leaderboard)]
+    weighed = wide and any(row.energy_mj is not None for row in summary.leaderboard)
     if measured:
         spread = "10-90 %, µs" if wide else "spread"
-        values = ["median", spread, "TFLOP/s", "peak", *(f"×{clean(b)}" for b in backends)]
+        values = [
+            "median",
+            spread,
+            "TFLOP/s",
+            "peak",
+            *(["mJ"] if weighed else []),
+            *(f"×{clean(b)}" for b in backends),
+        ]
     else:
         values = ["relative cost"]
     table = make_table()
@@ -89,6 +97,7 @@ def _leaderboard(summary: StudySummary, wide: bool) -> Table:
                 _spread(row, wide),
                 number(row.tflops, 1),
                 "-" if row.peak_share is None else f"{row.peak_share:.1%}",
+                *([number(row.energy_mj, 2)] if weighed else []),
                 *(number(row.speedups.get(b), 2) for b in backends),
             ]
         else:

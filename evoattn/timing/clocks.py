@@ -1,5 +1,5 @@
-"""Clocks, temperature and throttle reasons of a device by NVML, where `pynvml` (nvidia-ml-py) and the driver's library
-are there."""
+"""Clocks, temperature, power, energy and throttle reasons of a device by NVML, where `pynvml` (nvidia-ml-py) and
+the driver's library are there."""
 
 from __future__ import annotations
 
@@ -63,6 +63,15 @@ class Clocks:
             except (self._nvml.NVMLError, AttributeError) as error:  # AttributeError: a binding that lacks a call
                 self.absent = f"NVML: {error}."
         return None if self.absent or self._last is None else self._last[1]
+
+    def energy_mj(self) -> int | None:
+        """Energy that the board has taken since its driver was loaded, in mJ; None where it does not count."""
+        if self.absent:
+            return None
+        try:
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except (self._nvml.NVMLError, AttributeError):  # boards before Volta have no counter
+            return None
 
     def _ask(self) -> Reading:
         n, handle = self._nvml, self._handle

@@ -15,14 +15,18 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import Timing
 from evoattn.timing import benchmark
-from evoattn.timing.benchmark import Contestant, ContestantFailed, Witness
 from evoattn.timing.clocks import Clocks
+from evoattn.timing.contestant import Contestant, ContestantFailed, calls_for_all
+from evoattn.timing.energy import energy_per_call
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.peers.table import Peer, PeerRefused, peer_call
-from evoattn.timing.protocol import Protocol
+from evoattn.timing.protocol import ENERGY, Protocol
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
+from evoattn.timing.witness import Witness
 
 NO_MEMORY = "It needs more device memory than is free."
+WEIGHED_WITHIN = 2.0
+"""Times the fastest: who is slower than that gets no energy, which takes a third of a second."""
 _HARMLESS = (LaunchError, PeerRefused, torch.cuda.OutOfMemoryError)
 """Errors that may leave the process as it was. Others may not, above all a failed capture: torch's allocator then still
 believes that it is capturing (`CUDAGraph::capture_end`, whose comment speaks of "all kinds of weird states")."""
@@ -69,7 +73,11 @@ class Contest:
                 self._arena.restore()  # so that a finalist that changes its inputs makes no peer's answer wrong
                 with self._turn(name):
                     self._enter_peer(name, peer)
+            self._capture()
             timings = self._measure()
+            for name in timings:
+                with self._turn(name):
+                    self._weigh(name, timings[name])
             for name in list(self._runs):
                 with self._turn(name):
                     self._prove(name, timings[name])
@@ -104,15 +112,28 @@ class Contest:
     def _enter(self, name: str, kernel: BuiltKernel) -> None:
         result, outputs = run_case(self._setup.backend, kernel, self._setup.own, repeat=True)
         run = TimedRun(self._setup, kernel, outputs, self._arena)
-        self._contestants[name] = run.contestant(name, self._protocol)
+        self._contestants[name] = run.contestant(name)
         self._runs[name], self._faults[name] = run, result.reason
 
     def _enter_peer(self, name: str, peer: Peer) -> None:
         setup = self._setup
         call = peer_call(peer, setup.own.problem, self._arena.views, setup.own.answer)
-        self._contestants[name] = Contestant(
-            name, call, self._protocol, setup.cache, setup.timer, Witness(self._arena, None), setup.flush
-        )
+        self._contestants[name] = Contestant(name, call, setup.timer, Witness(self._arena, None), setup.flush)
+
+    def _capture(self) -> None:
+        """Graphs of one number of calls for all: with fewer, a contestant would carry more of the graph's launch."""
+        if not self._contestants:
+            return
+        setup = self._setup
+        calls = calls_for_all(list(self._contestants.values()), setup.timer.launch_us, self._protocol, setup.cache)
+        for name in list(self._contestants):
+            try:
+                with self._turn(name):
+                    self._contestants[name].capture(calls)
+            finally:
+                if name in self._out or name in self._refusals:
+                    del self._contestants[name]
+                    self._runs.pop(name, None)
 
     def _measure(self) -> dict[str, Timing]:
         """The rounds; begun again without whoever fails in them."""
@@ -127,6 +148,16 @@ class Contest:
                     raise failed.error from None
                 del self._contestants[failed.name]
                 self._runs.pop(failed.name, None)
+
+    def _weigh(self, name: str, timing: Timing) -> None:
+        """Add a contestant's energy per call, unless it is far behind."""
+        contestant = self._contestants[name]
+        fastest = min(c.us for c in self._contestants.values())
+        if self._protocol.stage != "final" or contestant.us > WEIGHED_WITHIN * fastest:
+            return
+        synchronize = self._setup.timer.synchronize
+        if energy := energy_per_call(contestant, self._clocks.energy_mj, synchronize):
+            timing.protocol[ENERGY] = energy
 
     def _prove(self, name: str, timing: Timing) -> None:
         fault = self._faults[name] or self._runs[name].check_work(self._contestants[name]).reason

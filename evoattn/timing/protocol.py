@@ -9,19 +9,24 @@ from typing import Literal
 CacheMode = Literal["warm", "cold"]
 """`warm` keeps the inputs in L2 between calls, `cold` flushes it before each."""
 
+ENERGY = "energy_mj_per_call"
+"""Key of a timing's record: millijoules of the whole board per call."""
+
 
 @dataclass(frozen=True)
 class Protocol:
-    """`samples` replays of a graph, each of about `replay_us` µs of work (at most `max_calls` calls)."""
+    """`samples` replays of a graph, each of at least `replay_us` µs of the fastest contestant's work
+    (`contestant.calls_for`)."""
 
     stage: Literal["screen", "repeat", "final"]
     samples: int
     replay_us: float
-    max_calls: int = 200
+    most_calls: int = 2000
+    """Per replay: each is a node of the graph, or several, that the CPU builds."""
 
 
-SCREEN = Protocol("screen", 5, 500.0)
-"""Cheap, for every candidate: 2.5 ms of device time."""
+SCREEN = Protocol("screen", 5, 500.0, most_calls=500)
+"""Cheap, for every candidate: 3 ms of device time."""
 REPEAT = Protocol("repeat", 15, 1000.0)
 """For candidates within `REPEAT_WITHIN` times the best so far."""
 FINAL = Protocol("final", 25, 1000.0)

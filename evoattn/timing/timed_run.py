@@ -20,9 +20,10 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, CompiledKernel, Timing
-from evoattn.timing import protocol as protocols
-from evoattn.timing.benchmark import Contestant, Enqueue, Timer, Witness
+from evoattn.timing.contestant import Contestant
 from evoattn.timing.protocol import CacheMode
+from evoattn.timing.timer import Enqueue, Timer
+from evoattn.timing.witness import Witness
 
 BACK_TO_BACK = 4
 """Launches of a graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it
@@ -90,18 +91,10 @@ class TimedRun:
             self._kernel.compiled, self._launches, self._arena.buffers | self._scratch.buffers | others
         )
 
-    def contestant(self, name: str, protocol: protocols.Protocol) -> Contestant:
-        """Ready to be timed. Raises `LaunchError`."""
+    def contestant(self, name: str) -> Contestant:
+        """Warmed up and measured; its `capture` comes next. Raises `LaunchError`."""
         self._witnesses.append(Witness(self._arena, self._outputs))
-        return Contestant(
-            name,
-            self._prepare(),
-            protocol,
-            self._setup.cache,
-            self._setup.timer,
-            self._witnesses[-1],
-            self._setup.flush,
-        )
+        return Contestant(name, self._prepare(), self._setup.timer, self._witnesses[-1], self._setup.flush)
 
     def check_work(self, contestant: Contestant) -> CheckResult:
         """After the timing: the replays' outputs, the guard bands, launches back to back with outputs of their own,

@@ -19,8 +19,8 @@ from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation
 from evoattn.model.space import load_space
-from evoattn.timing.benchmark import Timer
 from evoattn.timing.peers.table import Peer
+from evoattn.timing.timer import Timer
 
 PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)
 H100 = gpu.GPUS["h100"]
@@ -97,10 +97,13 @@ class PuppetTimer(Timer):
     def __init__(self, backend: PuppetBackend) -> None:
         self._backend = backend
 
-    def elapsed_us(self, work: Callable[[], None]) -> float:
+    launch_us = 0.0
+
+    def queue(self, work: Callable[[], None]) -> Callable[[], float]:
         before = self._backend.elapsed_us
         work()
-        return self._backend.elapsed_us - before
+        elapsed = self._backend.elapsed_us - before
+        return lambda: elapsed
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:

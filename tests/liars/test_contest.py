@@ -14,8 +14,8 @@ from evoattn.timing.finalists import FinalResult
 from evoattn.timing.peers.table import Peer
 from evoattn.timing.protocol import Protocol
 
-SHORT = Protocol("final", 3, 200.0)
-FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 12, 21
+SHORT = Protocol("final", 3, 200.0, most_calls=4)
+FIRST_CALL, WARM_UP, PROBE, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 14, 25, 42
 """Launches of a puppet before each part of a final of three rounds with four calls per replay."""
 
 
@@ -54,7 +54,7 @@ def right(tensors) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(*(tensors[t] for t in "qkv"))
 
 
-@pytest.mark.parametrize("at", [FIRST_CALL, WARM_UP, FIRST_REPLAY, ROUNDS, PROOF])
+@pytest.mark.parametrize("at", [FIRST_CALL, WARM_UP, PROBE, FIRST_REPLAY, ROUNDS, PROOF])
 @pytest.mark.parametrize(
     "error, harmless", [(LaunchError("Too many registers."), True), (ContextLost("An illegal address."), False)]
 )

@@ -22,7 +22,9 @@ from timed_liars import (
 
 from evoattn.evaluation.tasks import HoldFinal
 from evoattn.model.records import TrialState
-from evoattn.timing.protocol import FINAL
+from evoattn.timing.protocol import Protocol
+
+SHORT = Protocol("final", 5, 200.0, most_calls=8)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
 def test_a_finalist_that_lies_in_the_final_is_disqualified():
     evaluator = make_evaluator()
     kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
-    timings, _, complete = evaluator.final(HoldFinal({n: built(k) for n, k in kernels.items()}, FINAL))
+    timings, _, complete = evaluator.final(HoldFinal({n: built(k) for n, k in kernels.items()}, SHORT))
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
     assert complete
     assert not verdicts["1"] and "does less work when it is timed" in verdicts["2"] and "peak rates" in verdicts["3"]

@@ -51,7 +51,7 @@ def works_on_every_third_launch_when_timed(launch: Launch) -> None:
 
 def changes_its_inputs_when_timed(launch: Launch) -> None:
     launch.write()
-    if launch.count == CHECKED + 30:
+    if launch.count == CHECKED + 40:
         launch.views["k"][..., 0] += 1
 
 

@@ -1,14 +1,17 @@
 """What a study's report says, and what it must never say."""
 
+import io
 import json
 
 import pytest
 from report_studies import add, make_study, printed, timing
+from rich.console import Console
 
 from evoattn.model import gpu
 from evoattn.model.records import Timing, TrialState
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.analysis import group_failures, rank_cost_model
+from evoattn.report.show import print_trial
 from evoattn.report.summary import FINALISTS
 
 
@@ -149,3 +152,18 @@ def test_what_the_search_gained_over_the_best_starting_config_is_one_line(storag
     assert summarise(storage, study).search_gain.endswith(
         "the search gained 0.0%, which its rounds do not tell from nothing."
     )
+
+
+def test_the_energy_and_the_board_of_a_final_are_shown(storage):
+    study = make_study(storage)
+    trial = add(storage, study, TrialState.COMPLETE, us=[("screen", 20.0)])
+    assert " mJ " not in printed(summarise(storage, study, 5), 160)
+    board = {"energy_mj_per_call": 6.25, "sm_mhz": [1900, 1980], "power_w": [310.2, 480.0], "temperature_c": [41, 47]}
+    final = timing(20.0, "final")
+    storage.add_timing(trial.number, Timing(final.samples_us, final.protocol | board))
+    table = printed(summarise(storage, study, 5), 160)
+    assert " mJ " in table and "6.25" in table
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_trial(storage, storage.trial(trial.number), console)
+    shown = " ".join(console.export_text().split())
+    assert "6.25 mJ per call of the whole board; 1900-1980 MHz; 310-480 W; 41-47 °C" in shown

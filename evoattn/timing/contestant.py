@@ -1,0 +1,108 @@
+"""One of those who are timed: a CUDA graph of calls, how many of them, and a sample of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from evoattn.timing.protocol import CacheMode, Protocol
+from evoattn.timing.timer import Enqueue, Timer
+from evoattn.timing.witness import Witness
+
+LAUNCH_SHARE = 0.005
+"""Of a replay's time, the most that the graph's own launch may take."""
+PROBE_US = 100.0
+"""A replay of this length tells what a call takes: some 30 times the launch of a graph."""
+PROBE_CALLS, PROBE_GROWTH, PROBE_MOST = 16, 4, 256
+"""Most calls in the first graph that is tried, how much longer the next one is where it was too short, and the most in
+any."""
+
+LEAD_UNDER_US = 10_000.0
+"""Before a shorter replay another one keeps the device busy, so that the CPU's part of a launch, some 15 µs, is not
+timed."""
+
+
+class ContestantFailed(RuntimeError):
+    """A replay failed. `name` says whose; message and cause are the error that it raised."""
+
+    def __init__(self, name: str, error: RuntimeError) -> None:
+        super().__init__(str(error))
+        self.name, self.error = name, error
+
+
+class Contestant:
+    """Work that is repeated in a graph. `capture` comes before the first `sample`."""
+
+    def __init__(
+        self, name: str, enqueue: Enqueue, timer: Timer, witness: Witness, flush: Enqueue | None = None
+    ) -> None:
+        """Warms up and measures a call. Raises what `enqueue` raises.
+
+        `flush`: for cold calls, queued before each sample. `us`: of one call on the device, by the replay of a graph,
+        so that it does not depend on what the call costs on the CPU.
+        """
+        self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
+        self._enqueue = enqueue  # a graph does not keep loaded the module that its kernels come from, but this does
+        enqueue()
+        timer.synchronize()
+        self.us = self._probe()
+        self.calls = 0
+
+    def _probe(self) -> float:
+        """µs of one call: graphs of more and more calls, until one is long enough."""
+        with_launch = self._timer.elapsed_us(self._enqueue)
+        calls = max(1, min(PROBE_CALLS, int(PROBE_US / max(with_launch, 1.0))))
+        while True:
+            self.capture(calls)
+            us = min(self._replay_us() for _ in range(2)) - self._timer.launch_us
+            if us >= PROBE_US or calls >= PROBE_MOST:
+                return max(us, 0.0) / calls
+            calls = min(PROBE_MOST, calls * PROBE_GROWTH)
+
+    def capture(self, calls: int) -> None:
+        """From now on a replay is `calls` calls. Raises what `enqueue` raises."""
+        with self._timer.side_stream():
+            self.replay = self._timer.capture([self._enqueue] * calls)
+        self.calls = calls
+        self.replay()
+        self._timer.synchronize()
+
+    def _replay_us(self) -> float:
+        self.replay()  # keeps the device busy while the next one is queued: the CPU's part of its launch is not timed
+        return self._timer.elapsed_us(self.replay)
+
+    def samples(self, count: int) -> list[float]:
+        """µs per call of `count` replays, queued one behind the other.
+
+        The inputs are restored, the outputs poisoned and, for cold calls, the L2 is flushed right before each, outside
+        the timed interval.
+        """
+        if self.calls * self.us < LEAD_UNDER_US:
+            self.replay()
+        waits = []
+        for _ in range(count):
+            self.witness.before()
+            if self._flush:
+                self._flush()
+            waits.append(self._timer.queue(self.replay))
+            self.witness.after()
+        return [elapsed_us() / self.calls for elapsed_us in waits]
+
+    def sample(self) -> float:
+        """µs per call of one replay."""
+        return self.samples(1)[0]
+
+
+def calls_for(us: float, launch_us: float, protocol: Protocol, cache: CacheMode) -> int:
+    """Calls per replay where the fastest of those who are compared takes `us` per call: so many that a replay takes
+    `protocol.replay_us`, and that the launch of the graph is at most `LAUNCH_SHARE` of it. One where each call finds
+    a cold L2."""
+    if cache == "cold":
+        return 1
+    least_us = max(protocol.replay_us, launch_us / LAUNCH_SHARE)
+    return max(1, ceil(least_us / max(us, least_us / protocol.most_calls)))
+
+
+def calls_for_all(contestants: Sequence[Contestant], launch_us: float, protocol: Protocol, cache: CacheMode) -> int:
+    """One number of calls for those who are compared, by the fastest of them."""
+    return calls_for(min(c.us for c in contestants), launch_us, protocol, cache)

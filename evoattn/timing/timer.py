@@ -1,0 +1,90 @@
+"""CUDA events and graphs: how long work takes on the device, and what a graph's own launch costs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+
+Enqueue = Callable[[], object]
+"""Puts work on the current stream."""
+
+LEAD_BYTES = 1 << 28
+"""Written before the launch of a graph is timed, so that the device is busy while the CPU queues it."""
+LAUNCHES = 10
+"""Launches of which the least counts."""
+
+
+class Timer:
+    """CUDA events and graphs on the current device."""
+
+    def __init__(
+        self,
+        make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event,
+        make_graph: Callable[[], torch.cuda.CUDAGraph] = torch.cuda.CUDAGraph,
+    ) -> None:
+        self._make_event, self._make_graph = make_event, make_graph
+
+    def queue(self, work: Enqueue) -> Callable[[], float]:
+        """Queue `work`; the function that comes back waits for it, and gives µs from before it to after it."""
+        start, end = self._make_event(enable_timing=True), self._make_event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+
+        def elapsed_us() -> float:
+            end.synchronize()
+            return float(start.elapsed_time(end)) * 1e3
+
+        return elapsed_us
+
+    def elapsed_us(self, work: Enqueue) -> float:
+        """Device time from before `work` to after it; waits for it."""
+        return self.queue(work)()
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Capture needs a stream other than the default one. The device is idle when it starts and when it ends."""
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def capture(self, calls: list[Enqueue]) -> Enqueue:
+        """A call that replays `calls` as one graph; only on a `side_stream`. Raises what `calls` raise."""
+        graph, collects = self._make_graph(), gc.isenabled()
+        gc.disable()  # garbage may be modules, which cannot be unloaded during a capture
+        try:
+            graph.capture_begin()  # torch.cuda.graph() would collect garbage first, which costs more than the timing
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        return graph.replay
+
+    @cached_property
+    def launch_us(self) -> float:
+        """What a replay takes beside its calls: the time of a graph of one write of four bytes, which is a little more.
+
+        The device is busy while the replay is queued, as in `Contestant.sample`.
+        """
+        lead = torch.empty(LEAD_BYTES, dtype=torch.uint8, device="cuda")
+        with self.side_stream():
+            replay = self.capture([lead[:4].zero_])
+        replay()
+        times = []
+        for _ in range(LAUNCHES):
+            lead.zero_()
+            times.append(self.elapsed_us(replay))
+        return min(times)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()

@@ -1,0 +1,48 @@
+"""Whether a contestant does the same work when it is timed."""
+
+from __future__ import annotations
+
+import torch
+
+from evoattn.correctness.arena import UNWRITTEN, Arena, bits
+
+
+class Witness:
+    """Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.
+
+    The comparison is bit for bit; its counts stay on the device until `fault` reads them.
+    """
+
+    def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None) -> None:
+        """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes
+        elsewhere."""
+        self._arena, self._expected = arena, expected
+        self._counts = torch.zeros(3, dtype=torch.int64, device=arena.whole.device)
+        self.replays = 0
+
+    def before(self) -> None:
+        self._arena.restore()
+        self._arena.poison()
+
+    def after(self) -> None:
+        self.replays += 1
+        if self._expected is not None:
+            outputs = {name: bits(out) for name, out in self._arena.outputs.items()}
+            wrong = torch.stack([(out != bits(self._expected[name])).any() for name, out in outputs.items()]).any()
+            unwritten = torch.stack([(out == UNWRITTEN).any() for out in outputs.values()]).any()
+            changed = torch.stack(self._arena.changed_inputs()).sum()
+            self._counts += torch.stack([wrong, unwritten, changed > 0])
+
+    def fault(self) -> str:
+        """What the replays did wrong, in one sentence; waits for them."""
+        wrong, unwritten, changed = self._counts.tolist()
+        if changed:
+            return f"{changed} of {self.replays} timed replays changed the inputs."
+        if unwritten:
+            return (
+                f"{unwritten} of {self.replays} timed replays left outputs unwritten: "
+                "the kernel does less work when it is timed."
+            )
+        if wrong:
+            return f"{wrong} of {self.replays} timed replays left another output than the validated one."
+        return ""
