@@ -85,10 +85,9 @@ class DeviceEvaluator:
     def gauge(self, kernel: BuiltKernel) -> Timing:
         """A time of a kernel that was found right. The process is `broken` if that raises."""
         self.broken = True
-        contestant = TimedRun(self.setup, kernel, None, self.timed_arena()).contestant("reference", REPEAT)
-        timings = benchmark.measure([contestant], REPEAT, self.cache, self.clocks)
+        timing = self._time(TimedRun(self.setup, kernel, None, self.timed_arena()).contestant("reference"), REPEAT)
         self.broken = False
-        return timings["reference"]
+        return timing
 
     def evaluate(self, task: Evaluate) -> Evaluation:
         """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of

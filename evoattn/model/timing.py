@@ -16,7 +16,8 @@ class Timing:
     protocol: dict[str, Any]
     """Cache mode, calls per replay, stage (`screen`, `repeat`, `final`), the `run` (timings with the same one were
     taken in turns), the device's `clocks`; in a search on several GPUs the `board` and its `board_factor`; of a final
-    also `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no samples
+    also least and most `sm_mhz`, `power_w` and `temperature_c` over its rounds, `energy_mj_per_call` of the whole
+    board, `sanitizer`, `disqualified`: the sentence by which a finalist proved wrong, and `out` (there are no samples
     then): the sentence by which it left the final."""
 
     @staticmethod
