@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Whether a change of templates, headers or constants changes the machine code of any starting config. Needs no GPU.
+"""Whether a change of templates, headers or constants changes the machine code of any known config. Needs no GPU.
 
     python scripts/cubins.py record FILE [--family NAME …]
     python scripts/cubins.py compare FILE [--family NAME …] [--every N]
 
-`record` compiles all starting configs and writes the hashes of their machine code as JSON. `compare` does the same and
-holds it against FILE; it ends with exit code 1 and a list where machine code differs. `--every N` looks at each Nth
-config only.
+`record` compiles the configs of `tests/data/known_configs.jsonl` and writes the hashes of their machine code as JSON.
+`compare` does the same and holds it against FILE; it ends with exit code 1 and a list where machine code differs.
+`--every N` looks at each Nth config only.
 
-A config is compiled for every named problem that it is a starting config of, on sm_80, sm_89 and sm_90a. Equal sources
-are compiled once, and taken from the cubin cache if they are there; `compare` does not compile a source that differs
-from the recorded one in comments and white space only. The hash is that of the instructions and constants alone, so
+A config is compiled for every named problem of its line, on sm_80, sm_89 and sm_90a. Equal sources are compiled once,
+and taken from the cubin cache if they are there; `compare` does not compile a source that differs from the recorded one
+in comments and white space only. The hash is that of the instructions and constants alone, so
 that line numbers and the names of inlined functions do not count. `tests/data/machine_code.json` is the record of
 commit d1a0587, by NVRTC 13.0: some five minutes on one core.
 """
@@ -28,6 +28,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from known_configs import known_configs
+
 from evoattn.backends.compiler import compile_candidate, version
 from evoattn.backends.machine_code import machine_code_hash
 from evoattn.families.registry import FAMILIES
@@ -36,7 +38,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
-from evoattn.model.space import load_space
+from evoattn.model.space import ConfigError, load_space
 
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 COMPILERS = 2
@@ -78,8 +80,8 @@ def _key(problem: AttentionProblem, candidate: Candidate) -> str:
     return f"{candidate.family}/{candidate.arch}/{kind}/{candidate.config_id[:HEX_DIGITS]}"
 
 
-def starting_candidates(families: list[str]) -> dict[str, Candidate]:
-    """The source of every valid starting config of every named problem, on every GPU of `ARCHES`."""
+def known_candidates(families: list[str]) -> dict[str, Candidate]:
+    """The source of every known config that is valid for its named problem, on every GPU of `ARCHES`."""
     candidates: dict[str, Candidate] = {}
     for gpu in (gpu for gpu in GPUS.values() if gpu.arch in ARCHES):
         for family in (FAMILIES[name] for name in families):
@@ -87,7 +89,11 @@ def starting_candidates(families: list[str]) -> dict[str, Candidate]:
             for problem in named_problems().values():
                 if family.why_unsupported(problem, gpu):
                     continue
-                for config in space.starting_configs(problem):
+                for params in known_configs(family.name, problem.name):
+                    try:
+                        config = space.make_config(params)
+                    except ConfigError:  # values of another architecture
+                        continue
                     if not family.why_invalid(problem, config, gpu):
                         candidate = render(family, problem, config, gpu)
                         candidates[_key(problem, candidate)] = candidate
@@ -146,7 +152,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="of the configs, only each Nth")
     arguments = parser.parse_args()
     families = arguments.family or list(FAMILIES)
-    candidates = dict(sorted(starting_candidates(families).items())[:: arguments.every])
+    candidates = dict(sorted(known_candidates(families).items())[:: arguments.every])
     if arguments.command == "record":
         now = codes_of(candidates, {})
         write(arguments.file, now)

@@ -31,6 +31,7 @@ from evoattn.model import named_problems as problems  # noqa: E402
 from evoattn.model.problem import AttentionProblem  # noqa: E402
 from evoattn.model.records import Candidate  # noqa: E402
 from evoattn.model.space import KernelConfig, load_space  # noqa: E402
+from evoattn.search.starting import starting_configs  # noqa: E402
 from evoattn.timing import benchmark  # noqa: E402
 from evoattn.timing.contestant import Contestant, calls_for_all  # noqa: E402
 from evoattn.timing.protocol import FINAL  # noqa: E402
@@ -83,7 +84,7 @@ def config_for(problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None) 
     theirs = [
         params for family, params in (read_configs(file, problem, gpu.arch) if file else []) if family == "flash_wgmma"
     ]
-    for config in (*map(space.make_config, theirs), *space.starting_configs(problem)):
+    for config in (*map(space.make_config, theirs), *starting_configs(space, problem, gpu)):
         if FAMILY.why_invalid(problem, config, gpu) is None and not FAMILY.workspace(problem, config, gpu):
             return config
     raise ValueError(f"flash_wgmma has no valid config without scratch memory for {problem.describe()}.")

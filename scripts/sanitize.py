@@ -30,6 +30,7 @@ from evoattn.model import gpu as gpus  # noqa: E402
 from evoattn.model import named_problems as problems  # noqa: E402
 from evoattn.model.problem import AttentionProblem  # noqa: E402
 from evoattn.model.space import ConfigError, KernelConfig, load_space  # noqa: E402
+from evoattn.search.starting import starting_configs  # noqa: E402
 
 
 def chosen(
@@ -51,7 +52,7 @@ def chosen(
                 recorded.append(space.make_config(params))
             except ConfigError as error:
                 print(f"{problem.describe()}: a config of {file} is passed over: {error}")
-        for source in (recorded, space.starting_configs(problem)):
+        for source in (recorded, starting_configs(space, problem, gpu)):
             valid = [config for config in source if family.why_invalid(problem, config, gpu) is None]
             configs |= {config.id: config for config in valid[:top]}
     return list(configs.values())

@@ -15,6 +15,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, Study, Trial
 from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage
 
 MAX_FILE_BYTES = 16 << 20
@@ -102,9 +103,8 @@ def _starting(problem: AttentionProblem, gpu: GpuSpec) -> list[Contender]:
     contenders = []
     for name, family in registry.FAMILIES.items():
         if family.why_unsupported(problem, gpu) is None:
-            for config in load_space(name, gpu).starting_configs(problem):
-                if family.why_invalid(problem, config, gpu) is None:
-                    contenders.append(Contender(config, render(family, problem, config, gpu)))
+            for config in starting_configs(load_space(name, gpu), problem, gpu):
+                contenders.append(Contender(config, render(family, problem, config, gpu)))
     return contenders
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import SEARCH_SPACES
-from evoattn.model.problem import AttentionProblem
 
 Value = int | float | str | bool
-ARCH = "arch"
-"""The one `when` of a starting config that is about the GPU, not the problem."""
 
 
 class ConfigError(WrongUse):
@@ -58,12 +55,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The parameters of one family on one architecture, and its known-good starting configs for a problem."""
+    """The parameters of one family on one architecture, and known-good configs of it."""
 
     family: str
     parameters: tuple[Parameter, ...]
-    starting: tuple[dict[str, Any], ...]
-    """Rows `{when: {field: [values]}, config: {…}}` as in the YAML; those for other architectures are left out."""
+    starting: tuple[dict[str, Value], ...] = ()
+    """Configs that a search may begin with, for problems of many kinds: most are invalid or slow for most problems.
+    `search.starting` chooses."""
 
     @property
     def size(self) -> int:
@@ -106,20 +104,17 @@ class SearchSpace:
             if foreign := [text for text in chosen if text not in spelled]:
                 raise ConfigError(f"{self.family}: {p.name}={foreign[0]} is not one of {', '.join(spelled)}.")
             parameters.append(replace(p, values=tuple(value for text, value in spelled.items() if text in chosen)))
-        allowed = {p.name: p.values for p in parameters}
-        starting = tuple(
-            row for row in self.starting if all(row["config"].get(name) in values for name, values in allowed.items())
-        )
-        return replace(self, parameters=tuple(parameters), starting=starting)
+        inside = tuple(params for params in self.starting if _lies_in(params, parameters))
+        return replace(self, parameters=tuple(parameters), starting=inside)
 
-    def starting_configs(self, problem: AttentionProblem) -> list[KernelConfig]:
-        """The starting configs whose `when` fits the problem, in the YAML's order."""
-        fields = problem.to_dict() | {"causal": problem.causal}
-        when = [
-            (row, {key: values for key, values in row.get("when", {}).items() if key != ARCH}) for row in self.starting
-        ]
-        rows = [row for row, conditions in when if all(fields[key] in allowed for key, allowed in conditions.items())]
-        return [self.make_config(row["config"]) for row in rows]
+    def starting_configs(self) -> list[KernelConfig]:
+        """`starting` as configs."""
+        return [self.make_config(params) for params in self.starting]
+
+
+def _lies_in(params: dict[str, Value], parameters: Iterable[Parameter]) -> bool:
+    """Whether every parameter has one of its values."""
+    return all(params.get(p.name) in p.values for p in parameters)
 
 
 def spelling(value: Value) -> str:
@@ -144,9 +139,8 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
     return choices
 
 
-def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, Any], ...]) -> None:
-    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a row that
-    is no `{when, config}`."""
+def _require_plain(parameters: tuple[Parameter, ...]) -> None:
+    """Raises `TypeError` on a value that is no number, word or truth value, or a name that is no identifier."""
     for p in parameters:
         if not (
             isinstance(p.name, str)
@@ -157,19 +151,20 @@ def _require_plain(parameters: tuple[Parameter, ...], starting: tuple[dict[str, 
             raise TypeError(
                 f"the parameter {str(p.name)[:40]!r} and its values are not a name and a list of numbers or words"
             )
-    for row in starting:
-        if (
-            not isinstance(row, dict)
-            or not isinstance(row.get("config"), dict)
-            or not isinstance(row.get("when", {}), dict)
-        ):
-            raise TypeError(f"the starting config {str(row)[:60]!r} is not of the form {{when: {{…}}, config: {{…}}}}")
+
+
+def _require_known(starting: object, known: dict[str, set[Value]]) -> None:
+    """Raises `TypeError` where a starting config has other parameters than these, or a value that none of the
+    architectures has."""
+    for row in starting if isinstance(starting, list) else [starting]:
+        if not isinstance(row, dict) or row.keys() != known.keys() or any(row[name] not in known[name] for name in row):
+            raise TypeError(f"the starting config {str(row)[:60]!r} does not have a known value of each parameter")
 
 
 @cache
 def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> SearchSpace:
-    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones,
-    and starting configs with `when: {arch: […]}` are for those only.
+    """Read `search_spaces/<family>.yaml` for one GPU; values under `architectures: <arch>` replace the general ones.
+    Starting configs with values of other architectures are left out.
 
     Raises `ConfigError` if the file is missing or not of this form.
     """
@@ -185,9 +180,12 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
             Parameter(name, tuple(overrides.get(name, row["values"])), row["meaning"])
             for name, row in text["parameters"].items()
         )
-        starting = tuple(text.get("starting_configs") or ())
-        _require_plain(parameters, starting)
-        starting = tuple(row for row in starting if gpu.arch in row.get("when", {}).get(ARCH, (gpu.arch,)))
+        _require_plain(parameters)
+        starting = text.get("starting_configs") or []
+        known = {name: set(row["values"]) for name, row in text["parameters"].items()}
+        for values in (text.get("architectures") or {}).values():
+            known |= {name: known[name] | set(others) for name, others in values.items()}
+        _require_known(starting, known)
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The search space {path} cannot be read: {error}.") from None
-    return SearchSpace(family, parameters, starting)
+    return SearchSpace(family, parameters, tuple(row for row in starting if _lies_in(row, parameters)))

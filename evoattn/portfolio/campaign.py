@@ -56,7 +56,7 @@ def make_groups(
         group = Group(name, chosen, families, _of_class(WEIGHTS, name))
         group.given = list((given or {}).get(name, []))
         if not group.given:
-            group.given = [(f, row["config"]) for f in families for row in load_space(f, gpu).starting]
+            group.given = [(f, params) for f in families for params in load_space(f, gpu).starting]
         groups.append(group)
     return groups
 

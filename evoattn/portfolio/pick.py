@@ -80,9 +80,12 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """All kernels of the problem's class that can serve it, the most promising first: where a search of it begins."""
+    """All kernels of the problem's class, else of the class of the nearest head_dim, that can serve it, the most
+    promising first: where a search of it begins."""
+    own = class_of(problem)
     for card in _cards(gpu):
         portfolio = shipped.load(card)
-        if portfolio and (name := class_of(problem)) in portfolio.classes:
-            return ranked(problem, gpu, portfolio.classes[name])
+        name = portfolio and (own if own in portfolio.classes else _nearest_class(own, list(portfolio.classes)))
+        if portfolio and name and (found := ranked(problem, gpu, portfolio.classes[name])):
+            return found
     return []

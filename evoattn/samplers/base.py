@@ -83,7 +83,7 @@ class ProposingSampler:
     ) -> None:
         self.rng = random.Random(seed)
         self.pool = aids.make_pool(spaces, why_invalid, self.rng)
-        self._starting = deque(config for space in spaces.values() for config in space.starting_configs(problem))
+        self._starting = deque(config for space in spaces.values() for config in space.starting_configs())
 
     @property
     def rejected(self) -> Counter[str]:

@@ -27,6 +27,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, TrialState
 from evoattn.model.space import ConfigError, KernelConfig, load_space, parse_choices, spelling
 from evoattn.samplers.pool import ConfigPool
+from evoattn.search.starting import starting_configs
 
 REPAIRS = 2000
 """Changes to the values that were left out before a config counts as impossible; each takes some 20 µs."""
@@ -76,7 +77,7 @@ def fill_in(family: Family, words: list[str], problem: AttentionProblem, gpu: Gp
         raise ConfigError(f"One config has one value of {several[0]}; give one, not {', '.join(choices[several[0]])}.")
     part = space.restricted(choices)
     given = {p.name: p.values[0] for p in part.parameters if p.name in choices}
-    if starting := space.starting_configs(problem):
+    if starting := starting_configs(space, problem, gpu):
         nearest = max(starting, key=lambda config: sum(config[name] == value for name, value in given.items()))
         base, source = nearest.params, "the nearest starting config"
     else:

@@ -15,7 +15,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
-from evoattn.search.starting import from_portfolio
+from evoattn.search.starting import begin
 
 DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "genetic", "warm"
 
@@ -119,8 +119,8 @@ def plan(words: SearchWords, problem: AttentionProblem, devices: list[DetectedDe
     """
     boards = choose_boards(words.devices, devices)
     gpu, device = choose_device(words.gpu, list(boards) or devices, words.offline)
-    spaces = choose_families(list(words.families), problem, gpu)
-    return SearchPlan(problem, gpu, device, restrict(spaces, list(words.choices), words.starting_configs), boards)
+    spaces = choose_spaces(words.families, words.choices, words.starting_configs, problem, gpu)
+    return SearchPlan(problem, gpu, device, spaces, boards)
 
 
 def read_numbers(text: str) -> list[int] | None:
@@ -198,30 +198,28 @@ def choose_device(
     )
 
 
-def choose_families(names: list[str], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
-    """The spaces to search, of the named families or all that can serve the problem, begun at what a portfolio has.
+def choose_spaces(
+    families: Sequence[str], choices: Sequence[str], starting_configs: bool, problem: AttentionProblem, gpu: GpuSpec
+) -> dict[str, SearchSpace]:
+    """The spaces of the named families, or of all that can serve the problem, as `--set NAME=V1,V2` words leave them,
+    with the configs that the search begins with; none of those without `starting_configs`.
 
-    Raises `FamilyError` on an unknown name, `ProblemError` where a named family, or every one, cannot serve it.
+    Raises `FamilyError` on an unknown family, `ProblemError` where a named family, or every one, cannot serve the
+    problem, `ConfigError` on a name or a value that no searched family has.
     """
     spaces, reasons = {}, []
-    for name in dict.fromkeys(names or registry.FAMILIES):
+    for name in dict.fromkeys(families or registry.FAMILIES):
         if reason := registry.lookup(name).why_unsupported(problem, gpu):
             reasons.append(reason)
         else:
             spaces[name] = load_space(name, gpu)
-    if not spaces or (names and reasons):
+    if not spaces or (families and reasons):
         raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
-    return from_portfolio(spaces, problem, gpu)
-
-
-def restrict(spaces: dict[str, SearchSpace], words: list[str], starting_configs: bool) -> dict[str, SearchSpace]:
-    """The spaces as `--set NAME=V1,V2` words leave them, without their starting configs if those are not wanted.
-
-    Raises `ConfigError` on a name or a value that no searched family has.
-    """
-    choices = parse_choices(words)
+    chosen = parse_choices(list(choices))
     known = {name for space in spaces.values() for name in space.names()}
-    if unknown := sorted(set(choices) - known):
+    if unknown := sorted(set(chosen) - known):
         raise ConfigError(f"No searched family has a parameter {unknown[0]}; they have {', '.join(sorted(known))}.")
-    spaces = {name: space.restricted(choices) for name, space in spaces.items()}
-    return spaces if starting_configs else {name: replace(space, starting=()) for name, space in spaces.items()}
+    spaces = {name: space.restricted(chosen) for name, space in spaces.items()}
+    if starting_configs:
+        return begin(spaces, problem, gpu)
+    return {name: replace(space, starting=()) for name, space in spaces.items()}

@@ -25,10 +25,9 @@ from evoattn.search.request import (
     SearchWords,
     choose_boards,
     choose_device,
-    choose_families,
+    choose_spaces,
     plan,
     read_words,
-    restrict,
 )
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
@@ -117,8 +116,9 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
                 f"Study {study.name} was timed on a {study.gpu} with {study.spec.sm_count} SMs, and the device here "
                 f"has {spec.sm_count}; start another study."
             )
-    spaces = choose_families(list(study.families), problem, spec)
-    spaces = restrict(spaces, study.options.get("set", []), study.options.get("starting_configs", True))
+    options = study.options
+    starting = options.get("starting_configs", True)
+    spaces = choose_spaces(study.families, options.get("set", []), starting, problem, spec)
     return PreparedSearch(storage, study, SearchPlan(problem, spec, device, spaces, boards), request.budget, words)
 
 

@@ -1,4 +1,4 @@
-"""Where a search begins: at the kernels that a portfolio has for the problem, before the configs of the YAML files."""
+"""Where a search begins: at a portfolio's kernels for the problem, then at known-good configs of each family."""
 
 from __future__ import annotations
 
@@ -7,19 +7,42 @@ from dataclasses import replace
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import ConfigError, SearchSpace
+from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
 from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.work import USUAL_TILE, Work, work_of
 
 MOST = 8
 """Configs of the portfolio that a search begins with, those first that should take least time."""
+MOST_OF_A_FAMILY = 6
+"""Of its known-good configs."""
+EACH_TILE = 0.3
+"""What a tile costs beside its products, as a part of a tile of the usual size: for an order, not for a time."""
 
 
-def from_portfolio(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
-    """The spaces with the portfolio's kernels as their first starting configs; families that have one come first.
+def _steps(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> float:
+    """What the busiest SM has to do: tiles of keys against tiles of rows, each counted by its size and by what every
+    tile costs alike."""
+    resident = int(config.params.get("BLOCKS_PER_SM", 1))
+    work = Work(*work_of(config.family, config.params, resident, problem, gpu))
+    size = int(config["BLOCK_M"]) * int(config["BLOCK_N"]) / USUAL_TILE
+    return work.shared * (1 + EACH_TILE / size)
 
-    A config that is redundant on this very problem, or none of today's space, is passed over.
+
+def starting_configs(space: SearchSpace, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """Of the family's known-good configs those that are valid for the problem, those first that spread its work best
+    over the SMs."""
+    family = registry.lookup(space.family)
+    valid = [c for c in space.starting_configs() if family.why_invalid(problem, c, gpu) is None]
+    return sorted(valid, key=lambda config: _steps(config, problem, gpu))
+
+
+def begin(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> dict[str, SearchSpace]:
+    """The spaces with the configs as `starting` that a search of the problem begins with; families of which a portfolio
+    has a kernel come first.
+
+    A kernel of the portfolio that is redundant on this very problem, or none of today's space, is passed over.
     """
-    rows: dict[str, list[dict[str, object]]] = {}
+    rows: dict[str, list[KernelConfig]] = {}
     for config in portfolio_kernels(problem, gpu):
         space = spaces.get(config.family)
         if space is None or sum(map(len, rows.values())) >= MOST:
@@ -27,9 +50,12 @@ def from_portfolio(spaces: dict[str, SearchSpace], problem: AttentionProblem, gp
         if registry.lookup(config.family).why_invalid(problem, config, gpu):
             continue
         try:
-            space.make_config(config.params)
+            rows.setdefault(config.family, []).append(space.make_config(config.params))
         except ConfigError:
             continue
-        rows.setdefault(config.family, []).append({"config": config.params})
-    begun = {name: replace(spaces[name], starting=(*made, *spaces[name].starting)) for name, made in rows.items()}
-    return begun | {name: space for name, space in spaces.items() if name not in begun}
+    chosen = {}
+    for name in (*rows, *(name for name in spaces if name not in rows)):
+        known = starting_configs(spaces[name], problem, gpu)[:MOST_OF_A_FAMILY]
+        configs = {c.id: c for c in (*rows.get(name, ()), *known)}
+        chosen[name] = replace(spaces[name], starting=tuple(c.params for c in configs.values()))
+    return chosen

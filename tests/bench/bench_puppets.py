@@ -14,13 +14,14 @@ from evoattn.model.gpu import DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import load_space
+from evoattn.search.starting import starting_configs
 from evoattn.timing.finalists import FinalResult
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]
 CONFIGS = [
     c
-    for c in load_space("flash_mma", GPU).starting_configs(PROBLEM)
+    for c in starting_configs(load_space("flash_mma", GPU), PROBLEM, GPU)
     if not FAMILIES["flash_mma"].why_invalid(PROBLEM, c, GPU)
 ]
 

@@ -22,6 +22,7 @@ from evoattn.bench.table import render_rows, rows_json
 from evoattn.families.registry import FAMILIES
 from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
+from evoattn.search.starting import starting_configs
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
 
 
 def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
-    scalar = load_space("flash_scalar", GPU).starting_configs(PROBLEM)[0]
+    scalar = starting_configs(load_space("flash_scalar", GPU), PROBLEM, GPU)[0]
     row = run(bench, storage, [("flash_scalar", scalar.params)])
     assert (
         row.ours is None
@@ -73,7 +74,7 @@ def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
     three_kernel = FAMILIES["three_kernel"]
     failing = next(
         c
-        for c in load_space("three_kernel", GPU).starting_configs(PROBLEM)
+        for c in starting_configs(load_space("three_kernel", GPU), PROBLEM, GPU)
         if not three_kernel.why_invalid(PROBLEM, c, GPU)
     )
     row = run(bench, storage, [("flash_mma", CONFIGS[0].params), ("three_kernel", failing.params)])
@@ -104,7 +105,7 @@ def test_a_doubtful_verdict_is_asked_for_again_once(storage):
 
 
 def test_what_fails_alike_is_one_line_and_every_trial_of_it_recorded(bench, storage):
-    configs = load_space("flash_wmma", GPU).starting_configs(PROBLEM)
+    configs = starting_configs(load_space("flash_wmma", GPU), PROBLEM, GPU)
     row = run(bench, storage, [("flash_wmma", c.params) for c in configs])
     (study,) = storage.studies()
     assert len(configs) > 1 and storage.counts(study) == {TrialState.COMPILE_ERROR: len(configs)}

@@ -6,9 +6,11 @@ from terminal import refused, run
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
+from evoattn.model.space import load_space
+from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.wins import Win, Wins
-from evoattn.search.request import choose_families
-from evoattn.search.starting import MOST, from_portfolio
+from evoattn.search.request import choose_spaces
+from evoattn.search.starting import MOST, begin
 
 SHAPE = "B=1,H=32,Hkv=8,S=4096,D=128,dtype=bf16,mask=causal"
 
@@ -23,7 +25,7 @@ def test_a_pick_names_its_kernel_and_its_expected_loss(monkeypatch, tmp_path):
 def test_a_users_own_search_comes_first(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     gpu, problem = GPUS["h100"], parse_shape(SHAPE)
-    config = choose_families(["flash_mma"], problem, gpu)["flash_mma"].starting_configs(problem)[0]
+    config = choose_spaces(["flash_mma"], (), True, problem, gpu)["flash_mma"].starting_configs()[0]
     Wins().add([Win("h100", gpu.sm_count, problem, "flash_mma", config.params, 10.0, 20.0)])
     said = run("pick", "--gpu", "h100", "--shape", SHAPE)
     assert "flash_mma" in said.output and "your search measured 10.00 µs" in " ".join(said.output.split())
@@ -41,10 +43,23 @@ def test_one_of_shape_and_problem_is_asked_for():
 
 def test_a_search_begins_at_the_portfolio():
     gpu, problem = GPUS["h100"], parse_shape(SHAPE)
-    spaces = choose_families([], problem, gpu)
+    spaces = choose_spaces((), (), True, problem, gpu)
     first = next(iter(spaces.values()))
-    assert first.family == "flash_wgmma"
-    bare = {name: replace(space, starting=()) for name, space in spaces.items()}
-    begun = [c for space in from_portfolio(bare, problem, gpu).values() for c in space.starting_configs(problem)]
+    assert first.family == pick(problem, gpu).family
+    assert first.starting_configs()[0] == pick(problem, gpu).config
+    bare = {name: replace(load_space(name, gpu), starting=()) for name in spaces}
+    begun = [c for space in begin(bare, problem, gpu).values() for c in space.starting_configs()]
     assert 1 <= len(begun) <= MOST
-    assert first.starting_configs(problem)[0] == begun[0]
+    assert not [c for space in choose_spaces((), (), False, problem, gpu).values() for c in space.starting]
+
+
+def test_a_problem_of_no_class_begins_at_the_nearest_one():
+    gpu, problem = GPUS["h100"], parse_shape(SHAPE.replace("D=128", "D=112"))
+    space = choose_spaces(["flash_wgmma"], (), True, problem, gpu)["flash_wgmma"]
+    assert space.starting_configs()[0] in portfolio_kernels(problem, gpu)
+
+
+def test_a_search_of_a_part_of_the_space_begins_in_it():
+    gpu, problem = GPUS["l4"], parse_shape(SHAPE)
+    space = choose_spaces(["flash_mma"], ("BLOCK_M=32,64",), True, problem, gpu)["flash_mma"]
+    assert space.starting and {params["BLOCK_M"] for params in space.starting} <= {32, 64}

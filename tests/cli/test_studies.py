@@ -11,6 +11,7 @@ from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.space import load_space
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import prepare_search
+from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage, UnknownRecord
 from evoattn.storage.chosen import chosen_trial
 
@@ -33,7 +34,7 @@ def add(db, study, *, cost=None, us=None, block_m=64):
     """A right trial, estimated or timed; returns its number."""
     storage = Storage.open(str(db))
     space = load_space("flash_mma", GPUS["h100"])
-    config = space.starting_configs(parse_shape(SHAPE))[0]
+    config = starting_configs(space, parse_shape(SHAPE), GPUS["h100"])[0]
     timings = () if us is None else (Timing((us,) * 9, {"stage": "final", "run": "r"}),)
     state = TrialState.COMPLETE if timings else TrialState.ESTIMATED
     trial = storage.record(study, config, None, Evaluation(state, "", CompileInfo(), None, timings, relative_cost=cost))

@@ -21,6 +21,7 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.model.records import Candidate
 from evoattn.model.space import ConfigError, load_space
 from evoattn.search.attempt import attempt, check_on_interpreter, fill_in
+from evoattn.search.starting import starting_configs
 
 GPU, FAMILY, PROBLEM = GPUS["l4"], FAMILIES["flash_mma"], parse_shape(SHAPE)
 WORDS = ("try", "flash_mma", "--gpu", "l4", "--shape", SHAPE)
@@ -56,7 +57,7 @@ def test_a_wrong_value_is_refused_with_what_is_possible(words, expected):
 
 
 def test_what_is_left_out_comes_from_the_nearest_starting_config_or_is_changed_to_fit():
-    starts = load_space("flash_mma", GPU).starting_configs(PROBLEM)
+    starts = starting_configs(load_space("flash_mma", GPU), PROBLEM, GPU)
     for start in starts:
         words = [f"{name}={start[name]}" for name in ("BLOCK_M", "BLOCK_N", "WARPS", "KEY_WARPS", "STAGES", "RESCALE")]
         if not FAMILY.why_invalid(PROBLEM, start, GPU):

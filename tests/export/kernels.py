@@ -38,7 +38,7 @@ def a_config(family: str, problem: AttentionProblem, spec: gpu.GpuSpec, genes: d
     def why(name, params):
         return FAMILIES[name].why_impossible(problem, KernelConfig(name, params), spec)
 
-    for config in space.starting_configs(problem):
+    for config in space.starting_configs():
         if why(family, config.params) is None:
             return config
     drawn = ConfigPool({family: space}, why, random.Random(0)).draw(family)

@@ -17,9 +17,12 @@ from evoattn.model.mask import MASKS, Mask, registered
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.portfolio.workload import draw
 from evoattn.samplers.pool import ConfigPool
+from evoattn.search.starting import starting_configs
 
 DRAWS = 2
+SEED = 29
 WITHOUT_START = {("flash_wgmma", "seed_s64")}
 """(family, problem): 64 queries of 64 keys are less than the smallest of its known configs is for."""
 FEWEST_STARTS = {"flash_scalar": 1, "flash_wmma": 4, "flash_mma": 5, "three_kernel": 5}
@@ -68,7 +71,7 @@ def test_a_new_mask_is_refused_until_the_family_takes_it_up(family):
         for p in served:
             refused = f"{family.name} takes the masks full, causal_upper_left and causal_lower_right, not window."
             assert family.why_unsupported(p, gpu) == refused
-            for c in load_space(family.name, gpu).starting_configs(p)[:3]:
+            for c in load_space(family.name, gpu).starting_configs()[:3]:
                 assert family.why_invalid(p, c, gpu) == family.why_impossible(p, c, gpu) == refused
 
 
@@ -99,8 +102,22 @@ def test_a_kernel_serves_all_lengths(family):
 def test_every_named_problem_has_a_starting_config(family, gpu):
     space = load_space(family.name, gpu)
     for p in supported(family, gpu):
-        reasons = [family.why_invalid(p, c, gpu) for c in space.starting_configs(p)]
-        assert None in reasons or (family.name, p.name) in WITHOUT_START, p.describe()
+        assert starting_configs(space, p, gpu) or (family.name, p.name) in WITHOUT_START, p.describe()
+
+
+@every_gpu
+def test_every_drawn_problem_has_a_starting_config_of_some_family(gpu):
+    for p in draw(SEED, 100):
+        able = [name for name, family in FAMILIES.items() if family.why_unsupported(p, gpu) is None]
+        assert any(starting_configs(load_space(name, gpu), p, gpu) for name in able), p.describe()
+
+
+def test_many_tiles_begin_with_large_ones_and_few_tiles_with_a_split():
+    space, gpu = load_space("flash_wgmma", GPUS["h100"]), GPUS["h100"]
+    many = starting_configs(space, AttentionProblem(8, 32, 32, 4096, 4096, 64), gpu)[0]
+    few = starting_configs(space, AttentionProblem(1, 2, 2, 512, 512, 64), gpu)[0]
+    assert many["BLOCK_M"] * many["BLOCK_N"] > few["BLOCK_M"] * few["BLOCK_N"]
+    assert few["KEY_SPLIT"] > 1 == many["KEY_SPLIT"]
 
 
 @every_gpu
@@ -111,9 +128,7 @@ def test_starting_configs_are_valid_at_every_head_dim(name, gpu):
         for head_dim in range(16, 257, 8):
             for mask in ("full", "causal_upper_left"):
                 p = AttentionProblem(1, 4, 2, 4096, 4096, head_dim, dtype, mask)
-                configs = space.starting_configs(p)
-                assert len(configs) >= FEWEST_STARTS[name], p.describe()
-                assert [family.why_invalid(p, c, gpu) for c in configs] == [None] * len(configs), p.describe()
+                assert len(starting_configs(space, p, gpu)) >= FEWEST_STARTS[name], p.describe()
 
 
 @pytest.mark.slow
@@ -123,5 +138,5 @@ def test_a_source_does_not_depend_on_the_number_of_sms(family):
     gpu = GPUS["h100"]
     space, few = load_space(family.name, gpu), replace(gpu, sm_count=3)
     for p in supported(family, gpu):
-        for c in space.starting_configs(p):
+        for c in starting_configs(space, p, gpu):
             assert render(family, p, c, gpu) == render(family, p, c, few), f"{p.describe()} {c.describe()}"

@@ -19,6 +19,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 
 FAMILY, L4, H100 = FlashMma(), GPUS["l4"], GPUS["h100"]
 BASE = {
@@ -143,7 +144,7 @@ def test_refusals_know_the_problem(p, genes, word):
 @pytest.mark.parametrize(("gpu", "head_dim", "which"), [(L4, 32, 0), (H100, 64, 1), (L4, 128, 0), (H100, 256, 1)])
 def test_starting_configs_compile_without_spills(gpu, head_dim, which):
     p = problem(head_dim=head_dim)
-    c = load_space("flash_mma", gpu).starting_configs(p)[which]
+    c = starting_configs(load_space("flash_mma", gpu), p, gpu)[which]
     kernel = compiled(p, c, gpu)
     assert kernel.info.spill_bytes == 0 and kernel.info.static_smem_bytes == 0
     assert FAMILY.launches(p, c, H100)[0].smem_bytes == smem_bytes(

@@ -18,6 +18,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 
 FAMILY, L4 = FlashWmma(), GPUS["l4"]
 BASE = {
@@ -182,5 +183,5 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
 @pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 4), (64, 8), (128, 4), (256, 1)])
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)
-    c = load_space("flash_wmma", L4).starting_configs(p)[which]
+    c = starting_configs(load_space("flash_wmma", L4), p, L4)[which]
     assert compiled(p, c).info.spill_bytes == 0

@@ -12,6 +12,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.space import load_space
+from evoattn.search.starting import starting_configs
 
 SHARED = sorted((TEMPLATES / "device").rglob("*.cuh"))
 
@@ -67,7 +68,7 @@ def test_a_template_that_includes_no_file_says_so(headers):
 def test_a_rendered_source_is_whole(family):
     gpu = GPUS["h100"]
     problem = next(p for p in named_problems().values() if family.why_unsupported(p, gpu) is None)
-    for config in load_space(family.name, gpu).starting_configs(problem)[:3]:
+    for config in starting_configs(load_space(family.name, gpu), problem, gpu)[:3]:
         source = render(family, problem, config, gpu).source
         assert '#include "' not in source
         for header in TEMPLATES.rglob("*.cuh"):

@@ -23,6 +23,7 @@ from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.samplers.pool import ConfigPool
+from evoattn.search.starting import starting_configs
 
 FAMILY, L4, H100 = SplitKv(), GPUS["l4"], GPUS["h100"]
 BASE = {
@@ -206,7 +207,7 @@ def test_refusals_know_the_problem(p, genes, word):
 )
 def test_starting_configs_compile_without_spills(name, which):
     p = named_problems()[name]
-    kernel = compiled(p, load_space("split_kv", H100).starting_configs(p)[which], H100)
+    kernel = compiled(p, starting_configs(load_space("split_kv", H100), p, H100)[which], H100)
     assert kernel.info.spill_bytes == 0 and ".v4.b32" in kernel.ptx
 
 

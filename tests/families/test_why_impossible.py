@@ -35,9 +35,9 @@ def test_what_is_impossible_is_invalid_too(family, shape):
 def test_a_balanced_schedule_cannot_count_more_tiles_than_a_word_holds():
     family, gpu = FAMILIES["flash_wgmma"], GPUS["h100"]
     config = next(
-        KernelConfig("flash_wgmma", row["config"])
-        for row in load_space("flash_wgmma", gpu).starting
-        if row["config"]["SCHEDULE"] == "balanced" and row["config"]["BLOCK_N"] == 80
+        KernelConfig("flash_wgmma", params | {"BLOCK_N": 80})
+        for params in load_space("flash_wgmma", gpu).starting
+        if params["SCHEDULE"] == "balanced"
     )
     longest = parse_shape("B=1,H=1,Sq=64,Sk=2700000,D=64,dtype=bf16,mask=full")
     assert "counts at most" in family.why_impossible(longest, config, gpu)

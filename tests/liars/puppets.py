@@ -25,7 +25,7 @@ from evoattn.timing.timer import Timer
 PROBLEM = AttentionProblem(1, 2, 2, 96, 96, 16)
 H100 = gpu.GPUS["h100"]
 FAMILY = registry.lookup("flash_scalar")
-CONFIG = load_space("flash_scalar", H100).starting_configs(PROBLEM)[0]
+CONFIG = load_space("flash_scalar", H100).starting_configs()[0]
 
 
 @dataclass

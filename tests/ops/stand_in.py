@@ -12,6 +12,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
+from evoattn.search.starting import starting_configs
 
 ORDER = ("split_kv", "flash_wgmma", "flash_mma", "large_head_mma", "large_head", "flash_scalar")
 FEW_QUERIES = 8
@@ -25,9 +26,6 @@ def stand_in(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
         family = FAMILIES[name]
         if family.why_unsupported(problem, gpu):
             continue
-        named = load(name, gpu).starting_configs(problem)
-        all_of_them = [load(name, gpu).make_config(row["config"]) for row in load(name, gpu).starting]
-        for config in (*named, *all_of_them):
-            if not family.why_invalid(problem, config, gpu):
-                return Pick(name, config, "the first starting config that can serve it")
+        for config in starting_configs(load(name, gpu), problem, gpu):
+            return Pick(name, config, "the first starting config that can serve it")
     return None

@@ -15,7 +15,7 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import cubins
 
 L4, FAMILY = GPUS["l4"], FAMILIES["flash_scalar"]
-CONFIG = KernelConfig(FAMILY.name, load_space(FAMILY.name, L4).starting[0]["config"])
+CONFIG = KernelConfig(FAMILY.name, load_space(FAMILY.name, L4).starting[0])
 PROBLEM = AttentionProblem(1, 2, 2, 64, 64, 64)
 
 

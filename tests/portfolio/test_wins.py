@@ -13,7 +13,7 @@ from evoattn.portfolio.wins import Win, Wins
 
 H100 = GPUS["h100"]
 PROBLEM = AttentionProblem(1, 8, 8, 512, 512, 64, "fp16", "causal_upper_left")
-PARAMS = load_space("flash_mma", H100).starting[0]["config"]
+PARAMS = load_space("flash_mma", H100).starting[0]
 
 
 def win(problem=PROBLEM, us=5.0, gpu="h100", params=PARAMS):

@@ -16,6 +16,7 @@ from evoattn.model.records import Candidate, CompileInfo, Evaluation, Study, Tim
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
 from evoattn.report import render_table
 from evoattn.report.screen import Kept
+from evoattn.search.starting import starting_configs
 from evoattn.storage import Storage
 
 PROBLEM = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
@@ -66,7 +67,7 @@ def _space(family: str) -> SearchSpace:
 
 
 def _starting(family: str, index: int) -> KernelConfig:
-    configs = _space(family).starting_configs(PROBLEM)
+    configs = starting_configs(_space(family), PROBLEM, H100)
     return configs[index % len(configs)]
 
 

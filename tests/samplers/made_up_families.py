@@ -20,9 +20,7 @@ every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 def space(family: str, *values: tuple, starting: tuple[dict, ...] = ()) -> SearchSpace:
     """Parameters `TILE`, `<family>_1`, `<family>_2`, … : the families share only the first."""
     names = ["TILE", *(f"{family}_{i}" for i in range(1, len(values)))]
-    return SearchSpace(
-        family, tuple(Parameter(n, v, "") for n, v in zip(names, values)), tuple({"config": s} for s in starting)
-    )
+    return SearchSpace(family, tuple(Parameter(n, v, "") for n, v in zip(names, values)), starting)
 
 
 SPACES = {

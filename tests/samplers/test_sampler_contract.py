@@ -21,7 +21,7 @@ def test_an_unknown_sampler_is_one_sentence():
 @every_sampler
 def test_starting_configs_come_first_an_invalid_one_mended(name):
     proposals = make_sampler(name, SPACES, PROBLEM, 0, why_invalid).ask(3)
-    config = SPACES["round"].starting[0]["config"]
+    config = SPACES["round"].starting[0]
     assert why_invalid("round", config) and not why_invalid("round", proposals[0].params)
     assert [p.operator for p in proposals] == ["starting", "random", "random"]
     assert make_sampler(name, SPACES, PROBLEM, 0, lambda family, params: None).ask(1)[0].params == config

@@ -15,6 +15,7 @@ from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Evalua
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import STARTING
 from evoattn.search import finalists
+from evoattn.search.starting import starting_configs
 from evoattn.search.tools import Tools
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64)
@@ -24,7 +25,7 @@ INFO = CompileInfo(registers=64)
 
 
 def valid_configs(count: int) -> list[KernelConfig]:
-    (config, *_), space = SPACES["flash_mma"].starting_configs(PROBLEM), SPACES["flash_mma"]
+    (config, *_), space = starting_configs(SPACES["flash_mma"], PROBLEM, GPU), SPACES["flash_mma"]
     near = [space.make_config(config.params | {p.name: value}) for p in space.parameters for value in p.values]
     valid = {c.id: c for c in near if FAMILIES["flash_mma"].why_invalid(PROBLEM, c, GPU) is None}
     return list(valid.values())[:count]

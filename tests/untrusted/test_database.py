@@ -92,7 +92,7 @@ def hostile(tmp_path):
     """A database with one right trial of a real source, every free text of which somebody has rewritten."""
     storage = Storage.open(str(tmp_path / "db.sqlite"))
     family, spec = FAMILIES["flash_scalar"], gpu.GPUS["l4"]
-    config = SPACE.starting_configs(PROBLEM)[0]
+    config = SPACE.starting_configs()[0]
     study = storage.create_study("s", PROBLEM, spec, True, "genetic", 0, ("flash_scalar",), {"evoattn": "0.1"}, {})
     storage.use_environment({"host": EVIL})
     candidate = render(family, PROBLEM, KernelConfig("flash_scalar", config.params), spec)
@@ -144,7 +144,7 @@ def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
 
 def test_a_source_that_no_template_renders_runs_only_on_request(hostile):
     study, trial = hostile.latest_study(), hostile.trial(1)
-    other = render(FAMILIES["flash_scalar"], PROBLEM, SPACE.starting_configs(PROBLEM)[0], gpu.GPUS["l4"])
+    other = render(FAMILIES["flash_scalar"], PROBLEM, SPACE.starting_configs()[0], gpu.GPUS["l4"])
     changed = type(other)(
         other.family, other.config, other.config_id, other.source + "\n// one more line\n", other.arch
     )
