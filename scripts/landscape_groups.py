@@ -12,6 +12,7 @@ from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.strata import spread
 from evoattn.portfolio.workload import draw
+from evoattn.search.starting import starting_configs
 
 SEEDS = range(200, 400)
 """Of the problem sampler: beyond those that portfolios are built from and checked on."""
@@ -85,6 +86,6 @@ def _known(group: Group, gpu: GpuSpec) -> list[tuple[str, dict[str, Any]]]:
     """What a search of one of the problems would begin with: the starting configs and the portfolio's picks."""
     known = {}
     for problem in group.problems:
-        starting = [c for f in group.families for c in load_space(f, gpu).starting_configs(problem)]
+        starting = [c for f in group.families for c in starting_configs(load_space(f, gpu), problem, gpu)]
         known |= {c.id: (c.family, dict(c.params)) for c in [*starting, *portfolio_kernels(problem, gpu)[:MOST_PICKS]]}
     return [(family, params) for family, params in known.values() if family in group.families]

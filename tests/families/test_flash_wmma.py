@@ -180,7 +180,7 @@ def test_64_rows_fit_past_the_48_kib_of_static_shared_memory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 4), (64, 8), (128, 4), (256, 1)])
+@pytest.mark.parametrize(("head_dim", "which"), [(64, 0), (64, 3), (128, 2), (256, 1)])
 def test_starting_configs_compile_without_spills(head_dim, which):
     p = problem(head_dim=head_dim)
     c = starting_configs(load_space("flash_wmma", L4), p, L4)[which]
