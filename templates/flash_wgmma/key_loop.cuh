@@ -62,13 +62,15 @@
   Ring skipped;  // AHEAD: the first place of V that is passed over
   auto begin_rows = [&] {
     state.clear();
+    if constexpr (Terms::ADDED) head_terms = terms.head(tile.batch, tile.head);
     q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
     if constexpr (Q_IN_REGISTERS) __syncwarp();
     key_tile = SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
     if constexpr (CAUSAL_SKIP) {
       if constexpr (AHEAD) skipped = ring;
-      const int last = max(0, mask.last_key(first_row(tile) + 63)) / BLOCK_N;
+      int last = max(0, mask.last_key(first_row(tile) + 63)) / BLOCK_N;
+      if constexpr (Mask::WINDOW) last = max(last, first_key_tile(tile.row_block));
       for (; key_tile > last && key_tile >= KEY_SPLIT; key_tile -= KEY_SPLIT) {
         mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);  // released unread, but not before it came
         release(barrier(Smem::K_EMPTY, ring.stage));
@@ -90,10 +92,23 @@
   auto rest_of_keys = [&] {
     // From here on it only counts: no other tile is masked.
     if constexpr (SCHEDULE == Schedule::BALANCED) key_tile -= range.first();
-    if constexpr (Mask::ROWS_DIFFER) {
+    if constexpr (Mask::WINDOW) {
+      const int first = first_key_tile(tile.row_block);
+      const int whole = Terms::MAY_HIDE ? key_tile + 1 : (mask.first_key(first_row(tile) + 63) + BLOCK_N - 1) / BLOCK_N;
 #pragma unroll 1
-      while (key_tile >= 0 && crosses_diagonal()) step(False{}, True{});
+      for (;;) {  // twice at most: tiles at the upper edge and whole ones, then those at the lower edge
+#pragma unroll 1
+        while (key_tile >= first && (key_tile < whole || crosses_diagonal())) step(False{}, True{});
+        if (key_tile < first) return;
+#pragma unroll 1
+        while (key_tile >= max(first, whole)) step(False{}, False{});
+      }
     }
+    if constexpr (Mask::ROWS_DIFFER || Terms::MAY_HIDE) {
+#pragma unroll 1
+      while (key_tile >= 0 && (Terms::MAY_HIDE || crosses_diagonal())) step(False{}, True{});
+    }
+    if constexpr (Terms::MAY_HIDE) return;
 #pragma unroll 1
     while (key_tile >= 0) step(False{}, False{});
   };
@@ -141,7 +156,7 @@
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();
-        if constexpr (INVERSE_BESIDE) inverse_sums(state, inverse);
+        if constexpr (INVERSE_BESIDE) inverse_sums(state, terms, tile.head, inverse);
         finish_pv();
       }
       if constexpr (KEY_SPLIT > 1) {

@@ -23,10 +23,11 @@
         Partial::add_left(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);
       }
     }
-    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, inverse);
+    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, terms, of.head, inverse);
     const int warp_row = first_row(of) + end_thread / 32 * 16;
     float* lse_head_gmem = lse_gmem + (int64_t(of.batch) * heads + of.head) * seqlen_q;  // [seqlen_q]
-    if constexpr (WRITE_LSE) log_sums_to_global(of_rows, lse_head_gmem, warp_row + end_lane / 4, seqlen_q, end_lane);
+    if constexpr (WRITE_LSE)
+      log_sums_to_global(of_rows, terms, of.head, lse_head_gmem, warp_row + end_lane / 4, seqlen_q, end_lane);
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
       if (end_thread == 0) tma_store_wait_read();
       named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the last tile has read this memory

@@ -43,7 +43,9 @@
       // Most need not wait for a division.
       const int kv_head = heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);
       const int last = SCHEDULE == Schedule::BALANCED ? share.range.last() : last_key_tile(tile.row_block);
-      const int first = SCHEDULE == Schedule::BALANCED ? share.range.first() : 0;
+      const int first = SCHEDULE == Schedule::BALANCED ? share.range.first()
+                        : Mask::WINDOW                 ? first_key_tile(tile.row_block)
+                                                       : 0;
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
         k_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
         v_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);

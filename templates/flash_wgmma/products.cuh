@@ -42,13 +42,21 @@
     if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
   };
 
-  KeyRange range;  // BALANCED: of this tile of rows
-  int key_tile;    // the next
+  KeyRange range;                 // BALANCED: of this tile of rows
+  HeadTerms<Element> head_terms;  // of this tile of rows
+  int key_tile;                   // the next
   auto first_row = [&](const Tile& of) { return of.row_block * BLOCK_M + warpgroup * 64; };  // of this warpgroup
 
+  // What a variant does to S.
+  auto change_scores = [&] {
+    const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4, lane_key = key_tile * BLOCK_N + lane % 4 * 2;
+    change_tile(s, terms, terms.row(head_terms, lane_row, lane_key, seqlen_q, seqlen_k),
+                terms.row(head_terms, lane_row + 8, lane_key, seqlen_q, seqlen_k));
+  };
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   auto softmax = [&](auto first, auto masked, int stage) {
     constexpr bool FIRST = decltype(first)::value, MASKED = decltype(masked)::value;
+    if constexpr (Terms::ANY) change_scores();
     if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > seqlen_k))) {
       const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4;  // row g of this lane
       mask_scores(s, key_tile * BLOCK_N, mask.keys_from(lane_row, 0), lane);
@@ -57,6 +65,7 @@
         state, s, softmax_scale_log2, factor, [&] {
           scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, k_smem + stage * Smem::KV_TILE_BYTES, thread / 32,
                                                    lane);
+          if constexpr (Terms::ANY) change_scores();
         });
   };
   // Not all rows of the warpgroup see this tile and the first key of the one before: a row's first visible key may be

@@ -10,6 +10,7 @@ from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.refusals import why_redundant, why_too_big, why_wrong_ring, why_wrong_shape
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
 from evoattn.families.residency import WARP
+from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -27,6 +28,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    variants: ClassVar[tuple[str, ...]] = ALL_VARIANTS
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
@@ -71,6 +73,7 @@ class FlashMma(Family):
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),
+            **variant_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),
             "K_STAGES": k_stages,
             "V_STAGES": v_stages,
@@ -89,11 +92,8 @@ class FlashMma(Family):
         rows = math.ceil(problem.seqlen_q / genes.BLOCK_M)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
         grid = (problem.heads, problem.batch, rows) if heads_fastest else (rows, problem.heads, problem.batch)
-        return (
-            KernelLaunch(
-                self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), attention_args(problem)
-            ),
-        )
+        args = attention_args(problem) + variant_args(problem)
+        return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}

@@ -20,6 +20,7 @@ from evoattn.families.flash_wgmma.registers import (
 from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_bytes, smem_bytes
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, tile_map
+from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -46,6 +47,7 @@ class FlashWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
+    variants: ClassVar[tuple[str, ...]] = ALL_VARIANTS
 
     def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
         return FlashWgmmaGenes.of(config)
@@ -103,6 +105,7 @@ class FlashWgmma(Family):
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),
+            **variant_constants(problem),
             "AHEAD": begins_ahead(problem, genes),
             "PRODUCER_WARPS": producer_warps(genes),
             "PRODUCER_REGISTERS": producer,
@@ -139,6 +142,7 @@ class FlashWgmma(Family):
             ),
             *(Scalar("int64", stride) for stride in problem.strides("o")[:3]),
             softmax_scale_log2(problem),
+            *variant_args(problem),
         )
         return (
             KernelLaunch(

@@ -17,6 +17,7 @@ from evoattn.families.split_kv.refusals import (
 )
 from evoattn.families.split_kv.resources import cluster_blocks, packed_rows, row_blocks, smem_bytes, split_of, warp_keys
 from evoattn.families.tensor_tiles import tile_map
+from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -44,6 +45,7 @@ class SplitKv(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    variants: ClassVar[tuple[str, ...]] = ALL_VARIANTS
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
         return SplitKvGenes.of(config)
@@ -87,6 +89,7 @@ class SplitKv(Family):
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             **problem.masking.constants(),
+            **variant_constants(problem),
             "CLUSTER": cluster_blocks(genes),
             "CLUSTER_DIMS": f"__cluster_dims__({cluster_blocks(genes)}, 1, 1)" if cluster_blocks(genes) > 1 else "",
             "COMPUTE": genes.COMPUTE.upper(),
@@ -103,6 +106,7 @@ class SplitKv(Family):
         (splits, keys), blocks = split_of(problem, genes), row_blocks(problem, genes)
         sizes = (Scalar("int32", n) for n in (problem.group_size, blocks, splits, keys))
         args: list[KernelArg] = [*attention_args(problem), *sizes, Buffer(PARTIAL), Buffer(STATE), Buffer(ARRIVED)]
+        args += variant_args(problem)
         if genes.LOAD == "tma":
             args[1:3] = (tile_map(problem, tensor, warp_keys(genes)) for tensor in "kv")
         partial = KernelLaunch(
@@ -120,7 +124,7 @@ class SplitKv(Family):
             Scalar("int32", n) for n in (problem.seqlen_q, problem.kv_heads, problem.group_size, blocks, splits)
         ]
         merge_args += [Scalar("int64", stride) for stride in problem.strides("o")[:3]]
-        merge_args += [Buffer(PARTIAL), Buffer(STATE)]
+        merge_args += [Buffer(PARTIAL), Buffer(STATE), *variant_args(problem)]
         grid = (packed_rows(problem), problem.kv_heads, problem.batch)
         overlaps = genes.DEPENDENT_LAUNCH != "none"
         return partial, KernelLaunch(

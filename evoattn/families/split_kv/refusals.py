@@ -19,6 +19,7 @@ from evoattn.families.split_kv.resources import (
     row_blocks,
     smem_bytes,
     split_of,
+    split_span,
     warp_keys,
 )
 from evoattn.model.gpu import GpuSpec
@@ -95,7 +96,7 @@ def why_useless(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) ->
         return f"STAGES={genes.STAGES}: LOAD=registers has room for one tile a warp and takes STAGES=1."
     if block_m > (MMA_ROWS if genes.COMPUTE == "mma" else 1) and block_m >= 2 * rows:
         return f"BLOCK_M={block_m} for {rows} packed rows leaves half of the block or more without work."
-    filled = math.ceil(problem.seqlen_k / keys)
+    filled = math.ceil(split_span(problem, genes) / keys)
     if filled <= genes.SPLITS * LEAST_SPLITS:
         return f"SPLITS={genes.SPLITS} makes only {filled} of {keys} keys, as fewer SPLITS do."
     if reason := why_not_on_card(genes, gpu):

@@ -7,6 +7,7 @@ import math
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.variant import parse_window
 
 MAX_WARPS = 16
 FIXED_REGISTERS = {"mma": 44, "fma": 40}
@@ -78,12 +79,21 @@ def row_blocks(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     return math.ceil(packed_rows(problem) / genes.BLOCK_M)
 
 
+def split_span(problem: AttentionProblem, genes: SplitKvGenes) -> int:
+    """The most keys that the rows of a block see together: all of them but under a window."""
+    if not problem.window:
+        return problem.seqlen_k
+    queries = min(problem.seqlen_q, math.ceil((genes.BLOCK_M - 1) / problem.group_size) + 1)
+    return min(problem.seqlen_k, sum(parse_window(problem.window)) + queries)
+
+
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
     """(splits, keys a split): SPLITS or fewer, each a multiple of `SPLIT_GRANULE` keys and none of them empty, but in a
     cluster, which is compiled for so many blocks.
     """
-    keys = math.ceil(math.ceil(problem.seqlen_k / genes.SPLITS) / SPLIT_GRANULE) * SPLIT_GRANULE
-    return max(cluster_blocks(genes), math.ceil(problem.seqlen_k / keys)), keys
+    span = split_span(problem, genes)
+    keys = math.ceil(math.ceil(span / genes.SPLITS) / SPLIT_GRANULE) * SPLIT_GRANULE
+    return max(cluster_blocks(genes), math.ceil(span / keys)), keys
 
 
 def registers_needed(problem: AttentionProblem, genes: SplitKvGenes) -> int:

@@ -57,9 +57,10 @@ __device__ __forceinline__ void merge_key_warps(
 // O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way
 // of the warp's own rows of `o_smem`; otherwise 4 bytes per lane, as the fragments lie. SUM_BY_MMA: the sums are those
 // of all four lanes of a row already.
-template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, typename Element, int ROW_TILES, int DIM_TILES>
+template <typename Layout, bool THROUGH_SHARED, bool SUM_BY_MMA, class Terms, typename Element, int ROW_TILES,
+          int DIM_TILES>
 __device__ __forceinline__ void store_output(
-    RowState<ROW_TILES, DIM_TILES>& state,
+    RowState<ROW_TILES, DIM_TILES>& state, const Terms& terms, int head,
     unsigned char* o_smem,  // [16 ROW_TILES, head_dim] of this warp
     Element* o_gmem,        // [valid_rows, head_dim], rows `row_stride` elements apart
     int64_t row_stride, int valid_rows, int lane) {
@@ -72,7 +73,13 @@ __device__ __forceinline__ void store_output(
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
       }
-      const float inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+      float inverse;
+      if constexpr (Terms::SINK) {
+        const float factor = terms.add_sink(state.shift[m][half], sum, head);
+        inverse = sum > 0.f ? __fdividef(factor, sum) : 0.f;
+      } else {
+        inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+      }
       const int row = m * 16 + half * 8 + lane / 4;
       Element* lane_gmem = o_gmem + row * row_stride + lane % 4 * 2;
 #pragma unroll

@@ -18,7 +18,7 @@ struct FmaRows {
   using Q = LanePieces<Element, HEAD_DIM, VECTOR_BYTES, 1, 0, false, VECTORS, LANES * WIDTH>;
 
   const int group, lane_of_key;
-  float q[ROWS][COLUMNS];    // times scale
+  float q[ROWS][COLUMNS];    // times the scale that `load_q` was given
   float s[ROWS][KEY_STEPS];  // scores, then probabilities, of the group's keys
   float o[ROWS][COLUMNS];
   float shift[ROWS], sum[ROWS];  // of the group
@@ -64,9 +64,11 @@ struct FmaRows {
   }
 
   // s = 2^(Q Kᵀ · scale - shift), with O and sums kept in step with a shift that is the group's highest score so far.
-  // MASKED: keys from `limit(row)` on, counted from the tile's first, are not seen.
-  template <typename RowLimit>
-  __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit) {
+  // MASKED: keys from `limit(row)` on, and those before `hidden(row)`, counted from the tile's first, are not seen.
+  // `row_terms(row, step)`: what `terms` do to the scores of a row from a key of the tile on; Q is not yet scaled then.
+  template <typename RowLimit, typename RowHidden, class Terms, typename TermsOfRow>
+  __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit, RowHidden hidden,
+                                         const Terms& terms, TermsOfRow row_terms) {
 #pragma unroll
     for (int j = 0; j < KEY_STEPS; ++j) {
 #pragma unroll
@@ -84,8 +86,12 @@ struct FmaRows {
       for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) s[r][j] += __shfl_xor_sync(ALL_LANES, s[r][j], step);
-        const int place = j * GROUPS + group;
-        if (masked && (SWIZZLED ? swizzled_row(place) : place) >= limit(r)) s[r][j] = NEGATIVE_INFINITY;
+        const int place = j * GROUPS + group, key = SWIZZLED ? swizzled_row(place) : place;
+        if constexpr (Terms::ANY) s[r][j] = terms.of(s[r][j], row_terms(r, key), 0) * scale;
+        if (masked && key >= limit(r)) s[r][j] = NEGATIVE_INFINITY;
+        if constexpr (Terms::WINDOW) {
+          if (masked && key < hidden(r)) s[r][j] = NEGATIVE_INFINITY;
+        }
       }
     }
 #pragma unroll

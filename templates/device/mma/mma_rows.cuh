@@ -51,9 +51,11 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
   }
 
   // s = (Q Kᵀ)ᵀ · scale - shift, the exponent of P, with O and sums kept in step with a shift that is the highest score
-  // so far. MASKED: keys from `limit(row)` on, counted from the tile's first, are not seen.
-  template <typename RowLimit>
-  __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit) {
+  // so far. MASKED: keys from `limit(row)` on, and those before `hidden(row)`, counted from the tile's first, are not
+  // seen. `row_terms(row, step)`: what `terms` do to the scores of a row from a key of the tile on.
+  template <typename RowLimit, typename RowHidden, class Terms, typename TermsOfRow>
+  __device__ __forceinline__ void scores(const K& k, float scale, bool masked, RowLimit limit, RowHidden hidden,
+                                         const Terms& terms, TermsOfRow row_terms) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -72,8 +74,23 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
+        if constexpr (Terms::ANY) {
+          const auto row = row_terms(r * 8 + 2 * t + e, SWIZZLED ? swizzled_row(g) : g);
+#pragma unroll
+          for (int n = 0; n < KEY_TILES; ++n) {
+            s[r][n][e] = terms.of(s[r][n][e], row, n * 16), s[r][n][e + 2] = terms.of(s[r][n][e + 2], row, n * 16 + 8);
+          }
+        }
         if (masked) {
           const int keys = limit(r * 8 + 2 * t + e) - (SWIZZLED ? swizzled_row(g) : g);
+          if constexpr (Terms::WINDOW) {
+            const int first = hidden(r * 8 + 2 * t + e) - (SWIZZLED ? swizzled_row(g) : g);
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; ++n) {
+              if (n * 16 < first) s[r][n][e] = NEGATIVE_INFINITY;
+              if (n * 16 + 8 < first) s[r][n][e + 2] = NEGATIVE_INFINITY;
+            }
+          }
 #pragma unroll
           for (int n = 0; n < KEY_TILES; ++n) {
             if (n * 16 >= keys) s[r][n][e] = NEGATIVE_INFINITY;

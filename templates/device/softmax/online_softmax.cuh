@@ -29,6 +29,29 @@ __device__ __forceinline__ void mask_scores(float (&s)[ROW_TILES][KEY_TILES][4],
         if (n * 8 >= keys) s[m][n][2 * half] = NEGATIVE_INFINITY;
         if (n * 8 + 1 >= keys) s[m][n][2 * half + 1] = NEGATIVE_INFINITY;
       }
+      if constexpr (Keys::WINDOW) {
+        const int hidden = visible.below(m * 16).hidden_of(half * 8);
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; ++n) {
+          if (n * 8 < hidden) s[m][n][2 * half] = NEGATIVE_INFINITY;
+          if (n * 8 + 1 < hidden) s[m][n][2 * half + 1] = NEGATIVE_INFINITY;
+        }
+      }
+    }
+}
+
+// What `terms` make of the scores: `row_terms(row)` are those of the keys from this lane's first on, `row` counting
+// from row g of row tile 0.
+template <int ROW_TILES, int KEY_TILES, class Terms, typename RowTerms>
+__device__ __forceinline__ void change_scores(float (&s)[ROW_TILES][KEY_TILES][4], const Terms& terms,
+                                              RowTerms row_terms) {
+#pragma unroll
+  for (int m = 0; m < ROW_TILES; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const auto row = row_terms(m * 16 + half * 8);
+#pragma unroll
+      for (int n = 0; n < KEY_TILES; ++n) terms.of_pair(s[m][n][2 * half], s[m][n][2 * half + 1], row, n * 8);
     }
 }
 

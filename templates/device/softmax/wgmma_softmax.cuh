@@ -40,6 +40,22 @@ __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, c
   for (int i = 0; i < FLOATS; ++i) {
     if (i / 4 * 8 + i % 2 >= (i & 2 ? high_keys : low_keys)) s[i] = NEGATIVE_INFINITY;
   }
+  if constexpr (Keys::WINDOW) {
+    const int low_hidden = visible.hidden_of(0) - lane_key, high_hidden = visible.hidden_of(8) - lane_key;
+#pragma unroll
+    for (int i = 0; i < FLOATS; ++i) {
+      if (i / 4 * 8 + i % 2 < (i & 2 ? high_hidden : low_hidden)) s[i] = NEGATIVE_INFINITY;
+    }
+  }
+}
+
+// What `terms` make of the scores of rows g and g + 8, from this lane's first key on.
+template <int FLOATS, class Terms, class Row>
+__device__ __forceinline__ void change_tile(float (&s)[FLOATS], const Terms& terms, const Row& low, const Row& high) {
+#pragma unroll
+  for (int i = 0; i < FLOATS; i += 4) {
+    terms.of_pair(s[i], s[i + 1], low, i / 4 * 8), terms.of_pair(s[i + 2], s[i + 3], high, i / 4 * 8);
+  }
 }
 
 // Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
@@ -171,23 +187,32 @@ __device__ __forceinline__ float row_sum(const RowState& state, int row) {
   return sum;
 }
 
-// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8`, if they are below
-// `rows`; -inf for no key, whose shift is finite.
-__device__ __forceinline__ void log_sums_to_global(const RowState& state, float* lse_gmem, int row, int rows,
-                                                   int lane) {
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8` of `head`, if they are
+// below `rows`; -inf for no key, whose shift is finite.
+template <class Terms>
+__device__ __forceinline__ void log_sums_to_global(const RowState& state, const Terms& terms, int head, float* lse_gmem,
+                                                   int row, int rows, int lane) {
   constexpr float LN_2 = 0.693147180559945309f;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float sum = row_sum(state, i);
-    if (lane % 4 == 0 && row + 8 * i < rows) lse_gmem[row + 8 * i] = (state.shift[i] + __log2f(sum)) * LN_2;
+    float shift = state.shift[i], sum = row_sum(state, i);
+    if constexpr (Terms::SINK) terms.add_sink(shift, sum, head);
+    if (lane % 4 == 0 && row + 8 * i < rows) lse_gmem[row + 8 * i] = (shift + __log2f(sum)) * LN_2;
   }
 }
 
-// 1 / Σ of rows g and g + 8; 0 for a row that saw no key, whose O is 0.
-__device__ __forceinline__ void inverse_sums(const RowState& state, float (&inverse)[2]) {
+// 1 / Σ of rows g and g + 8 of `head`; 0 for a row that saw no key, whose O is 0.
+template <class Terms>
+__device__ __forceinline__ void inverse_sums(const RowState& state, const Terms& terms, int head, float (&inverse)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float sum = row_sum(state, row);
-    inverse[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+    float sum = row_sum(state, row);
+    if constexpr (Terms::SINK) {
+      float shift = state.shift[row];
+      const float factor = terms.add_sink(shift, sum, head);
+      inverse[row] = sum > 0.f ? __fdividef(factor, sum) : 0.f;
+    } else {
+      inverse[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+    }
   }
 }

@@ -1,0 +1,45 @@
+"""What a template gets to know of a problem's variants, and the arguments that its kernel then takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evoattn.model.launch import Buffer, KernelArg, Scalar
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.variant import VARIANTS, parse_window
+
+ALL_VARIANTS = VARIANTS
+"""For a family whose template includes `device/score.cuh`."""
+
+
+def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
+    """One constant for each variant, and VARIANT, the header in `templates/device/variant` that names the arguments."""
+    flags = {name.upper(): name in problem.variants for name in VARIANTS}
+    return flags | {"VARIANT": "varied" if problem.variants else "plain"}
+
+
+def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
+    """The arguments of `templates/device/variant/varied.cuh`; none for plain attention.
+
+    A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
+    `softmax_scale_log2`), and what is added is divided by it beforehand.
+    """
+    if not problem.variants:
+        return ()
+    past, ahead = parse_window(problem.window) if problem.window else (0, 0)
+    last_scale = problem.softcap or problem.softmax_scale
+    null = Scalar("int64", 0)
+    shapes = problem.term_shapes
+    strides = [0, 0, 0]
+    if "bias" in shapes:
+        batch, head, rows, row = shapes["bias"]
+        strides = [head * rows * row * (batch > 1), rows * row * (head > 1), row]
+    return (
+        Scalar("int32", past),
+        Scalar("int32", ahead),
+        Scalar("int32", problem.diagonal),
+        Scalar("float32", problem.softmax_scale / last_scale),
+        Scalar("float32", 1 / last_scale),
+        *(Buffer(name) if name in shapes else null for name in ("sinks", "slopes", "bias")),
+        *(Scalar("int64", stride) for stride in strides),
+    )

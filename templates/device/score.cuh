@@ -1,0 +1,100 @@
+// score.cuh: what variants of attention do to a score between the product and the softmax, and what a sink adds to a
+// sum of exponentials. All that the kernels know of it stands here; only their fragments are their own.
+#include "device/ptx/element.cuh"
+#include "device/ptx/exp2.cuh"
+#include "device/ptx/tanh.cuh"
+#include "device/mask.cuh"
+
+template <typename Element> struct VariantArguments {
+  Window window;
+  int diagonal;          // ALIBI: the key from which query 0 counts
+  float score_scale;     // SOFTCAP: the softmax scale / cap, and the kernel's scale is the cap
+  float term_unit;       // what an added 1 is before the kernel scales a score
+  const Element* sinks;  // [heads]
+  const float* slopes;   // [heads]
+  const Element* bias;   // rows of whole 16 bytes over the keys
+  int64_t bias_batch_stride, bias_head_stride, bias_row_stride;  // elements; 0 where it is the same for all
+};
+
+// What the rows of a head have in common.
+template <typename Element> struct HeadTerms {
+  float slope = 0.f;                   // ALIBI: times term_unit
+  const Element* bias_gmem = nullptr;  // BIAS: [seqlen_q, seqlen_k]
+};
+
+// A row's terms of the keys from some key on.
+template <typename Element> struct RowTerms {
+  float slope, distance;     // ALIBI: of the first key from the row's diagonal
+  const Element* bias_gmem;  // BIAS: of the first key
+  int keys;                  // that there are from the first on
+};
+
+// Two neighbours of a row that begin at an even place.
+template <typename Element> struct alignas(2 * sizeof(Element)) ElementPair {
+  Element low, high;
+};
+
+template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, bool SINKS> struct ScoreTerms {
+  static constexpr bool WINDOW = WINDOWED;               // beside the scores, as `KeyMask` has it
+  static constexpr bool ANY = SOFTCAP || ALIBI || BIAS;  // scores change
+  static constexpr bool ADDED = ALIBI || BIAS;           // rows and keys differ in how
+  static constexpr bool MAY_HIDE = BIAS;                 // a score may become -inf, whatever the mask says
+  static constexpr bool SINK = SINKS;
+  VariantArguments<Element> given;
+
+  __device__ __forceinline__ HeadTerms<Element> head(int batch, int head) const {
+    HeadTerms<Element> terms;
+    if constexpr (ALIBI) terms.slope = given.slopes[head] * given.term_unit;
+    if constexpr (BIAS) terms.bias_gmem = given.bias + batch * given.bias_batch_stride + head * given.bias_head_stride;
+    return terms;
+  }
+  __device__ __forceinline__ RowTerms<Element> row(const HeadTerms<Element>& head, int query, int key, int seqlen_q,
+                                                   int seqlen_k) const {
+    RowTerms<Element> row{head.slope, 0.f, nullptr, seqlen_k - key};
+    if constexpr (ALIBI) row.distance = float(key - query - given.diagonal);
+    if constexpr (BIAS) {  // rows past the last are the last one: they can be read and are never stored
+      row.bias_gmem = head.bias_gmem + min(query, seqlen_q - 1) * given.bias_row_stride + key;
+    }
+    return row;
+  }
+
+  // A score `step` keys behind the row's first key, before the kernel scales it; of a key past the last one anything.
+  __device__ __forceinline__ float of(float score, const RowTerms<Element>& row, int step) const {
+    score = capped(score);
+    if constexpr (ALIBI) score = sloped(score, row, step);
+    if constexpr (BIAS) {
+      if (step < row.keys) score = fmaf(to_float(row.bias_gmem[step]), given.term_unit, score);
+    }
+    return score;
+  }
+  // The same of two neighbours. The key of the first is even, and so are the lengths of the bias's rows.
+  __device__ __forceinline__ void of_pair(float& low, float& high, const RowTerms<Element>& row, int step) const {
+    low = capped(low), high = capped(high);
+    if constexpr (ALIBI) low = sloped(low, row, step), high = sloped(high, row, step + 1);
+    if constexpr (BIAS) {
+      if (step < row.keys) {
+        const auto pair = *reinterpret_cast<const ElementPair<Element>*>(row.bias_gmem + step);
+        low = fmaf(to_float(pair.low), given.term_unit, low), high = fmaf(to_float(pair.high), given.term_unit, high);
+      }
+    }
+  }
+
+  // Of a row's softmax, (shift, sum) = (shift, Σ_j 2^(s_j - shift)) with the sink of the head as one more score.
+  // Returns the factor by which O must follow the shift.
+  __device__ __forceinline__ float add_sink(float& shift, float& sum, int head) const {
+    if constexpr (!SINKS) return 1.f;
+    constexpr float LOG2_E = 1.44269504088896341f;
+    const float sink = to_float(given.sinks[head]) * LOG2_E, higher = fmaxf(shift, sink),
+                factor = exp2_approx(shift - higher);
+    sum = fmaf(sum, factor, exp2_approx(sink - higher)), shift = higher;
+    return factor;
+  }
+
+private:
+  __device__ __forceinline__ float capped(float score) const {
+    return SOFTCAP ? tanh_approx(score * given.score_scale) : score;
+  }
+  __device__ __forceinline__ float sloped(float score, const RowTerms<Element>& row, int step) const {
+    return fmaf(-row.slope, fabsf(row.distance + float(step)), score);
+  }
+};

@@ -1,0 +1,10 @@
+// varied.cuh: the arguments of a kernel that computes a variant of attention, in the order of `VariantArguments`. Those
+// of variants that were not asked for are 0.
+#define VARIANT_PARAMETERS                                                                        \
+  , int window_past, int window_ahead, int diagonal, float score_scale, float term_unit,          \
+      const Element *__restrict__ sinks_gmem, const float *__restrict__ slopes_gmem,              \
+      const Element *__restrict__ bias_gmem, int64_t bias_batch_stride, int64_t bias_head_stride, \
+      int64_t bias_row_stride
+#define VARIANT_ARGUMENTS                                                                                             \
+  window_past, window_ahead, diagonal, score_scale, term_unit, sinks_gmem, slopes_gmem, bias_gmem, bias_batch_stride, \
+      bias_head_stride, bias_row_stride

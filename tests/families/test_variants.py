@@ -1,0 +1,199 @@
+"""Variants of attention in the three families that serve them: right on the interpreter's cases in every structure that
+the genes give, and wrong where a place that a variant needs is changed."""
+
+from __future__ import annotations
+
+import pytest
+import test_flash_mma
+import test_flash_wgmma
+import test_split_kv
+from source_edits import replaced
+
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import interpreter_cases
+from evoattn.correctness.validate import check
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+
+H100 = GPUS["h100"]
+PLAIN = AttentionProblem(1, 2, 1, 512, 512, 64, "bf16")
+VARIANTS = {
+    "window, sink": PLAIN.with_(mask="causal_upper_left", window="128:0", sink=True, dtype="fp16"),
+    "window both ways, softcap, alibi": PLAIN.with_(window="64:32", softcap=50.0, alibi=True),
+    "softcap, sink": PLAIN.with_(mask="causal_lower_right", softcap=3.0, sink=True, scale=0.5, dtype="fp16"),
+    "alibi": PLAIN.with_(mask="causal_lower_right", alibi=True, dtype="fp16"),
+    "bias, sink": PLAIN.with_(bias="bhs", sink=True, dtype="fp16"),
+    "bias over heads, window": PLAIN.with_(bias="hs", mask="causal_upper_left", window="128:0"),
+    "bias over batches, head_dim 128": PLAIN.with_(bias="bs", head_dim=128),
+}
+TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
+STRUCTURES = {
+    "flash_wgmma": (
+        test_flash_wgmma,
+        {
+            "one warpgroup": {"BLOCK_N": 64},
+            "a warpgroup passes over tiles": {**TWO, "CAUSAL_SKIP": True},
+            "persistent, rows begin ahead": {**TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
+            "scores again, a cluster": {"RESCALE": "lazy_after", "KEY_SPLIT": 2, "BLOCK_N": 64, "STORE": "rows"},
+            "shared rows": {"SCHEDULE": "balanced", "BLOCK_N": 48},
+        },
+    ),
+    "flash_mma": (
+        test_flash_mma,
+        {
+            "together": {},
+            "lazy, key warps": {"RESCALE": "lazy", "KEY_WARPS": 2, "ROW_SUM": "mma"},
+            "overlapped": {"SCHEDULE": "overlapped", "RESCALE": "lazy", "O_STORE": "shared", "Q_PLACE": "registers"},
+            "split": {"SCHEDULE": "split", "RESCALE": "vote", "Q_PLACE": "direct"},
+        },
+    ),
+    "split_kv": (
+        test_split_kv,
+        {
+            "mma": {},
+            "mma, a cluster": {"MERGE": "cluster", "SPLITS": 4},
+            "mma by tensor maps": {"LOAD": "tma", "STAGES": 2, "MERGE": "kernel"},
+            "fma": {**test_split_kv.FMA, "MERGE": "kernel"},
+            "fma, a ring": {**test_split_kv.FMA, **test_split_kv.RING, "SPLITS": 1, "MERGE": "kernel"},
+        },
+    ),
+}
+FAST = {
+    ("flash_wgmma", "a warpgroup passes over tiles", "window, sink"),
+    ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
+    ("flash_wgmma", "persistent, rows begin ahead", "bias, sink"),
+    ("flash_wgmma", "one warpgroup", "alibi"),
+    ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
+    ("flash_mma", "overlapped", "bias, sink"),
+    ("split_kv", "mma by tensor maps", "window, sink"),
+    ("split_kv", "fma", "window both ways, softcap, alibi"),
+    ("split_kv", "mma", "bias, sink"),
+}
+"""What `make check` runs; `make test` runs all."""
+ALL = [
+    pytest.param(
+        family, structure, variant, id=f"{family}: {structure}: {variant}", marks=[] if fast else [pytest.mark.slow]
+    )
+    for family, (_, structures) in STRUCTURES.items()
+    for structure in structures
+    for variant in VARIANTS
+    for fast in [(family, structure, variant) in FAST]
+]
+
+
+def faults(family: str, structure: str, variant: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
+    """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
+    module, structures = STRUCTURES[family]
+    problem = VARIANTS[variant]
+    config = load_space(family, H100).make_config(module.BASE | structures[structure])
+    if impossible := module.FAMILY.why_impossible(problem, config, H100):
+        pytest.skip(impossible)
+    candidate = render(module.FAMILY, problem, config, H100)
+    source = candidate.source
+    for old, new in edits:
+        source = replaced(source, old, new)
+    kernel = BuiltKernel(module.FAMILY, config, H100, compile_source(source, candidate.arch))
+    results = (
+        check(InterpreterBackend(), case.on_its_gpu(kernel), case.make(1))
+        for case in interpreter_cases(problem, config)
+    )
+    return [result.reason for result in results if not result.passed]
+
+
+@pytest.mark.parametrize(("family", "structure", "variant"), ALL)
+def test_it_is_right(family, structure, variant):
+    assert faults(family, structure, variant) == []
+
+
+WGMMA_WINDOW = ("flash_wgmma", "a warpgroup passes over tiles", "window, sink")
+MMA_LAZY = ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi")
+SPLIT_WINDOW = ("split_kv", "mma by tensor maps", "window, sink")
+BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
+WRONG = [
+    ("a window a key too long", WGMMA_WINDOW, ("- window.past) {}", "- window.past - 1) {}")),
+    ("a window a key too short", MMA_LAZY, ("(WINDOWED ? window.ahead : 0)", "(WINDOWED ? window.ahead - 1 : 0)")),
+    (
+        "whole tiles a tile too early",
+        WGMMA_WINDOW,
+        ("(mask.first_key(first_row(tile) + 63) + BLOCK_N - 1)", "(mask.first_key(first_row(tile)) + BLOCK_N - 1)"),
+    ),
+    (
+        "the first tile is not the row block's",
+        WGMMA_WINDOW,
+        (
+            "mask.first_key(row_block * BLOCK_M) / BLOCK_N)",
+            "(mask.first_key(row_block * BLOCK_M) + BLOCK_N - 1) / BLOCK_N)",
+        ),
+    ),
+    (
+        "masking by the warp's first row",
+        MMA_LAZY,
+        ("mask.first_key(warp_row + WARP_ROWS - 1);", "mask.first_key(warp_row);"),
+    ),
+    (
+        "no raised shift behind a hidden tile",
+        MMA_LAZY,
+        ("first_key(tile) < hidden_keys + BLOCK_N)", "first_key(tile) < hidden_keys)"),
+    ),
+    (
+        "keys beyond the last",
+        MMA_LAZY,
+        (
+            "seqlen_k - first_block_key - tile * BLOCK_N);\n      v_next_gmem",
+            "seqlen_k - tile * BLOCK_N);\n      v_next_gmem",
+        ),
+    ),
+    ("the split begins at key 0", SPLIT_WINDOW, ("(Mask::WINDOW ? mask.first_key(packed.query(first_row)) : 0)", "0")),
+    ("no masking at the lower edge", SPLIT_WINDOW, ("masked |= key < hidden_keys;", "")),
+    ("no cap", MMA_LAZY, ("low = capped(low), high = capped(high);", "high = capped(high);")),
+    (
+        "the slope's distance has a sign",
+        MMA_LAZY,
+        ("fabsf(row.distance + float(step))", "(row.distance + float(step))"),
+    ),
+    (
+        "the second key has the first one's distance",
+        MMA_LAZY,
+        ("high = sloped(high, row, step + 1);", "high = sloped(high, row, step);"),
+    ),
+    ("slopes are not in units of scores", MMA_LAZY, ("given.slopes[head] * given.term_unit", "given.slopes[head]")),
+    (
+        "one slope for all heads",
+        ("flash_wgmma", "one warpgroup", "alibi"),
+        ("given.slopes[head] *", "given.slopes[0] *"),
+    ),
+    (
+        "a bias's rows past the last",
+        BIAS,
+        ("min(query, seqlen_q - 1) * given.bias_row_stride", "query * given.bias_row_stride"),
+    ),
+    (
+        "a bias's keys past the last",
+        BIAS,
+        ("if (step < row.keys) {\n        const auto pair", "{\n        const auto pair"),
+    ),
+    ("one bias for all heads", BIAS, ("head * given.bias_head_stride;", "0;")),
+    ("a bias that hides keys meets a lazy shift", BIAS, ("MAY_HIDE = BIAS;", "MAY_HIDE = false;")),
+    ("a sink in natural units", WGMMA_WINDOW, ("to_float(given.sinks[head]) * LOG2_E", "to_float(given.sinks[head])")),
+    (
+        "O does not follow the sink's shift",
+        ("split_kv", "mma", "bias, sink"),
+        ("inverse = share.inverse() * factor;", "inverse = share.inverse();"),
+    ),
+    ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
+    (
+        "scores that come again are as they were",
+        ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
+        ("          if constexpr (Terms::ANY) change_scores();\n        });", "        });"),
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_a_wrong_one_is_found(kernel, edit):
+    assert faults(*kernel, (edit,))
