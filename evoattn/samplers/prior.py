@@ -1,0 +1,120 @@
+"""What measurements of other problems say of a config: boosted trees per family, fitted beforehand and shipped.
+
+`scripts/sampler_prior.py` fits them to the recorded landscapes and campaigns; here they are only evaluated, by NumPy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, SearchSpace
+from evoattn.samplers.base import Prior
+from evoattn.samplers.features import gene_features, launch_features, problem_features
+from evoattn.samplers.pool import Params
+
+DATA = Path(__file__).parent / "data"
+UNKNOWN = 0.7
+"""For a family that no problem was measured with: a time of twice the best."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """A sum of regression trees. A node of `feature` -1 is a leaf; else rows with a value of at most `threshold` go to
+    `left`. `roots` are the trees' first nodes."""
+
+    base: float
+    roots: NDArray[np.int64]
+    feature: NDArray[np.int64]
+    threshold: Array
+    left: NDArray[np.int64]
+    right: NDArray[np.int64]
+    value: Array
+
+    def predict(self, rows: Array) -> Array:
+        """One number per row of features."""
+        node = np.broadcast_to(self.roots, (len(rows), len(self.roots))).copy()
+        numbers = np.arange(len(rows))[:, None]
+        while True:
+            feature = self.feature[node]
+            inner = feature >= 0
+            if not inner.any():
+                return np.asarray(self.base + self.value[node].sum(1))
+            lower = rows[numbers, np.where(inner, feature, 0)] <= self.threshold[node]
+            node = np.where(inner, np.where(lower, self.left[node], self.right[node]), node)
+
+
+ARRAYS = ("roots", "feature", "threshold", "left", "right", "value")
+
+
+@dataclass(frozen=True)
+class FamilyPrior:
+    """The trees of one family, and the genes that they were fitted with."""
+
+    genes: tuple[str, ...]
+    trees: Trees
+
+
+def save(path: Path, families: dict[str, FamilyPrior]) -> None:
+    """Write the trees of all families as one compressed NumPy file."""
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for name, prior in families.items():
+        arrays[f"{name}/genes"] = np.array(prior.genes)
+        arrays[f"{name}/base"] = np.array(prior.trees.base)
+        for field in ARRAYS:
+            array = getattr(prior.trees, field)
+            arrays[f"{name}/{field}"] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def load(path: Path) -> dict[str, FamilyPrior]:
+    """What `save` wrote. Raises `OSError` if it is not there."""
+    found: dict[str, dict[str, NDArray[np.generic]]] = defaultdict(dict)
+    with np.load(path, allow_pickle=False) as file:
+        for key in file.files:
+            family, _, field = key.partition("/")
+            found[family][field] = file[key]
+    return {name: _family(fields) for name, fields in found.items()}
+
+
+def _family(fields: dict[str, NDArray[np.generic]]) -> FamilyPrior:
+    def whole(name: str) -> NDArray[np.int64]:
+        return fields[name].astype(np.int64)
+
+    def real(name: str) -> Array:
+        return fields[name].astype(np.float64)
+
+    nodes = whole("feature"), real("threshold"), whole("left"), whole("right"), real("value")
+    trees = Trees(float(real("base")), whole("roots"), *nodes)
+    return FamilyPrior(tuple(str(g) for g in fields["genes"]), trees)
+
+
+def make_prior(
+    families: dict[str, FamilyPrior], spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec
+) -> Prior:
+    """The prior for configs of `spaces` on one problem. A family without trees, or whose genes have changed since, is
+    UNKNOWN."""
+    known = {n for n, s in spaces.items() if n in families and families[n].genes == s.names()}
+    of_problem = problem_features(problem, gpu)
+
+    def row(family: str, params: Params) -> list[float]:
+        launch = launch_features(problem, KernelConfig(family, params), gpu)
+        return gene_features(spaces[family], params) + launch + of_problem
+
+    def prior(configs: list[tuple[str, Params]]) -> list[float]:
+        values = np.full(len(configs), UNKNOWN)
+        for name in known:
+            chosen = [i for i, (family, _) in enumerate(configs) if family == name]
+            if chosen:
+                values[chosen] = families[name].trees.predict(np.array([row(*configs[i]) for i in chosen]))
+        return [float(v) for v in values]
+
+    return prior

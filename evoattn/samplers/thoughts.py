@@ -1,0 +1,105 @@
+"""Configs that a sampler thinks of before it proposes one, and how they are written as rows of features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.model.space import SearchSpace, config_id
+from evoattn.samplers.base import Prior
+from evoattn.samplers.pool import ConfigPool, Params
+
+Array = NDArray[np.float64]
+
+REPAIR_STEPS = 12
+"""Changes to an invalid config before it is given up: another one is as good."""
+CROSSOVER_SHARE = 0.5
+
+
+class Thought(NamedTuple):
+    """A config that may be proposed. `prior` is the log of its time over the best, as other problems let expect."""
+
+    family: str
+    params: Params
+    row: Array
+    prior: float
+
+
+class Encoder:
+    """Configs of several families as rows of equal length: which family, then every gene by its place among its values,
+    -1 where the family has no such gene."""
+
+    def __init__(self, spaces: dict[str, SearchSpace]) -> None:
+        self._families = list(spaces)
+        names = dict.fromkeys(p.name for s in spaces.values() for p in s.parameters if len(p.values) > 1)
+        columns = {name: len(spaces) + i for i, name in enumerate(names)}
+        self._width = len(spaces) + len(columns)
+        self._places = {
+            family: [
+                (p.name, columns[p.name], {value: i for i, value in enumerate(p.values)})
+                for p in space.parameters
+                if p.name in columns
+            ]
+            for family, space in spaces.items()
+        }
+
+    def row(self, family: str, params: Params) -> Array:
+        row = np.full(self._width, -1.0)
+        row[: len(self._families)] = 0.0
+        row[self._families.index(family)] = 1.0
+        for name, column, places in self._places[family]:
+            row[column] = places[params[name]]
+        return row
+
+
+class Thinker:
+    """Makes thoughts: of given configs, at random, or bred from others. What it made of a config is kept."""
+
+    def __init__(self, pool: ConfigPool, prior: Prior | None) -> None:
+        self._pool, self._prior, self._rng = pool, prior, pool.rng
+        self._encoder = Encoder(pool.spaces)
+        self._made: dict[str, Thought] = {}
+
+    def of(self, configs: Iterable[tuple[str, Params]]) -> dict[str, Thought]:
+        """The thoughts of configs as they are, by config id."""
+        named = {config_id(family, params): (family, params) for family, params in configs}
+        fresh = {identity: config for identity, config in named.items() if identity not in self._made}
+        priors = self._prior(list(fresh.values())) if self._prior and fresh else [0.0] * len(fresh)
+        for (identity, (family, params)), prior in zip(fresh.items(), priors, strict=True):
+            self._made[identity] = Thought(family, params, self._encoder.row(family, params), prior)
+        return {identity: self._made[identity] for identity in named}
+
+    def random(self, count: int) -> dict[str, Thought]:
+        """At most `count` valid new configs, of families chosen at random."""
+        families = list(self._pool.spaces)
+        drawn = [self._rng.choice(families) for _ in range(count)]
+        return self._near(
+            (family, {p.name: self._rng.choice(p.values) for p in self._pool.spaces[family].parameters})
+            for family in drawn
+        )
+
+    def bred(self, parents: Sequence[Thought], count: int) -> dict[str, Thought]:
+        """At most `count` valid new children of `parents`, which stand best first."""
+        return self._near(self._child(parents) for _ in range(count))
+
+    def _near(self, configs: Iterable[tuple[str, Params]]) -> dict[str, Thought]:
+        valid = ((family, self._pool.near(family, params, REPAIR_STEPS)) for family, params in configs)
+        return self.of((family, params) for family, params in valid if params is not None)
+
+    def _child(self, parents: Sequence[Thought]) -> tuple[str, Params]:
+        one, other = self._parent(parents), self._parent(parents)
+        params = dict(one.params)
+        if other.family == one.family and self._rng.random() < CROSSOVER_SHARE:
+            params = {name: (other.params if self._rng.random() < 0.5 else params)[name] for name in params}
+        return one.family, self._pool.mutate(one.family, params)
+
+    def _parent(self, parents: Sequence[Thought]) -> Thought:
+        """The better of two."""
+        return parents[min(self._rng.randrange(len(parents)), self._rng.randrange(len(parents)))]
+
+    def forget(self, kept: Iterable[str]) -> None:
+        """Drop all thoughts but those of the config ids `kept`."""
+        self._made = {identity: self._made[identity] for identity in kept}
