@@ -1,20 +1,23 @@
 """What a call of `evoattn.attention` costs beside SDPA: CPU time of eager and compiled calls, and device time in CUDA
 graphs.
 
-python scripts/op_overhead.py [SHAPE …] [--json FILE]
+python scripts/op_overhead.py [SHAPE …] [--json FILE] [--pieces] [--no-compile]
 
-One process, all calls in turns, so that both meet the same clocks. CPU time: from the first to the last of a burst of
+One process, all calls in turns, so that all meet the same clocks. CPU time: from the first to the last of a burst of
 calls that the GPU is given without waiting, the median over the bursts, a call. Device time: a graph of many calls,
-replayed.
+replayed. `--pieces` also times the parts of an eager call, each alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +29,8 @@ from evoattn.correctness.reference import make_inputs
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
+from evoattn.ops.choice import Choice
+from evoattn.ops.plan import CallPlan
 
 SHAPES = [
     "B=1,H=8,S=128,D=64,dtype=fp16,mask=full",
@@ -39,29 +44,69 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 Call = Callable[[], object]
 
 
-def host_us(calls: dict[str, Call]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Timed:
+    """A call, and the only backend that SDPA may take meanwhile: chosen outside of the timed bursts."""
+
+    call: Call
+    backend: SDPBackend | None = None
+
+    def pinned(self) -> contextlib.AbstractContextManager[object]:
+        return sdpa_kernel(self.backend) if self.backend is not None else contextlib.nullcontext()
+
+
+def host_us(calls: dict[str, Timed]) -> dict[str, float]:
     """Median CPU time of each call in µs, bursts in turns."""
     bursts: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(BURSTS):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(BURST):
-                call()
-            bursts[name].append((time.perf_counter() - started) / BURST * 1e6)
+        for name, timed in calls.items():
+            with timed.pinned():
+                timed.call()
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                for _ in range(BURST):
+                    timed.call()
+                bursts[name].append((time.perf_counter() - started) / BURST * 1e6)
     return {name: statistics.median(times) for name, times in bursts.items()}
 
 
-def device_us(call: Call) -> float:
+def pieces_us(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, grouped: bool) -> dict[str, float]:
+    """Median CPU time in µs of the parts of an eager call. The launches are those of the kernel that serves it."""
+    runtime, out, other = current.runtime(), torch.empty_like(q), torch.empty_like(q)
+    choice = runtime.choice(q, k, v, causal, None, grouped, "upper_left", False, None)
+    assert isinstance(choice, Choice)
+    plan = runtime.prepare(choice, q.get_device())
+    assert isinstance(plan, CallPlan)
+    plan.run(q, k, v, out, None)
+    platform, (launch, *_) = runtime.platform, plan.launches
+    assert platform is not None
+    index, turn = q.get_device(), itertools.cycle((out, other))
+    calls: dict[str, Call] = {
+        "shapes, strides": lambda: (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
+        "dtypes, devices": lambda: (q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
+        "empty_like": lambda: torch.empty_like(q),
+        "addresses": lambda: (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
+        "stream": lambda: platform.stream(index),
+        "current device": platform.current_device,
+        "one launch": lambda: platform.launch(launch.config, launch.function, launch.arguments, None),
+        "launches of one call": lambda: plan.run(q, k, v, out, None),
+        "launches, another output": lambda: plan.run(q, k, v, next(turn), None),
+        "attend, out given": lambda: runtime.attend(q, k, v, causal, None, grouped, out=out),
+        "attend": lambda: runtime.attend(q, k, v, causal, None, grouped),
+    }
+    return host_us({name: Timed(call) for name, call in calls.items()})
+
+
+def device_us(timed: Timed) -> float:
     """Device time of a call in µs, out of a graph of many."""
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
+    with timed.pinned(), torch.cuda.stream(stream):
+        timed.call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with timed.pinned(), torch.cuda.graph(graph):
         for _ in range(IN_GRAPH):
-            call()
+            timed.call()
     times = []
     for _ in range(20):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -73,15 +118,16 @@ def device_us(call: Call) -> float:
     return statistics.median(times[5:])
 
 
-def refuses(call: Call) -> bool:
+def refuses(timed: Timed) -> bool:
     try:
-        call()
+        with timed.pinned():
+            timed.call()
     except RuntimeError:
         return True
     return False
 
 
-def measure(problem: AttentionProblem) -> dict[str, object]:
+def measure(problem: AttentionProblem, compiled: bool, pieces: bool) -> dict[str, object]:
     """All times of one problem."""
     tensors = make_inputs(problem, 1, "cuda")
     q, k, v = (tensors[name] for name in "qkv")
@@ -93,32 +139,22 @@ def measure(problem: AttentionProblem) -> dict[str, object]:
     def torchs() -> object:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
-    def pinned(backend: SDPBackend) -> Call:
-        def call() -> object:
-            with sdpa_kernel(backend):
-                return torchs()
-
-        return call
-
-    backends = {name: pinned(backend) for name, backend in BACKENDS.items()}
-    backends = {name: call for name, call in backends.items() if not refuses(call)}
-    compiled_ours, compiled_torchs = torch.compile(ours), torch.compile(torchs)
-    calls: dict[str, Call] = {"evoattn": ours, "sdpa": torchs, "evoattn op": lambda: through_op(q, k, v, causal)}
-    compiled: dict[str, Call] = {"evoattn compiled": compiled_ours, "sdpa compiled": compiled_torchs}
-    for call in (*calls.values(), *compiled.values()):
-        call()
-    host = host_us(calls)
-    for name, backend in BACKENDS.items():  # the choice of a backend stands outside of the timed calls
-        if name in backends:
-            with sdpa_kernel(backend):
-                host |= host_us({f"sdpa {name}": torchs})
-    device = {name: device_us(call) for name, call in {"evoattn": ours, **backends}.items()}
-    return {
+    candidates = {f"sdpa {name}": Timed(torchs, backend) for name, backend in BACKENDS.items()}
+    backends = {name: timed for name, timed in candidates.items() if not refuses(timed)}
+    calls = {"evoattn": Timed(ours), "sdpa": Timed(torchs), **backends}
+    calls["evoattn op"] = Timed(lambda: through_op(q, k, v, causal))
+    if compiled:
+        calls["evoattn compiled"] = Timed(torch.compile(ours))
+        calls["sdpa compiled"] = Timed(torch.compile(torchs))
+    row = {
         "problem": problem.describe(),
         "runs": evoattn.explain(q, k, v, is_causal=causal, enable_gqa=grouped),
-        "host_us": host | host_us(compiled),
-        "graph_us": device,
+        "host_us": host_us(calls),
+        "graph_us": {name: device_us(timed) for name, timed in {"evoattn": Timed(ours), **backends}.items()},
     }
+    if pieces:
+        row["pieces_us"] = pieces_us(q, k, v, causal, grouped)
+    return row
 
 
 def through_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> object:
@@ -133,16 +169,18 @@ def main() -> None:
     parser.add_argument(
         "--estimated", action="store_true", help="also run kernels that were measured on no GPU like this"
     )
+    parser.add_argument("--pieces", action="store_true", help="also time the parts of an eager call")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     arguments = parser.parse_args()
     current.runtime().estimated = arguments.estimated
     rows = []
     with torch.no_grad():
         for shape in arguments.shapes:
-            row = measure(by_name_or_shape(shape))
+            row = measure(by_name_or_shape(shape), not arguments.no_compile, arguments.pieces)
             rows.append(row)
             print(f"\n{row['problem']}\n  {row['runs']}")
-            for what in ("host_us", "graph_us"):
-                times = row[what]
+            for what in ("host_us", "graph_us", "pieces_us"):
+                times = row.get(what, {})
                 assert isinstance(times, dict)
                 print(f"  {what:9}" + "  ".join(f"{name} {value:.1f}" for name, value in times.items()))
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")

@@ -55,7 +55,6 @@ class CallPlan:
 
     __slots__ = (
         "_bound",
-        "_launches",
         "_lock",
         "_platform",
         "_scratch_bytes",
@@ -63,6 +62,7 @@ class CallPlan:
         "_zeroed",
         "_zeroed_bytes",
         "kernel",
+        "launches",
         "lse_shape",
         "words",
     )
@@ -79,7 +79,7 @@ class CallPlan:
         platform: Platform,
     ) -> None:
         self.words, self.kernel, self.lse_shape = words, kernel, lse_shape
-        self._launches, self._platform = launches, platform
+        self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._zeroed = scratch_bytes, zeroed_bytes, zeroed
         self._lock = threading.Lock()
         self._bound: tuple[int, ...] = ()
@@ -108,14 +108,14 @@ class CallPlan:
         with self._lock:
             if addresses != self._bound:
                 self._bound = ()
-                for launch in self._launches:
+                for launch in self.launches:
                     launch.bind(addresses)
                 self._bound = addresses
             if stream != self._stream:
-                for launch in self._launches:
+                for launch in self.launches:
                     launch.set_stream(stream)
                 self._stream = stream
-            for launch in self._launches:
+            for launch in self.launches:
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
                     self._try_again(launch, status)
         return True

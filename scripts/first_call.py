@@ -1,0 +1,136 @@
+"""Where the time of the first call of `evoattn.attention` in a process goes, without and with compiled kernels on disk.
+
+python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated]
+
+Each row is a process of its own: CUDA and PyTorch's own attention have run in it before. The first row of a shape has
+an empty cache of kernels, the second the cache that the first has left. Milliseconds; what is not named is "else".
+Also the seconds that `import torch` and, after it, `import evoattn; evoattn.attention` take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SHAPES = [
+    "B=1,H=16,S=1024,D=128,dtype=bf16,mask=causal_upper_left",
+    "B=1,H=32,Hkv=8,Sq=1,Sk=2048,D=128,dtype=bf16,mask=full",
+]
+IMPORTS = """
+import time
+started = time.perf_counter()
+import torch
+torch_seconds = time.perf_counter() - started
+started = time.perf_counter()
+import evoattn
+evoattn.attention
+print(torch_seconds, time.perf_counter() - started)
+"""
+
+
+class Stopwatch:
+    """Milliseconds by name; what is timed inside of something timed counts for the inner name only."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+        self._inner = 0.0
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **words: Any) -> Any:
+            outer, self._inner, started = self._inner, 0.0, time.perf_counter()
+            try:
+                return function(*arguments, **words)
+            finally:
+                took = (time.perf_counter() - started) * 1e3
+                self.ms[name] = self.ms.get(name, 0.0) + took - self._inner
+                self._inner = outer + took
+
+        return timed
+
+
+def one_process(shape: str, folder: Path, estimated: bool) -> dict[str, float]:
+    """Times of the first and the second call in this process."""
+    import torch
+
+    from evoattn.correctness.reference import make_inputs
+    from evoattn.model.named_problems import by_name_or_shape
+
+    problem = by_name_or_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    q, k, v = (tensors[name] for name in "qkv")
+    causal, grouped = problem.mask != "full", problem.kv_heads != problem.heads
+    torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    torch.cuda.synchronize()
+    watch, started = Stopwatch(), time.perf_counter()
+
+    def first() -> None:
+        from evoattn.ops import cubins, current
+        from evoattn.ops.attention import attention
+        from evoattn.ops.platform import CudaPlatform
+        from evoattn.ops.runtime import Runtime
+
+        platform = watch.around("libcuda", CudaPlatform)()
+        for name in ("spec", "identity", "load", "function", "allow_shared_memory", "encode_map", "launch"):
+            setattr(platform, name, watch.around(f"{name} (device)", getattr(platform, name)))
+        pick, build = watch.around("pick", current.best_known), watch.around("cubin", cubins.get)
+        runtime = Runtime(platform, pick, folder, build=build)
+        runtime.estimated = estimated
+        runtime.choice = watch.around("problem and checks", runtime.choice)  # type: ignore[method-assign]
+        runtime.prepare = watch.around("proof and packing", runtime.prepare)  # type: ignore[method-assign]
+        watch.ms["imports"] = (time.perf_counter() - started) * 1e3 - sum(watch.ms.values())
+        with current.use(runtime):
+            for name in ("first call", "second call"):
+                begun = time.perf_counter()
+                attention(q, k, v, is_causal=causal, enable_gqa=grouped, strict=True)
+                torch.cuda.synchronize()
+                watch.ms[name] = (time.perf_counter() - begun) * 1e3
+
+    with torch.no_grad():
+        first()
+    parts = {name: ms for name, ms in watch.ms.items() if name not in ("first call", "second call", "imports")}
+    del parts["libcuda"]
+    parts["else"] = watch.ms["first call"] - sum(parts.values())
+    whole = {name: watch.ms[name] for name in ("first call", "second call", "imports", "libcuda")}
+    return whole | dict(sorted(parts.items(), key=lambda pair: -pair[1]))
+
+
+def import_seconds() -> tuple[float, float]:
+    """Of torch, and of the op after it: the least of three processes."""
+    runs = [subprocess.check_output([sys.executable, "-c", IMPORTS], text=True).split() for _ in range(3)]
+    return min(float(a) for a, _ in runs), min(float(b) for _, b in runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--estimated", action="store_true", help="also kernels that were measured on no GPU like this")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.folder:
+        print(json.dumps(one_process(arguments.shapes[0], arguments.folder, arguments.estimated)))
+        return
+    torch_seconds, ours = import_seconds()
+    print(f"import torch {torch_seconds:.2f} s, then evoattn.attention {ours:.3f} s")
+    rows = []
+    for shape in arguments.shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            for cache in ("empty", "filled"):
+                words = [sys.executable, __file__, shape, "--folder", folder]
+                words += ["--estimated"] if arguments.estimated else []
+                row = json.loads(subprocess.check_output(words, text=True).splitlines()[-1])
+                rows.append({"shape": shape, "cache": cache} | row)
+                print(f"{shape}, cache {cache}: " + ", ".join(f"{name} {ms:.2f}" for name, ms in row.items()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"import_s": [torch_seconds, ours], "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
