@@ -13,6 +13,7 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.paths import ROOT
 from evoattn.model.records import Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 from scripts.versus import by_evoattn, by_helion, by_kernel_tuner, found, rates
 from scripts.versus.final import chosen
 from scripts.versus.found import Found, Tried
@@ -50,7 +51,7 @@ def test_restrictions_allow_what_the_family_takes_and_nothing_else(name):
 def test_kernel_tuner_gets_our_source_grid_and_arguments():
     problem, family = lookup("seed_h100"), registry.lookup("flash_mma")
     bench = by_kernel_tuner.Bench(problem, H100, params_of)
-    config = next(c for c in load_space("flash_mma", H100).starting_configs(problem))
+    config = starting_configs(load_space("flash_mma", H100), problem, H100)[0]
     params = config.params | {THREADS: 128}
     assert bench.config(params).id == config.id
     assert "constexpr int BLOCK_M" in bench.source(params)
@@ -63,7 +64,7 @@ def test_kernel_tuner_gets_our_source_grid_and_arguments():
 
 def test_kernel_tuners_results_are_times_in_us_or_failures():
     bench = by_kernel_tuner.Bench(lookup("seed_h100"), H100, params_of)
-    params = load_space("flash_mma", H100).starting_configs(bench.problem)[0].params
+    params = starting_configs(load_space("flash_mma", H100), bench.problem, H100)[0].params
     stamp = {"timestamp": "2026-11-22 06:00:00.500000+00:00", THREADS: 128}
     timed = by_kernel_tuner.tried(bench, params | stamp | {"time": 0.02})
     assert timed.us == pytest.approx(20.0) and timed.config == {"family": "flash_mma", "params": params}
