@@ -138,9 +138,11 @@ def attention(
             return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
         return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     runtime = current.runtime()
-    if capture.recorders():
+    if capture.thread.shapes:
         with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):
             return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    if out is None and not torch.is_autocast_enabled(runtime.device_type):
+        return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
     return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
 
 

@@ -20,27 +20,27 @@ class _Thread(threading.local):
         self.shapes: list[Shapes] = []
 
 
-_thread = _Thread()
+thread = _Thread()
 
 
 def recorders() -> list[Shapes]:
     """Of this thread; empty outside of all blocks, and while code is compiled."""
-    return _thread.shapes if not torch.compiler.is_compiling() else []
+    return thread.shapes if not torch.compiler.is_compiling() else []
 
 
 @contextlib.contextmanager
 def recording(shapes: Shapes) -> Iterator[Shapes]:
     """Calls of this thread are added to `shapes`."""
-    _thread.shapes.append(shapes)
+    thread.shapes.append(shapes)
     try:
         yield shapes
     finally:
-        _thread.shapes.remove(shapes)
+        thread.shapes.remove(shapes)
 
 
 def miss(reason: str) -> None:
     """Write down a call that no kernel could serve."""
-    for shapes in _thread.shapes:
+    for shapes in thread.shapes:
         shapes.miss(reason)
 
 
@@ -66,7 +66,7 @@ def call(
     timed: list[list[Span]] = []
     if all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         problem = _problem(query, key, value, is_causal, causal, enable_gqa, lse)
-        for shapes in _thread.shapes:
+        for shapes in thread.shapes:
             if isinstance(problem, str):
                 shapes.miss(problem)
                 continue

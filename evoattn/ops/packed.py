@@ -21,6 +21,10 @@ Place = tuple[int, int]
 """Where a buffer lies: its index among the addresses of a call, and bytes behind that address."""
 
 
+_Users = tuple[list[tuple[int, int]], list[tuple[ctypes.c_uint64, int]]]
+"""Of one address: the tensor maps (address in host memory, offset) and the arguments that hold it."""
+
+
 class PackedLaunch:
     """The arguments of one `KernelLaunch` in one block of host memory, as cuLaunchKernelEx reads them.
 
@@ -39,6 +43,7 @@ class PackedLaunch:
         next_map, next_slot = begin, begin + maps * tensor_map.BYTES
         self._maps: list[tuple[TensorMap, int, Place]] = []
         self._slots: list[tuple[ctypes.c_uint64, Place]] = []
+        self._users: dict[int, _Users] = {}
         addresses = []
         for argument in launch.args:
             if isinstance(argument, TensorMap):
@@ -61,6 +66,10 @@ class PackedLaunch:
         self.config = ctypes.c_void_p(ctypes.addressof(self._config))
         self.function = ctypes.c_void_p(function)
         self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
+        for _, memory, (index, offset) in self._maps:
+            self._users.setdefault(index, ([], []))[0].append((memory, offset))
+        for slot, (index, offset) in self._slots:
+            self._users.setdefault(index, ([], []))[1].append((slot, offset))
         self._bound: tuple[int, ...] | None = None
 
     def set_stream(self, stream: int) -> None:
@@ -70,11 +79,17 @@ class PackedLaunch:
     def bind(self, addresses: tuple[int, ...]) -> None:
         """The device addresses of the next launches, in the order that the places count. Raises `LaunchError`."""
         before, self._bound = self._bound, None
-        for slot, (index, offset) in self._slots:
-            slot.value = addresses[index] + offset
-        for tensor, memory, (index, offset) in self._maps:
-            if before is None:
+        if before is None:
+            for tensor, memory, (index, offset) in self._maps:
                 self._platform.encode_map(tensor, addresses[index] + offset, memory)
-            elif before[index] != addresses[index]:
-                self._platform.move_map(memory, addresses[index] + offset)
+            for slot, (index, offset) in self._slots:
+                slot.value = addresses[index] + offset
+        else:
+            for index, (maps, slots) in self._users.items():
+                address = addresses[index]
+                if before[index] != address:
+                    for memory, offset in maps:
+                        self._platform.move_map(memory, address + offset)
+                    for slot, offset in slots:
+                        slot.value = address + offset
         self._bound = addresses

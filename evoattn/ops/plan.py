@@ -14,26 +14,30 @@ from evoattn.ops.platform import NO_CONTEXT, Platform
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
+MOST_KEPT = 32 << 20
+"""Bytes: larger scratch memory goes back to torch's allocator after each call."""
 
 
-class ZeroedScratch:
-    """Memory that holds zeros between launches, one allocation per stream: launches of one stream follow one another.
+class Scratch:
+    """Memory of a call beside its tensors, kept per stream: launches of one stream follow one another.
 
-    A call that a graph records takes zeros of its own, cleared at every replay, since replays may overlap work of other
-    streams; so does compiled code, whose first runs may allocate from the pool of a graph that is to come.
+    A call that a graph records takes memory of its own, the zeros cleared at every replay, since replays may overlap
+    work of other streams; so does compiled code, whose first runs may allocate from the pool of a graph that is to
+    come.
     """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
-        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._kept: dict[tuple[int, int, bool], Tensor] = {}
 
-    def get(self, size: int, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
-        """At least `size` bytes of zeros that launches on `stream` may use and leave zero."""
-        if compiled or self._platform.capturing():
-            return torch.zeros(size, dtype=torch.uint8, device=device)
-        kept = self._kept.get((index, stream))
+    def get(self, size: int, zeroed: bool, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
+        """At least `size` bytes that launches on `stream` may use; if `zeroed`, of zeros, which they leave zero."""
+        make = torch.zeros if zeroed else torch.empty
+        if compiled or size > MOST_KEPT or self._platform.capturing():
+            return make(size, dtype=torch.uint8, device=device)
+        kept = self._kept.get((index, stream, zeroed))
         if kept is None or kept.numel() < size:
-            kept = self._kept[index, stream] = torch.zeros(size, dtype=torch.uint8, device=device)
+            kept = self._kept[index, stream, zeroed] = make(size, dtype=torch.uint8, device=device)
         return kept
 
     def forget(self) -> None:
@@ -57,10 +61,11 @@ class CallPlan:
         "_bound",
         "_lock",
         "_platform",
+        "_scratch",
         "_scratch_bytes",
         "_stream",
-        "_zeroed",
         "_zeroed_bytes",
+        "index",
         "kernel",
         "launches",
         "lse_shape",
@@ -75,12 +80,12 @@ class CallPlan:
         lse_shape: tuple[int, int, int] | None,
         scratch_bytes: int,
         zeroed_bytes: int,
-        zeroed: ZeroedScratch,
+        scratch: Scratch,
         platform: Platform,
     ) -> None:
-        self.words, self.kernel, self.lse_shape = words, kernel, lse_shape
+        self.words, self.kernel, self.lse_shape, self.index = words, kernel, lse_shape, kernel.index
         self.launches, self._platform = launches, platform
-        self._scratch_bytes, self._zeroed_bytes, self._zeroed = scratch_bytes, zeroed_bytes, zeroed
+        self._scratch_bytes, self._zeroed_bytes, self._scratch = scratch_bytes, zeroed_bytes, scratch
         self._lock = threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
@@ -93,18 +98,23 @@ class CallPlan:
         False, with nothing enqueued, where an address is no multiple of 16 bytes. Raises `LaunchError` where the
         driver refuses.
         """
-        index = self.kernel.index
+        index = self.index
         stream = self._platform.stream(index)
         addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
             return False
         if self._scratch_bytes or self._zeroed_bytes or lse is not None:
-            scratch = zeros = None
+            scratch = zeros = None  # named until the launches are enqueued, so that nobody else gets their memory
             if self._scratch_bytes:
-                scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=query.device)
+                scratch = self._scratch.get(self._scratch_bytes, False, query.device, index, stream, compiled)
             if self._zeroed_bytes:
-                zeros = self._zeroed.get(self._zeroed_bytes, query.device, index, stream, compiled)
-            addresses += tuple(0 if tensor is None else tensor.data_ptr() for tensor in (lse, scratch, zeros))
+                zeros = self._scratch.get(self._zeroed_bytes, True, query.device, index, stream, compiled)
+            addresses = (
+                *addresses,
+                0 if lse is None else lse.data_ptr(),
+                0 if scratch is None else scratch.data_ptr(),
+                0 if zeros is None else zeros.data_ptr(),
+            )
         with self._lock:
             if addresses != self._bound:
                 self._bound = ()
@@ -123,7 +133,7 @@ class CallPlan:
     def _try_again(self, launch: PackedLaunch, status: int) -> None:
         """A thread's first launch may find no context; every other failure raises `LaunchError`."""
         if status in NO_CONTEXT:
-            self._platform.make_context_current(self.kernel.index)
+            self._platform.make_context_current(self.index)
             status = self._platform.launch(launch.config, launch.function, launch.arguments, None)
         if status:
             raise LaunchError(f"The launch of {launch.kernel} failed: {self._platform.describe(status)}.")

@@ -16,7 +16,7 @@ from evoattn.ops import asked, cubins, fallback
 from evoattn.ops.choice import Choice, KernelKey, Picker, choose
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import TENSORS, LoadedKernel, scratch_places
-from evoattn.ops.plan import CallPlan, Refusal, ZeroedScratch
+from evoattn.ops.plan import CallPlan, Refusal, Scratch
 from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
@@ -45,7 +45,7 @@ class Runtime:
         self.estimated = False
         self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
         self._kernels: dict[tuple[int, KernelKey], LoadedKernel] = {}
-        self._zeroed = ZeroedScratch(platform) if platform else None
+        self._scratch = Scratch(platform) if platform else None
         self._lock = threading.RLock()
         self._said: set[str] = set()
 
@@ -89,12 +89,21 @@ class Runtime:
             if plan.__class__ is Refusal:
                 reason = plan.reason
         if reason is None:
-            assert isinstance(plan, CallPlan)
+            assert plan.__class__ is CallPlan and self.platform is not None
             answer = torch.empty_like(query) if out is None else out
             lse = None
             if plan.lse_shape is not None:
                 lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-            if self._run(plan, query, key, value, answer, lse, compiled):
+            try:
+                if self.platform.current_device() == plan.index:
+                    enqueued = plan.run(query, key, value, answer, lse, compiled)
+                else:
+                    with self.platform.guard(plan.index):
+                        enqueued = plan.run(query, key, value, answer, lse, compiled)
+            except LaunchError as error:
+                enqueued = False
+                self._fail(plan.kernel, str(error).rstrip("."))
+            if enqueued:
                 return answer if lse is None else (answer, lse)
             reason = plan.kernel.failure or UNALIGNED
         if strict:
@@ -107,33 +116,11 @@ class Runtime:
             return answer
         return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
 
-    def _run(
-        self,
-        plan: CallPlan,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        compiled: bool,
-    ) -> bool:
-        """Whether the plan was enqueued. A driver that refuses is reported, and the kernel is not used again."""
-        assert self.platform is not None
-        index = plan.kernel.index
-        try:
-            if self.platform.current_device() == index:
-                return plan.run(query, key, value, out, lse, compiled)
-            with self.platform.guard(index):
-                return plan.run(query, key, value, out, lse, compiled)
-        except LaunchError as error:
-            self._fail(plan.kernel, str(error).rstrip("."))
-            return False
-
     def _fail(self, kernel: LoadedKernel, reason: str) -> None:
         """Take a kernel out of use for the rest of the process."""
-        assert self._zeroed is not None
+        assert self._scratch is not None
         kernel.failure = reason
-        self._zeroed.forget()
+        self._scratch.forget()
         self.forget()
         self.say(f"{reason}; the kernel is not used again, SDPA runs")
 
@@ -209,8 +196,8 @@ class Runtime:
         """The plan of a chosen kernel on a device: compiles, loads and checks it at its first use there, but never
         inside of a capture.
         """
-        platform, zeroed = self.platform, self._zeroed
-        assert platform is not None and zeroed is not None
+        platform, scratch = self.platform, self._scratch
+        assert platform is not None and scratch is not None
         with self._lock:
             problem, launches = choice.problem, choice.launches(scale)
             kernel = self._kernels.get((index, choice.key))
@@ -230,7 +217,7 @@ class Runtime:
                 self.say(f"{reason}; SDPA runs")
                 return Refusal(reason)
             lse_shape = problem.lse_shape if problem.lse else None
-            return CallPlan(choice.words, kernel, packed, lse_shape, scratch_bytes, zeroed_bytes, zeroed, platform)
+            return CallPlan(choice.words, kernel, packed, lse_shape, scratch_bytes, zeroed_bytes, scratch, platform)
 
     def _load(self, choice: Choice, index: int) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises `CompileError` or `LaunchError`."""

@@ -12,6 +12,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import warmup
+from evoattn.ops.plan import MOST_KEPT, Scratch
 
 
 def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
@@ -30,7 +31,21 @@ def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
         device.is_capturing = True
         attention(q, k, v, strict=True)
     assert [one.stream for one in device.launches[-2:]] == [9, 9]
-    assert set(runtime._zeroed._kept) == {(-1, 7), (-1, 8)}
+    assert set(runtime._scratch._kept) == {(-1, 7, True), (-1, 8, True)}
+
+
+def test_scratch_is_kept_per_stream_unless_it_is_large(device):
+    scratch, here = Scratch(device), torch.device("cpu")
+    kept = scratch.get(64, False, here, -1, 7, False)
+    assert scratch.get(16, False, here, -1, 7, False) is kept
+    assert scratch.get(16, True, here, -1, 7, False) is not kept
+    assert scratch.get(16, False, here, -1, 8, False) is not kept
+    assert scratch.get(16, False, here, -1, 7, True) is not kept, "compiled code has memory of its own"
+    large = scratch.get(MOST_KEPT + 1, False, here, -1, 9, False)
+    assert scratch.get(MOST_KEPT + 1, False, here, -1, 9, False) is not large
+    assert scratch.get(65, False, here, -1, 7, False).numel() == 65
+    scratch.forget()
+    assert scratch.get(64, True, here, -1, 7, False).count_nonzero() == 0
 
 
 def test_a_thread_without_a_context_gets_one(device):
