@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evoattn.cli.common import Database, Jobs, console, errors, print_plainly
+from evoattn.model.timeline import mark
 
 if TYPE_CHECKING:
     from evoattn.search.machines import Machines
@@ -111,9 +112,14 @@ def search(
             db=db,
             jobs=jobs,
         )
+        mark("words are imported")
         checked = request.read_words(words)
         what = checked.problem.describe() if checked.problem else "the study that is resumed"
         print_plainly(f"Problem {what}; budget {budget}.")
+        from evoattn.evaluation import server
+
+        server.start()
+        mark("the server of workers is started")
         from evoattn.search.machines import machines_of
 
         with machines_of(words) as machines:
@@ -122,6 +128,7 @@ def search(
 
 def _run(checked: SearchRequest, machines: Machines) -> None:
     """Say what is searched and where, then search."""
+    mark("devices are detected")
     from evoattn.search import request
 
     wanted = checked.problem and request.plan(checked.words, checked.problem, machines.devices)
@@ -141,5 +148,7 @@ def _run(checked: SearchRequest, machines: Machines) -> None:
     from evoattn.cli.run import run_search
     from evoattn.search.setup import begin_study, resume_study
 
+    mark("the search is imported")
     prepared = begin_study(checked, wanted) if wanted else resume_study(checked, machines.devices)
+    mark("the study is made")
     run_search(prepared, machines, console())

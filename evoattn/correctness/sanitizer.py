@@ -14,12 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-import torch
-
-from evoattn.correctness import reference
-from evoattn.correctness.cases import device_cases
-from evoattn.correctness.validate import output_layouts
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
@@ -110,7 +104,13 @@ def is_damning(verdicts: dict[str, str], kernel: CompiledKernel) -> bool:
 
 def main(folder: Path) -> None:
     """Inside the tool: the candidate of `folder`, once on each case."""
+    import numpy as np
+    import torch
+
     from evoattn.backends.bare import run_bare
+    from evoattn.correctness import reference
+    from evoattn.correctness.cases import device_cases
+    from evoattn.correctness.validate import output_layouts
 
     job = json.loads((folder / "job.json").read_text())
     config = KernelConfig(job["family"], job["params"])

@@ -18,6 +18,7 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
+from evoattn.model.timeline import mark
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest
@@ -50,6 +51,7 @@ class DeviceEvaluator:
         self.problem, self.gpu, self.cache, self.broken = problem, gpu, cache, False
         self.backend = backend or _cuda_backend()
         dev = self.backend.device
+        mark("GPU worker: has a context")
         self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
         self.seed = int.from_bytes(os.urandom(4))
         self.ladder = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]

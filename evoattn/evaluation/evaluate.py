@@ -5,6 +5,7 @@ Every failure becomes a state with a sentence; nothing is raised for a bad kerne
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -22,17 +23,18 @@ from evoattn.model.records import CheckResult, Evaluation, TrialState, Validatio
 
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
-    """Compile a candidate and estimate its cost: the pool's task when a device will time it."""
+    """Compile a candidate: the pool's task when a device will time it.
+
+    Its cost is estimated where its family has a formula. To count instructions would take a third as long as to
+    compile, and the cores are what a search with a device waits for.
+    """
     started = time.perf_counter()
     try:
         kernel = compile_candidate(task.candidate)
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
-    try:
-        cost = cost_model.estimate(BuiltKernel(task.family, task.config, gpu, kernel), problem)
-    except (NotInterpreted, LaunchError):
-        cost = None  # the device decides; only the order of timing is less informed
-    return Compiled(kernel, None, cost)
+    cost = task.family.relative_cost(problem, task.config, gpu, kernel.info.registers)
+    return Compiled(kernel, None, cost if cost is None or math.isfinite(cost) else None)
 
 
 def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Evaluation:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
+from evoattn.model.timeline import mark
 from evoattn.timing.protocol import CacheMode
 
 COMPILE_SECONDS = 30.0
 """A compile with its cost estimate takes 0.1 to 2 s; one that takes this long hangs."""
 DEVICE_SECONDS = 20.0
 """An evaluation on the device takes 25 to 500 ms; one that takes this long hangs, or is too slow to matter."""
+POLITE = 5
+"""Compile workers leave the cores to the GPU worker and to the search itself, which all others wait for."""
 
 
 class CompileHandler(Handler):
@@ -24,6 +29,8 @@ class CompileHandler(Handler):
         from evoattn.evaluation import evaluate
 
         torch.set_num_threads(1)  # the pool is as wide as the machine
+        os.nice(POLITE)
+        mark("compile worker: ready")
         self._problem, self._gpu = problem, gpu
         self._work = evaluate.evaluate_offline if offline else evaluate.compile_and_rank
 
@@ -35,9 +42,11 @@ class DeviceHandler(Handler):
     """The GPU worker's process."""
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode) -> None:
+        mark("GPU worker: begins")
         from evoattn.evaluation.device import DeviceEvaluator
 
         self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
+        mark("GPU worker: its cases are made")
 
     def __call__(self, task: DeviceTask) -> DeviceAnswer:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from abc import ABC, abstractmethod
@@ -12,7 +11,8 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1  # prctl(2), linux/prctl.h
+from evoattn.evaluation.server import die_with_parent
+
 _MAX_SENTENCE = 300
 
 
@@ -52,11 +52,15 @@ class Handler(ABC):
         """The result of one task; an exception costs that task only."""
 
 
-def serve(connection: Connection, make_handler: Callable[..., Handler], args: tuple[Any, ...]) -> None:
-    """The process: a handler, then tasks until the pipe closes."""
+def serve(
+    connection: Connection, make_handler: Callable[..., Handler], args: tuple[Any, ...], environment: dict[str, str]
+) -> None:
+    """The process: a handler, then tasks until the pipe closes. It has the `environment` of whoever asked for it, not
+    that of the server that it was forked from."""
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    # A parent killed -9 leaves no worker behind, not even one that hangs.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()  # a search killed -9 leaves no worker behind, not even one that hangs
     try:
         handler = make_handler(*args)
         handler.connection = connection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from evoattn.evaluation import server
 from evoattn.evaluation.process import Ending, Handler, Report, serve
 from evoattn.model.errors import FailedRun
 
-_CONTEXT = multiprocessing.get_context("spawn")  # a forked child would inherit locks and CUDA state
 START_TRIES = 3
 """Processes that may fail to start in a row."""
 REFRESH_SECONDS = 0.1
@@ -126,8 +126,11 @@ class Worker(BaseWorker):
         self._spawn()
 
     def _spawn(self) -> None:
-        parent, child = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=serve, args=(child, self._make_handler, self._args), daemon=True)
+        server.start()
+        parent, child = server.CONTEXT.Pipe()
+        self._process = server.CONTEXT.Process(
+            target=serve, args=(child, self._make_handler, self._args, dict(os.environ)), daemon=True
+        )
         self._process.start()
         child.close()
         self.connection = parent

@@ -11,7 +11,7 @@ from evoattn.evaluation.workers import Outcome
 from evoattn.model.errors import FailedRun
 from evoattn.model.records import Timing
 from evoattn.timing.finalists import Finalists, FinalResult
-from evoattn.timing.peers.table import PEERS
+from evoattn.timing.peers.labels import PEER_NAMES
 from evoattn.timing.protocol import FINAL, Protocol
 
 TRIES = 3
@@ -28,7 +28,7 @@ class FinalFailed(FailedRun):
 class Final:
     """One final. A contestant that breaks, kills or hangs the GPU worker is out of the next try."""
 
-    def __init__(self, finalists: Finalists, protocol: Protocol = FINAL, peers: Collection[str] = tuple(PEERS)) -> None:
+    def __init__(self, finalists: Finalists, protocol: Protocol = FINAL, peers: Collection[str] = PEER_NAMES) -> None:
         self._finalists, self._protocol, self._peers = finalists, protocol, peers
         self._timings: dict[str, Timing] = {}
         self._refusals: dict[str, str] = {}

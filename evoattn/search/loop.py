@@ -15,6 +15,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Proposal, Study, TrialState
 from evoattn.model.space import SearchSpace
+from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
 from evoattn.search import finalists
 from evoattn.search.boards import Boards
@@ -76,7 +77,9 @@ class Search:
         self._pool = Pool([])
         try:
             self._start_workers()
+            mark("workers are asked for")
             self._loop()
+            mark("the final begins")
             if self._boards and self.progress.best is not None:
                 self._hold_final(self._boards)
         except KeyboardInterrupt:
@@ -85,6 +88,7 @@ class Search:
             self._pool.stop()
             if self._boards:
                 self._boards.stop()
+        mark("the search ends")
         self.progress.stage = "done"
         return self.progress
 
@@ -122,6 +126,7 @@ class Search:
         up = any(w.ready for w in self._pool.workers) and (not self._boards or self._boards.first.up)
         if up and self._clock.started is None:
             self._clock.start()
+            mark("the budget's time begins")
             self.progress.started, self.progress.device_seconds = self._clock.started, 0.0
 
     def _show(self) -> None:
@@ -211,6 +216,7 @@ class Search:
         """A GPU worker's result: a candidate's, or the peers' first times."""
         if isinstance(result, FinalResult):
             self._recorder.record_peers(result.timings, result.refusals)
+            mark("peers are measured")
             return
         pending: Pending = result.tag
         evaluation = result.value if result.ending is Ending.RESULT else failed(result, "device")

@@ -10,6 +10,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, Evaluation, Proposal, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig, SearchSpace
+from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
 from evoattn.search.candidates import Pending, Seen
 from evoattn.search.finalists import config_of
@@ -45,6 +46,7 @@ class Recorder:
         """Of a proposal that got no further (`candidate` None where nothing was rendered), or of one that was
         evaluated."""
         trial = self._storage.record(self._study, config, candidate, evaluation, proposal.parents, proposal.operator)
+        mark(f"trial {trial.number} {trial.state} {proposal.operator}")
         self._sampler.tell(proposal, trial)
         progress = self._progress
         progress.recorded += 1

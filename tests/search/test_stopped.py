@@ -30,6 +30,7 @@ def start(db, *words):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -42,11 +43,21 @@ def recorded(db) -> list[str]:
         return []
 
 
+def children_of(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except FileNotFoundError:
+        return []
+
+
+def servers_of(pid: int) -> list[int]:
+    """The process that its workers are forked from."""
+    return [child for child in children_of(pid) if "forkserver" in command_of(child)]
+
+
 def workers_of(pid: int) -> list[int]:
-    """The process's workers; other children of it, such as git and multiprocessing's resource tracker, are left out."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        children = [int(child) for child in file.read().split()]
-    return [child for child in children if "spawn_main" in command_of(child)]
+    return [worker for server in servers_of(pid) for worker in children_of(server)]
 
 
 def command_of(pid: int) -> str:
@@ -76,10 +87,13 @@ def wait_until(condition, seconds=60.0):
 def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
     process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: "No CUDA device" in process.stdout.readline())
-    wait_until(lambda: workers_of(process.pid))
-    process.send_signal(signal.SIGINT)
+    wait_until(lambda: "starting for" in process.stdout.readline())
+    servers = servers_of(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "Done (interrupted): " in output, output
+    assert process.returncode == 0 and "Done (interrupted): " in output and "Traceback" not in output, output
+    assert servers
+    wait_until(lambda: not any(map(lives, servers)), 10)
 
 
 @pytest.mark.slow
@@ -88,14 +102,17 @@ def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
     db = tmp_path / "db.sqlite"
     process = start(db, "--budget", "10m", "--study", "stopped", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: len(recorded(db)) >= 4)
-    workers = workers_of(process.pid)
-    process.send_signal(how)
+    workers = [*servers_of(process.pid), *workers_of(process.pid)]
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.send_signal(how)
     output, _ = process.communicate(timeout=30)
     before = recorded(db)
     assert len(before) >= 4 and len(set(before)) == len(before)
     if how == signal.SIGINT:
         assert process.returncode == 0 and "interrupted" in output and "Best kernel: trial" in output, output
-    assert workers
+    assert len(workers) == 3
     wait_until(lambda: not any(map(lives, workers)), 10)  # no worker outlives the search
     resumed = start(db, "--budget", "3trials", "--resume", "--jobs", "1")
     assert resumed.wait(timeout=120) == 0

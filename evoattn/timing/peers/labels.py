@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4")
+"""Those of `table.PEERS`, in its order. That module imports torch."""
 FLASH_ATTENTION = {"fa3": "FlashAttention 3", "fa4": "FlashAttention 4"}
-"""Those of `baselines.PEERS` that are no SDPA backend."""
+"""Those of `table.PEERS` that are no SDPA backend."""
 
 
 def peer_label(name: str) -> str:
-    """A peer of `baselines.PEERS` by its full name, e.g. `SDPA cudnn`."""
+    """A peer of `table.PEERS` by its full name, e.g. `SDPA cudnn`."""
     return FLASH_ATTENTION.get(name, f"SDPA {name}")

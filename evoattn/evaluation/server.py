@@ -1,0 +1,45 @@
+"""Worker processes are forked from one process that has the slow imports behind it and never touches CUDA.
+
+So a worker is there in milliseconds once that process is: at the start, and after a kernel that broke its context.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import wait
+
+PRELOADED = "evoattn.evaluation.preloaded"
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Makes the worker processes. This process may have locks and CUDA state, which those do not inherit."""
+CONTEXT.set_forkserver_preload([PRELOADED])
+
+
+def start() -> None:
+    """Start the process that workers are forked from, unless it runs; returns at once. The first worker would start it
+    too: who calls this has the imports run beside its own."""
+    resource_tracker.ensure_running()  # first, as its start unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server inherits it: Ctrl-C is not its to
+    try:  # handle, and it ignores it only once its imports are done
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_with_parent() -> None:
+    """In a worker: be killed when the process that asked for it ends, however that ends and whatever the worker does.
+
+    Its own parent is the server, which does not end before its workers have.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_outlive_nobody, args=(parent.sentinel,), daemon=True).start()
+
+
+def _outlive_nobody(sentinel: int) -> None:
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,105 @@
+"""What the GPU worker does with its time: candidates checked and timed in this process, under Python's profiler.
+
+    python scripts/device_profile.py [--problem seed_h100] [--family flash_wgmma] [--candidates 24] [--lines 40]
+
+Prints ms per candidate by check and in timing, then the functions that took the most time of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from evoattn.backends.compiler import CompileError, compile_candidate  # noqa: E402
+from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
+from evoattn.evaluation.tasks import Evaluate  # noqa: E402
+from evoattn.families import registry  # noqa: E402
+from evoattn.families.built import BuiltKernel  # noqa: E402
+from evoattn.families.render import render  # noqa: E402
+from evoattn.model import gpu as gpus  # noqa: E402
+from evoattn.model import named_problems as problems  # noqa: E402
+from evoattn.model.space import KernelConfig, load_space  # noqa: E402
+from evoattn.samplers.pool import ConfigPool  # noqa: E402
+
+THREADS = 8
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problem", type=problems.by_name_or_shape, default=problems.lookup("seed_h100"))
+    parser.add_argument("--family", default="flash_wgmma")
+    parser.add_argument("--candidates", type=int, default=24)
+    parser.add_argument("--lines", type=int, default=40)
+    words = parser.parse_args()
+    devices = gpus.detect_devices()
+    if not devices or devices[0].spec is None:
+        print("scripts/device_profile.py measures, and there is no known CUDA device here.", file=sys.stderr)
+        return 2
+    problem, gpu, family = words.problem, devices[0].spec, registry.lookup(words.family)
+    space = load_space(family.name, gpu)
+
+    def why_invalid(_: str, params: dict[str, Any]) -> str | None:
+        return family.why_invalid(problem, KernelConfig(family.name, params), gpu)
+
+    pool = ConfigPool({family.name: space}, why_invalid, random.Random(0))
+    configs = list(space.starting_configs(problem))[:4]
+    while len(configs) < words.candidates:
+        if params := pool.claim(family.name, {p.name: random.choice(p.values) for p in space.parameters}):
+            configs.append(space.make_config(params))
+
+    def build(config: KernelConfig) -> BuiltKernel | None:
+        try:
+            return BuiltKernel(family, config, gpu, compile_candidate(render(family, problem, config, gpu)))
+        except CompileError:
+            return None
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        kernels = [kernel for kernel in threads.map(build, configs) if kernel]
+    began = time.perf_counter()
+    evaluator = DeviceEvaluator(problem, gpu)
+    print(f"{time.perf_counter() - began:.2f} s until the evaluator is made")
+    for number in (1, 2):
+        began = time.perf_counter()
+        evaluator.evaluate(Evaluate(kernels[0], None))
+        print(f"{1e3 * (time.perf_counter() - began):.1f} ms for candidate {number}")
+    profile, parts, best, states = cProfile.Profile(), Counter[str](), None, Counter[str]()
+    for profiled in (False, True):
+        parts.clear()
+        states.clear()
+        began = time.perf_counter()
+        if profiled:
+            profile.enable()
+        for kernel in kernels:
+            found = evaluator.evaluate(Evaluate(kernel, best))
+            states[found.state] += 1
+            checks = found.validation.checks if found.validation else ()
+            for check in checks:
+                parts[check.case] += check.seconds
+            parts["everything else"] += found.seconds - sum(check.seconds for check in checks)
+            if found.timing and found.state == "COMPLETE":
+                best = min(best or found.timing.median_us, found.timing.median_us)
+        profile.disable()
+        wall = time.perf_counter() - began
+        print(
+            f"{len(kernels)} candidates {'under the profiler' * profiled}: {1e3 * wall / len(kernels):.2f} ms each, "
+            f"best {best:.2f} µs, {dict(states)}"
+        )
+        for name, seconds in parts.most_common():
+            print(f"{1e3 * seconds / len(kernels):8.2f} ms  {name}")
+    pstats.Stats(profile).sort_stats("tottime").print_stats(words.lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

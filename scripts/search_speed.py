@@ -1,0 +1,162 @@
+"""How fast a search starts and goes on, on the machine that is here: `evoattn search` as a user runs it, in a database
+of its own.
+
+    python scripts/search_speed.py [--timeline] [--repeat 1] [-- --problem seed_h100 --family flash_wgmma …]
+
+What stands behind `--` are words of `evoattn search`; without them it is the search above with all families. Prints a
+table: seconds from Enter to the first candidate timed and to the first leaderboard (the first eight starting configs
+are recorded), candidates per second between the first candidate and the final, the share of that time in which the GPU
+worker had a task, and the share of a candidate's time on the device that went into checks. `--timeline` also prints
+when what happened, in seconds from Enter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from evoattn.model.records import Trial, TrialState  # noqa: E402
+from evoattn.model.timeline import FILE  # noqa: E402
+from evoattn.samplers.base import STARTING  # noqa: E402
+from evoattn.storage import Storage  # noqa: E402
+
+USUAL = ["--problem", "seed_h100", "--budget", "30s"]
+LEADERS = 8
+"""Starting configs whose results make the first leaderboard: as many as a portfolio gives a search."""
+ON_DEVICE = (TrialState.COMPLETE, TrialState.WRONG_RESULT, TrialState.IMPLAUSIBLE)
+
+
+@dataclass(frozen=True)
+class Event:
+    """`seconds` from Enter."""
+
+    seconds: float
+    process: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One search."""
+
+    first: float
+    leaderboard: float | None
+    candidates: int
+    per_second: float
+    busy: float | None
+    checks: float | None
+    device_ms: float | None
+    said: str
+
+    def cells(self) -> list[str]:
+        numbers = (self.first, self.leaderboard, self.candidates, self.per_second, self.device_ms)
+        shares = (self.busy, self.checks)
+        texts = ["-" if n is None else f"{n:.4g}" for n in numbers]
+        return texts + ["-" if share is None else f"{share:.0%}" for share in shares]
+
+
+HEADS = ["first s", "board s", "trials", "per s", "ms/trial", "busy", "checks"]
+
+
+def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
+    """One search: its events, its trials, and what it printed. Raises `CalledProcessError`."""
+    timeline, db = folder / "timeline", folder / "speed.sqlite"
+    command = [sys.executable, "-m", "evoattn", "search", *words, "--db", str(db)]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    started = time.time()
+    done = subprocess.run(
+        command, env=os.environ | {FILE: str(timeline), "PYTHONPATH": path}, text=True, capture_output=True, check=True
+    )
+    lines = [line.split("\t") for line in timeline.read_text().splitlines()]
+    events = [Event(float(when) - started, int(process), what) for when, process, what in lines]
+    storage = Storage.open(str(db), create=False)
+    try:
+        study = storage.latest_study()
+        trials = list(storage.iter_trials(study)) if study else []
+    finally:
+        storage.close()
+    return sorted(events, key=lambda e: e.seconds), trials, done.stdout
+
+
+def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
+    """Raises `ValueError` where no candidate was recorded."""
+    recorded = [e for e in events if e.what.startswith("trial ")]
+    good = [e for e in recorded if e.what.split()[2] in ("COMPLETE", "ESTIMATED", "PRUNED")]
+    if not good:
+        raise ValueError(f"No candidate was right:\n{said}")
+    starting = [e for e in recorded if e.what.endswith(f" {STARTING}")]
+    begun = next((e.seconds for e in events if e.what == "the budget's time begins"), good[0].seconds)
+    end = next((e.seconds for e in events if e.what == "the final begins"), events[-1].seconds)
+    number = sum(e.seconds <= end for e in recorded)
+    timed = [t for t in trials if t.validation and t.validation.backend == "cuda"]
+    on_device = sum(t.seconds for t in timed)
+    checked = sum(c.seconds for t in timed if t.validation for c in t.validation.checks)
+    return Speed(
+        good[0].seconds,
+        starting[LEADERS - 1].seconds if len(starting) >= LEADERS else None,
+        number,
+        number / (end - begun),
+        on_device / (end - begun) if timed else None,
+        checked / on_device if timed else None,
+        1e3 * mean(t.seconds for t in timed) if timed else None,
+        said,
+    )
+
+
+def print_timeline(events: list[Event]) -> None:
+    """Each event once, with how many processes had it; of the trials only the first, the eighth and the last."""
+    trials = [e for e in events if e.what.startswith("trial ")]
+    kept = {id(e) for n, e in enumerate(trials) if n in (0, LEADERS - 1, len(trials) - 1)}
+    last = 0.0
+    seen: set[str] = set()
+    for event in events:
+        if event in trials and id(event) not in kept:
+            continue
+        alike = sum(e.what == event.what for e in events)
+        if event.what not in seen:
+            first = f", the first of {alike}" if alike > 1 else ""
+            print(f"{event.seconds:8.3f} s  (+{event.seconds - last:.3f})  {event.what}{first}")
+            last = event.seconds
+        seen.add(event.what)
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--timeline", action="store_true")
+    parser.add_argument("--repeat", type=int, default=1)
+    options = parser.parse_args(words[:split])
+    rows = []
+    for _ in range(options.repeat):
+        with TemporaryDirectory() as folder:
+            try:
+                events, trials, said = run(words[split + 1 :] or USUAL, Path(folder))
+                rows.append(speed(events, trials, said))
+            except subprocess.CalledProcessError as error:
+                print(error.stdout, error.stderr, sep="\n", file=sys.stderr)
+                return 1
+            except ValueError as error:
+                print(error, file=sys.stderr)
+                return 1
+        if options.timeline:
+            print_timeline(events)
+        print(said.rstrip())
+    print(*(f"{head:>9}" for head in HEADS))
+    for row in rows:
+        print(*(f"{cell:>9}" for cell in row.cells()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
