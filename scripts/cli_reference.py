@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,22 @@ def page() -> str:
     """The whole reference as Markdown."""
     root: Any = typer.main.get_command(app)
     parts = [HEAD, *_words(root)]
-    for name, command in root.commands.items():
+    for name, command in _commands(root):
         arguments = [_metavar(p) for p in command.params if p.param_type_name == "argument"]
         usage = " ".join(["evoattn", name, *arguments, "[OPTIONS]"])
         paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
         parts += [f"\n## evoattn {name}\n", f"```\n{usage}\n```\n"]
         parts += [*(_wrapped(part) + "\n" for part in paragraphs), *_words(command)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Each command with its name, those of a group as `GROUP NAME`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
 
 
 def _words(command: Any) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from evoattn import __version__
-from evoattn.cli import attempt, bench, catalogue, kernels, pick, profile, search, studies, tune
+from evoattn.cli import attempt, bench, catalogue, db, kernels, pick, profile, search, studies, tune
 from evoattn.cli.common import FAILED_RUN
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -100,6 +100,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(db.app, name="db")
 
 
 def main() -> None:

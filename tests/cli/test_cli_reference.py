@@ -13,7 +13,10 @@ def test_the_reference_names_every_command_and_option():
     import typer
 
     sections = dict(part.split("\n", 1) for part in PAGE.read_text().split("\n## evoattn ")[1:])
-    commands = typer.main.get_command(app).commands
+    commands = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        group = getattr(command, "commands", None)
+        commands |= {f"{name} {word}": part for word, part in group.items()} if group else {name: command}
     assert list(sections) == list(commands)
     for name, command in commands.items():
         assert command.params or name in ("problems", "gpus")

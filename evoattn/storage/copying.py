@@ -1,0 +1,88 @@
+"""A database moved to another one, of either kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Column, Connection, Integer, Table, func, insert, literal_column, select
+
+from evoattn.storage.database import Database
+from evoattn.storage.errors import StorageError
+from evoattn.storage.patience import is_postgresql
+from evoattn.storage.schema import metadata
+
+ROWS = 500
+"""Rows that are read and written at a time."""
+
+
+def count_rows(connection: Connection, table: Table) -> int:
+    return int(connection.scalar(select(func.count()).select_from(table)) or 0)
+
+
+def copy_database(
+    source: Database, target: Database, at_a_time: int = ROWS, count: Callable[[Connection, Table], int] = count_rows
+) -> dict[str, int]:
+    """Copy all rows; their number by table. Numbers of trials and ids of studies stay the same.
+
+    All of it is one transaction: the target has everything or nothing. A search that goes on in the source meanwhile
+    does no harm: what it records later is left out. Raises `StorageError` if the target holds anything, or has not as
+    many rows at the end as were read.
+    """
+
+    def copy(reader: Connection) -> dict[str, int]:
+        return target._write(lambda writer: _copy(reader, writer, target.place, at_a_time, count))
+
+    return source._read(copy)
+
+
+def _copy(
+    reader: Connection,
+    writer: Connection,
+    place: str,
+    at_a_time: int,
+    count: Callable[[Connection, Table], int],
+) -> dict[str, int]:
+    if is_postgresql(reader):  # one state of all tables, as SQLite's transactions see it anyway
+        reader.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    tables = metadata.sorted_tables  # those that others refer to come first
+    for table in tables:
+        if held := count(writer, table):
+            raise StorageError(f"The database {place} is not empty ({held} rows in {table.name}); copy to a new one.")
+    copied: dict[str, int] = {}
+    for table in tables:
+        copied[table.name] = 0
+        for page in _pages(reader, table, at_a_time):
+            writer.execute(insert(table), page)
+            copied[table.name] += len(page)
+        if (there := count(writer, table)) != copied[table.name]:
+            raise StorageError(
+                f"{copied[table.name]} rows of {table.name} were read and {there} written; nothing was kept."
+            )
+        if is_postgresql(writer):
+            _go_on_after(writer, table)
+    return copied
+
+
+def _key(table: Table) -> Column[Any]:
+    (key,) = table.primary_key.columns
+    return key
+
+
+def _pages(reader: Connection, table: Table, at_a_time: int) -> Iterator[list[Mapping[str, Any]]]:
+    """The rows in the order of their keys."""
+    key = _key(table)
+    query = select(table).order_by(key).limit(at_a_time)
+    page = reader.execute(query).mappings().all()
+    while page:
+        yield [dict(row) for row in page]
+        page = reader.execute(query.where(key > page[-1][key.name])).mappings().all()
+
+
+def _go_on_after(writer: Connection, table: Table) -> None:
+    """Let the numbering of new rows begin after the last copied one, which PostgreSQL does not see to by itself."""
+    key = _key(table)
+    if isinstance(key.type, Integer):
+        sequence = func.pg_get_serial_sequence(table.name, key.name)
+        last = func.coalesce(func.max(key), 1)
+        writer.execute(select(func.setval(sequence, last, func.max(key).is_not(literal_column("NULL")))))
