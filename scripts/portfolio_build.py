@@ -1,6 +1,6 @@
-"""Make a card's portfolio from campaigns that were measured on it; needs no GPU.
+"""Make an architecture's portfolio from campaigns that were measured on one of its cards; needs no GPU.
 
-    python scripts/portfolio_build.py h100 docs/campaigns/h100-2026-11-22-[bc].jsonl.gz [-o FILE]
+    python scripts/portfolio_build.py h200 docs/campaigns/h200-*.jsonl.gz --for h100,h200 [-o FILE]
 
 Of each class at most eight kernels are chosen, one by one, so that the rule loses least (`evoattn/portfolio/cover.py`).
 The rule takes the kernel of the least predicted time (`evoattn/portfolio/work.py`). Prints each class's regret: time
@@ -118,18 +118,22 @@ def build_class(m: Measured, rows: list[int]) -> tuple[dict[str, Any], cover.Jud
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gpu")
-    parser.add_argument("campaigns", type=Path, nargs="+", help="of each group the last table counts")
+    parser.add_argument("gpu", help="the card of the campaigns")
+    parser.add_argument("--for", dest="cards", help="cards that the portfolio may run on unasked, by commas")
+    parser.add_argument("campaigns", type=Path, nargs="+", help="of a problem that several have timed the last counts")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
-    newest: dict[str, tuple[Group, dict[str, Any]]] = {}
-    about: dict[str, Any] = {}
+    parts: dict[str, list[tuple[Group, dict[str, Any]]]] = {}
+    abouts: list[dict[str, Any]] = []
     for path in words.campaigns:
         about, groups, tables = campaign.load(path)
-        newest |= {g.name: (g, tables[g.name]) for g in groups if g.name in tables}
+        abouts.append(about)
+        for group in groups:
+            if tables.get(group.name, {}).get("kernels"):
+                parts.setdefault(group.name, []).append((group, tables[group.name]))
     gpu = lookup(words.gpu)
     classes, regrets = {}, []
-    for group, table in newest.values():
+    for group, table in map(campaign.merged, parts.values()):
         m = measured(group, table, gpu)
         names = [class_of(p) for p in group.problems]
         for name in sorted(set(names)):
@@ -147,9 +151,10 @@ def main() -> None:
         f"all {len(every)} problems, left out: geomean {np.exp(np.log(every).mean()):.4f}, 95th percentile "
         f"{np.quantile(every, 0.95):.3f}, worst {every.max():.3f}"
     )
-    output = words.output or DATA / f"{words.gpu}.json"
+    output = words.output or DATA / f"{gpu.arch}.json"
     output.parent.mkdir(exist_ok=True)
-    output.write_text(json.dumps({"about": about, "classes": classes}, separators=(",", ":")))
+    cards = (words.cards or words.gpu).split(",")
+    output.write_text(json.dumps({"cards": cards, "about": abouts, "classes": classes}, separators=(",", ":")))
     print(f"wrote {output}, {output.stat().st_size / 1024:.0f} KiB")
 
 

@@ -21,19 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.model.gpu import detect_devices
+from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.workload import BUILD_SEEDS
 
 
-def earlier(paths: list[Path], each: int) -> tuple[dict[str, list[Any]], dict[str, list[Kernel]]]:
+def earlier(
+    paths: list[Path], each: int
+) -> tuple[dict[str, list[Any]], dict[str, list[Kernel]], set[AttentionProblem]]:
     """By group: the fastest configs of earlier campaigns' problems, and the `each` kernels of each campaign that cover
-    them best, by its final table where it has one."""
+    them best, by its final table where it has one. Then the problems of the final tables."""
     given: dict[str, list[Any]] = {}
+    timed: set[AttentionProblem] = set()
     best: dict[str, list[Kernel]] = {}
     for path in paths:
         _, groups, tables = campaign.load(path)
+        timed |= {p for g in groups if g.name in tables for p in g.problems}
         for group in groups:
             given.setdefault(group.name, []).extend((k.family, k.params) for k in campaign.leaders(group, 3))
             table = tables.get(group.name)
@@ -42,7 +47,7 @@ def earlier(paths: list[Path], each: int) -> tuple[dict[str, list[Any]], dict[st
     for kernels in best.values():
         for kernel in kernels:  # their times are of other problems
             kernel.times, kernel.rough = {}, set()
-    return given, best
+    return given, best, timed
 
 
 def main() -> None:
@@ -53,6 +58,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--final-seconds", type=float, default=300)
     parser.add_argument("--each", type=int, default=400)
+    parser.add_argument("--problems", type=int, default=1, help="times as many problems as usual")
+    parser.add_argument("--new", action="store_true", help="leave out the problems of the earlier final tables")
     parser.add_argument("--only", default="", help="groups whose names begin so")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
@@ -61,8 +68,9 @@ def main() -> None:
     device = detect_devices()[0]
     gpu = device.spec
     started = time.monotonic()
-    given, best = earlier(words.after, words.most)
-    groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, given)
+    given, best, timed = earlier(words.after, words.most)
+    without = timed if words.new else set()
+    groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, given, words.problems, without)
     part, parts = map(int, words.share.split("/"))
     groups = campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part]
     print(

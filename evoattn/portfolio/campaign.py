@@ -6,7 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from evoattn.model.space import config_id, load_space
 from evoattn.portfolio import cover
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.features import class_of
 from evoattn.portfolio.strata import by_class, spread
 from evoattn.portfolio.workload import draw
 
@@ -43,15 +44,23 @@ def _of_class(table: dict[str, Any], name: str) -> Any:
 
 
 def make_groups(
-    seeds: Iterable[int], each: int, gpu: GpuSpec, given: dict[str, list[Any]] | None = None
+    seeds: Iterable[int],
+    each: int,
+    gpu: GpuSpec,
+    given: dict[str, list[Any]] | None = None,
+    times: int = 1,
+    without: Collection[AttentionProblem] = (),
 ) -> list[Group]:
     """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, in place of
-    the starting configs."""
+    the starting configs. `times` as many problems as usual; those `without` are left out."""
     classes = by_class(p for seed in seeds for p in draw(seed, each))
     groups = []
-    for name, problems in sorted(classes.items()):
+    for name, drawn in sorted(classes.items()):
         counts = _of_class(PROBLEMS, name)
-        chosen = spread(problems, counts[name.endswith("causal")], gpu)
+        problems = [p for p in drawn if p not in without]
+        if not problems:
+            continue
+        chosen = spread(problems, times * counts[name.endswith("causal")], gpu)
         families = FAMILIES[name.split()[0]]
         group = Group(name, chosen, families, _of_class(WEIGHTS, name))
         group.given = list((given or {}).get(name, []))
@@ -92,16 +101,37 @@ def contenders(group: Group, most: int) -> list[Kernel]:
 
 
 def covering(group: Group, table: dict[str, Any], most: int) -> list[Kernel]:
-    """At most `most` compiled sources of a final table of which the fastest on each problem leaves the least regret; of
-    each source one kernel."""
+    """Of each class of a final table's problems at most `most` compiled sources of which the fastest on each problem
+    leaves the least regret; of each source one kernel."""
     us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
-    us = us[~np.isnan(us).all(axis=1)]
+    names = [class_of(p) for p in group.problems]
     units: dict[str, list[int]] = {}
     for column, name in enumerate(table["kernels"]):
         units.setdefault(source_of(group.kernels[name]), []).append(column)
     columns = list(units.values())
-    chosen, _ = cover.choose(us, us, columns, most)
-    return [group.kernels[table["kernels"][columns[u][0]]] for u in chosen]
+    found: dict[str, Kernel] = {}
+    for name in sorted(set(names)):
+        rows = us[[i for i, other in enumerate(names) if other == name and not np.isnan(us[i]).all()]]
+        if len(rows):
+            chosen = [table["kernels"][columns[u][0]] for u in cover.choose(rows, rows, columns, most)[0]]
+            found |= {k: group.kernels[k] for k in chosen}
+    return list(found.values())
+
+
+def merged(parts: list[tuple[Group, dict[str, Any]]]) -> tuple[Group, dict[str, Any]]:
+    """One group and final table of several campaigns' problems and kernels. Of a problem that several have timed the
+    last counts."""
+    rows: dict[AttentionProblem, dict[str, float]] = {}
+    kernels: dict[str, Kernel] = {}
+    for group, table in parts:
+        kernels |= {name: group.kernels[name] for name in table["kernels"]}
+        for problem, times in zip(group.problems, table["us"], strict=True):
+            timed = {name: us for name, us in zip(table["kernels"], times, strict=True) if us}
+            if timed or problem not in rows:
+                rows[problem] = timed
+    first = parts[0][0]
+    group = Group(first.name, list(rows), first.families, kernels=kernels)
+    return group, {"kernels": list(kernels), "us": [[row.get(name) for name in kernels] for row in rows.values()]}
 
 
 def shares(groups: list[Group], count: int) -> list[list[Group]]:

@@ -1,4 +1,4 @@
-"""The kernel that would run for a problem: of this card's portfolio, or of the nearest card's."""
+"""The kernel that would run for a problem: of this architecture's portfolio, or of the nearest one's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import shipped
 from evoattn.portfolio.features import class_of
-from evoattn.portfolio.shipped import KernelClass
+from evoattn.portfolio.shipped import KernelClass, Portfolio
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Pick:
     source: Literal["exact", "portfolio"]
 
 
-def _cards(gpu: GpuSpec) -> list[str]:
-    """Cards whose portfolios may serve: this one, then those of its architecture and older ones, the newest first."""
-    others = [g for g in GPUS.values() if g.name != gpu.name and g.capability <= gpu.capability]
-    others.sort(key=lambda g: (g.capability, -abs(g.sm_count - gpu.sm_count)), reverse=True)
-    return [gpu.name, *(g.name for g in others)]
+def _portfolios(gpu: GpuSpec) -> list[Portfolio]:
+    """The portfolios that may serve: of this architecture and of older ones, the newest first."""
+    older = {g.arch: g.capability for g in GPUS.values() if g.capability <= gpu.capability} | {gpu.arch: gpu.capability}
+    found = (shipped.load(arch) for arch in sorted(older, key=lambda arch: older[arch], reverse=True))
+    return [portfolio for portfolio in found if portfolio]
 
 
 def _nearest_class(name: str, names: list[str]) -> str | None:
@@ -55,24 +55,30 @@ def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> lis
     return [config for _, config in sorted(able, key=lambda pair: pair[0])]
 
 
+def _class_in(portfolio: Portfolio, own: str) -> str | None:
+    return own if own in portfolio.classes else _nearest_class(own, list(portfolio.classes))
+
+
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no portfolio has one that can serve it.
 
-    A GPU that was never measured takes the portfolio of the nearest card, a head_dim that was never measured that of
-    the next one; such picks are `estimated`.
+    A GPU that was never measured takes the portfolio of its architecture, else of the nearest older one, a head_dim
+    that was never measured that of the next one; such picks are `estimated`.
     """
     own = class_of(problem)
-    for card in _cards(gpu):
-        portfolio = shipped.load(card)
-        name = portfolio and (own if own in portfolio.classes else _nearest_class(own, list(portfolio.classes)))
-        if not portfolio or not name:
+    for portfolio in _portfolios(gpu):
+        name = _class_in(portfolio, own)
+        if not name:
             continue
         kernels = portfolio.classes[name]
         for config in ranked(problem, gpu, kernels):
-            estimated = card != gpu.name or name != own
-            why = f"of the kernels that were measured on {card} for class '{name}' it should take least time here"
-            if card != gpu.name:
-                why += f"; nothing was measured on {gpu.name}"
+            estimated = gpu.name not in portfolio.cards or name != own
+            why = (
+                f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
+                f"{portfolio.measured_on}"
+            )
+            if gpu.name not in portfolio.cards:
+                why += f"; nothing was tried on {gpu.name}"
             elif estimated:
                 why += f"; head_dim {problem.head_dim} was not measured"
             return Pick(config.family, config, why, estimated, None if estimated else kernels.regret, "portfolio")
@@ -83,9 +89,8 @@ def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelCon
     """All kernels of the problem's class, else of the class of the nearest head_dim, that can serve it, the most
     promising first: where a search of it begins."""
     own = class_of(problem)
-    for card in _cards(gpu):
-        portfolio = shipped.load(card)
-        name = portfolio and (own if own in portfolio.classes else _nearest_class(own, list(portfolio.classes)))
-        if portfolio and name and (found := ranked(problem, gpu, portfolio.classes[name])):
+    for portfolio in _portfolios(gpu):
+        name = _class_in(portfolio, own)
+        if name and (found := ranked(problem, gpu, portfolio.classes[name])):
             return found
     return []

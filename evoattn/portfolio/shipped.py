@@ -1,4 +1,4 @@
-"""The portfolios that come with evoattn, one JSON file per GPU: plain data, read once."""
+"""The portfolios that come with evoattn, one JSON file per architecture: plain data, read once."""
 
 from __future__ import annotations
 
@@ -49,12 +49,19 @@ class KernelClass:
 
 @dataclass(frozen=True)
 class Portfolio:
-    """What was measured on one card."""
+    """What was measured on the cards of one architecture."""
 
-    gpu: str
-    about: dict[str, Any]
-    """Card, driver, versions, date and campaign."""
+    arch: str
+    cards: tuple[str, ...]
+    """Cards that it was judged on, and on which it may run without being asked for."""
+    about: list[dict[str, Any]]
+    """Of each campaign: card, driver, date, seconds."""
     classes: dict[str, KernelClass]
+
+    @property
+    def measured_on(self) -> str:
+        """The cards whose times the constants were fitted to."""
+        return " and ".join(sorted({str(row["device"]) for row in self.about}))
 
 
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
@@ -63,14 +70,14 @@ def _kernel(row: dict[str, Any]) -> ShippedKernel:
 
 
 @cache
-def load(gpu: str, folder: Path = DATA) -> Portfolio | None:
-    """The portfolio measured on the card called `gpu`, or None where there is none."""
+def load(arch: str, folder: Path = DATA) -> Portfolio | None:
+    """The portfolio of an architecture, e.g. `sm_90a`, or None where there is none."""
     try:
-        text = json.loads((folder / f"{gpu}.json").read_text())
+        text = json.loads((folder / f"{arch}.json").read_text())
     except OSError:
         return None
     classes = {
         name: KernelClass(tuple(_kernel(k) for k in row["kernels"]), row["regret"], row["worst"])
         for name, row in text["classes"].items()
     }
-    return Portfolio(gpu, text["about"], classes)
+    return Portfolio(arch, tuple(text["cards"]), text["about"], classes)

@@ -20,6 +20,8 @@ SPLIT_KEYS = 64
 """Keys that a split of split_kv is a multiple of."""
 USUAL_TILE = 8192
 """Scores of a tile that counts as one where the work in a step is counted, so that kernels have like constants."""
+PARTIAL_BYTES, STATE_VALUES = 4, 2
+"""Of a split's result: fp32, and the maximum and the sum of each row beside it."""
 L2_SHARE = 0.8
 """Of the L2 cache, beyond which bytes are taken to come from DRAM."""
 
@@ -40,17 +42,28 @@ class Work:
     steps: float
     """All steps over the number of SMs, by the size of their tiles."""
     bytes: float
+    merge: float
+    """One where the results of several splits are merged, else none."""
+    splits: float
+    """Splits of a row whose results are merged, one after another."""
+    partial: float
+    """Bytes of the results that are merged."""
+    out: float
+    """Bytes of O."""
+    read: float
+    """Bytes of K and V as the blocks read them, most of them from L2."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """A kernel's blocks on a problem: how many, their steps on average and at most, and whether blocks take several
-    tiles."""
+    """A kernel's blocks on a problem: how many, their steps on average and at most, whether blocks take several tiles,
+    and how many splits of the keys another launch or block merges."""
 
     blocks: int
     mean: float
     longest: int
     schedule: str = "single"
+    splits: int = 1
 
 
 def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
@@ -77,7 +90,8 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
             keys = math.ceil(math.ceil(problem.seqlen_k / params["SPLITS"]) / SPLIT_KEYS) * SPLIT_KEYS
             splits = params["SPLITS"] if params["MERGE"] == "cluster" else math.ceil(problem.seqlen_k / keys)
         steps = math.ceil(min(keys, problem.seqlen_k) / block_n)
-        return Tiles(rows * problem.kv_heads * problem.batch * splits, steps, steps)
+        blocks = rows * problem.kv_heads * problem.batch * splits
+        return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1)
     mean, longest, count = _row_steps(problem, block_m, block_n)
     split = params.get("KEY_SPLIT", 1)
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
@@ -115,7 +129,27 @@ def work_of(
     cached = L2_SHARE * gpu.l2_bytes / gpu.dram_gb_per_s / 1e3
     tile = params["BLOCK_M"] * params["BLOCK_N"] / USUAL_TILE
     steps = total / gpu.sm_count
-    return astuple(Work(1.0, waves, longest, shared * tile, max(0.0, moved - cached), steps * tile, moved))
+    rows = problem.batch * problem.heads * problem.seqlen_q
+    merged = tiles.splits if tiles.splits > 1 else 0
+    partial = merged * rows * (problem.head_dim + STATE_VALUES) * PARTIAL_BYTES
+    out = rows * problem.head_dim * problem.element_bytes
+    read = total * params["BLOCK_N"] * problem.head_dim * 2 * problem.element_bytes
+    return astuple(
+        Work(
+            1.0,
+            waves,
+            longest,
+            shared * tile,
+            max(0.0, moved - cached),
+            steps * tile,
+            moved,
+            float(merged > 0),
+            merged,
+            partial / gpu.dram_gb_per_s / 1e3,
+            out / gpu.dram_gb_per_s / 1e3,
+            read / gpu.dram_gb_per_s / 1e3,
+        )
+    )
 
 
 def predicted_us(constants: tuple[float, ...], work: tuple[float, ...]) -> float:

@@ -73,10 +73,20 @@ def test_blocks_and_steps_of_a_config():
 
 def test_more_work_is_more_time():
     config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 1, "BLOCKS_PER_SM": 2}
-    constants = (1.0, 0.5, 0.2, 0.1, 1.0, 0.01, 0.01)
+    constants = (1.0, 0.5, 0.2, 0.1, 1.0, 0.01, 0.01, 2.0, 0.1, 1.0, 1.0, 0.1)
     shape = parse_shape("B=1,H=4,S=512,D=64,dtype=bf16,mask=full")
     times = [
         predicted_us(constants, work_of("flash_wgmma", config, 2, shape.with_(batch=b), GPU)) for b in (1, 4, 16, 64)
     ]
     assert times == sorted(times)
     assert len(constants) == len(Work.__dataclass_fields__)
+
+
+def test_splits_cost_a_merge():
+    shape = parse_shape("B=1,H=8,Sq=1,Sk=4096,D=64,dtype=bf16,mask=full")
+    config = {"BLOCK_M": 8, "BLOCK_N": 64, "MERGE": "kernel"}
+    one, four = (Work(*work_of("split_kv", config | {"SPLITS": n}, 2, shape, GPU)) for n in (1, 4))
+    assert (one.merge, one.splits, one.partial) == (0, 0, 0)
+    assert (four.merge, four.splits) == (1, 4)
+    assert four.partial == pytest.approx(4 * 8 * (64 + 2) * 4 / GPU.dram_gb_per_s / 1e3)
+    assert four.longest < one.longest and four.out == one.out

@@ -15,6 +15,7 @@ from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.workload import draw
 
 H100 = GPUS["h100"]
+JUDGED = ("h100", "h200")
 UNSEEN = (500, 501)
 """Seeds that no portfolio was built from."""
 
@@ -26,14 +27,16 @@ def source(kernel):
     return kernel.config.family, tuple(sorted(params.items()))
 
 
-@pytest.mark.parametrize("gpu", [H100, replace(H100, sm_count=114), GPUS["h200"], GPUS["l4"]], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "gpu", [H100, replace(H100, name="cut", sm_count=114), GPUS["h200"], GPUS["l4"]], ids=lambda g: g.name
+)
 def test_a_thousand_problems_get_kernels_that_can_run(gpu):
     problems = [p for seed in UNSEEN for p in draw(seed, 500)]
     picks = [pick(p, gpu) for p in problems]
     for problem, found in zip(problems, picks, strict=True):
         if found:
             assert registry.lookup(found.family).why_impossible(problem, found.config, gpu) is None
-            assert found.estimated == (gpu.name != "h100" or found.expected_regret is None)
+            assert found.estimated == (gpu.name not in JUDGED or found.expected_regret is None)
     missing = [p.describe() for p, found in zip(problems, picks, strict=True) if found is None]
     assert gpu.arch != "sm_90a" or not missing
 
@@ -47,8 +50,8 @@ def test_a_pick_takes_less_than_50_milliseconds():
     assert (time.process_time() - started) / len(problems) < 0.05
 
 
-def test_every_class_has_few_kernels_that_its_card_can_run():
-    portfolio = shipped.load("h100")
+def test_every_class_has_few_kernels():
+    portfolio = shipped.load("sm_90a")
     assert portfolio
     for name, made in portfolio.classes.items():
         assert 1 <= len(made.kernels) <= MOST_KERNELS, name

@@ -1,0 +1,56 @@
+"""Campaigns are shared among GPUs, their tables merged, and few kernels kept that cover them."""
+
+import pytest
+
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.campaign import covering, merged, shares
+from evoattn.portfolio.engine.kernel import Group, Kernel
+
+LONG, SHORT, ONE = (
+    parse_shape(f"B=1,H=8,{lengths},D=64,dtype=bf16,mask=full") for lengths in ("S=4096", "S=256", "Sq=1,Sk=512")
+)
+
+
+def kernel(block_m: int, splits: int = 0) -> Kernel:
+    if splits:
+        return Kernel("split_kv", {"BLOCK_M": block_m, "SPLITS": splits, "MERGE": "kernel"})
+    return Kernel("flash_wgmma", {"BLOCK_M": block_m})
+
+
+def table_of(problems, rows):
+    """A group and its final table. `rows`: [{kernel: µs} per problem]."""
+    kernels = {k.id: k for row in rows for k, _ in row}
+    times = [{k.id: us for k, us in row} for row in rows]
+    group = Group("16 d64 full", problems, ("flash_wgmma", "split_kv"), kernels=kernels)
+    return group, {"kernels": list(kernels), "us": [[row.get(k) for k in kernels] for row in times]}
+
+
+def test_each_class_keeps_the_kernels_that_cover_it():
+    wide, narrow, bad, two, four = kernel(128), kernel(64), kernel(192), kernel(8, 2), kernel(8, 4)
+    rows = [
+        [(wide, 10.0), (narrow, 15.0), (bad, 19.0)],
+        [(wide, 3.0), (narrow, 2.0), (bad, 4.0)],
+        [(wide, 9.0), (narrow, 8.0), (bad, 9.0), (two, 4.0), (four, 3.0)],
+    ]
+    group, table = table_of([LONG, SHORT, ONE], rows)
+    assert covering(group, table, 2) == [two, wide, narrow], "of one source one kernel, of few and of many queries"
+    assert covering(group, table, 1) == [two, wide]
+
+
+def test_tables_are_merged_by_problem_and_the_last_time_counts():
+    wide, narrow = kernel(128), kernel(64)
+    first = table_of([LONG, SHORT], [[(wide, 10.0)], [(wide, 3.0)]])
+    second = table_of([SHORT, ONE], [[(wide, 3.5), (narrow, 2.0)], [(narrow, 1.0)]])
+    group, table = merged([first, second])
+    assert group.problems == [LONG, SHORT, ONE]
+    assert table == {"kernels": [wide.id, narrow.id], "us": [[10.0, None], [3.5, 2.0], [None, 1.0]]}
+    assert group.kernels[narrow.id] == narrow
+
+
+@pytest.mark.parametrize("count", (1, 2, 4))
+def test_shares_weigh_about_the_same_and_lose_nothing(count):
+    groups = [Group(str(i), [], (), weight) for i, weight in enumerate((3.0, 3.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5))]
+    parts = shares(groups, count)
+    assert sorted(g.name for part in parts for g in part) == sorted(g.name for g in groups)
+    weights = [sum(g.weight for g in part) for part in parts]
+    assert max(weights) - min(weights) <= 1.0
