@@ -31,6 +31,10 @@ class InterpreterBackend:
     name = "interpreter"
     device = torch.device("cpu")
 
+    def __init__(self, step_limit: int = ptx.DEFAULT_STEP_LIMIT) -> None:
+        """A kernel that runs for more than `step_limit` instructions is taken never to end."""
+        self.step_limit = step_limit
+
     def run(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
     ) -> tuple[str, ...]:
@@ -39,7 +43,7 @@ class InterpreterBackend:
         Launches after one with a fault are not run. Raises `NotInterpreted`, and `LaunchError` for a launch that no
         device would accept.
         """
-        for execution in _launch(compiled, launches, buffers, detect_races=True, count=False):
+        for execution in _launch(compiled, launches, buffers, detect_races=True, count=False, limit=self.step_limit):
             if execution.faults:
                 return execution.faults
         return ()
@@ -48,7 +52,7 @@ class InterpreterBackend:
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
     ) -> ptx.Counters:
         """Run once without looking for races and return what all launches did. Raises as `run` does."""
-        executions = _launch(compiled, launches, buffers, detect_races=False, count=True)
+        executions = _launch(compiled, launches, buffers, detect_races=False, count=True, limit=self.step_limit)
         return sum((execution.counters for execution in executions), ptx.Counters())
 
 
@@ -59,6 +63,7 @@ def _launch(
     *,
     detect_races: bool,
     count: bool,
+    limit: int,
 ) -> Iterator[ptx.Execution]:
     """Yield the `Execution` of each launch."""
     require_order_of_calls(launches)
@@ -79,6 +84,7 @@ def _launch(
                 after=touched if launch.overlaps else None,
                 detect_races=detect_races,
                 count=count,
+                step_limit=limit,
             )
         except ptx.UnsupportedInstruction as error:
             raise NotInterpreted(str(error)) from None

@@ -10,7 +10,7 @@ import torch
 from evoattn.backends.base import Backend
 from evoattn.correctness import reference
 from evoattn.correctness.arena import BANDS, Arena, Layout
-from evoattn.correctness.cases import Case
+from evoattn.correctness.cases import Case, interpreter_cases
 from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, why_different
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
@@ -46,6 +46,18 @@ def check(
     bytes in the bands, so that an answer that depends on them shows. Raises `LaunchError` if the launch fails.
     """
     return run_case(backend, kernel, case, repeat)[0]
+
+
+def check_small_cases(
+    backend: Backend, kernel: BuiltKernel, problem: AttentionProblem, seed: int
+) -> tuple[CheckResult, ...]:
+    """The interpreter's cases for a problem, up to the first that fails. Raises as `check` does."""
+    results: list[CheckResult] = []
+    for small in interpreter_cases(problem, kernel.config):
+        results.append(check(backend, small.on_its_gpu(kernel), small.make(seed)))
+        if not results[-1].passed:
+            break
+    return tuple(results)
 
 
 def run_case(

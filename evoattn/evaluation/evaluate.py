@@ -12,14 +12,13 @@ from typing import Any
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
-from evoattn.correctness.cases import interpreter_cases
-from evoattn.correctness.validate import check
+from evoattn.correctness.validate import check_small_cases
 from evoattn.evaluation import cost_model
 from evoattn.evaluation.tasks import Compile, Compiled
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult, Evaluation, TrialState, ValidationReport
+from evoattn.model.records import Evaluation, TrialState, ValidationReport
 
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
@@ -53,13 +52,8 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
     backend, built = InterpreterBackend(), BuiltKernel(task.family, config, gpu, kernel)
     # Seeded by the source's hash: reproducible, and no source can contain it.
     seed = int(candidate.source_hash[:8], 16)
-    checks: list[CheckResult] = []
     try:
-        for small in interpreter_cases(problem, config):
-            checks.append(check(backend, small.on_its_gpu(built), small.make(seed)))
-            if not checks[-1].passed:
-                break
-        report = ValidationReport("interpreter", tuple(checks), seed)
+        report = ValidationReport("interpreter", check_small_cases(backend, built, problem, seed), seed)
         if not report.passed:
             return done(TrialState.WRONG_RESULT, report.first_failure, compile_info=kernel.info, validation=report)
         cost = cost_model.estimate(built, problem)
