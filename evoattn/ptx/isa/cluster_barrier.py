@@ -16,6 +16,7 @@ from evoattn.ptx.isa.dispatch import Fields, instruction
 from evoattn.ptx.program.arrays import Lanes, Mask
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.races.knowledge import Knowledge
 from evoattn.ptx.state.context import Context
 from evoattn.ptx.state.ending import Ending
 from evoattn.ptx.state.mbarriers import mbarriers_of
@@ -48,9 +49,9 @@ class ClusterBarriers:
         self.waiting_at: dict[int, Lanes] = {}
         self._state = np.full(context.count, _IDLE, np.int8)
         clusters = context.threads.block_count // context.threads.cluster
-        self._arriving: list[list[Lanes]] = [[] for _ in range(clusters)]
+        self._arriving: list[list[Knowledge]] = [[] for _ in range(clusters)]
         """By cluster: what this phase's arrivals hand over, see `HappensBefore.arrive`."""
-        self._handed_over: list[list[Lanes]] = [[] for _ in range(clusters)]
+        self._handed_over: list[list[Knowledge]] = [[] for _ in range(clusters)]
         self._mbarriers = mbarriers_of(context)
 
     def arrive(self, arrival: ClusterArrival, active: ActiveThreads) -> list[tuple[int, Mask]]:
@@ -110,9 +111,9 @@ class ClusterBarriers:
             cluster, column = divmod(warp, self.context.threads.cluster_warps)
             if self._handed_over[cluster]:
                 order = self.context.races.synchronize()
-                known = np.max(self._handed_over[cluster], axis=0)
-                order.acquire(np.array([warp]), known)
-                order.warp_floor[warp] = max(order.warp_floor[warp], known[column])
+                for knowledge in self._handed_over[cluster]:
+                    order.acquire(np.array([warp]), knowledge)
+                    order.warp_floor[warp] = max(order.warp_floor[warp], knowledge.known[column])
 
     def _require(self, active: ActiveThreads, state: int, what: str, ins: Instruction) -> None:
         wrong = active.select(self._state) != state

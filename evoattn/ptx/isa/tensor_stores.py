@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
@@ -52,8 +50,9 @@ class TensorStores:
             last = groups.committed[len(groups.committed) - pending - 1]
             del groups.committed[: len(groups.committed) - pending]
             if self.context.races is not None:
-                warp = thread // WARP
-                self.context.races.synchronize().learn(np.array([warp]), self.context.races.proxy.stores(warp), last)
+                races, warp = self.context.races, thread // WARP
+                left = self.context.alive.reshape(-1, WARP)[warp]
+                races.synchronize().learn_alone(thread, left, races.proxy.stores(warp), last)
 
     def _leave(self, active: ActiveThreads) -> None:
         """Shared memory may be another block's as soon as a block has exited."""

@@ -10,6 +10,7 @@ from evoattn.ptx.errors import BarrierFault
 from evoattn.ptx.isa.control import BarrierArrival
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.races.knowledge import Knowledge
 from evoattn.ptx.state.context import Context
 
 
@@ -23,7 +24,7 @@ class _Barrier:
     """Threads per block, 0 for all that are left."""
     signalled: Numbers
     """Threads per block that arrived without waiting."""
-    handed_over: dict[int, list[Numbers]] = field(default_factory=dict)
+    handed_over: dict[int, list[Knowledge]] = field(default_factory=dict)
     """By block: what those knew of the others' accesses, for the race detector."""
 
 

@@ -123,8 +123,8 @@ class AsyncRaces:
         """All threads of these blocks have exited: somebody must have waited for every copy to their shared memory."""
         for (block, agent), (time, ins) in list(self._last_copy.items()):
             if block in blocks:
-                warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
-                if time > self.order.clock[warps, self.threads.cluster_warps + agent].max():
+                warps = np.arange(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
+                if time > self.order.known_by_any(warps, self.threads.cluster_warps + agent):
                     copy = self.detector.actors.agents[agent]
                     self.detector.report(
                         ins, f"block {block + self.threads.first_block} ends and nobody has waited for {copy}"
@@ -190,9 +190,13 @@ class AsyncRaces:
         warp, lane = int(order.warp_of[issuer]), int(order.lane_of[issuer])
         block, own = warp // self.threads.block_warps, warp % self.threads.cluster_warps
         reads = detector.reads.table[granules]
-        known = order.clock[warp, : detector.reads.columns].copy()
+        knowledge = order.known_to(issuer)
+        known = knowledge.known[: detector.reads.columns]
         known[: self.threads.cluster_warps] = np.maximum(known[: self.threads.cluster_warps], order.block_floor[block])
         late = reads.max(0) >> LANE_BITS > known
+        for column in np.flatnonzero(late).tolist() if knowledge.lanes else []:
+            stamps = np.unique(reads[:, column]).tolist()
+            late[column] = not all(knowledge.covers(column, s & LANE_MASK, s >> LANE_BITS) for s in stamps)
         late[own] = ((reads[:, own] >> LANE_BITS > order.warp_floor[warp]) & (reads[:, own] & LANE_MASK != lane)).any()
         for column in np.flatnonzero(late).tolist():
             self._tell(

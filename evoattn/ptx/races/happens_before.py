@@ -5,7 +5,7 @@ later time if a synchronization between the two, in which both their warps took 
 - a barrier of the whole block orders everything (`block_floor`), one of some warps what these warps knew (`clock`);
 - threads of one warp are ordered by `bar.warp.sync` and barriers alone (`warp_floor`): shuffles and matrix instructions
   order nothing;
-- an mbarrier hands what arriving warps knew to those that see its phase end (`arrive`, `acquire`).
+- an mbarrier hands what arriving threads knew to those that see its phase end (`arrive`, `acquire`).
 
 An actor is a thread, or (from `threads.count` on) a warp acting as one, or (after those) an agent of the asynchronous
 proxy: see `async_proxy.py`. A warp's clock has a column for each warp of its cluster (its block, where there are none),
@@ -13,7 +13,8 @@ then one for each agent. No barrier orders what an agent does: a warp knows of i
 by a warp that had. In a cluster a barrier of a block is one of some warps, for other blocks have access to its memory.
 Last come columns for warps of other blocks: see `global_order.py`.
 
-Clocks are kept for warps: what one thread learns, its warp knows, and what it hands on is what its warp has done.
+Clocks are kept for warps. What a thread learns alone (a part of its warp waited) is kept apart until its warp meets at
+`bar.warp.sync` or a barrier, and what it hands on alone is its own accesses, and those of its warp up to that meeting.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import WARP, Threads
+from evoattn.ptx.races.knowledge import Knowledge, join_lanes
 
 SEVERAL = 63
 """Stands for more than one lane of a warp."""
@@ -47,6 +49,8 @@ class HappensBefore:
         up to then.
         """
         self._lane_clock: dict[int, Numbers] = {}  # of warps that synchronized in parts: [lane, other lane]
+        self._of_warps: dict[int, dict[tuple[int, int], int]] = {}  # by warp: lanes of others that all its lanes know
+        self._of_lanes: dict[int, dict[int, Knowledge]] = {}  # by warp and lane: what it learned alone
         self.warp_of = np.concatenate([threads.warp_of, np.arange(threads.warp_count)])
         self.lane_of = np.concatenate([threads.lane, np.full(threads.warp_count + agents, SEVERAL)])
         self.column_of = np.concatenate(
@@ -63,6 +67,9 @@ class HappensBefore:
             return
         self.block_floor[blocks] = self.now
         self.warp_floor.reshape(self.threads.block_count, -1)[blocks] = self.now
+        if self._of_lanes or self._of_warps:
+            for block in blocks.tolist():
+                self._gather(np.arange(block * self.threads.block_warps, (block + 1) * self.threads.block_warps))
         if self.agents or self.foreign:
             known = self.clock.reshape(self.threads.block_count, self.threads.block_warps, -1)[
                 :, :, self.threads.block_warps :
@@ -74,32 +81,94 @@ class HappensBefore:
         """All threads of these blocks have exited, and of their clusters."""
         self.block_floor[blocks] = ENDED
 
-    def arrive(self, warp: int) -> Numbers:
-        """A warp signals a barrier without waiting: what it hands over, `[column]`."""
-        known: Numbers = self.clock[warp].copy()
-        known[warp % self.threads.cluster_warps] = self.now
+    def arrive(self, warp: int, lane: int | None = None) -> Knowledge:
+        """A warp, or a lane of it alone, signals a barrier without waiting: what it hands over."""
+        column, alone = warp % self.threads.cluster_warps, self._of_lanes.get(warp, {})
+        result = Knowledge(self.clock[warp].copy(), dict(self._of_warps.get(warp, {})))
+        for of, knowledge in alone.items():
+            if lane in (None, of):
+                result.join(knowledge)
+        if lane is None:
+            result.known[column] = self.now
+        else:
+            result.known[column] = max(int(result.known[column]), int(self.warp_floor[warp]))
+            if warp in self._lane_clock:
+                times = self._lane_clock[warp][lane].tolist()
+                join_lanes(result.lanes, {(column, other): time for other, time in enumerate(times)})
+            result.lanes[column, lane] = self.now
         self.now += 1
-        return known
+        return result
 
-    def acquire(self, warps: Numbers, known: Numbers) -> None:
-        """These warps of one cluster learn what was handed over, `[column]`."""
-        self.clock[warps] = np.maximum(self.clock[warps], known)
+    def acquire(self, warps: Numbers, knowledge: Knowledge) -> None:
+        """These whole warps of one cluster learn what was handed over."""
+        self.clock[warps] = np.maximum(self.clock[warps], knowledge.known)
+        if knowledge.lanes:
+            for warp in warps.tolist():
+                join_lanes(self._of_warps.setdefault(warp, {}), knowledge.lanes)
+
+    def acquire_by_lanes(self, warp: int, lanes: Mask, left: Mask, knowledge: Knowledge) -> None:
+        """These lanes of a warp, of those that are `left` (both bool `[32]`), learn what was handed over."""
+        alone = self._of_lanes.setdefault(warp, {})
+        for lane in np.flatnonzero(lanes).tolist():
+            alone.setdefault(lane, Knowledge.of_nothing(self.clock.shape[1])).join(knowledge)
+        if all(lane in alone for lane in np.flatnonzero(left).tolist()):
+            common = np.minimum.reduce([alone[lane].known for lane in np.flatnonzero(left).tolist()])
+            np.maximum(self.clock[warp], common, out=self.clock[warp])
 
     def learn(self, warps: Numbers, agent: int, time: int) -> None:
         """These warps know of what an agent has done up to `time`."""
         column = self.threads.cluster_warps + agent
         self.clock[warps, column] = np.maximum(self.clock[warps, column], time)
 
-    def barrier_of_warps(self, warps: Numbers, arrived: list[Numbers]) -> None:
+    def learn_alone(self, thread: int, left: Mask, agent: int, time: int) -> None:
+        """As `learn`, of one thread; `left` (bool `[32]`) are the lanes of its warp that have not exited."""
+        warp, lane = divmod(thread, WARP)
+        knowledge = Knowledge.of_nothing(self.clock.shape[1])
+        knowledge.known[self.threads.cluster_warps + agent] = time
+        self.acquire_by_lanes(warp, np.arange(WARP) == lane, left, knowledge)
+
+    def known_by_any(self, warps: Numbers, column: int) -> int:
+        """Up to when some thread of these warps knows what a column has done."""
+        alone = (k.known[column] for w in warps.tolist() for k in self._of_lanes.get(w, {}).values())
+        return int(max([self.clock[warps, column].max(), *alone]))
+
+    def known_to(self, actor: int) -> Knowledge:
+        """All that a thread, or a warp acting as one, knows of other warps and of agents, but for `block_floor`."""
+        warp, lane = int(self.warp_of[actor]), int(self.lane_of[actor])
+        result = Knowledge(self.clock[warp].copy(), dict(self._of_warps.get(warp, {})))
+        if lane in self._of_lanes.get(warp, {}):
+            result.join(self._of_lanes[warp][lane])
+        return result
+
+    def _gather(self, warps: Numbers) -> Knowledge:
+        """What all threads of these warps know together; none of them knows it alone any more."""
+        result = Knowledge(self.clock[warps].max(0))
+        for warp in warps.tolist():
+            join_lanes(result.lanes, self._of_warps.get(warp, {}))
+            for knowledge in self._of_lanes.pop(warp, {}).values():
+                result.join(knowledge)
+        self.clock[warps, self.threads.cluster_warps :] = result.known[self.threads.cluster_warps :]
+        return result
+
+    def barrier_of_warps(self, warps: Numbers, arrived: list[Knowledge]) -> None:
         """Some warps of one block met; `arrived` is what others that only signalled handed over."""
-        known = np.max([self.clock[warps].max(0), *arrived], axis=0)
-        known[warps % self.threads.cluster_warps] = self.now
-        self.clock[warps] = known
+        result = self._gather(warps)
+        for knowledge in arrived:
+            result.join(knowledge)
+        result.known[warps % self.threads.cluster_warps] = self.now
+        self.clock[warps] = result.known
+        if result.lanes:
+            for warp in warps.tolist():
+                self._of_warps[warp] = dict(result.lanes)
         self.warp_floor[warps] = self.now
         self.now += 1
 
     def warp_sync(self, warps: Numbers) -> None:
         """`bar.warp.sync` by all threads that are left of these warps."""
+        if self._of_lanes:
+            for warp in warps.tolist():
+                for knowledge in self._of_lanes.pop(warp, {}).values():
+                    self.acquire(np.array([warp]), knowledge)
         self.warp_floor[warps] = self.now
         self.now += 1
 
@@ -143,4 +212,14 @@ class HappensBefore:
                     rows = clock if lane[i] == SEVERAL else clock[lane[i]]
                     known = rows.max() if other_lane[i] == SEVERAL else rows[..., other_lane[i]].min()
                     result[i] = time[i] > known
+        if self._of_warps or self._of_lanes:
+            for i in np.flatnonzero(result & ~same):
+                result[i] = not self._knows(int(warp[i]), int(lane[i]), int(other_column[i]), other_lane[i], time[i])
         return result
+
+    def _knows(self, warp: int, lane: int, column: int, other_lane: int, time: int) -> bool:
+        """As `unordered`, of what lanes know apart from their warp, or warps of lanes."""
+        if time <= self._of_warps.get(warp, {}).get((column, other_lane), 0):
+            return True
+        alone = self._of_lanes.get(warp, {}).get(lane)
+        return alone is not None and alone.covers(column, other_lane, time)

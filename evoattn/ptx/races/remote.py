@@ -47,8 +47,8 @@ class RemoteAccesses:
             return
         for (block, column), (time, ins) in list(self._last.items()):
             if block in blocks:
-                warps = slice(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
-                if time > self.races.order.clock[warps, column].max():
+                warps = np.arange(block * self.threads.block_warps, (block + 1) * self.threads.block_warps)
+                if time > self.races.order.known_by_any(warps, column):
                     who = self.races.actors.name_of_column(column)
                     self.races.report(
                         ins, f"block {block + self.threads.first_block} may end before {who} accesses its memory"

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
-from evoattn.ptx.program.arrays import Numbers
+from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
+from evoattn.ptx.races.knowledge import Knowledge
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context
 
@@ -25,9 +26,7 @@ BYTES = 8
 
 @dataclass
 class Mbarrier:
-    """One in the memory of one block. The arrays are `[column]` of `HappensBefore.arrive`; empty where races are not
-    looked for.
-    """
+    """One in the memory of one block. What is handed over is empty where races are not looked for."""
 
     index: int
     """Of its first byte in the machine's shared memory."""
@@ -38,14 +37,14 @@ class Mbarrier:
     maker: int
     made_at: int
     known_by: set[int]
-    """Warps that are known to come after the initialization."""
-    handed_over: Numbers
+    """Threads that are known to come after the initialization."""
+    handed_over: Knowledge
     """By those that arrived in this phase."""
-    known: Numbers
+    known: Knowledge
     """What those learn who see that the last phase has ended."""
-    cluster_over: Numbers
+    cluster_over: Knowledge
     """As `handed_over`, by other blocks and stores for the cluster: what only a wait of cluster scope acquires."""
-    cluster_known: Numbers
+    cluster_known: Knowledge
     tx_bytes: int = 0
     phase: int = 0
     fenced: bool = False
@@ -74,9 +73,9 @@ class Mbarriers:
             raise AsyncFault(f"{self.threads.describe(thread)} asks for an mbarrier of {count} arrivals in {ins}.")
         races = self.context.races
         columns, now = (0, 0) if races is None else (races.order.clock.shape[1], races.order.now)
-        a, b, c, d = (np.zeros(columns, np.int64) for _ in range(4))
+        a, b, c, d = (Knowledge.of_nothing(columns) for _ in range(4))
         offset = index % self.context.shared.stride
-        self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, {thread // WARP}, a, b, c, d)
+        self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, {thread}, a, b, c, d)
         self._signatures[index // BYTES] = _signature(index)
 
     def remove(self, index: int, thread: int, ins: Instruction) -> None:
@@ -98,13 +97,13 @@ class Mbarriers:
             raise AsyncFault(
                 f"The mbarrier at byte {barrier.offset} of shared memory has been overwritten before {ins}."
             )
-        if self.context.races is not None and thread // WARP not in barrier.known_by:
+        if self.context.races is not None and thread not in barrier.known_by:
             self._check_known(self.context.races, barrier, thread, ins)
         return barrier
 
     def _check_known(self, races: Races, barrier: Mbarrier, thread: int, ins: Instruction) -> None:
-        """Somebody of this warp must have met the maker since the initialization."""
-        barrier.known_by.add(thread // WARP)
+        """The thread must have met the maker since the initialization."""
+        barrier.known_by.add(thread)
         order, name = races.order, races.shared.actors.name
         column, lane = order.column_of[barrier.maker], order.lane_of[barrier.maker]
         one = [np.array([x]) for x in (thread, column, lane, barrier.made_at)]
@@ -145,7 +144,8 @@ class Mbarriers:
         for barrier in self._barriers.values():
             if barrier.told_cluster:
                 cluster = barrier.maker // WARP // self.threads.cluster_warps
-                barrier.known_by.update(warps[warps // self.threads.cluster_warps == cluster].tolist())
+                heard = warps[warps // self.threads.cluster_warps == cluster]
+                barrier.known_by.update((heard[:, None] * WARP + np.arange(WARP)).ravel().tolist())
 
     # ---- phases
 
@@ -158,18 +158,21 @@ class Mbarriers:
         Raises `AsyncFault` on more arrivals than a phase counts.
         """
         races, phases = self.context.races, []
-        handed_over: dict[int, Numbers] = {}
+        handed_over: dict[int, Knowledge] = {}
+        together = _at_one_place(index, active, self.context.alive)
         each = zip(active.index.tolist(), index.tolist(), counts.tolist(), expected_bytes.tolist())
         for thread, at, count, size in each:
             barrier = self.find(at, thread, ins)
             phases.append(barrier.phase)
             if races is not None:
-                warp = thread // WARP
-                if warp not in handed_over:
-                    handed_over[warp] = races.synchronize().arrive(warp)
+                warp, lane = divmod(thread, WARP)
+                whole = warp in together
+                key = warp * WARP if whole else thread
+                if key not in handed_over:
+                    handed_over[key] = races.synchronize().arrive(warp, None if whole else lane)
                 own = at // self.context.shared.stride == warp // self.threads.block_warps
                 kept = barrier.handed_over if own else barrier.cluster_over
-                np.maximum(kept, handed_over[warp], out=kept)
+                kept.join(handed_over[key])
             self.expect(barrier, size, ins)
             barrier.pending -= count
             if barrier.pending < 0:
@@ -194,7 +197,7 @@ class Mbarriers:
         if self.context.races is not None:
             order = self.context.races.order
             kept = barrier.cluster_over if to_cluster else barrier.handed_over
-            kept[self.threads.cluster_warps + agent] = order.now
+            kept.known[self.threads.cluster_warps + agent] = order.now
             order.now += 1
         barrier.tx_bytes -= size
         self._end_phase(barrier)
@@ -204,10 +207,23 @@ class Mbarriers:
             return
         barrier.phase += 1
         barrier.pending = barrier.count
-        np.maximum(barrier.known, barrier.handed_over, out=barrier.known)
-        np.maximum(barrier.cluster_known, barrier.cluster_over, out=barrier.cluster_known)
+        barrier.known.join(barrier.handed_over)
+        barrier.cluster_known.join(barrier.cluster_over)
         for told in self.at_phase_end:
             told(barrier)
+
+
+def _at_one_place(index: Numbers, active: ActiveThreads, alive: Mask) -> set[int]:
+    """The warps of which all threads that are left are active, at one `index`."""
+    whole = np.flatnonzero((active.by_warp | ~alive.reshape(-1, WARP)).all(1) & active.by_warp.any(1))
+    if not len(whole):
+        return set()
+    places = np.full(active.threads.count, -1)
+    places[active.index] = index
+    first = active.by_warp[whole].argmax(1)
+    places = places.reshape(-1, WARP)[whole]
+    same = ((places == places[np.arange(len(whole)), first][:, None]) | ~active.by_warp[whole]).all(1)
+    return set(whole[same].tolist())
 
 
 def _signature(index: int) -> int:

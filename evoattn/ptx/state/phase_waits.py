@@ -84,12 +84,11 @@ class PhaseWaits:
         return passing if parked else None
 
     def _find(self, index: int, mask: Mask, ins: Instruction) -> Mbarrier:
-        """The mbarrier that these threads wait for, which each of their warps must know of."""
+        """The mbarrier that these threads wait for, which each of them must know of."""
         barrier = self._barriers.find(index, int(mask.argmax()), ins)
-        for warp in np.flatnonzero(mask.reshape(-1, WARP).any(1)).tolist():
-            if warp not in barrier.known_by:
-                lanes = mask[warp * WARP : (warp + 1) * WARP]
-                self._barriers.find(index, warp * WARP + int(lanes.argmax()), ins)
+        for thread in np.flatnonzero(mask).tolist():
+            if thread not in barrier.known_by:
+                self._barriers.find(index, thread, ins)
         return barrier
 
     def _wake(self, barrier: Mbarrier) -> None:
@@ -107,11 +106,14 @@ class PhaseWaits:
     def _see(self, barrier: Mbarrier, mask: Mask, of_cluster: bool) -> None:
         """These threads see that the last phase has ended."""
         if self.context.races is not None:
-            warps = np.flatnonzero(mask.reshape(-1, WARP).any(1))
-            order = self.context.races.synchronize()
-            order.acquire(warps, barrier.known)
-            if of_cluster:
-                order.acquire(warps, barrier.cluster_known)
+            order, by_warp = self.context.races.synchronize(), mask.reshape(-1, WARP)
+            left = self.context.alive.reshape(-1, WARP)
+            some = by_warp.any(1)
+            whole = some & (by_warp | ~left).all(1)
+            for known in (barrier.known, barrier.cluster_known)[: 1 + of_cluster]:
+                order.acquire(np.flatnonzero(whole), known)
+                for warp in np.flatnonzero(some & ~whole).tolist():
+                    order.acquire_by_lanes(warp, by_warp[warp], left[warp], known)
 
     def give_up(self) -> list[tuple[int, Mask]]:
         """(pc, mask) of threads that wait only while others can run, now that none can: their answer is no."""
