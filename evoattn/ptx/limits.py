@@ -6,12 +6,12 @@ NOT_MODELLED = (
     "machine code: it runs PTX, so faults of ptxas, register counts and time are not seen",
     "the last bits of approximate functions, of sums inside tensor-core products, and denormals flushed by .ftz "
     "beyond exp2",
-    "every order of execution: races, and who may meet at a named barrier, do not depend on who runs first, but which "
-    "block draws which tile, which one arrives last, and in which phase of an mbarrier an arrival falls, is one case",
+    "every order of execution: races, who may meet at a named barrier and which phase of an mbarrier an arrival falls "
+    "in do not depend on who runs first, but which block draws which tile, and which one arrives last, is one case",
     "blocks that wait for each other by spinning on global memory: such a launch ends at the step limit",
-    "lanes of a warp one by one in barriers and fences: what one lane learns, its warp knows",
-    "threads of a warp that stay apart after a branch: where their paths meet, they are taken to have met, also before "
-    ".aligned instructions",
+    "lanes of a warp one by one in fences of the GPU: what one lane releases or acquires, its warp does",
+    "threads of a warp that stay apart after a branch with plain accesses and arrivals alone: where their paths meet, "
+    "they are taken to have met, also before .aligned instructions",
     "when the global writes of a tensor store arrive: they count as done when they are issued",
     "a fence before a relaxed arrival at a cluster's barrier, but for that of mbarrier initializations; clusters not "
     "along x; multicast",

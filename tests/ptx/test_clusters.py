@@ -28,14 +28,14 @@ PUSH = "sync_cluster(); store_remote(next, 100 * rank + t); sync_cluster(); out[
 PULL = "data[t] = 100 * rank + t; sync_cluster(); out[blockIdx.x * 64 + t] = load_remote(next); sync_cluster();"
 SEND = """
 if (t == 0) { mbarrier_init(barrier, 1); mbarrier_init_fence(); mbarrier_arrive_expect_tx(barrier, 64 * 16); }
-cluster_arrive(); cluster_wait();
+__syncwarp(); cluster_arrive(); cluster_wait();
 const float x = 100 * rank + t; const int other = (rank + 1) % blocks;
 store_async_16(cluster_address(shared_address(data) + 16 * t, other), cluster_address(barrier, other), x, x, x, x);
 mbarrier_wait_cluster(barrier, 0);
 out[blockIdx.x * 64 + t] = ((float*)data)[4 * t];"""
 SIGNAL = """
 if (t == 0) { mbarrier_init(barrier, 64); mbarrier_init_fence(); }
-sync_cluster();
+__syncwarp(); sync_cluster();
 store_remote(next, 100 * rank + t); arrive_remote(cluster_address(barrier, (rank + 1) % blocks));
 mbarrier_wait_cluster(barrier, 0); out[blockIdx.x * 64 + t] = data[t];"""
 

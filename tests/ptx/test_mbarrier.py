@@ -138,3 +138,71 @@ if (t < 64) named_barrier_arrive<128>(15); else named_barrier_sync<128>(15);
 if (t >= 64) out[t] = data[0] + data[1];"""
     out, execution = run(body, threads=128)
     assert not execution.faults and (out[64:] == 32).all()
+
+
+ALONE = (
+    INIT.format(1)
+    + """
+if (t == 0) { data[0] = blockDim.x; mbarrier_arrive(barrier); }
+if (t WAITS) mbarrier_wait(barrier, 0);
+MEET
+if (t >= 32) out[t] = data[0];"""
+)
+
+
+@pytest.mark.parametrize("waits, meet, right", [(">= 32", "", 1), ("== 32", "__syncwarp();", 1), ("== 32", "", 0)])
+def test_what_one_lane_has_waited_for_its_warp_knows_once_it_has_met(waits, meet, right):
+    execution = run(ALONE.replace("WAITS", waits).replace("MEET", meet))[1]
+    assert bool(right) != any("reads what thread 0 wrote last" in fault for fault in execution.faults)
+
+
+RELEASE = (
+    INIT.format(1)
+    + """
+if (t < 32) { data[t] = t; MEET if (t == 0) mbarrier_arrive(barrier); }
+else { mbarrier_wait(barrier, 0); out[t] = data[t - 32]; }"""
+)
+
+
+def test_a_lane_hands_on_what_its_warp_did_before_they_met():
+    assert not run(RELEASE.replace("MEET", "__syncwarp();"))[1].faults
+    faults = run(RELEASE.replace("MEET", ""))[1].faults
+    assert any("reads what thread" in fault for fault in faults)
+
+
+def test_who_arrives_knows_that_the_last_phase_has_ended():
+    """Two arrivals make two phases here; in another order the second would come first."""
+    body = INIT.format(1) + "if (t == 0) mbarrier_arrive(barrier); if (t == 32) { WAIT mbarrier_arrive(barrier); }"
+    assert not run(body.replace("WAIT", "mbarrier_wait(barrier, 0);"))[1].faults
+    faults = run(body.replace("WAIT", ""))[1].faults
+    assert any("does not know that its last phase has ended" in fault for fault in faults), faults
+
+
+TURNS = (
+    INIT.format("1), mbarrier_init(barrier + 8, 1")
+    + """
+for (int round = 0; round < 3; round++) {
+  if (t == 32) { if (round) mbarrier_wait(barrier, round % 2 ^ 1); mbarrier_arrive(barrier + 8); }
+  if (t == 0) { WAIT mbarrier_arrive(barrier); }
+}"""
+)
+
+
+def test_who_ends_a_phase_knows_that_all_have_seen_the_last():
+    """Thread 32 sees each phase end in this order; a thread 0 that does not know may end the next one before it looks."""
+    assert not run(TURNS.replace("WAIT", "mbarrier_wait(barrier + 8, round % 2);"))[1].faults
+    faults = run(TURNS.replace("WAIT", ""))[1].faults
+    assert any("may still wait for a phase" in fault for fault in faults), faults
+
+
+def test_a_thread_that_waited_alone_meets_its_warp_before_aligned_instructions():
+    body = (
+        INIT.format(32)
+        + """
+if (t < 32) mbarrier_arrive(barrier);
+if (t == 32) mbarrier_wait(barrier, 0);
+MEET
+asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");"""
+    )
+    assert not run(body.replace("MEET", "__syncwarp();"))[1].faults
+    assert any("went their own way" in fault for fault in run(body.replace("MEET", ""))[1].faults)

@@ -39,7 +39,7 @@ def load(context: Context, ins: Instruction, fields: Fields) -> Action:
             index = int(context.shared.base[thread]) + offset
             barrier = barriers.find(index, thread, ins)
             agent = 0
-            if races is not None:
+            if races is not None and barrier.order is not None:
                 block = int(context.threads.block_of[thread])
                 agent = races.proxy.copies(block, offset)
                 if not barrier.fenced:
@@ -49,6 +49,7 @@ def load(context: Context, ins: Instruction, fields: Fields) -> Action:
                         "initialization",
                     )
                 races.proxy.write(agent, thread, box.granules, ins, block)
+                barrier.order.require_end(thread, ins)
             tell_global(context, READ, box, thread, ins)
             tile = np.zeros(box.map.box[::-1], np.uint16)
             tile[box.inside] = box.tensor_part

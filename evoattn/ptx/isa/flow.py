@@ -14,12 +14,21 @@ from evoattn.ptx.program.kernel import Instruction, Kernel
 from evoattn.ptx.program.operands import operand_registers
 
 _POLL = re.compile(r"atom\b|ld\.(?:acquire|relaxed|volatile)\b")
+_ACTS = re.compile(r"cp\.async\.bulk|mbarrier\.(?:init|inval|try_wait|test_wait)|fence\.|membar|atom\b")
 _ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
 
 
 def ends_run(ins: Instruction) -> bool:
     """Whether the scheduler must act on this instruction: a branch, an exit, a wait at a barrier."""
     return _ENDS_RUN.match(ins.opcode) is not None
+
+
+def acts(ins: Instruction) -> bool:
+    """Whether a part of a warp that comes to this instruction alone has gone its own way: it makes barriers, asks for
+    tensor copies, fences or waits. Branches around arithmetic, plain accesses and arrivals join again behind them:
+    compilers see to it, and kernels rely on it.
+    """
+    return _ACTS.match(ins.opcode) is not None
 
 
 class Flow:

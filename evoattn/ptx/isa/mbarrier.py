@@ -85,7 +85,10 @@ def expect_bytes(context: Context, ins: Instruction, fields: Fields) -> Action:
 
     def run(active: ActiveThreads) -> None:
         for thread, index, size in zip(active.index.tolist(), places(active).tolist(), active.select(number).tolist()):
-            barriers.expect(barriers.find(index, thread, ins), size, ins)
+            barrier = barriers.find(index, thread, ins)
+            if barrier.order is not None:
+                barrier.order.require_end(thread, ins)
+            barriers.expect(barrier, size, ins)
 
     return run
 

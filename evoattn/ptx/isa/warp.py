@@ -39,6 +39,13 @@ def _members(context: Context, ins: Instruction, operand: str) -> Lanes | None:
     return None if mask.ndim == 0 and mask == 0xFFFFFFFF else mask
 
 
+def _meet(context: Context, active: ActiveThreads, ins: Instruction, members: Lanes | None) -> None:
+    """The members wait for each other; with None all threads of their warps, which go on together."""
+    context.require_whole_warps(active, ins, members)
+    if members is None:
+        context.come_together(active.warps)
+
+
 @instruction("shfl", r"\.sync\.(?P<mode>up|down|bfly|idx)\.b32", kind="shuffle", pure=False)
 def shuffle(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`shfl d|p, a, b, c, members`: c has the segment mask in bits 8-12 and the clamp in bits 0-4 (PTX ISA,
@@ -68,7 +75,7 @@ def shuffle(context: Context, ins: Instruction, fields: Fields) -> Action:
     constant = sources() if distance.ndim == 0 and bounds.ndim == 0 else None
 
     def run(active: ActiveThreads) -> None:
-        context.require_whole_warps(active, ins, members)
+        _meet(context, active, ins, members)
         source, valid = constant or sources()
         values = value.take(source) if value.ndim else np.broadcast_to(value, target.shape)
         assign(target, values, active)
@@ -114,7 +121,7 @@ def vote(context: Context, ins: Instruction, fields: Fields) -> Action:
     wanted = _members(context, ins, ins.operands[2])
 
     def run(active: ActiveThreads) -> None:
-        context.require_whole_warps(active, ins, wanted)
+        _meet(context, active, ins, wanted)
         companions = _companions(active, members)
         yes = np.broadcast_to(predicate(), (context.count,)).reshape(-1, 1, WARP) & companions
         result: Lanes
@@ -141,7 +148,7 @@ def match(context: Context, ins: Instruction, fields: Fields) -> Action:
     wanted = _members(context, ins, ins.operands[2])
 
     def run(active: ActiveThreads) -> None:
-        context.require_whole_warps(active, ins, wanted)
+        _meet(context, active, ins, wanted)
         companions = _companions(active, members)
         values = np.broadcast_to(value, (context.count,)).reshape(-1, WARP)
         equal = (values[:, :, None] == values[:, None, :]) & companions
@@ -172,7 +179,7 @@ def reduce(context: Context, ins: Instruction, fields: Fields) -> Action:
     neutral = kind.dtype.type({"min": limits.max, "max": limits.min, "and": limits.max}.get(fields["action"], 0))
 
     def run(active: ActiveThreads) -> None:
-        context.require_whole_warps(active, ins, wanted)
+        _meet(context, active, ins, wanted)
         values = np.broadcast_to(value, (context.count,)).reshape(-1, 1, WARP)
         result = ufunc.reduce(np.where(_companions(active, members), values, neutral), axis=-1, dtype=kind.dtype)
         assign(target, _by_lane(result, context.count), active)
@@ -188,7 +195,7 @@ def elect(context: Context, ins: Instruction, fields: Fields) -> Action:
     members, wanted = context.source(ins.operands[1], _U32), _members(context, ins, ins.operands[1])
 
     def run(active: ActiveThreads) -> None:
-        context.require_whole_warps(active, ins, wanted)
+        _meet(context, active, ins, wanted)
         leader = _by_lane(_companions(active, members).argmax(-1), context.count)
         assign(target, leader.astype(np.uint32), active)
         assign(chosen, leader == context.threads.lane, active)
@@ -202,7 +209,7 @@ def synchronize_warp(context: Context, ins: Instruction, fields: Fields) -> Acti
     members, wanted = context.source(ins.operands[0], _U32), _members(context, ins, ins.operands[0])
 
     def run(active: ActiveThreads) -> None:
-        context.require_whole_warps(active, ins, wanted)
+        _meet(context, active, ins, wanted)
         if context.races is None:
             return
         companions = np.broadcast_to(_companions(active, members), (context.count // WARP, WARP, WARP))[active.warps]

@@ -45,6 +45,7 @@ class Barriers:
         threads = self.context.threads
         if arrival.expected not in (None, threads.block_threads) or int(arrival.number) in self._barriers:
             return False
+        self.context.apart = None
         if self.context.races is not None:
             self.context.races.shared.barrier(np.arange(threads.block_count))
         return True
@@ -137,6 +138,10 @@ class Barriers:
                 del self._barriers[number]
         if not free.any():
             return []
+        if self.context.apart is not None:
+            by_warp = free.reshape(-1, WARP)
+            whole = by_warp.any(1) & (by_warp | ~self.context.alive.reshape(-1, WARP)).all(1)
+            self.context.come_together(np.flatnonzero(whole))
         released = []
         for pc, mask in list(self.waiting_at.items()):
             going = mask & free

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from evoattn.ptx.isa.dispatch import Action, Operation, Prepared
-from evoattn.ptx.isa.flow import Flow
+from evoattn.ptx.isa.flow import Flow, acts, ends_run
 from evoattn.ptx.program.arrays import Mask
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.threads import ActiveThreads
@@ -28,6 +28,8 @@ class Run:
     """For all threads at once."""
     apart: dict[frozenset[int], list[Action]]
     """For a part of the threads, by the pcs at which the others wait."""
+    acts: bool
+    """Whether it, or what ends it, does more than compute and read."""
 
 
 class Runs:
@@ -48,7 +50,13 @@ class Runs:
         run = self._runs.get(pc)
         if run is None:
             end = self.flow.end_of_run(pc)
-            run = self._runs[pc] = Run(pc, end, [self._for_all(i) for i in range(pc, end)], {})
+            run = self._runs[pc] = Run(
+                pc,
+                end,
+                [self._for_all(i) for i in range(pc, end)],
+                {},
+                any(acts(ins) for ins in self.instructions[pc : end + 1] if ins.index < end or ends_run(ins)),
+            )
         return run
 
     def steps_apart(self, run: Run, waiting: Iterable[int]) -> list[Action]:

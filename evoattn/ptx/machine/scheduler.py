@@ -1,6 +1,4 @@
-"""Runs prepared instructions: all threads together while they agree, the group with the lowest pc first when they do
-not.
-"""
+"""Runs prepared instructions: all threads together while they agree, else the group with the lowest pc first."""
 
 from __future__ import annotations
 
@@ -90,8 +88,7 @@ class Scheduler:
         if self._polls_in_vain > MAX_POLLS_IN_VAIN:
             raise Deadlock(
                 f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all "
-                "others wait or have "
-                "ended."
+                "others wait or have ended."
             )
 
     def _execute(self, pc: int, active: ActiveThreads) -> Groups:
@@ -103,8 +100,7 @@ class Scheduler:
         if self.steps > self.step_limit:
             raise StepLimitExceeded(
                 f"{self.context.kernel.name} was stopped after {self.step_limit} instructions, at "
-                f"{self.instructions[pc]}: "
-                "it may never end."
+                f"{self.instructions[pc]}: it may never end."
             )
         for told in self.context.before_run:
             told(pc, run.end, active)
@@ -114,6 +110,8 @@ class Scheduler:
             for operation in run.together:
                 operation()
         else:
+            if run.acts:
+                self.context.go_apart(active)
             try:
                 for step in self._runs.steps_apart(run, self._waiting_pcs()):
                     step(active)
@@ -150,6 +148,8 @@ class Scheduler:
             if self._barriers.passes_at_once(ending, acting):
                 return [*following, (pc + 1, acting)]
             return [*following, *self._interned_groups(self._barriers.arrive(ending, acting, pc + 1))]
+        if isinstance(ending, ClusterArrival | ClusterWait):
+            self.context.require_together(acting, ending.ins)
         if isinstance(ending, ClusterArrival):
             return [*following, (pc + 1, acting), *self._interned_groups(self._clusters.arrive(ending, acting))]
         if isinstance(ending, ClusterWait):
@@ -231,8 +231,7 @@ class Scheduler:
             first = int(np.flatnonzero(mask)[0])
             raise DivergentCollective(
                 f"{self.context.threads.describe(first)} waits forever at {self.instructions[pc]}, which a part of "
-                "its warp or warpgroup "
-                "never reaches."
+                "its warp or warpgroup never reaches."
             )
         at_barriers = sorted([*self._barriers.waiting_at.items(), *self._clusters.waiting_at.items()])
         waiting = [(self.instructions[pc - 1], mask) for pc, mask in at_barriers]

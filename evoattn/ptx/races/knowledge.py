@@ -31,6 +31,12 @@ class Knowledge:
         """Whether it holds what a lane of a column did at a time."""
         return bool(time <= self.known[column]) or time <= self.lanes.get((column, lane), 0)
 
+    def tells_of(self, column: int, time: int) -> bool:
+        """Whether it holds what some thread of a column did at a time."""
+        return bool(time <= self.known[column]) or any(
+            time <= at for (other, _), at in self.lanes.items() if other == column
+        )
+
 
 def join_lanes(lanes: dict[tuple[int, int], int], others: dict[tuple[int, int], int]) -> None:
     """The later of both for each lane, into `lanes`."""

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from evoattn.ptx.errors import DivergentCollective
 from evoattn.ptx.memory.address_space import BankedMemory
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.traffic import Traffic
@@ -82,6 +83,10 @@ class Context(Binder):
         """Called when threads exit, before they are gone."""
         self.before_run: list[Callable[[int, int, ActiveThreads], None]] = []
         """Called before threads execute a straight run of instructions, with the pcs of its start and end."""
+        self.apart: Mask | None = None
+        """By warp: a part of it has gone its own way, and nothing has brought its threads together since; None if no
+        warp has.
+        """
         self.traffic = Traffic() if count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
@@ -98,7 +103,10 @@ class Context(Binder):
         """Raise `NotConverged` unless every warp with an active thread has all its threads that are left active.
 
         `members` (uint32, over threads or 0-d) is the member mask: only the threads that it names need be there.
+        Raises `DivergentCollective` where `.aligned` asks for more than that all of them come.
         """
+        if self.apart is not None:
+            self.require_together(active, ins)
         if active.all or active.whole_warps_at == self.alive_version:
             return
         missing = self.alive.reshape(-1, WARP) & ~active.by_warp
@@ -118,6 +126,8 @@ class Context(Binder):
 
         A warpgroup is four warps from a multiple of four on in their block.
         """
+        if self.apart is not None:
+            self.require_together(active, ins)
         if (active.all and self.threads.block_warps % WARPGROUP_WARPS == 0) or active.whole_warpgroups:
             return
         first = self.threads.in_block // (WARP * WARPGROUP_WARPS)
@@ -127,3 +137,32 @@ class Context(Binder):
         if partial.any():
             raise NotConverged(ins, partial)
         active.whole_warpgroups = True
+
+    def go_apart(self, active: ActiveThreads) -> None:
+        """These threads do something that others of their warps do not do with them."""
+        missing: Mask = self.alive.reshape(-1, WARP) & ~active.by_warp
+        partial = np.logical_and(active.by_warp.any(1), missing.any(1))
+        if partial.any():
+            if self.apart is not None:
+                partial |= self.apart
+            self.apart = partial
+
+    def come_together(self, warps: Numbers) -> None:
+        """All threads that are left of these warps have met."""
+        if self.apart is not None:
+            self.apart[warps] = False
+            if not self.apart.any():
+                self.apart = None
+
+    def require_together(self, active: ActiveThreads, ins: Instruction) -> None:
+        """Raise `DivergentCollective` if `.aligned` finds a warp apart: where the paths of its threads join, a GPU may
+        let them go on one after another (PTX ISA, barrier and mma: all threads must execute the same instruction).
+        """
+        if self.apart is None or ".aligned" not in ins.opcode:
+            return
+        wrong = active.warps[self.apart[active.warps]]
+        if len(wrong):
+            raise DivergentCollective(
+                f"Some threads of the warp of {self.threads.describe(int(wrong[0]) * WARP)} went their own way, and "
+                f"nothing (bar.warp.sync) has brought them together again before {ins}."
+            )

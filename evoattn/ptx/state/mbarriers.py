@@ -16,6 +16,7 @@ from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.knowledge import Knowledge
+from evoattn.ptx.races.phases import Phases
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context
 
@@ -47,6 +48,7 @@ class Mbarrier:
     cluster_known: Knowledge
     tx_bytes: int = 0
     phase: int = 0
+    order: Phases | None = None
     fenced: bool = False
     fenced_for_cluster: bool = False
     announced: bool = False
@@ -76,6 +78,8 @@ class Mbarriers:
         a, b, c, d = (Knowledge.of_nothing(columns) for _ in range(4))
         offset = index % self.context.shared.stride
         self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, {thread}, a, b, c, d)
+        if races is not None:
+            self._barriers[index].order = Phases(races.shared, offset)
         self._signatures[index // BYTES] = _signature(index)
 
     def remove(self, index: int, thread: int, ins: Instruction) -> None:
@@ -164,7 +168,8 @@ class Mbarriers:
         for thread, at, count, size in each:
             barrier = self.find(at, thread, ins)
             phases.append(barrier.phase)
-            if races is not None:
+            if races is not None and barrier.order is not None:
+                barrier.order.require_end(thread, ins)
                 warp, lane = divmod(thread, WARP)
                 whole = warp in together
                 key = warp * WARP if whole else thread
@@ -173,6 +178,7 @@ class Mbarriers:
                 own = at // self.context.shared.stride == warp // self.threads.block_warps
                 kept = barrier.handed_over if own else barrier.cluster_over
                 kept.join(handed_over[key])
+                barrier.order.arrive(warp, None if whole else lane, races.order.now - 1, ins)
             self.expect(barrier, size, ins)
             barrier.pending -= count
             if barrier.pending < 0:
@@ -186,6 +192,8 @@ class Mbarriers:
     def expect(self, barrier: Mbarrier, size: int, ins: Instruction) -> None:
         """The phase waits for `size` bytes more. Raises `AsyncFault` beyond what it can count."""
         barrier.tx_bytes += size
+        if size and barrier.order is not None:
+            barrier.order.expect_bytes()
         if barrier.tx_bytes > MAX_COUNT:
             raise AsyncFault(
                 f"The mbarrier at byte {barrier.offset} of shared memory expects {barrier.tx_bytes} bytes, over "
@@ -205,6 +213,8 @@ class Mbarriers:
     def _end_phase(self, barrier: Mbarrier) -> None:
         if barrier.pending or barrier.tx_bytes:
             return
+        if barrier.order is not None:
+            barrier.order.end((barrier.handed_over, barrier.cluster_over))
         barrier.phase += 1
         barrier.pending = barrier.count
         barrier.known.join(barrier.handed_over)

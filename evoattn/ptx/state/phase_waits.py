@@ -110,6 +110,8 @@ class PhaseWaits:
             left = self.context.alive.reshape(-1, WARP)
             some = by_warp.any(1)
             whole = some & (by_warp | ~left).all(1)
+            if barrier.order is not None:
+                barrier.order.see(np.flatnonzero(some).tolist())
             for known in (barrier.known, barrier.cluster_known)[: 1 + of_cluster]:
                 order.acquire(np.flatnonzero(whole), known)
                 for warp in np.flatnonzero(some & ~whole).tolist():
