@@ -189,7 +189,7 @@ for (int round = 0; round < 3; round++) {
 
 
 def test_who_ends_a_phase_knows_that_all_have_seen_the_last():
-    """Thread 32 sees each phase end in this order; a thread 0 that does not know may end the next one before it looks."""
+    """Thread 32 sees each phase end here; a thread 0 that does not know may end the next one before it looks."""
     assert not run(TURNS.replace("WAIT", "mbarrier_wait(barrier + 8, round % 2);"))[1].faults
     faults = run(TURNS.replace("WAIT", ""))[1].faults
     assert any("may still wait for a phase" in fault for fault in faults), faults
