@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ class Trees:
     value: Array
 
     def predict(self, rows: Array) -> Array:
-        """One number per row of features."""
+        """One number per row of features, which are compared as float32, as they were in the fit."""
+        rows = rows.astype(np.float32)
         node = np.broadcast_to(self.roots, (len(rows), len(self.roots))).copy()
         numbers = np.arange(len(rows))[:, None]
         while True:
@@ -118,3 +120,22 @@ def make_prior(
         return [float(v) for v in values]
 
     return prior
+
+
+def shipped(gpu: GpuSpec) -> Path | None:
+    """The file of the trees that were fitted to measurements of the GPU's architecture, if there is one."""
+    path = DATA / f"prior-{gpu.arch}.npz"
+    return path if path.exists() else None
+
+
+def prior_for(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> Prior | None:
+    """The shipped prior for configs of `spaces`, read when it is first asked; None for another architecture."""
+    path = shipped(gpu)
+    if path is None:
+        return None
+
+    @cache
+    def made() -> Prior:
+        return make_prior(load(path), spaces, problem, gpu)
+
+    return lambda configs: made()(configs)

@@ -12,7 +12,8 @@ from evoattn.model.named_problems import short_name
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study
 from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.samplers.base import Sampler
+from evoattn.samplers.base import Sampler, SamplerAids
+from evoattn.samplers.prior import prior_for
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
@@ -142,7 +143,7 @@ def make_search(prepared: PreparedSearch, sampler: Sampler, machines: Machines, 
 def sampler_of(
     name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec, seed: int
 ) -> Sampler:
-    """The sampler called `name` over `spaces`, told which configs cannot be.
+    """The sampler called `name` over `spaces`, told which configs cannot be and what other problems let expect.
 
     Raises `SamplerError` on an unknown one.
     """
@@ -150,7 +151,8 @@ def sampler_of(
     def why_invalid(family: str, params: dict[str, Any]) -> str | None:
         return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), gpu)
 
-    return make_sampler(name, spaces, problem, seed, why_invalid)
+    aids = SamplerAids(prior_for(spaces, problem, gpu))
+    return make_sampler(name, spaces, problem, seed, why_invalid, aids)
 
 
 def _free_name(storage: Storage, stem: str) -> str:

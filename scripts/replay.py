@@ -1,0 +1,182 @@
+"""Replay searches on recorded landscapes: any sampler, many seeds, no GPU.
+
+    python scripts/replay.py docs/landscapes/h100.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
+    python scripts/replay.py docs/landscapes/h100.jsonl.gz --begin portfolio --priors build/priors -o curves.json
+
+A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --priors names the
+folder with a prior per group, each without that group (`scripts/sampler_prior.py --each`); else guided samplers have
+none. --begin portfolio: the search begins at the portfolio's picks and the starting configs, as `evoattn search` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import starmap
+from pathlib import Path
+
+import numpy as np
+
+from evoattn.model.gpu import lookup
+from evoattn.model.space import SearchSpace, load_space
+from evoattn.samplers.base import MakePool, Sampler, SamplerAids
+from evoattn.samplers.landscape import Landscape, load
+from evoattn.samplers.prior import load as load_priors
+from evoattn.samplers.prior import make_prior
+from evoattn.samplers.registry import SAMPLERS, make_sampler
+from evoattn.samplers.replay import JOBS, curve, replay, spaces_of
+from evoattn.search.starting import from_portfolio
+
+NEAR = 1.02
+AT = (30, 50, 150, 500)
+WORST = 20.0
+"""What a search that has found nothing counts as, in means."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One search: best so far over the best, by candidates, and when each result came."""
+
+    landscape: str
+    sampler: str
+    seed: int
+    curve: list[float]
+    seconds: list[float]
+    asking: float
+    """CPU seconds per candidate, the replay's own work among them."""
+
+    @property
+    def candidates_to(self) -> int | None:
+        """How many until NEAR; None if never."""
+        return next((i for i, ratio in enumerate(self.curve, 1) if ratio <= NEAR), None)
+
+
+def begun(landscape: Landscape, begin: str) -> dict[str, SearchSpace]:
+    """The recorded spaces, with today's starting configs and the portfolio's picks if they are wanted."""
+    spaces, gpu = spaces_of(landscape), lookup(landscape.about["gpu"])
+    if begin == "random":
+        return spaces
+    for name, space in spaces.items():
+        fitting = [
+            row for row in load_space(name, gpu).starting
+            if all(row["config"].get(p.name) in p.values for p in space.parameters)
+        ]  # fmt: skip
+        spaces[name] = replace(space, starting=tuple(fitting))
+    return from_portfolio(spaces, landscape.problem, gpu)
+
+
+@cache
+def _landscapes(paths: tuple[Path, ...]) -> dict[str, Landscape]:
+    return {one.name: one for path in paths for one in load(path)}
+
+
+def searches(
+    paths: tuple[Path, ...], name: str, sampler: str, begin: str, seeds: range, count: int, jobs: int,
+    priors: Path | None,
+) -> list[Run]:  # fmt: skip
+    """The runs of one sampler on one landscape."""
+    landscape = _landscapes(paths)[name]
+    spaces, gpu = begun(landscape, begin), lookup(landscape.about["gpu"])
+    trees = load_priors(priors / f"{landscape.group}.npz") if priors else None
+
+    def make(seed: int, make_pool: MakePool) -> Sampler:
+        prior = make_prior(trees, spaces, landscape.problem, gpu) if trees else None
+        aids = SamplerAids(prior, make_pool)
+        return make_sampler(sampler, spaces, landscape.problem, seed, lambda family, params: None, aids)
+
+    runs = []
+    for seed in seeds:
+        started = time.process_time()
+        steps = replay(landscape, partial(make, seed), count, jobs)
+        asking = (time.process_time() - started) / max(1, len(steps))
+        ratios = [float(v) for v in curve(steps, landscape.best, count)]
+        runs.append(Run(name, sampler, seed, ratios, [s.seconds for s in steps], asking))
+    return runs
+
+
+def geomean(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(np.minimum(values, WORST)))))
+
+
+def summary(runs: list[Run]) -> dict[str, float | int | None]:
+    """What the table shows of one sampler."""
+    needed = [r.candidates_to or 10**9 for r in runs]
+    seconds = [r.seconds[n - 1] if n <= len(r.seconds) else 1e9 for r, n in zip(runs, needed, strict=True)]
+    middle, middle_s = float(np.median(needed)), float(np.median(seconds))
+    return {
+        **{f"after {n}": geomean([r.curve[n - 1] for r in runs]) for n in AT if n <= len(runs[0].curve)},
+        "candidates to 2 %": int(middle) if middle < 1e8 else None,
+        "seconds to 2 %": round(middle_s, 1) if middle_s < 1e8 else None,
+        "within 2 %, share of runs": float(np.mean([n < 10**9 for n in needed])),
+        "ms per candidate": 1e3 * float(np.mean([r.asking for r in runs])),
+    }
+
+
+def table(runs: list[Run]) -> str:
+    """A Markdown table, a row per sampler."""
+    rows = {name: summary([r for r in runs if r.sampler == name]) for name in dict.fromkeys(r.sampler for r in runs)}
+    titles = list(next(iter(rows.values())))
+    lines = [f"| sampler | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    for name, row in rows.items():
+        cells = [
+            "-" if v is None else f"{v:.3f}" if isinstance(v, float) and v < 10 else f"{v:g}" for v in row.values()
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(value: float | int | None) -> str:
+    if value is None:
+        return "not reached"
+    return f"{value:.3f}" if isinstance(value, float) and value < 10 else f"{value:g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("landscapes", type=Path, nargs="+")
+    parser.add_argument("--samplers", default=",".join(SAMPLERS))
+    parser.add_argument("--begin", choices=("random", "portfolio"), default="random")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--jobs", type=int, default=JOBS, help="compile processes that are played")
+    parser.add_argument("--only", default="", help="landscapes whose names begin so")
+    parser.add_argument("--every", type=int, default=1, help="of the landscapes, each so-many-th")
+    parser.add_argument("--least", type=int, default=200, help="right configs that a landscape must have")
+    parser.add_argument("--priors", type=Path)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("-o", "--output", type=Path)
+    words = parser.parse_args()
+    paths = tuple(words.landscapes)
+    names = [
+        n for n, one in _landscapes(paths).items()
+        if n.startswith(words.only) and sum(c.best_us is not None for c in one.configs) >= words.least
+    ][:: words.every]  # fmt: skip
+    seeds = range(words.first_seed, words.first_seed + words.seeds)
+    tasks = [
+        (paths, name, sampler, words.begin, seeds, words.count, words.jobs, words.priors)
+        for sampler in words.samplers.split(",")
+        for name in names
+    ]
+    if words.processes > 1:
+        with ProcessPoolExecutor(words.processes) as pool:
+            runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
+    else:
+        runs = [run for found in starmap(searches, tasks) for run in found]
+    print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs)}")
+    if words.output:
+        rows = [
+            vars(r) | {"curve": [round(v, 4) for v in r.curve], "seconds": [round(s, 2) for s in r.seconds]}
+            for r in runs
+        ]
+        words.output.write_text(json.dumps({"begin": words.begin, "runs": rows}))
+
+
+if __name__ == "__main__":
+    main()
