@@ -31,7 +31,7 @@ from evoattn.samplers.prior import load as load_priors
 from evoattn.samplers.prior import make_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
 from evoattn.samplers.replay import JOBS, curve, replay, spaces_of
-from evoattn.search.starting import from_portfolio
+from evoattn.search import starting
 
 NEAR = 1.02
 AT = (30, 50, 150, 500)
@@ -63,12 +63,10 @@ def begun(landscape: Landscape, begin: str) -> dict[str, SearchSpace]:
     if begin == "random":
         return spaces
     for name, space in spaces.items():
-        fitting = [
-            row for row in load_space(name, gpu).starting
-            if all(row["config"].get(p.name) in p.values for p in space.parameters)
-        ]  # fmt: skip
+        known = load_space(name, gpu).starting
+        fitting = [c for c in known if all(c.get(p.name) in p.values for p in space.parameters)]
         spaces[name] = replace(space, starting=tuple(fitting))
-    return from_portfolio(spaces, landscape.problem, gpu)
+    return starting.begin(spaces, landscape.problem, gpu)
 
 
 @cache

@@ -72,7 +72,7 @@ def test_every_family_has_features(family):
 def test_what_ships_knows_good_from_bad():
     spaces = {name: load_space(name, H100) for name in ("flash_scalar", "flash_wgmma")}
     prior = prior_for(spaces, PROBLEM_HERE, H100)
-    wgmma = [KernelConfig("flash_wgmma", c.params) for c in spaces["flash_wgmma"].starting_configs(PROBLEM_HERE)]
+    wgmma = [KernelConfig("flash_wgmma", c.params) for c in spaces["flash_wgmma"].starting_configs()]
     good = prior([(c.family, c.params) for c in wgmma])
     assert np.median(good) < 0.7 < np.median(prior(configs("flash_scalar", 20)))  # twice the best
     assert prior_for(spaces, PROBLEM_HERE, GPUS["l4"]) is None
