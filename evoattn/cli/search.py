@@ -80,6 +80,13 @@ def search(
         str | None,
         typer.Option(metavar="LIST", help="GPUs of this machine to time on: 0,1 or all.", show_default="the first"),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on a Ray cluster: its address, auto, or local for one of this machine (needs evoattn[ray]).",
+        ),
+    ] = None,
     offline: Annotated[
         bool,
         typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one."),
@@ -109,6 +116,7 @@ def search(
             sanitize=sanitize,
             offline=offline,
             devices=devices,
+            ray=ray,
             db=db,
             jobs=jobs,
         )

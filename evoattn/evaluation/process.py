@@ -70,15 +70,16 @@ def serve(
             try:
                 message = Ending.RESULT, handler(task)
             except Exception as error:  # a bug of ours costs one task, not the search
-                message = Ending.RAISED, _sentence(error)
+                message = Ending.RAISED, sentence_of(error)
             connection.send((*message, handler.broken))
             if handler.broken:
                 os._exit(0)  # no destructors: they would touch the lost CUDA context
     except EOFError:
         pass
     except Exception as error:
-        connection.send((Ending.RAISED, _sentence(error), True))
+        connection.send((Ending.RAISED, sentence_of(error), True))
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
+    """One line of an exception: its kind and its words."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_SENTENCE]}"

@@ -102,6 +102,12 @@ class BaseWorker(ABC):
             pass
         return outcome
 
+    def wait(self) -> None:
+        """Until the worker is idle. Raises `WorkerFailed`."""
+        while not self.idle:
+            self._step(_nothing)
+            self.check()
+
     def _step(self, refresh: Callable[[], None]) -> Outcome | None:
         wait_for_any([self], REFRESH_SECONDS)
         refresh()

@@ -21,7 +21,7 @@ GAUGE_TRIES = 3
 
 
 class Boards:
-    """A `Device` for each GPU. The first one measures the peers and holds the final."""
+    """A `Device` for each GPU. The first one measures the peers."""
 
     def __init__(
         self, gpu: GpuSpec, names: Sequence[str], workers: Sequence[BaseWorker], progress: Progress, seconds: float
@@ -38,8 +38,13 @@ class Boards:
 
     @property
     def first(self) -> Device:
-        """Who measures the peers and holds the final."""
+        """Who measures the peers."""
         return self.devices[0]
+
+    @property
+    def for_final(self) -> Device:
+        """Who holds the final: the first that is up, as a machine of several may be gone."""
+        return next((device for device in self.devices if device.worker.ready), self.first)
 
     @property
     def compared(self) -> bool:

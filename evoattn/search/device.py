@@ -57,10 +57,8 @@ class Device:
         """The end of a candidate's task, the peers' first times, or None. Raises `SearchError` if the peers cannot be
         measured."""
         outcome = self.worker.poll()
-        return self.take(outcome) if outcome else None
-
-    def take(self, outcome: Outcome) -> Outcome | FinalResult | None:
-        """As `poll`, of an outcome that has come."""
+        if outcome is None:
+            return None
         self._progress.device_seconds += outcome.seconds
         if outcome.tag is not self._peers:
             return outcome
@@ -71,15 +69,13 @@ class Device:
         result: FinalResult | None = self._peers.result
         return result
 
-    def hold(
-        self, final: Final, seconds: float, refresh: Callable[[], None], earlier: Callable[[Outcome], None]
-    ) -> FinalResult:
-        """The result of a final, over as many tries as it takes, each of at most `seconds`.
+    def hold(self, final: Final, seconds: float, refresh: Callable[[], None]) -> FinalResult:
+        """The result of a final, over as many tries as it takes, each of at most `seconds`. The worker has no task.
 
-        `earlier` gets the outcome of the candidate still at hand. Raises `SearchError` if the final cannot be held.
+        Raises `SearchError` if the final cannot be held.
         """
         while final.result is None:
-            outcome = self.worker.ask(final.task, seconds, refresh, earlier)
+            outcome = self.worker.ask(final.task, seconds, refresh)
             self._progress.device_seconds += outcome.seconds
             try:
                 final.take(outcome)

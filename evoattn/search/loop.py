@@ -231,19 +231,14 @@ class Search:
 
     def _hold_final(self, boards: Boards) -> None:
         """The best candidates and every peer, interleaved on one board, so that all are measured under the same
-        conditions. The other boards end what they have before."""
-        self.progress.stage, device = "final", boards.first
-        while any(other.worker.busy for other in boards.devices[1:]):
+        conditions. The boards end what they have before."""
+        self.progress.stage, device = "final", boards.for_final
+        while boards.busy:
             wait_for_any(boards.workers, POLL_SECONDS)
             self._poll_boards()
             self._refresh()
         chosen = finalists.choose(self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools)
-
-        def earlier(outcome: Outcome) -> None:
-            if result := device.take(outcome):
-                self._timed(device, result)
-
-        result = device.hold(Final(chosen), FINAL_SECONDS, self._refresh, earlier)
+        result = device.hold(Final(chosen), FINAL_SECONDS, self._refresh)
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"
             finalists.sanitize(self.problem, chosen, result.timings, self._refresh)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evoattn.fleet.base import Fleet
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import DetectedDevice, detect_devices
-from evoattn.search.request import SearchPlan, SearchWords
+from evoattn.search.request import SearchPlan, SearchWords, require_alike
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,18 @@ class Machines:
 @contextmanager
 def machines_of(words: SearchWords) -> Iterator[Machines]:
     """Those that the words name, until the context ends. Raises `WrongUse` or `FailedRun` where Ray cannot be used."""
-    yield Machines(detect_devices())
+    if words.ray is None:
+        yield Machines(detect_devices())
+        return
+    from evoattn.fleet.ray_fleet import RayFleet
+
+    fleet = RayFleet(words.ray, words.jobs)
+    try:
+        devices = fleet.detect()
+        require_alike(devices)
+        yield Machines(devices, fleet)
+    finally:
+        fleet.stop()
 
 
 def names_of(boards: Sequence[DetectedDevice]) -> list[str]:

@@ -156,8 +156,8 @@ def choose_boards(text: str | None, devices: list[DetectedDevice]) -> tuple[Dete
 
 def require_alike(boards: Sequence[DetectedDevice]) -> None:
     """Raises `GpuError` unless all are the same model with as many SMs under the same driver."""
-    first = boards[0]
     for other in boards[1:]:
+        first = boards[0]
         if first.spec is None or not first.spec.is_like(other.spec) or other.driver != first.driver:
             raise GpuError(
                 f"The GPUs of one search are of one kind: here are a {first.describe()} and a {other.describe()}, "
