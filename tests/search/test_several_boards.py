@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from search_puppets import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
-from studies_of_puppets import PROBLEM, make_search, puppets, space_of
+from studies_of_puppets import make_search, puppets, space_of
 
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -94,7 +94,7 @@ def test_a_board_that_cannot_time_the_reference_ends_the_search(storage):
 
 def reference(us: float) -> Reference:
     family = FAMILIES["flash_mma"]
-    config = space_of(**SPACE)["flash_mma"].starting_configs(PROBLEM)[0]
+    config = space_of(**SPACE)["flash_mma"].starting_configs()[0]
     return Reference(BuiltKernel(family, config, GPUS["h100"], CompiledKernel(b"", "", None)), 1, us)
 
 
