@@ -81,6 +81,11 @@ def search(storage, fleet, offline, tools):
     )
 
 
+def is_worker(pid: int) -> bool:
+    """Whether it is no server from which workers are forked."""
+    return "forkserver" not in command_of(pid) or not children(pid)
+
+
 def killing(running, *names: str):
     """Kill -9 a process of each name, once some trials are recorded; those killed are in the list."""
     killed = []
@@ -88,7 +93,7 @@ def killing(running, *names: str):
     def refresh():
         if len(killed) < len(names) and running.progress.recorded >= 10 * (len(killed) + 1):
             name = names[len(killed)]
-            pid = next((pid for pid, command in children(os.getpid()).items() if name in command), None)
+            pid = next((pid for pid, c in children(os.getpid()).items() if name in c and is_worker(pid)), None)
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(name)
@@ -117,9 +122,9 @@ def test_boards_of_a_cluster_are_compared_and_a_killed_one_gives_its_candidate_b
     found = cluster.detect()
     assert sorted(cluster.boards) == ["made up-1.0", "made up-1.1"] and len(found) == 2
     running = search(storage, cluster, False, puppets(RayBoardPuppet))
-    killed, refresh = killing(running, "ray::Board", "spawn_main")
+    killed, refresh = killing(running, "ray::Board", "forkserver")
     progress = running.run(Budget(trials=TRIALS), refresh)
-    assert killed == ["ray::Board", "spawn_main"] and progress.boards == 2
+    assert killed == ["ray::Board", "forkserver"] and progress.boards == 2
     trials = held(storage, running, TrialState.COMPLETE)
     assert len({t.timings[0].protocol["board"] for t in trials}) == 2
     ratio = progress.speeds["made up-1.1"] / progress.speeds["made up-1.0"]
