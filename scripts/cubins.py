@@ -76,7 +76,7 @@ def tokens_hash(source: str) -> str:
 
 def _key(problem: AttentionProblem, candidate: Candidate) -> str:
     """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs and config."""
-    kind = f"d{problem.head_dim}-{problem.dtype}-{problem.mask}" + ("-lse" if problem.lse else "")
+    kind = "-".join((f"d{problem.head_dim}", problem.dtype, problem.mask, *["lse"] * problem.lse, *problem.variants))
     return f"{candidate.family}/{candidate.arch}/{kind}/{candidate.config_id[:HEX_DIGITS]}"
 
 

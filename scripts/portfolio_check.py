@@ -1,6 +1,7 @@
 """What the shipped portfolio loses on problems that it was not built from, on the GPU that is here.
 
     python scripts/portfolio_check.py --seeds 71,72 --count 60 [--seconds 10] [--peers flash,cudnn,efficient,fa3,fa4]
+    python scripts/portfolio_check.py --problem mistral_prefill --problem t5_bias [--seconds 10] [--peers cudnn,flex]
 
 For each problem the pick, the best kernels of a search of so many seconds that starts from it, and every peer are timed
 in turns. Regret is the pick's time over the best of ours. All searches run at once in one set of processes, each
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 from evoattn.model.gpu import detect_devices
+from evoattn.model.named_problems import by_name_or_shape
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.pick import pick
@@ -26,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="71")
     parser.add_argument("--count", type=int, default=60, help="problems in all")
+    parser.add_argument("--problem", action="append", default=[], help="a name or a shape, in place of drawn ones")
     parser.add_argument("--seconds", type=float, default=10, help="of search per problem")
     parser.add_argument("--peers", default="flash,cudnn,efficient,fa3,fa4")
     parser.add_argument("--rounds", type=int, default=7)
@@ -33,7 +36,8 @@ def main() -> None:
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu, seeds = device.spec, [int(seed) for seed in words.seeds.split(",")]
-    problems = [p for seed in seeds for p in draw(seed, math.ceil(words.count / len(seeds)))][: words.count]
+    drawn = [p for seed in seeds for p in draw(seed, math.ceil(words.count / len(seeds)))][: words.count]
+    problems = [by_name_or_shape(text) for text in words.problem] or drawn
     picks = [pick(p, gpu) for p in problems]
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     rows: list[Checked] = []
@@ -45,6 +49,8 @@ def main() -> None:
         for group, chosen in zip(groups, picks, strict=True):
             rows.append(check(engine, group, chosen, words.rounds, tuple(words.peers.split(","))))
             print(rows[-1].line(), flush=True)
+            if words.problem:
+                print(f"   {rows[-1].winner}; {rows[-1].peers}; {rows[-1].refusals}", flush=True)
             if words.output:
                 kept = {"device": device.product, "seeds": seeds, "rows": [r.to_dict() for r in rows]}
                 words.output.write_text(json.dumps(kept))

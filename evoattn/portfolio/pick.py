@@ -36,11 +36,13 @@ def _portfolios(gpu: GpuSpec) -> list[Portfolio]:
 
 
 def _nearest_class(name: str, names: list[str]) -> str | None:
-    """The class of the least head_dim above that of `name`, else the greatest; everything else equal."""
+    """The class of the least head_dim above that of `name`, else the greatest; everything else equal. For a variant of
+    attention without a class, one of its plain mask."""
     bits, dim, mask, rows = name.split()
     dims = sorted(int(d[1:]) for b, d, m, r in (n.split() for n in names) if (b, m, r) == (bits, mask, rows))
     if not dims:
-        return None
+        plain = mask.partition("+")[0]
+        return None if plain == mask else _nearest_class(f"{bits} {dim} {plain} {rows}", names)
     return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask} {rows}"
 
 
@@ -80,7 +82,8 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
             if gpu.name not in portfolio.cards:
                 why += f"; nothing was tried on {gpu.name}"
             elif estimated:
-                why += f"; head_dim {problem.head_dim} was not measured"
+                same_mask = own.split()[2] == name.split()[2]
+                why += f"; {f'head_dim {problem.head_dim}' if same_mask else own} was not measured"
             return Pick(config.family, config, why, estimated, None if estimated else kernels.regret, "portfolio")
     return None
 

@@ -187,7 +187,7 @@ WRONG = [
     ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
     (
         "scores that come again are as they were",
-        ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
+        ("flash_wgmma", "scores again, a cluster", "alibi"),
         ("          if constexpr (Terms::ANY) change_scores();\n        });", "        });"),
     ),
 ]

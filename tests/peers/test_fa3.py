@@ -41,7 +41,10 @@ def test_its_own_build_comes_before_fa3_fwd_and_chooses_the_splits():
     for dtype in ("bf16", "fp16"):
         found = fa3.find(dtype, both)
         assert found.version.startswith("flash-attn-3 ")
-        assert found.prepare(1, 2, 3, True)() == ("flash_attn", {"causal": True, "num_splits": 0})
+        assert found.prepare(1, 2, 3, True, {"softcap": 2.0})() == (
+            "flash_attn",
+            {"causal": True, "num_splits": 0, "softcap": 2.0},
+        )
 
 
 def test_a_build_without_the_dtype_is_one_sentence_and_not_called_absent():

@@ -7,7 +7,8 @@ import torch
 
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers.table import PEERS, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
+from evoattn.timing.peers import flex
+from evoattn.timing.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call, refusal
 
 PROBLEM = AttentionProblem(1, 4, 2, 24, 24, 16, mask="causal_upper_left")
 
@@ -27,7 +28,7 @@ def absent(name):
 
 
 def honest(q, k, v, causal, num_splits=0):
-    assert num_splits == 0  # FA3 chooses
+    assert num_splits == 0  # FA3 chooses, FA4 has none
     assert q.stride(-1) == 1 and q.shape == (1, 24, 4, 16)
     out = torch.nn.functional.scaled_dot_product_attention(
         *(t.transpose(1, 2) for t in (q, k, v)), is_causal=causal, enable_gqa=True
@@ -38,6 +39,51 @@ def honest(q, k, v, causal, num_splits=0):
 def test_math_is_right_on_the_cpu():
     tensors, answer = inputs()
     assert peer_call(PEERS["math"], PROBLEM, tensors, answer)().shape == PROBLEM.shape("o")
+
+
+VARIANTS = [
+    {"window": "9:0", "scale": 0.4},
+    {"window": "9:0", "mask": "causal_lower_right", "seqlen_k": 40},
+    {"bias": "hs", "mask": "full", "window": "5:7"},
+    {"alibi": True},
+    {"bias": "bhs", "batch": 2},
+    {"softcap": 3.0, "sink": True},
+    {"sink": True, "alibi": True},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_variants_by_sdpa_and_flex_attention(fields):
+    """Either they are right or they say what they do not have; FlexAttention, here not compiled, has all."""
+    problem = PROBLEM.with_(**fields)
+    tensors, answer = inputs(problem)
+    flexible = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
+    assert peer_call(flexible, problem, tensors, answer)().shape == problem.shape("o")
+    if {"softcap", "sink"} & set(problem.variants):
+        with pytest.raises(PeerRefused, match=r"SDPA has no (softcap|sink)"):
+            peer_call(PEERS["math"], problem, tensors, answer)
+    else:
+        assert peer_call(PEERS["math"], problem, tensors, answer)().shape == problem.shape("o")
+
+
+def test_flash_attention_s_options():
+    def gets(q, k, v, causal, **options):
+        seen.update(options, causal=causal)
+        return honest(q, k, v, causal)
+
+    def load(name):
+        return SimpleNamespace(flash_attn_func=gets, CONFIG={"build_flags": {}})
+
+    problem, seen = PROBLEM.with_(window="9:0", softcap=2.0, scale=0.5), {}
+    fa3_peer(load).make(problem, inputs(problem)[0])()
+    assert seen == {"causal": True, "num_splits": 0, "window_size": (9, 0), "softcap": 2.0, "softmax_scale": 0.5}
+    with_sinks, seen = PROBLEM.with_(sink=True), {}
+    fa4_peer(load).make(with_sinks, inputs(with_sinks)[0])()
+    assert seen["learnable_sink"].shape == (4,)
+    with pytest.raises(PeerRefused, match="FlashAttention 3 has no sink"):
+        fa3_peer(load).make(with_sinks, inputs(with_sinks)[0])
+    with pytest.raises(PeerRefused, match="asked for variants"):
+        PEERS["flex"].make(PROBLEM, inputs()[0])
 
 
 def test_flash_attention_gets_views_and_gives_the_logical_shape():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from evoattn.correctness.reference import torch_dtype
+from evoattn.correctness.terms import make_terms, torch_dtype
 from evoattn.families.base import starts_zeroed
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
@@ -19,12 +19,14 @@ ALIGNMENT = 1024
 
 
 class Memory:
-    """Q, K and V of every reserved problem in one buffer per dtype, filled with normal numbers; O in another."""
+    """Q, K and V of every reserved problem in one buffer per dtype, filled with normal numbers; O in another. Sinks,
+    slopes and biases are each problem's own."""
 
     def __init__(self, backend: CudaBackend, seed: int) -> None:
         self._backend, self._seed = backend, seed
         self._inputs: dict[torch.dtype, torch.Tensor] = {}
         self._out = torch.empty(0, dtype=torch.uint8, device=backend.device)
+        self._terms: dict[AttentionProblem, dict[str, torch.Tensor]] = {}
 
     def reserve(self, problem: AttentionProblem) -> None:
         """Make room for the problem. Tensors that were given out before stay as they are."""
@@ -37,11 +39,14 @@ class Memory:
             for first in range(0, elements, 1 << 27):
                 made[first : first + (1 << 27)].normal_(generator=generator)
             self._inputs[dtype] = made
+        if problem.variants:
+            generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
+            self._terms[problem] = make_terms(problem, generator, self._backend.device, extreme=False)
         if self._out.numel() < _padded(problem, "o"):
             self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
 
     def tensors(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-        """`q`, `k`, `v`, `o` of a reserved problem, in its layout."""
+        """`q`, `k`, `v`, `o` of a reserved problem, in its layout, and its other inputs."""
         memory, start, tensors = self._inputs[torch_dtype(problem)], 0, {}
         for name in "qkv":
             shape, strides = problem.shape(name), problem.strides(name)
@@ -49,7 +54,7 @@ class Memory:
             start += _padded(problem, name) // problem.element_bytes
         out = self._out[: _padded(problem, "o")].view(memory.dtype)
         tensors["o"] = out.as_strided(problem.shape("o"), problem.strides("o"), 0)
-        return tensors
+        return tensors | self._terms.get(problem, {})
 
     def prepare(self, kernel: BuiltKernel, problem: AttentionProblem) -> Call:
         """A call of the kernel on the problem's tensors, with scratch buffers of its own."""

@@ -9,7 +9,7 @@ Where there are blocks enough, 0 chooses 1.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 Call = Callable[[], torch.Tensor | tuple[torch.Tensor, ...]]
-Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], Call]
-"""(q, k, v `[batch, seqlen, heads, head_dim]`, causal) → a call that gives O of q's shape, alone or first.
-`causal` means causal_lower_right."""
+Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, Mapping[str, Any]], Call]
+"""(q, k, v `[batch, seqlen, heads, head_dim]`, causal, other arguments) → a call that gives O of q's shape, alone or
+first. `causal` means causal_lower_right."""
 Load = Callable[[str], ModuleType]
 """Imports a module by name. Raises `ImportError` if it is absent, `OSError` if a library in it does not load."""
 PACKAGES = {"flash_attn": "flash-attn-3", "fa3_fwd": "fa3-fwd"}
@@ -62,8 +62,15 @@ def find(dtype: str, load: Load = importlib.import_module) -> Fa3:
     raise ImportError("; ".join(absent))
 
 
-def _prepare(function: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Call:
-    return partial(function, q, k, v, causal=causal, num_splits=0)
+def _prepare(
+    function: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    options: Mapping[str, Any],
+) -> Call:
+    return partial(function, q, k, v, causal=causal, num_splits=0, **options)
 
 
 def _build_flags(stem: str, load: Load) -> dict[str, bool]:

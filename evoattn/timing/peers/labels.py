@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4")
+PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex")
 """Those of `table.PEERS`, in its order. That module imports torch."""
-FLASH_ATTENTION = {"fa3": "FlashAttention 3", "fa4": "FlashAttention 4"}
+FLASH_ATTENTION = {"fa3": "FlashAttention 3", "fa4": "FlashAttention 4", "flex": "FlexAttention"}
 """Those of `table.PEERS` that are no SDPA backend."""
 
 

@@ -16,9 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import Answer
-from evoattn.model.mask import MaskKind
+from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import fa3
+from evoattn.timing.peers import fa3, flex
+from evoattn.timing.peers.refused import PeerRefused as PeerRefused
+from evoattn.timing.peers.variants import added_to_scores, flash_options
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], torch.Tensor]
@@ -26,13 +28,6 @@ Call = Callable[[], torch.Tensor]
 
 NOT_INSTALLED = "is not installed"
 """In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
-
-
-UNASKED = "It is not asked for variants of attention."
-
-
-class PeerRefused(RuntimeError):
-    """A peer is absent, does not take the problem, or answers wrong: the message says which, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +57,12 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
         from torch.nn.attention.bias import causal_lower_right
 
         kind, lower_right = problem.masking.kind, problem.masking.corner == "lower_right"
-        if problem.variants or problem.scale is not None:
-            raise PeerRefused(UNASKED)
-        if kind is MaskKind.BAND:
+        if kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"SDPA has no {problem.mask} but as a matrix of all scores.")
-        causal = kind is MaskKind.CAUSAL
-        mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k) if causal and lower_right else None
+        mask = added_to_scores(problem, tensors)
+        causal = kind is MaskKind.CAUSAL and mask is None
+        if causal and lower_right:
+            mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k)
 
         def call() -> torch.Tensor:
             with sdpa_kernel(backend):
@@ -77,6 +72,7 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
                     tensors["v"],
                     attn_mask=mask,
                     is_causal=causal and not lower_right,
+                    scale=problem.scale,
                     enable_gqa=problem.group_size > 1,
                 )
 
@@ -85,27 +81,28 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
     return make
 
 
-def _flash_attention(prepare: Callable[[AttentionProblem], fa3.Prepare]) -> Callable[[AttentionProblem, Tensors], Call]:
+def _flash_attention(
+    prepare: Callable[[AttentionProblem], fa3.Prepare], sinks: bool
+) -> Callable[[AttentionProblem, Tensors], Call]:
     """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
 
     Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so
-    nothing is copied. `causal` means `causal_lower_right` there.
+    nothing is copied. `causal` means `causal_lower_right` there. `sinks`: it takes them.
     """
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         if not problem.element.on_tensor_cores:
             raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
-        if problem.variants or problem.scale is not None:
-            raise PeerRefused(UNASKED)
+        options = flash_options(problem, tensors, sinks, "FlashAttention 4" if sinks else "FlashAttention 3")
         mask = problem.masking
-        if mask.kind is MaskKind.BAND:
+        if mask.kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"FlashAttention is not asked for {problem.mask}.")
-        if mask.causal and mask.corner == "upper_left" and problem.seqlen_q != problem.seqlen_k:
+        if mask.corner == "upper_left" and mask.kind is not MaskKind.FULL and problem.seqlen_q != problem.seqlen_k:
             raise PeerRefused(
                 "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
             )
         q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
-        function = prepare(problem)(q, k, v, problem.causal)
+        function = prepare(problem)(q, k, v, MASKS[problem.mask].causal, options)
 
         def call() -> torch.Tensor:
             out = function()
@@ -125,7 +122,7 @@ def fa3_peer(load: fa3.Load = import_module) -> Peer:
         except fa3.LacksDtype as error:
             raise PeerRefused(str(error)) from None
 
-    return Peer(_flash_attention(prepare), "flash-attn-3", lambda p: fa3.find(p.dtype, load).version)
+    return Peer(_flash_attention(prepare, sinks=False), "flash-attn-3", lambda p: fa3.find(p.dtype, load).version)
 
 
 def fa4_peer(load: fa3.Load = import_module) -> Peer:
@@ -133,9 +130,9 @@ def fa4_peer(load: fa3.Load = import_module) -> Peer:
 
     def prepare(problem: AttentionProblem) -> fa3.Prepare:
         function = load("flash_attn.cute").flash_attn_func
-        return lambda q, k, v, causal: partial(function, q, k, v, causal=causal)
+        return lambda q, k, v, causal, options: partial(function, q, k, v, causal=causal, **options)
 
-    return Peer(_flash_attention(prepare), "flash-attn-4")
+    return Peer(_flash_attention(prepare, sinks=True), "flash-attn-4")
 
 
 PEERS: dict[str, Peer] = {
@@ -145,6 +142,7 @@ PEERS: dict[str, Peer] = {
     "math": Peer(_sdpa(SDPBackend.MATH), "torch"),
     "fa3": fa3_peer(),
     "fa4": fa4_peer(),
+    "flex": Peer(flex.make, "torch"),
 }
 """The one table of peers: those of torch by the name of their backend."""
 

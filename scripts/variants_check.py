@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Variants of attention on the GPU that is here: each family's kernels against float64-checked answers.
+
+    python scripts/variants_check.py [--configs 4]
+
+For each family and variant, starting configs with different structures are compiled and run on the ladder of small
+cases and on one larger problem, twice each between guarded memory (`correctness/validate.py`). A line for each family
+and variant; what is wrong is said in full. Exit code 1 if anything is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import compile_candidate
+from evoattn.backends.cuda import CudaBackend
+from evoattn.correctness.cases import Case, device_cases, make_case
+from evoattn.correctness.validate import check
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import detect_devices
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, load_space
+
+SERVING = ("flash_wgmma", "flash_mma", "split_kv")
+PLAIN = AttentionProblem(2, 8, 2, 1500, 1500, 64, "fp16")
+VARIANTS = (
+    {"mask": "causal_upper_left", "window": "128:0", "sink": True, "dtype": "bf16"},
+    {"mask": "causal_lower_right", "window": "300:0", "head_dim": 128},
+    {"window": "64:100", "head_dim": 256, "dtype": "bf16"},
+    {"mask": "causal_upper_left", "softcap": 50.0, "head_dim": 256, "dtype": "bf16"},
+    {"softcap": 20.0, "sink": True, "scale": 0.3},
+    {"mask": "causal_upper_left", "alibi": True, "head_dim": 128, "dtype": "bf16"},
+    {"alibi": True, "sink": True},
+    {"bias": "hs", "scale": 1.0, "dtype": "bf16"},
+    {"bias": "bhs", "mask": "causal_lower_right", "window": "200:0", "head_dim": 128, "sink": True},
+    {"seqlen_q": 1, "seqlen_k": 5000, "sink": True, "dtype": "bf16"},
+    {"seqlen_q": 5, "seqlen_k": 5000, "mask": "causal_lower_right", "window": "700:0", "head_dim": 128},
+    {"seqlen_q": 3, "seqlen_k": 2000, "dtype": "fp32", "bias": "s", "softcap": 5.0},
+)
+STRUCTURE = ("SCHEDULE", "RESCALE", "KEY_SPLIT", "COMPUTE", "LOAD", "MERGE", "STORE", "BLOCK_M")
+
+
+def different(configs: list[KernelConfig], count: int) -> list[KernelConfig]:
+    """Up to `count` of the configs, those first that differ most in structure from the ones before."""
+    chosen: list[KernelConfig] = []
+    rest = list(configs)
+    while rest and len(chosen) < count:
+
+        def alike(config: KernelConfig) -> int:
+            return max((sum(config.params.get(g) == c.params.get(g) for g in STRUCTURE) for c in chosen), default=0)
+
+        chosen.append(min(rest, key=alike))
+        rest.remove(chosen[-1])
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
+    words = parser.parse_args()
+    device, started = detect_devices()[0], time.monotonic()
+    gpu = device.spec
+    if gpu is None:
+        sys.exit(f"The {device.product} is not in the table of GPUs.")
+    rows = []
+    for name in SERVING:
+        family, space = FAMILIES[name], load_space(name, gpu)
+        for fields in VARIANTS:
+            problem = PLAIN.with_(**fields)
+            if family.why_unsupported(problem, gpu):
+                continue
+            able = [c for c in space.starting_configs() if not family.why_impossible(problem, c, gpu)]
+            rows.append((family, problem, different(able, words.configs)))
+    candidates = [render(family, problem, config, gpu) for family, problem, configs in rows for config in configs]
+    with ProcessPoolExecutor() as pool:
+        kernels = iter(list(pool.map(compile_candidate, candidates)))
+    print(f"{device.product}: {len(candidates)} kernels compiled in {time.monotonic() - started:.1f} s", flush=True)
+    backend, wrong = CudaBackend(), 0
+    made: dict[AttentionProblem, list[Case]] = {}
+    for family, problem, configs in rows:
+        if problem not in made:
+            ladder = [*device_cases(problem), ("its own shape", problem, "plain")]
+            made[problem] = [make_case(case, p, 1, torch.device("cuda"), kind) for case, p, kind in ladder]
+        found, worst = [], 0.0
+        for config in configs:
+            kernel = BuiltKernel(family, config, gpu, next(kernels))
+            for case in made[problem]:
+                try:
+                    result = check(backend, kernel, case, repeat=True)
+                except LaunchError as error:
+                    found.append(f"{config.describe()}: {error}")
+                    break
+                worst = max(worst, result.max_error / result.allowed_error)
+                if not result.passed:
+                    found.append(f"{config.describe()}: {result.reason}")
+        wrong += len(found)
+        share = f"largest error {worst:.2f} of what is allowed"
+        said = f"{len(configs)} kernels, {len(found)} wrong, {share}"
+        print(f"{family.name:12} {said} | {problem.describe()}", flush=True)
+        for reason in found[:6]:
+            print(f"    {reason}", flush=True)
+    print(f"{wrong} wrong; {time.monotonic() - started:.1f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
