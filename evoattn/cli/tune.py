@@ -23,7 +23,19 @@ def tune(
     Winners are kept in the user's data folder, and `evoattn.attention` in Python takes them from then on.
     """
     with errors():
+        from rich.console import Console
+
         from evoattn.ops.shapes import Shapes
+        from evoattn.ops.tune import TuneProgress
         from evoattn.ops.tune import tune as search_all
 
-        typer.echo(str(search_all(Shapes.load(shapes), budget)))
+        with Console(stderr=True).status("") as status:
+
+            def show(progress: TuneProgress) -> None:
+                status.update(
+                    f"{progress.stage}, {progress.seconds:.0f} s of {budget}: {progress.compiled} kernels compiled, "
+                    f"{progress.measured} times taken"
+                )
+
+            done = search_all(Shapes.load(shapes), budget, refresh=show)
+        typer.echo(str(done))

@@ -4,6 +4,7 @@ on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,7 @@ from evoattn.ops import current
 from evoattn.ops.choice import Picked
 from evoattn.ops.shapes import Asked, Shapes
 from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.pick import Pick, portfolio_kernels
 from evoattn.portfolio.wins import Win
 from evoattn.search.budget import parse_budget
 
@@ -30,10 +31,16 @@ CLEARLY = 0.985
 """A kernel replaces what runs today if it takes at most this part of its time in one interleaved run."""
 ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
 """Families that have won no measured problem: the time is better spent on the others."""
+UNKNOWN_GAIN, LEAST_GAIN = 0.3, 0.01
+"""Part of a call's time that a search may save: where nothing that was measured for it runs today, and where a search
+has been."""
 
 
 class Searches(Protocol):
     """What `tune` asks of `evoattn.portfolio.engine.engine.Engine`."""
+
+    compiled: int
+    measured: int
 
     def __enter__(self) -> Searches: ...
     def __exit__(self, *error: object) -> None: ...
@@ -42,6 +49,19 @@ class Searches(Protocol):
     def final(
         self, group: Group, index: int, kernels: list[Kernel], rounds: int = ..., peers: tuple[str, ...] = ...
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]: ...
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """Where a run of `tune` is: seconds since its start, kernels that were compiled and times that were taken."""
+
+    stage: str
+    seconds: float
+    compiled: int
+    measured: int
+
+
+Refresh = Callable[[TuneProgress], None]
 
 
 @dataclass(frozen=True)
@@ -85,8 +105,16 @@ class TuneResult:
         return "\n".join([*lines, f"All attention: {self.speedup:.2f}×."])
 
 
+def _gain(today: Picked | None) -> float:
+    """Part of a call's time that a search should save: what the class of a portfolio's pick loses to the best known."""
+    if today is None or today.estimated:
+        return UNKNOWN_GAIN
+    regret = today.expected_regret if isinstance(today, Pick) else None
+    return max(LEAST_GAIN, 1 - 1 / regret) if regret else LEAST_GAIN
+
+
 def _groups(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
-    """The problems by what one kernel serves, each group due the share of the time that its calls take."""
+    """The problems by what one kernel serves, each group due its share of calls × time × expected gain."""
     groups: dict[tuple[object, ...], Group] = {}
     for entry in entries:
         p = entry.problem
@@ -97,10 +125,11 @@ def _groups(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
         group = groups.setdefault(key, Group(f"{p.dtype} d{p.head_dim} {p.mask}", [], tuple(able), 0.0))
         group.problems.append(p)
         group.families = tuple(dict.fromkeys((*group.families, *able)))
-        group.weight += entry.count * (entry.us or 1.0)
         given = [(c.family, c.params) for c in portfolio_kernels(p, gpu)]
-        if picked := current.best_known(p, gpu):
+        picked = current.best_known(p, gpu)
+        if picked:
             given.insert(0, (picked.family, picked.config.params))
+        group.weight += entry.count * (entry.us or 1.0) * _gain(picked)
         group.given += [one for one in given if one not in group.given]
     total = sum(group.weight for group in groups.values())
     for group in groups.values():
@@ -145,18 +174,20 @@ def tune(
     shapes: Shapes | Iterable[AttentionProblem | str],
     budget: str = "5m",
     *,
-    refresh: Callable[[], None] = lambda: None,
+    refresh: Refresh = lambda progress: None,
     gpu: GpuSpec | None = None,
     make_engine: Callable[[list[Group], GpuSpec], Searches] | None = None,
 ) -> TuneResult:
     """Search kernels for these problems on the first CUDA device, together, and keep the winners for
     `evoattn.attention`.
 
-    `shapes` are what `evoattn.capture` recorded, or problems, names and shapes. The time goes to where calls and their
-    times are; problems that one kernel can serve are searched as one. A winner was right on the device and clearly
-    ahead of what runs today and of SDPA in one interleaved run. It is kept in the user's data folder (`wins.json`):
-    this process and later ones take it. Runs worker processes, so that a script that calls it needs the usual `if
-    __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU.
+    `shapes` are what `evoattn.capture` recorded, or problems, names and shapes. The time goes to where calls × time ×
+    expected gain is greatest; problems that one kernel can serve are searched as one. A fifth of the budget is for
+    comparisons, the problems that take the most time first; what they do not reach stays as it is. A winner was right
+    on the device and clearly ahead of what runs today and of SDPA in one interleaved run. It is kept in the user's
+    data folder (`wins.json`): this process and later ones take it. Runs worker processes, so that a script that calls
+    it needs the usual `if __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape, `FailedRun`
+    without a known GPU.
     """
     seconds = parse_budget(budget).seconds
     if seconds is None:
@@ -177,15 +208,26 @@ def tune(
     tuned: dict[int, Tuned] = {}
     wins: list[Win] = []
     if groups:
+        started = time.monotonic()
         with (make_engine or _engine)(groups, gpu) as engine:
-            engine.run((1 - FINAL_SHARE) * seconds, refresh)
+
+            def say(stage: str) -> None:
+                refresh(TuneProgress(stage, time.monotonic() - started, engine.compiled, engine.measured))
+
+            say("starting workers")
+            engine.run((1 - FINAL_SHARE) * seconds, lambda: say("searching"))
+            deadline = time.monotonic() + FINAL_SHARE * seconds
             places = {id(p): (group, i) for group in groups for i, p in enumerate(group.problems)}
             for entry in entries:
                 if place := places.get(id(entry.problem)):
+                    if tuned and time.monotonic() > deadline:
+                        late = "not compared: the time was over"
+                        tuned[id(entry)] = Tuned(entry.problem, entry.count, late, None, late, None)
+                        continue
+                    say("comparing")
                     today = current.best_known(entry.problem, gpu)
                     tuned[id(entry)], win = _compare(engine, *place, entry, today, gpu)
                     wins += [win] if win else []
-                    refresh()
     if wins:
         current.wins().add(wins)
         current.runtime().forget()

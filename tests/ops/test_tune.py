@@ -2,6 +2,8 @@
 winners.
 """
 
+import time
+
 import pytest
 from fake_device import WGMMA, FakeDevice, fake_runtime, tensors
 
@@ -13,6 +15,7 @@ from evoattn.ops import current
 from evoattn.ops.shapes import Shapes
 from evoattn.ops.tune import tune
 from evoattn.portfolio.engine.kernel import Kernel
+from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
 
 H100 = GPUS["h100"]
@@ -26,6 +29,7 @@ class FakeEngine:
     """Finds one kernel; `final` gives `us` to it, SDPA 10 µs, and 9 µs to what runs today."""
 
     us, wrong = 5.0, ""
+    compiled = measured = 3
 
     def __init__(self, groups, gpu):
         self.groups, self.seconds, self.ended = groups, 0.0, False
@@ -37,8 +41,9 @@ class FakeEngine:
     def __exit__(self, *error):
         self.ended = True
 
-    def run(self, seconds, refresh=None):
+    def run(self, seconds, refresh):
         self.seconds = seconds
+        refresh()
         for group in self.groups:
             for index in range(len(group.problems)):
                 kernel = Kernel("flash_wgmma", WGMMA, state="right", times={index: self.us})
@@ -90,10 +95,39 @@ def test_the_time_goes_where_the_calls_are(wins):
     assert engine.ended
     assert engine.seconds == pytest.approx(8.0)
     assert groups["fp16 d64 full"].problems == [SMALL, LARGE], "one kernel can serve both"
-    assert groups["fp16 d64 full"].weight == pytest.approx(700 / 900)
-    assert groups["bf16 d128 causal_upper_left"].weight == pytest.approx(200 / 900)
+    gains = [1 - 1 / pick(p, H100).expected_regret for p in (SMALL, LARGE, OTHER)]
+    due = [calls * us * gain for calls, us, gain in zip((100, 3, 10), (4.0, 100.0, 20.0), gains)]
+    assert groups["fp16 d64 full"].weight == pytest.approx(sum(due[:2]) / sum(due))
+    assert groups["bf16 d128 causal_upper_left"].weight == pytest.approx(due[2] / sum(due))
     assert "flash_wgmma" in groups["fp16 d64 full"].families
     assert "three_kernel" not in groups["fp16 d64 full"].families
+
+
+def test_little_time_goes_where_a_search_has_been(wins):
+    tune([SMALL], "10s", gpu=H100, make_engine=FakeEngine)
+    tune([SMALL, OTHER, OTHER.with_(head_dim=112)], "10s", gpu=H100, make_engine=FakeEngine)
+    weights = {group.name: group.weight for group in FakeEngine.last.groups}
+    assert weights["fp16 d64 full"] < weights["bf16 d128 causal_upper_left"] < weights["bf16 d112 causal_upper_left"]
+
+
+def test_the_progress_is_told(wins):
+    told = []
+    tune([SMALL], "10s", gpu=H100, make_engine=FakeEngine, refresh=told.append)
+    assert [progress.stage for progress in told] == ["starting workers", "searching", "comparing"]
+    assert told[-1].measured == 3
+
+
+class Late(FakeEngine):
+    def final(self, *arguments, **words):
+        time.sleep(0.02)
+        return super().final(*arguments, **words)
+
+
+def test_comparisons_end_with_the_budget(wins):
+    result = tune(shapes(), "0.05s", gpu=H100, make_engine=Late)
+    assert result.rows[0].after_us == 5.0, "the problem that takes the most time comes first"
+    assert "the time was over" in result.rows[2].after
+    assert wins.find(OTHER, H100) is None
 
 
 class Slow(FakeEngine):
