@@ -1,0 +1,126 @@
+"""How many seconds after Enter a search is within 2 % of the best known, on problems that no prior has seen.
+
+    python scripts/time_to_best.py [--count 6] [--seconds 18] [--after 20] [--sampler NAME] [-o rows.json]
+
+The problems are drawn from seeds beyond those of portfolios, landscapes and priors. Each is searched three times by
+`evoattn search`, each time in a new database: begun at the portfolio's kernels, begun at random configs
+(`--no-starting-configs`), and once more for --after seconds from the portfolio with another seed. Best known is the
+least time of all three. The seconds are those between the start of the command and the record of the trial, the start
+of all processes and the peers' first times included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from search_speed import Event, run  # noqa: E402
+
+from evoattn.model.named_problems import lookup, short_name  # noqa: E402
+from evoattn.model.problem import AttentionProblem  # noqa: E402
+from evoattn.model.records import Trial  # noqa: E402
+from evoattn.portfolio.workload import draw  # noqa: E402
+
+SEEDS = range(400, 500)
+NEAR = 1.02
+LEAST_FLOPS, MOST_FLOPS = 1e8, 2e11
+"""Of a problem: beneath, launches take the time; above, candidates take longer than compiles."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One search: best so far in µs after so many seconds from Enter, at each improvement."""
+
+    problem: str
+    begun: str
+    seconds: list[float]
+    us: list[float]
+    candidates: int
+
+    def until(self, us: float) -> float | None:
+        """Seconds until the best so far is at most `us`; None if never."""
+        return next((s for s, t in zip(self.seconds, self.us, strict=True) if t <= us), None)
+
+
+def problems(count: int) -> list[AttentionProblem]:
+    """The first problem of each of the first seeds, within the bounds on operations."""
+    able = [[p for p in draw(seed, 20) if LEAST_FLOPS <= p.flops <= MOST_FLOPS] for seed in SEEDS]
+    return [found[0] for found in able if found][:count]
+
+
+def shape(problem: AttentionProblem) -> str:
+    """The problem as `--shape` takes it."""
+    p = problem
+    text = f"B={p.batch},H={p.heads},Hkv={p.kv_heads},Sq={p.seqlen_q},Sk={p.seqlen_k},D={p.head_dim}"
+    return f"{text},dtype={p.dtype},mask={p.mask},layout={p.layout}"
+
+
+def course(events: list[Event], trials: list[Trial]) -> tuple[list[float], list[float]]:
+    """(seconds from Enter, µs) of each improvement of the search's own times; a final's are left out."""
+    times = {t.number: t.timing.median_us for t in trials if t.timing and t.timing.protocol.get("stage") != "final"}
+    seconds, us, best = [], [], math.inf
+    for event in events:
+        words = event.what.split()
+        if words[0] == "trial" and times.get(int(words[1]), math.inf) < best:
+            best = times[int(words[1])]
+            seconds.append(event.seconds)
+            us.append(best)
+    return seconds, us
+
+
+def search(problem: AttentionProblem, begun: str, seconds: float, more: list[str]) -> Found:
+    """One search by the command. Raises `CalledProcessError`."""
+    words = ["--shape", shape(problem), "--budget", f"{seconds:g}s", *more]
+    with TemporaryDirectory() as folder:
+        events, trials, _ = run(words, Path(folder))
+    when, us = course(events, trials)
+    return Found(short_name(problem), begun, [round(s, 2) for s in when], us, len(trials))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=18, help="the budget of each of the first two searches")
+    parser.add_argument("--after", type=float, default=20, help="the budget of the third; 0 for none")
+    parser.add_argument("--problems", nargs="*", default=[], help="named problems in place of drawn ones")
+    parser.add_argument("--sampler")
+    parser.add_argument("-o", "--output", type=Path)
+    words = parser.parse_args()
+    chosen = [lookup(name) for name in words.problems] or problems(words.count)
+    more = ["--sampler", words.sampler] if words.sampler else []
+    rows: list[Found] = []
+    needed: dict[str, list[float]] = {"portfolio": [], "random": []}
+    print("| problem | candidates, portfolio | s to 2 % | candidates, random | s to 2 % | best, µs |\n|" + "---|" * 6)
+    for problem in chosen:
+        found = [
+            search(problem, "portfolio", words.seconds, more),
+            search(problem, "random", words.seconds, [*more, "--no-starting-configs"]),
+        ]
+        if words.after:
+            found.append(search(problem, "portfolio again", words.after, [*more, "--seed", "1"]))
+        best = min(us for f in found for us in f.us)
+        cells = [problem.describe()]
+        for one in found[:2]:
+            seconds = one.until(NEAR * best)
+            needed[one.begun].append(math.inf if seconds is None else seconds)
+            behind = f"{min(one.us) / best - 1:+.1%} at the end" if one.us else "nothing was right"
+            cells += [str(one.candidates), behind if seconds is None else f"{seconds:.1f}"]
+        print(f"| {' | '.join(cells)} | {best:.2f} |", flush=True)
+        rows += found
+        if words.output:
+            words.output.write_text(json.dumps([asdict(row) for row in rows]))
+    for begun, seconds in needed.items():
+        print(f"median from the {begun} configs: {median(seconds):.1f} s")
+
+
+if __name__ == "__main__":
+    main()
