@@ -21,7 +21,7 @@ LAYERS = [  # docs/architecture.md shows them; a module may import from its own 
     ["profiling"],
     ["timing"],
     ["correctness"],
-    ["backends"],
+    ["backends", "cost"],
     ["families", "ptx"],
     ["model"],
 ]

@@ -5,7 +5,6 @@ Every failure becomes a state with a sentence; nothing is raised for a bad kerne
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -13,27 +12,23 @@ from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
 from evoattn.correctness.validate import check_small_cases
-from evoattn.evaluation import cost_model
+from evoattn.cost.cost import cost
 from evoattn.evaluation.tasks import Compile, Compiled
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Evaluation, TrialState, ValidationReport
+from evoattn.model.records import CompileInfo, Evaluation, TrialState, ValidationReport
+from evoattn.model.space import KernelConfig
 
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
-    """Compile a candidate: the pool's task when a device will time it.
-
-    Its cost is estimated where its family has a formula. To count instructions would take a third as long as to
-    compile, and the cores are what a search with a device waits for.
-    """
+    """Compile a candidate and price it: the pool's task when a device will time it."""
     started = time.perf_counter()
     try:
         kernel = compile_candidate(task.candidate)
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
-    cost = task.family.relative_cost(problem, task.config, gpu, kernel.info.registers)
-    return Compiled(kernel, None, cost if cost is None or math.isfinite(cost) else None)
+    return Compiled(kernel, None, _score(task.config, kernel.info, problem, gpu))
 
 
 def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Evaluation:
@@ -56,12 +51,12 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
         report = ValidationReport("interpreter", check_small_cases(backend, built, problem, seed), seed)
         if not report.passed:
             return done(TrialState.WRONG_RESULT, report.first_failure, compile_info=kernel.info, validation=report)
-        cost = cost_model.estimate(built, problem)
     except NotInterpreted as error:
         return done(TrialState.COMPILE_ERROR, f"Not interpreted: {error}", compile_info=kernel.info)
     except LaunchError as error:
         return done(TrialState.LAUNCH_ERROR, str(error), compile_info=kernel.info)
-    if cost is None:
+    score = _score(config, kernel.info, problem, gpu)
+    if score is None:
         return done(
             TrialState.LAUNCH_ERROR,
             f"No block of {kernel.info.registers} registers per thread fits on an SM of the {gpu.product}.",
@@ -73,5 +68,11 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
         "Right on the interpreter; never timed.",
         compile_info=kernel.info,
         validation=report,
-        relative_cost=cost,
+        relative_cost=score,
     )
+
+
+def _score(config: KernelConfig, info: CompileInfo, problem: AttentionProblem, gpu: GpuSpec) -> float | None:
+    """The cost model's score of a compiled candidate; None if no block of it fits on an SM."""
+    found = cost(problem, config, gpu, info.registers, info.spill_bytes)
+    return found.score if found else None

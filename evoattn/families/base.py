@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from evoattn.families.genes import Genes
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
@@ -100,15 +101,12 @@ class Family(ABC):
         first launch, and the kernels must leave zeros in them: they are not cleared between launches.
         """
 
-    def relative_cost(
-        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int
-    ) -> float | None:
-        """How long a kernel of `registers` per thread takes, for ranking only; infinite if no block of it fits on an
-        SM.
+    @abstractmethod
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        """What each launch has to do, in closed forms (`families/work.py`): of this the cost model makes a time.
 
-        None, as here, from a family that has no formula: `evaluation.cost_model` then counts instructions.
+        `registers` are per thread; 0, where it was not compiled yet, stands for the family's own estimate.
         """
-        return None
 
 
 def _listed(words: tuple[str, ...]) -> str:

@@ -7,10 +7,15 @@ families.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
 
 WARP = 32
+GIB = 1 << 30
+USABLE_MEMORY = 0.9
+"""Of a card's memory: the context and other programs have the rest."""
 MAX_REGISTERS = 255
 """Per thread (CUDA C++ Programming Guide, technical specifications)."""
 
@@ -49,5 +54,17 @@ def why_too_few_registers(blocks: int, warps: int, needed: int) -> str | None:
         return (
             f"A thread needs about {needed} registers, and {WARP * warps} threads in {blocks} blocks per SM leave it "
             f"{cap}."
+        )
+    return None
+
+
+def why_no_memory(problem: AttentionProblem, scratch: Mapping[str, int], gpu: GpuSpec) -> str | None:
+    """Scratch buffers of these bytes that the card has no memory for beside the problem's own tensors."""
+    wanted = sum(scratch.values())
+    left = int(USABLE_MEMORY * gpu.dram_bytes) - problem.bytes
+    if wanted > left:
+        return (
+            f"The scratch buffers would take {wanted / GIB:.1f} GiB, and beside the problem's tensors a {gpu.name} has "
+            f"{max(0, left) / GIB:.1f}."
         )
     return None

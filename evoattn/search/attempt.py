@@ -13,7 +13,7 @@ from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
 from evoattn.correctness.cases import interpreter_cases
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import run_case
-from evoattn.evaluation import cost_model
+from evoattn.cost.cost import cost
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
 from evoattn.evaluation.process import Ending, Handler
@@ -137,8 +137,9 @@ def check_on_interpreter(kernel: BuiltKernel, candidate: Candidate, problem: Att
         for step in _cases(kernel, candidate, problem):
             right = right and step.agrees is True
             yield step
-        if right and (cost := cost_model.estimate(kernel, problem)) is not None:
-            yield Step("cost", f"Relative cost {cost:.6g}: an estimate for ranking, not a time.")
+        info = kernel.compiled.info
+        if right and (found := cost(problem, kernel.config, kernel.gpu, info.registers, info.spill_bytes)):
+            yield Step("cost", f"Relative cost {found.score:.6g}: for ranking, not a time. {found.sentence()}")
     except NotInterpreted as error:
         yield Step("interpreter", f"Not interpreted, so that nothing is known of its answers: {error}")
     except LaunchError as error:

@@ -9,8 +9,10 @@ from evoattn.families.base import Family, attention_args
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.refusals import why_redundant, why_too_big, why_wrong_ring, why_wrong_shape
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
+from evoattn.families.flash_mma.work import launch_work
 from evoattn.families.residency import WARP
 from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -97,3 +99,6 @@ class FlashMma(Family):
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -9,6 +9,8 @@ from evoattn.families.base import Family, attention_args
 from evoattn.families.flash_scalar.genes import FlashScalarGenes
 from evoattn.families.flash_scalar.refusals import why_no_effect, why_resources, why_shape
 from evoattn.families.flash_scalar.resources import block_threads, smem_bytes, width_of_values
+from evoattn.families.flash_scalar.work import launch_work
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -76,3 +78,6 @@ class FlashScalar(Family):
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
-from evoattn.families.flash_wgmma.cost import relative_cost
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_big, why_too_long, why_useless
 from evoattn.families.flash_wgmma.registers import (
@@ -19,8 +18,10 @@ from evoattn.families.flash_wgmma.registers import (
 )
 from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_bytes, smem_bytes
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.flash_wgmma.work import launch_work
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, tile_map
 from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -162,8 +163,5 @@ class FlashWgmma(Family):
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
 
-    def relative_cost(
-        self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int
-    ) -> float | None:
-        """By a model of its own: its units work asynchronously, so that counts of instructions say little."""
-        return relative_cost(problem, FlashWgmmaGenes.of(config), gpu, registers)
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -9,7 +9,9 @@ from evoattn.families.base import Family, attention_args
 from evoattn.families.flash_wmma.genes import FlashWmmaGenes
 from evoattn.families.flash_wmma.refusals import why_redundant, why_too_big, why_wrong_shape
 from evoattn.families.flash_wmma.resources import block_warps, smem_bytes
+from evoattn.families.flash_wmma.work import launch_work
 from evoattn.families.residency import WARP
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -89,3 +91,6 @@ class FlashWmma(Family):
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -10,7 +10,9 @@ from evoattn.families.base import Family, attention_args
 from evoattn.families.large_head.genes import LargeHeadGenes
 from evoattn.families.large_head.refusals import why_redundant, why_too_big, why_wrong_shape
 from evoattn.families.large_head.resources import is_fused, packed_rows, smem_bytes, workspace_bytes
-from evoattn.families.residency import WARP
+from evoattn.families.large_head.work import launch_work
+from evoattn.families.residency import WARP, why_no_memory
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -50,6 +52,7 @@ class LargeHead(Family):
             self.why_unsupported(problem, gpu)
             or why_wrong_shape(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
             or why_redundant(problem, genes)
         )
 
@@ -59,6 +62,7 @@ class LargeHead(Family):
             self.why_unsupported(problem, gpu)
             or why_wrong_shape(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
@@ -114,3 +118,6 @@ class LargeHead(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)
         return workspace_bytes(problem, genes)
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -9,7 +9,9 @@ from evoattn.families.base import Family, attention_args
 from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
 from evoattn.families.large_head_mma.refusals import why_redundant, why_too_big, why_wrong_shape
 from evoattn.families.large_head_mma.resources import block_warps, in_cluster, smem_bytes
+from evoattn.families.large_head_mma.work import launch_work
 from evoattn.families.residency import WARP
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -95,3 +97,6 @@ class LargeHeadMma(Family):
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         return {}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
-from evoattn.families.residency import WARP
+from evoattn.families.residency import WARP, why_no_memory
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.split_kv.refusals import (
     why_no_tensor_map,
@@ -16,8 +16,10 @@ from evoattn.families.split_kv.refusals import (
     why_wrong_shape,
 )
 from evoattn.families.split_kv.resources import cluster_blocks, packed_rows, row_blocks, smem_bytes, split_of, warp_keys
+from evoattn.families.split_kv.work import launch_work
 from evoattn.families.tensor_tiles import tile_map
 from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
+from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
@@ -70,6 +72,7 @@ class SplitKv(Family):
             or why_no_tensor_map(genes, gpu)
             or why_useless(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
 
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -80,6 +83,7 @@ class SplitKv(Family):
             or why_no_tensor_map(genes, gpu)
             or why_not_on_card(genes, gpu)
             or why_too_big(problem, genes, gpu)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
@@ -139,3 +143,6 @@ class SplitKv(Family):
         rows = tiles * splits * genes.BLOCK_M
         arrived = tiles * 4 if genes.MERGE == "last_block" else UNUSED_BYTES
         return {PARTIAL: rows * problem.head_dim * 4, STATE: rows * 8, ARRIVED: arrived}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

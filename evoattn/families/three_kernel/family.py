@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from evoattn.families.base import Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ELEMENT_BYTES, tile_map
 from evoattn.families.three_kernel.genes import ThreeKernelGenes
 from evoattn.families.three_kernel.refusals import (
@@ -28,6 +29,8 @@ from evoattn.families.three_kernel.resources import (
     uses_wgmma,
     values_smem_bytes,
 )
+from evoattn.families.three_kernel.work import launch_work
+from evoattn.families.work import LaunchWork
 from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
@@ -109,6 +112,7 @@ class ThreeKernel(Family):
             or why_wrong_scores(problem, genes)
             or why_redundant(problem, genes)
             or why_too_big(problem, genes, gpu)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
         )
 
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -225,3 +229,6 @@ class ThreeKernel(Family):
         tiles = {"tiles": 8 * query_rows(problem) * _references(problem, genes)} if has_tile_softmax(genes) else {}
         rows = {} if merges_late(genes) else {"rows": 8 * query_rows(problem)}
         return {"s": scores * DTYPES[genes.S_TYPE].bytes, **own, **tiles, **rows}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)

@@ -1,0 +1,97 @@
+"""The cost model: one for every family, launch and gene. `cost(problem, config, gpu)` takes some 0.3 ms.
+
+A cost orders candidates of one problem on one GPU; it is no time. The physical part says what each unit of the card has
+to do (`physics.py`); trees, fitted to times measured on an H100 and an H200, correct what it leaves over
+(`fitted.py`). `docs/cost_model.md` says how well that orders kernels, and of which cards nothing was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from evoattn.cost.features import features
+from evoattn.cost.fitted import Fitted, load
+from evoattn.cost.physics import Physics, physics
+from evoattn.families import registry
+from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+BOUNDS = {
+    "tensor": "tensor cores",
+    "fp32": "CUDA cores",
+    "special": "exponentials",
+    "issue": "instruction issue",
+    "shared": "shared memory",
+    "l2": "L2",
+    "dram": "DRAM",
+    "chain": "latency",
+    "fetch": "latency",
+    "ends": "first loads and last stores",
+    "launches": "launches",
+}
+"""What bounds a kernel, by the part that is largest."""
+SHOWN, LEAST = 5, 0.05
+"""Parts that a sentence names, and of what share."""
+MOST_CORRECTION = 1.5
+"""Natural logarithm: trees that ask for more stand before something that they never saw."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`score` is in µs as far as the model knows: good for comparing candidates of one problem and GPU, never for
+    publishing."""
+
+    score: float
+    parts: dict[str, float]
+    """What each unit would take alone, on the scale of `score`, by the words of `BOUNDS`. Units work beside one
+    another, so that these add up to more."""
+    bound: str
+    """The word of the largest part."""
+    correction: float
+    """What the trees multiply the physical part by."""
+
+    def sentence(self) -> str:
+        """What bounds the kernel and how its score splits, for people."""
+        ranked = sorted(self.parts.items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{name} {us / self.score:.0%}" for name, us in ranked[:SHOWN] if us >= LEAST * self.score)
+        return f"Bound by {self.bound}. Each alone would take, of the score: {shares}."
+
+
+def cost(
+    problem: AttentionProblem,
+    config: KernelConfig,
+    gpu: GpuSpec,
+    registers: int = 0,
+    spill_bytes: int = 0,
+    fitted: Fitted | None = None,
+) -> Cost | None:
+    """The cost of a config that `why_invalid` lets through; None if no block of it fits on an SM.
+
+    `registers` per thread and `spill_bytes` are the compiler's, if it was compiled: 0 registers stand for the family's
+    estimate.
+    """
+    known = fitted or load()
+    found = physical_part(problem, config, gpu, registers, known)
+    if found is None:
+        return None
+    correction = 1.0
+    if trees := known.trees.get(config.family):
+        asked = features(problem, found, gpu, spill_bytes)
+        row = np.array([[asked.get(name, math.nan) for name in trees.names]])
+        correction = math.exp(min(MOST_CORRECTION, max(-MOST_CORRECTION, float(trees.predict(row)[0]))))
+    parts: dict[str, float] = {}
+    for name, us in found.parts.items():
+        parts[BOUNDS[name]] = parts.get(BOUNDS[name], 0.0) + us * correction
+    return Cost(found.us * correction, parts, max(parts, key=lambda name: parts[name]), correction)
+
+
+def physical_part(
+    problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, registers: int, fitted: Fitted
+) -> Physics | None:
+    """The cost before the trees."""
+    works = registry.lookup(config.family).work(problem, config, registers)
+    return physics(works, gpu, fitted.weights[config.family])

@@ -1,0 +1,153 @@
+"""The time of one launch, term by term: what keeps each unit of the fullest SM busy, what a chain of waits takes, and
+what memory takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from evoattn.families.work import SHARED_LINE, LaunchWork, Step
+from evoattn.model.gpu_spec import GpuSpec
+
+SCHEDULERS = 4
+"""Of an SM; each has a warp's instructions, a quarter of every unit, and its own warps."""
+LOAD_CLOCKS = 700.0
+"""From a load to its data where L2 or memory answers, in a busy card."""
+HELD = 0.7, 1.3
+"""Of the size of L2: bytes up to which all are found there again, and from which on none."""
+TF32_SHARE = 0.5
+"""Of the 16-bit matrix rate."""
+
+
+@dataclass(frozen=True)
+class LaunchTerms:
+    """Clocks of the fullest SM, and seconds of memory."""
+
+    tensor: float
+    fp32: float
+    special: float
+    issue: float
+    shared: float
+    l2: float
+    chain: float
+    """One warp's instructions and waits, one after another, over all blocks that take turns in a slot."""
+    fetch: float
+    """Waits for loads that were not begun early enough."""
+    ends: float
+    """First loads, last stores and merges of blocks that take turns in a slot."""
+    dram_bytes: float
+    """Bytes that come from or go to memory, not L2."""
+    resident: int
+    beside: int
+    """Blocks on the fullest SM at once."""
+    waves: float
+    tail: float
+    """Share of the card's time in which SMs have nothing to do: short last wave, uneven blocks."""
+
+    @property
+    def units(self) -> dict[str, float]:
+        """Busy clocks by unit."""
+        return {name: getattr(self, name) for name in ("tensor", "fp32", "special", "issue", "shared", "l2")}
+
+
+@dataclass(frozen=True)
+class _Turns:
+    serial: float
+    """Steps of the slot that has most."""
+    busy: float
+    """Steps of the SM that has most, of all blocks on it."""
+    rounds: float
+    """Blocks that take turns in that slot."""
+    blocks_of_sm: float
+
+
+def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
+    """How the blocks are dealt to the SMs: in waves, by turns, or evenly."""
+    slots, per_sm = gpu.sm_count * resident, work.blocks / gpu.sm_count
+    total = work.blocks * work.steps
+    if work.schedule == "balanced":
+        slots = min(slots, max(1, work.blocks - 1))
+        return _Turns(total / slots, total / min(slots, gpu.sm_count), work.blocks / slots, per_sm)
+    uneven = work.most_steps > work.steps
+    if work.blocks <= slots:
+        most = math.ceil(per_sm)
+        busy = work.most_steps if most == 1 else max(work.most_steps, most * (work.steps + work.most_steps) / 2)
+        return _Turns(work.most_steps, busy, 1.0, most)
+    if work.schedule == "claimed" or uneven:
+        late = 0.5 if work.longest_first or work.schedule == "claimed" else 1.0
+        serial = max(work.most_steps, total / slots + late * (work.most_steps if uneven else work.steps / 2))
+        return _Turns(serial, max(work.most_steps, total / gpu.sm_count * (1 + late / 2 * slots / work.blocks)),
+                      max(1.0, work.blocks / slots), per_sm)  # fmt: skip
+    full, rest = divmod(work.blocks, slots)
+    last = math.ceil(rest / gpu.sm_count)
+    return _Turns((full + (rest > 0)) * work.steps, (full * resident + last) * work.steps, full + (rest > 0),
+                  full * resident + last)  # fmt: skip
+
+
+def _unit_clocks(step: Step, work: LaunchWork, beside: int, gpu: GpuSpec) -> dict[str, float]:
+    """Clocks of an SM's units for one step of a block; warps that do not divide over the schedulers leave some idle."""
+    warps = beside * work.warps
+    idle = math.ceil(warps / SCHEDULERS) * SCHEDULERS / warps
+    shares = {"wgmma": 1.0, "mma": gpu.mma_sync_share, "tf32": gpu.mma_sync_share * TF32_SHARE}
+    rate = gpu.tensor_flops_per_clock * shares[work.tensor]
+    return {
+        "tensor": step.tensor_flops / rate * (1.0 if work.tensor == "wgmma" else idle),
+        "fp32": step.fp32 / gpu.fp32_lanes * idle,
+        "special": step.special / gpu.exp2_per_clock * idle,
+        "issue": step.instructions / SCHEDULERS * idle,
+        "shared": step.shared_bytes / SHARED_LINE,
+        "l2": step.loaded_bytes / gpu.l2_bytes_per_clock,
+    }
+
+
+def _chain_clocks(step: Step, work: LaunchWork, gpu: GpuSpec) -> float:
+    """Clocks of one warp that has a scheduler to itself."""
+    rate = gpu.tensor_flops_per_clock
+    if work.tensor == "wgmma":
+        products = step.tensor_flops / max(1, work.warps // SCHEDULERS) / rate
+    else:
+        share = gpu.mma_sync_share * (TF32_SHARE if work.tensor == "tf32" else 1.0)
+        products = step.tensor_flops / work.warps / (rate * share / SCHEDULERS)
+    special = step.special / work.warps / (gpu.exp2_per_clock / SCHEDULERS)
+    fp32 = step.fp32 / work.warps / (gpu.fp32_lanes / SCHEDULERS)
+    return products + special + max(fp32, step.instructions / work.warps) + step.waits
+
+
+def launch_terms(work: LaunchWork, gpu: GpuSpec) -> LaunchTerms | None:
+    """The terms of one launch; None if no block fits on an SM."""
+    resident = gpu.blocks_resident(work.registers, work.threads, work.smem_bytes)
+    if not resident:
+        return None
+    turns = _turns(work, resident, gpu)
+    beside = max(1, min(resident, math.ceil(work.blocks / gpu.sm_count)))
+    step, ends = (_unit_clocks(s, work, beside, gpu) for s in (work.step, work.ends))
+    busy = {name: step[name] * turns.busy + ends[name] * turns.blocks_of_sm for name in step}
+    loads = work.step.loaded_bytes / work.in_flight_bytes if work.in_flight_bytes else 0.0
+    total = work.blocks * work.steps * beside / max(1, gpu.sm_count)
+    return LaunchTerms(
+        **busy,
+        chain=_chain_clocks(work.step, work, gpu) * turns.serial,
+        fetch=loads * LOAD_CLOCKS * turns.serial,
+        ends=_chain_clocks(work.ends, work, gpu) * turns.rounds,
+        dram_bytes=_dram_bytes(work, gpu, gpu.sm_count * resident),
+        resident=resident,
+        beside=beside,
+        waves=work.blocks / (gpu.sm_count * resident),
+        tail=1.0 - min(1.0, total / (turns.busy * beside)) if turns.busy else 0.0,
+    )
+
+
+def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> float:
+    """Bytes beyond what L2 holds: the different ones once, as a call finds what the call before left there, and K and
+    V again for each wave that comes back to them too late."""
+    once = work.read_bytes + work.write_bytes
+    heads = max(1.0, work.blocks / work.sweepers)
+    at_once = max(work.heads_in_turn, slots / work.sweepers) / heads
+    comes_back = min(work.sweepers, work.heads_in_turn * work.sweepers / slots) - 1
+    again = work.sweep_bytes * max(0.0, comes_back) * _missed(work.sweep_bytes * min(1.0, at_once), gpu)
+    return once * _missed(once, gpu) + again
+
+
+def _missed(wanted: float, gpu: GpuSpec) -> float:
+    """Share of `wanted` bytes that are not in L2 when they are read again and again."""
+    return min(1.0, max(0.0, wanted / gpu.l2_bytes - HELD[0]) / (HELD[1] - HELD[0]))

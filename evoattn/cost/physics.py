@@ -1,0 +1,52 @@
+"""The physical part of the cost: each launch's terms in µs, put together as units that work beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evoattn.cost.fitted import Weights
+from evoattn.cost.launch_time import LaunchTerms, launch_terms
+from evoattn.families.work import LaunchWork
+from evoattn.model.gpu_spec import GpuSpec
+
+UNITS = ("tensor", "fp32", "special", "issue", "shared", "l2")
+BESIDE = 3.0
+"""Exponent of the norm by which busy units, waits and memory make one time: 1 would add them up, and a large one would
+leave the longest."""
+OVERLAPPED_SHARE = 0.5
+"""Of a launch's fixed time that is left where it may begin before the launch before it has ended."""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """All launches of a call, and what they take."""
+
+    works: tuple[LaunchWork, ...]
+    terms: tuple[LaunchTerms, ...]
+    us: float
+    parts: dict[str, float]
+    """µs of each term by itself, over all launches: `UNITS`, dram, chain, fetch, ends, launches. They run beside one
+    another, so that they add up to more than `us`."""
+
+
+def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Physics | None:
+    """None if no block of a launch fits on an SM."""
+    found = [launch_terms(work, gpu) for work in works]
+    terms = [t for t in found if t is not None]
+    if len(terms) < len(works):
+        return None
+    us_per_clock, total = 1e-3 / gpu.boost_clock_ghz, 0.0
+    parts = dict.fromkeys((*UNITS, "dram", "chain", "fetch", "ends", "launches"), 0.0)
+    for work, t in zip(works, terms, strict=True):
+        mine = {name: clocks * us_per_clock * weights.units[name] for name, clocks in t.units.items()}
+        mine["dram"] = t.dram_bytes / gpu.dram_gb_per_s / 1e3 * weights.units["dram"]
+        mine["chain"] = t.chain * us_per_clock * weights.chain
+        mine["fetch"] = t.fetch * us_per_clock * weights.fetch
+        mine["ends"] = t.ends * us_per_clock * weights.ends
+        mine["launches"] = weights.launch_us * (OVERLAPPED_SHARE if work.overlaps else 1.0)
+        beside = [*(mine[name] for name in UNITS), mine["dram"], mine["chain"] + mine["fetch"]]
+        total += sum(x**BESIDE for x in beside) ** (1 / BESIDE) + mine["ends"] + mine["launches"]
+        for name, us in mine.items():
+            parts[name] += us
+    return Physics(tuple(works), tuple(terms), total, parts)

@@ -1,0 +1,97 @@
+"""What the kernels of flash_wgmma do: see `evoattn.families.work`."""
+
+from __future__ import annotations
+
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.registers import (
+    WARPGROUP_ROWS,
+    begins_ahead,
+    moved_registers,
+    registers_at_launch,
+    registers_needed,
+    threads,
+    warpgroups,
+)
+from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, is_persistent, result_bytes, smem_bytes
+from evoattn.families.residency import WARP
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
+from evoattn.model.problem import AttentionProblem
+
+SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT = 170, 1300, 1500
+"""Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster."""
+SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3.5}
+
+
+def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The one launch. A step's `waits` leave out the products: they are in `tensor_flops`."""
+    rows, keys, dim = genes.BLOCK_M, genes.BLOCK_N, up_to(problem.head_dim, 16)
+    scores, groups = rows * keys, warpgroups(genes)
+    polynomial = genes.POLYNOMIAL_EIGHTHS / 8
+    rescaled = rows * problem.head_dim if genes.RESCALE == "always" else 0
+    lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
+    flops = 2.0 * scores * (dim + problem.head_dim)
+    tile_bytes = 2 * keys * up_to(problem.head_dim, 64) * 2
+    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * dim * 2)
+    mean, most, count = row_steps(problem, rows, keys)
+    split, tiles = genes.KEY_SPLIT, count * problem.heads * problem.batch
+    fixed = registers or registers_at_launch(genes)
+    need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
+    merges = (split - 1) * groups * result_bytes(problem)
+    ends = Step(
+        instructions=rows * problem.head_dim / WARP * 1.5 + 60 * groups * 4,
+        shared_bytes=2.0 * rows * problem.head_dim * 2 + merges,
+        loaded_bytes=2.0 * rows * problem.head_dim * 2 + merges,
+        waits=FIRST_WAIT + (CLUSTER_WAIT if split > 1 else 0),
+    )
+    return (
+        LaunchWork(
+            "flash_wgmma",
+            tiles * split,
+            threads(genes),
+            4 * groups,
+            smem_bytes(problem, genes),
+            fixed,
+            Step(
+                flops,
+                lanes,
+                scores * (1 - polynomial) + rescaled / 64,
+                lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
+                reads + tile_bytes,
+                2 * keys * problem.head_dim * 2,
+                SOFTMAX_WAIT + (40 if genes.PING_PONG else 0),
+            ),
+            mean / split,
+            -(-most // split),
+            ends,
+            tensor="wgmma",
+            schedule=genes.SCHEDULE,
+            longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
+            in_flight_bytes=(2 * genes.STAGES - 1) * keys * problem.head_dim * 2,
+            read_bytes=tensor_bytes(problem, "q", "k", "v"),
+            write_bytes=tensor_bytes(problem, "o"),
+            sweep_bytes=tensor_bytes(problem, "k", "v"),
+            sweepers=float(count * problem.group_size),
+            heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or problem.heads * problem.batch) / problem.group_size,
+            cluster=split,
+            genes={
+                "warpgroups": groups,
+                "stages": genes.STAGES,
+                "asked blocks": genes.BLOCKS_PER_SM,
+                "producer group": genes.PRODUCER == "warpgroup",
+                "overlapped": genes.OVERLAP,
+                "ping pong": genes.PING_PONG,
+                "rescale": ("always", "lazy_5", "lazy_8", "lazy_after").index(genes.RESCALE),
+                "key split": split,
+                "schedule": ("single", "fixed", "claimed", "balanced").index(genes.SCHEDULE),
+                "heads in turn": HEADS_IN_TURN[genes.TILE_ORDER] or 64,
+                "causal skip": genes.CAUSAL_SKIP,
+                "skipped": genes.CAUSAL_SKIP * (rows - WARPGROUP_ROWS) / keys if problem.causal else 0,
+                "polynomial": genes.POLYNOMIAL_EIGHTHS,
+                "q registers": genes.Q_IN_REGISTERS,
+                "store": ("tensor_map", "rows", "chunks").index(genes.STORE),
+                "begins ahead": begins_ahead(problem, genes),
+                "spare registers": have - need,
+                "wide rows": problem.head_dim % 64 != 0,
+            },
+        ),
+    )

@@ -1,0 +1,128 @@
+"""What a launch has to do, in counts that no GPU is part of: the closed forms from which the cost model makes a time.
+
+A block works through steps, one for each tile of keys that it visits. Everything is of the whole block and of one step
+unless it says otherwise. Counts are of the steady state: boundary tiles count as whole ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from evoattn.model.mask import MaskKind
+from evoattn.model.problem import AttentionProblem
+
+WARP = 32
+SHARED_LINE = 128
+"""Bytes that shared memory gives in a clock."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step keeps busy, and how long one warp waits in it."""
+
+    tensor_flops: float = 0.0
+    """Of tensor cores, padding included."""
+    fp32: float = 0.0
+    """Lane operations of the FP32 pipe: multiply-adds, additions, maxima."""
+    special: float = 0.0
+    """Lane operations of the special-function unit: exponentials."""
+    instructions: float = 0.0
+    """Warp instructions of any kind."""
+    shared_bytes: float = 0.0
+    """Read and written in shared memory, at `SHARED_LINE` bytes per clock; bank conflicts included."""
+    loaded_bytes: float = 0.0
+    """Through L2 into the SM, or back."""
+    waits: float = 0.0
+    """Clocks for which a warp only waits: results that it needs at once, and barriers."""
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """One launch: its blocks, and what each of them does."""
+
+    kernel: str
+    blocks: int
+    threads: int
+    warps: int
+    """Warps of a block that compute; others only copy."""
+    smem_bytes: int
+    registers: int
+    """Per thread."""
+    step: Step
+    steps: float
+    """Per block, on average over the grid."""
+    most_steps: float
+    """Of the block that has most."""
+    ends: Step
+    """Once per block: its first loads, last stores, and merges within it."""
+    tensor: Literal["mma", "wgmma", "tf32"] = "mma"
+    """Instructions of `tensor_flops`; wgmma runs beside the warp that issued it."""
+    schedule: Literal["single", "fixed", "claimed", "balanced"] = "single"
+    """Blocks per tile of rows; or one wave of blocks that take tiles of rows in turn."""
+    longest_first: bool = False
+    """Whether the blocks with most steps begin first."""
+    in_flight_bytes: float = 0.0
+    """Per block, of loads that are under way while it computes."""
+    read_bytes: float = 0.0
+    """Different bytes that the launch reads."""
+    write_bytes: float = 0.0
+    sweep_bytes: float = 0.0
+    """Of `read_bytes`, those that several blocks sweep over: K and V."""
+    sweepers: float = 1.0
+    """Blocks that sweep over the same of these bytes."""
+    heads_in_turn: float = 1.0
+    """Heads of which blocks are begun in turn: 1 where all blocks of a head come before those of the next."""
+    scratch_bytes: float = 0.0
+    """Of `read_bytes`, those that the launch before has just written."""
+    cluster: int = 1
+    overlaps: bool = False
+    """Whether it may begin before the launch before it has ended."""
+    genes: Mapping[str, float] = field(default_factory=dict)
+    """What else may matter, by names that families share, as numbers."""
+
+
+def row_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, int, int]:
+    """(mean, most, count): tiles of `keys` keys that the blocks of `rows` queries of one head visit, and how many
+    blocks there are."""
+    count = math.ceil(problem.seqlen_q / rows)
+    if problem.masking.kind is MaskKind.FULL:
+        tiles = math.ceil(problem.seqlen_k / keys)
+        return float(tiles), tiles, count
+    mask, sq, sk = problem.masking, problem.seqlen_q, problem.seqlen_k
+    looked_at = min(count, MOST_SAMPLED)
+    visited = []
+    for i in range(looked_at):
+        block = i * (count - 1) // max(1, looked_at - 1)
+        seen = mask.visible_keys(block * rows, min((block + 1) * rows, sq), sq, sk)
+        visited.append(math.ceil(seen.stop / keys) - seen.start // keys if seen else 0)
+    return sum(visited) / len(visited), max(visited), count
+
+
+MOST_SAMPLED = 33
+"""Row blocks that are looked at where there are more: under the masks that there are, steps rise evenly between."""
+
+
+def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
+    """How many times longer than without conflicts `lanes` neighbouring lanes take to read `width_bytes` each,
+    `stride_bytes` apart, from 32 banks of 4 bytes. Lanes of 16 bytes are served eight at a time, of 8 bytes sixteen."""
+    at_once = max(1, min(lanes, SHARED_LINE // max(4, width_bytes)))
+    banks: dict[int, int] = {}
+    for lane in range(at_once):
+        first = lane * stride_bytes // 4
+        for word in range(max(1, width_bytes // 4)):
+            bank = (first + word) % 32
+            banks[bank] = banks.get(bank, 0) + 1
+    return float(max(banks.values()))
+
+
+def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
+    """Bytes of some of q, k, v and o."""
+    return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in tensors))
+
+
+def up_to(count: float, step: int) -> int:
+    """`count` up to a multiple of `step`."""
+    return math.ceil(count / step) * step

@@ -1,0 +1,1 @@
+"""The cost model's data, fit and judgement."""

@@ -1,0 +1,55 @@
+"""Gradient boosting by scikit-learn, as the plain tables that `evoattn/cost/fitted.py` reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from evoattn.cost.fitted import Trees
+
+Floats = NDArray[np.float64]
+TREES = {"max_iter": 220, "learning_rate": 0.1, "max_leaf_nodes": 24, "min_samples_leaf": 15, "l2_regularization": 1.0,
+         "max_bins": 96}  # fmt: skip
+
+
+def fit_trees(found: Sequence[dict[str, float]], physical: Floats, measured: Floats, near: Floats) -> Trees:
+    """Trees of one family for log(measured / physical); rows near the best of their problem weigh more."""
+    names = tuple(sorted({name for row in found for name in row}))
+    table = np.array([[row.get(name, math.nan) for name in names] for row in found])
+    varies = [i for i in range(len(names)) if len(np.unique(table[:, i])) > 1]
+    names, table = tuple(names[i] for i in varies), table[:, varies]
+    model = HistGradientBoostingRegressor(**TREES, early_stopping=False, random_state=0)
+    model.fit(table, np.log(measured / physical), sample_weight=near)
+    return _as_trees(model, names)
+
+
+def _as_trees(model: HistGradientBoostingRegressor, names: tuple[str, ...]) -> Trees:
+    """The nodes of scikit-learn's trees in one table."""
+    roots, tables, start = [], [], 0
+    for (tree,) in model._predictors:  # no public way to them; scikit-learn is pinned
+        roots.append(start)
+        nodes = tree.nodes.copy()
+        own = np.arange(len(nodes))
+        leaf = nodes["is_leaf"] == 1
+        for side in ("left", "right"):
+            nodes[side] = np.where(leaf, own, nodes[side])
+        tables.append((nodes, start))
+        start += len(nodes)
+
+    def column(name: str) -> NDArray[np.generic]:
+        return np.concatenate([nodes[name] for nodes, _ in tables])
+
+    def children(side: str) -> NDArray[np.int64]:
+        return np.concatenate([nodes[side].astype(np.int64) + first for nodes, first in tables])
+
+    leaf = column("is_leaf") == 1
+    return Trees(
+        names, np.array(roots), column("feature_idx").astype(np.int64),
+        column("num_threshold").astype(np.float32).astype(np.float64), column("missing_go_to_left") == 1,
+        children("left"), children("right"), np.where(leaf, column("value"), 0.0), int(column("depth").max()),
+        float(model._baseline_prediction.ravel()[0]),
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Measured times of kernels, out of campaigns (`evoattn/portfolio/campaign.py`) and landscapes
+(`scripts/landscapes.py`)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evoattn.model.gpu import DetectedDevice
+from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.paths import ROOT
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.space import KernelConfig, config_id
+
+FOLDER = ROOT / "docs" / "campaigns"
+LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
+"""Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
+short, times that may be such are left out."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel timed on one problem."""
+
+    gpu: GpuSpec
+    problem: AttentionProblem
+    config: KernelConfig
+    registers: int
+    spill_bytes: int
+    us: float
+    source: str
+    """`campaign`: found by a search, so mostly good. `landscape`: good and bad alike."""
+
+    @property
+    def family(self) -> str:
+        return self.config.family
+
+
+def read(paths: Iterable[Path]) -> list[Row]:
+    """All rows of the files, one per card, problem and config: the last file's."""
+    rows: dict[tuple[str, AttentionProblem, str], Row] = {}
+    for path in paths:
+        for row in _rows(path):
+            rows[row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
+    return list(rows.values())
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    with gzip.open(path, "rt") as file:
+        about, *groups = [json.loads(line) for line in file]
+    card = DetectedDevice(0, about["device"], (9, 0), "").spec
+    if card is None:
+        return
+    late = path.name.removesuffix(".jsonl.gz") in LATE_LAUNCH
+    for group in groups:
+        yield from _of_group(card, group, late)
+
+
+def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]:
+    """A campaign's group: times of the search, and in their place those of the final table, taken in turns."""
+    problems = [_problem(p) for p in group["problems"]]
+    kernels = {k["id"]: k for k in group["kernels"] if k["state"] == "right" and k["registers"]}
+    times: dict[int, dict[str, float]] = defaultdict(dict)
+    rough: set[tuple[int, str]] = set()
+    for name, kernel in kernels.items():
+        for index, us in kernel["times"].items():
+            times[int(index)][name] = us
+        rough |= {(index, name) for index in kernel["rough"]}
+    for index, row in enumerate((group.get("final") or {"us": []})["us"]):
+        for name, us in zip(group["final"]["kernels"], row, strict=True):
+            if us is not None and name in kernels:
+                times[index][name] = us
+    for index, found in times.items():
+        best, problem = min(found.values()), problems[index]
+        for name, us in found.items():
+            if problem is None or (late and _may_be_late(us, best, (index, name) in rough)):
+                continue
+            k = kernels[name]
+            config = KernelConfig(k["family"], k["params"])
+            yield Row(card, problem, config, k["registers"], k["spill_bytes"], us, "campaign")
+
+
+def _may_be_late(us: float, best: float, rough: bool) -> bool:
+    if best < 80 and us > 85 and us > 2.2 * best:
+        return True
+    return rough and best < 300 and us - best > 80 and us < 1200
+
+
+def _problem(fields: dict[str, Any]) -> AttentionProblem | None:
+    """None of a problem that today's version does not know."""
+    try:
+        return AttentionProblem(**fields).with_()
+    except (ProblemError, TypeError):
+        return None
+
+
+def thinned(rows: Iterable[Row], each: int, seed: int = 0) -> list[Row]:
+    """At most `each` rows of a problem on a card: a third of them its fastest, the others at random."""
+    rng = random.Random(seed)
+    groups: dict[tuple[str, AttentionProblem], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.gpu.name, row.problem].append(row)
+    chosen = []
+    for group in groups.values():
+        group.sort(key=lambda row: row.us)
+        chosen += group[: each // 3] + rng.sample(rest := group[each // 3 :], min(len(rest), each - each // 3))
+    return chosen

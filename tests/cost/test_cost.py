@@ -1,0 +1,123 @@
+"""The cost model: every family has a cost on every card, fast; what was ranked absurdly is ranked plausibly."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evoattn.cost.cost import BOUNDS, cost
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
+
+H100, L4 = GPUS["h100"], GPUS["l4"]
+ONE_EACH = {spec.arch: spec for spec in GPUS.values()}
+PROBLEMS = ("seed_h100", "llama_gqa_prefill", "decode_b16_8k", "fa_d256_4k_causal", "hdim512_fp32", "hdim512_fp16")
+
+
+def candidates(problem, gpu, families=tuple(registry.FAMILIES)):
+    return [
+        config
+        for name in families
+        if not registry.lookup(name).why_unsupported(problem, gpu)
+        for config in starting_configs(load_space(name, gpu), problem, gpu)
+    ]
+
+
+def best_by_family(problem, gpu):
+    """{family: the least score of its starting configs}, the least first."""
+    found = {}
+    for config in candidates(problem, gpu):
+        score = cost(problem, config, gpu).score
+        found[config.family] = min(score, found.get(config.family, score))
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+@pytest.mark.parametrize("gpu", ONE_EACH.values(), ids=ONE_EACH)
+def test_every_family_has_a_cost_on_every_architecture(gpu):
+    seen = set()
+    for problem in map(lookup, PROBLEMS):
+        for config in candidates(problem, gpu)[::3]:
+            found = cost(problem, config, gpu)
+            assert found and 0 < found.score < 1e6 and found.bound in BOUNDS.values(), (problem.name, config)
+            assert abs(found.correction) > 0 and found.bound in found.sentence()
+            seen.add(config.family)
+    assert seen == {name for name in registry.FAMILIES if name != "flash_wgmma" or gpu.arch == "sm_90a"}
+
+
+def test_a_cost_takes_less_than_5_ms():
+    problem = lookup("fa_d64_16k_causal")
+    configs = candidates(problem, H100)
+    cost(problem, configs[0], H100)
+    started = time.perf_counter()
+    for config in configs:
+        cost(problem, config, H100)
+    assert (time.perf_counter() - started) / len(configs) < 0.005
+
+
+def test_no_block_that_fits_no_cost():
+    config = candidates(lookup("seed_h100"), H100, ("flash_mma",))[0]
+    assert cost(lookup("seed_h100"), config, replace(H100, smem_per_sm=1024)) is None
+
+
+def test_three_launches_through_memory_do_not_lead_a_prefill_on_an_l4():
+    found = best_by_family(lookup("llama_gqa_prefill"), L4)
+    assert next(iter(found)) == "flash_mma" and found["three_kernel"] > 2 * found["flash_mma"]
+    three = candidates(lookup("llama_gqa_prefill"), L4, ("three_kernel",))
+    assert all(cost(lookup("llama_gqa_prefill"), config, L4).bound == "DRAM" for config in three)
+
+
+def test_a_split_of_one_warp_does_not_lead_a_causal_kilotoken_on_an_l4():
+    found = best_by_family(lookup("seed_h100_causal"), L4)
+    assert next(iter(found)) == "flash_mma" and found["split_kv"] > 1.5 * found["flash_mma"]
+
+
+@pytest.mark.parametrize(
+    "shape", ["B=1,H=32,Hkv=8,Sq=1,Sk=65536,D=64", "B=16,H=32,Hkv=8,Sq=1,Sk=8192,D=128,dtype=bf16"]
+)
+@pytest.mark.parametrize("gpu", [L4, GPUS["a100"], H100], ids=lambda gpu: gpu.name)
+def test_a_decoding_problem_costs_at_least_what_its_keys_and_values_take_memory(shape, gpu):
+    problem = parse_shape(shape)
+    floor = problem.bytes / gpu.dram_gb_per_s / 1e3
+    if problem.bytes > 1.3 * gpu.l2_bytes:
+        found = best_by_family(problem, gpu)
+        assert next(iter(found)) == "split_kv" and 0.9 * floor < found["split_kv"] < 3 * floor
+        assert found["flash_scalar"] > 2 * found["split_kv"]
+
+
+def test_more_work_costs_more():
+    for name in PROBLEMS:
+        problem = lookup(name)
+        for config in candidates(problem, H100)[::7]:
+            doubled = problem.with_(batch=8 * problem.batch)
+            if registry.lookup(config.family).why_invalid(doubled, config, H100) is None:
+                assert cost(doubled, config, H100).score > cost(problem, config, H100).score, (name, config)
+
+
+def test_scratch_that_the_card_has_no_memory_for_is_refused():
+    problem = parse_shape("B=4,H=32,S=16384,D=64")  # S takes 64 GiB
+    for name in ("l4", "h200"):
+        gpu, family = GPUS[name], registry.lookup("three_kernel")
+        config = load_space("three_kernel", gpu).starting_configs()[-1]
+        reason = family.why_invalid(problem, config, gpu)
+        assert (reason is None) == (name == "h200"), reason
+        assert name == "h200" or "GiB" in reason
+
+
+MEASURED = json.loads((Path(__file__).parent / "wgmma_pairs.json").read_text())
+
+
+@pytest.mark.parametrize("pair", MEASURED, ids=lambda pair: pair["problem"])
+def test_orders_kernels_as_an_h100_did(pair):
+    """The best of a search, and what it left behind: µs on an H100, 2026-11-21."""
+    problem = lookup(pair["problem"])
+    scores = [
+        cost(problem, KernelConfig("flash_wgmma", k["params"]), H100, k["registers"]).score for k in pair["kernels"]
+    ]
+    assert scores == sorted(scores)
+    for kernel, score in zip(pair["kernels"], scores, strict=True):
+        assert 0.7 < score / kernel["us"] < 1.4

@@ -1,0 +1,74 @@
+"""Waves add up their waits, busy units add up over the blocks of an SM, memory counts what L2 does not hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from evoattn.cost.launch_time import launch_terms
+from evoattn.families.work import LaunchWork, Step, bank_conflicts
+from evoattn.model.gpu import GPUS
+
+H100 = GPUS["h100"]
+WORK = LaunchWork("k", 1, 128, 4, 0, 128, Step(waits=100.0), 3.0, 3.0, Step(waits=1000.0))
+RESIDENT = H100.blocks_resident(WORK.registers, WORK.threads, WORK.smem_bytes)
+
+
+def terms(gpu=H100, **changes):
+    return launch_terms(replace(WORK, **changes), gpu)
+
+
+def test_blocks_that_fit_at_once_wait_together_and_those_that_do_not_wait_in_turn():
+    wave = H100.sm_count * RESIDENT
+    for waves, blocks in ((1, 1), (1, wave), (2, wave + 1), (3, 3 * wave)):
+        found = terms(blocks=blocks)
+        assert (found.chain, found.ends) == (waves * 300, waves * 1000), (waves, blocks)
+
+
+def test_a_block_that_fits_on_no_sm_has_no_time():
+    assert terms(smem_bytes=H100.smem_per_sm + 1) is None
+
+
+def test_busy_units_follow_the_rates_of_the_card_and_add_up_over_the_blocks_of_an_sm():
+    step = Step(tensor_flops=4096.0, fp32=1280, special=160, instructions=40, shared_bytes=1280, loaded_bytes=280)
+    one = terms(step=step, blocks=H100.sm_count).units
+    assert one == {
+        "tensor": pytest.approx(3 / H100.mma_sync_share),
+        **dict.fromkeys(("fp32", "special", "issue", "shared", "l2"), 30),
+    }
+    assert terms(step=step, blocks=2 * H100.sm_count).units == {name: 2 * clocks for name, clocks in one.items()}
+    assert terms(step=step, tensor="wgmma").tensor == 3, "wgmma has the whole rate"
+    assert terms(GPUS["l4"], step=step, blocks=58).tensor == pytest.approx(3 * 4096 / 1024)
+
+
+def test_warps_that_do_not_divide_over_the_schedulers_leave_some_idle():
+    step = Step(special=160)
+    assert terms(step=step, warps=1, threads=32).special == 4 * terms(step=step).special
+    assert terms(step=step, warps=5).special == pytest.approx(8 / 5 * terms(step=step).special)
+
+
+def test_a_longest_block_that_begins_first_ends_earlier():
+    uneven = {"steps": 4.0, "most_steps": 8.0, "blocks": 20 * H100.sm_count * RESIDENT}
+    assert terms(**uneven).chain > terms(**uneven, longest_first=True).chain > 20 * 4 * 100
+    assert terms(**uneven, schedule="balanced").chain == 20 * 4 * 100
+    few = uneven | {"blocks": H100.sm_count}
+    assert terms(**few).chain == 8 * 100
+
+
+def test_memory_counts_what_l2_does_not_hold():
+    assert terms(read_bytes=0.5 * H100.l2_bytes).dram_bytes == 0
+    assert terms(read_bytes=4.0 * H100.l2_bytes).dram_bytes == 4.0 * H100.l2_bytes
+    assert terms(read_bytes=1.0 * H100.l2_bytes, write_bytes=1.0 * H100.l2_bytes).dram_bytes == 2.0 * H100.l2_bytes
+
+
+def test_later_waves_find_k_and_v_in_l2_unless_all_heads_are_begun_in_turn():
+    large = {"read_bytes": 4.0 * H100.l2_bytes, "sweep_bytes": 4.0 * H100.l2_bytes, "sweepers": 64.0}
+    blocks = 64 * 4 * RESIDENT * H100.sm_count
+    by_head, by_row = (terms(**large, blocks=blocks, heads_in_turn=turn) for turn in (1.0, blocks / 64))
+    assert by_head.dram_bytes == 4.0 * H100.l2_bytes
+    assert by_row.dram_bytes == 64 * by_head.dram_bytes
+
+
+def test_bank_conflicts():
+    assert bank_conflicts(8, 128, 16) == 8, "eight lanes, all in the same four banks"
+    assert bank_conflicts(8, 144, 16) == 1, "a padding of 16 bytes"
+    assert bank_conflicts(32, 4, 4) == 1 and bank_conflicts(32, 8, 4) == 2
