@@ -53,7 +53,7 @@ def main() -> int:
         return family.why_invalid(problem, KernelConfig(family.name, params), gpu)
 
     pool = ConfigPool({family.name: space}, why_invalid, random.Random(0))
-    configs = list(space.starting_configs(problem))[:4]
+    configs = list(space.starting_configs())[:4]
     while len(configs) < words.candidates:
         if params := pool.claim(family.name, {p.name: random.choice(p.values) for p in space.parameters}):
             configs.append(space.make_config(params))

@@ -32,6 +32,11 @@ class Fleet(Protocol):
         """A worker for each of `boards`, in their order. Its handler sees that GPU and no other, as device 0."""
         ...
 
+    def referee(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> BaseWorker | None:
+        """A second worker for the first of `boards`: it gets the peers ready beside the search, and holds the final.
+        None where a board has one worker only, which then does that too."""
+        ...
+
     def stop(self) -> None:
         """Leave the machines."""
         ...

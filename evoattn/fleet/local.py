@@ -27,6 +27,9 @@ class LocalFleet:
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
         return [Worker(partial(on_board, board, make_handler), args) for board in self.boards]
 
+    def referee(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> BaseWorker:
+        return Worker(partial(on_board, self.boards[0], make_handler), args)
+
     def stop(self) -> None:
         """Nothing is held beyond the workers."""
 

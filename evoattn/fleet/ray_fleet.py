@@ -100,6 +100,9 @@ class RayFleet:
             board.begin(make_handler, args, facts_here())
         return RayBoard.several(self._boards)
 
+    def referee(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> None:
+        """None: an actor has its GPU to itself."""
+
     def stop(self) -> None:
         """End all actors and tasks of this search; a local cluster ends too."""
         self._ray.shutdown()

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Gauge
 from evoattn.evaluation.workers import BaseWorker, Outcome
+from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Trial, TrialState
 from evoattn.search.candidates import Pending
 from evoattn.search.device import Device
 from evoattn.search.errors import SearchError
 from evoattn.search.progress import Progress
+from evoattn.search.referee import Referee
 from evoattn.search.scale import Reference, Scale
+from evoattn.search.tools import Tools
 from evoattn.timing.finalists import FinalResult
+from evoattn.timing.protocol import CacheMode
 
 GAUGE_TRIES = 3
 """Times in a row that a board may fail to time the reference kernel."""
 
 
 class Boards:
-    """A `Device` for each GPU. The first one measures the peers."""
+    """A `Device` for each GPU, and a referee for the first one."""
 
     def __init__(
-        self, gpu: GpuSpec, names: Sequence[str], workers: Sequence[BaseWorker], progress: Progress, seconds: float
+        self,
+        gpu: GpuSpec,
+        names: Sequence[str],
+        workers: Sequence[BaseWorker],
+        progress: Progress,
+        seconds: float,
+        make_referee: Callable[[], BaseWorker | None] = lambda: None,
     ) -> None:
-        """`seconds`: what one candidate may take on a device."""
+        """`seconds`: what one candidate may take on a device. `make_referee` starts a second worker on the first board,
+        if it can have one."""
         self._gpu = gpu
-        self.devices = [
-            Device(worker, progress, seconds, name, first=number == 0)
-            for number, (name, worker) in enumerate(zip(names, workers, strict=True))
-        ]
+        self.devices = [Device(worker, progress, seconds, name) for name, worker in zip(names, workers, strict=True)]
+        self.referee = Referee(make_referee, self.first, seconds)
         self.scale = Scale(names)
         self._progress, self._failed = progress, dict.fromkeys(names, 0)
         progress.boards = len(self.devices)
 
+    @classmethod
+    def start(
+        cls, fleet: Fleet, tools: Tools, args: tuple[AttentionProblem, GpuSpec, CacheMode], progress: Progress
+    ) -> Boards:
+        """With a worker for each board of the fleet, which `tools` makes with `args`."""
+
+        def make_referee() -> BaseWorker | None:
+            return fleet.referee(tools.make_device, args)
+
+        workers = fleet.devices(tools.make_device, args)
+        return cls(args[1], fleet.boards, workers, progress, tools.device_seconds, make_referee)
+
     @property
     def first(self) -> Device:
-        """Who measures the peers."""
+        """On whose board the peers are timed and the final is held."""
         return self.devices[0]
 
     @property
     def for_final(self) -> Device:
-        """Who holds the final: the first that is up, as a machine of several may be gone."""
+        """Whose worker holds the final where the referee has none: the first that is up, as a machine of several may be
+        gone."""
         return next((device for device in self.devices if device.worker.ready), self.first)
 
     @property
@@ -53,7 +76,7 @@ class Boards:
 
     @property
     def workers(self) -> list[BaseWorker]:
-        return [device.worker for device in self.devices]
+        return [*(device.worker for device in self.devices), *self.referee.workers]
 
     @property
     def busy(self) -> int:
@@ -68,12 +91,14 @@ class Boards:
         return f"{self.busy} of {len(self.devices)} busy"
 
     def free(self) -> Iterator[Device]:
-        """Those that can take a candidate now. One that is to time the peers or the reference kernel is given that.
+        """Those that can take a candidate now. One that is to time the reference kernel is given that; the first is
+        left to the referee while that wants it.
 
         As long as no reference is known, one candidate at a time is on any board: the first right one becomes it.
         """
+        self.referee.go_on(self._progress.recorded)
         for device in self.devices:
-            if device.wants_peers() or not device.worker.idle:
+            if not device.worker.idle or (device is self.first and self.referee.wants_board):
                 continue
             if self.scale.due(device.board):
                 assert self.scale.reference is not None
@@ -85,15 +110,22 @@ class Boards:
     @property
     def _timing(self) -> bool:
         """Whether a board has a candidate."""
-        return any(device.worker.busy and not device.owes_peers for device in self.devices)
+        return any(d.worker.busy and not (d is self.first and self.referee.times_peers) for d in self.devices)
 
     def poll(self) -> Iterator[tuple[Device, Outcome | FinalResult]]:
         """Ends of candidates' tasks, and the peers' first times. Raises `SearchError`."""
+        if peers := self.referee.poll():
+            yield self.first, peers
         for device in self.devices:
             outcome = device.poll()
-            if isinstance(outcome, Outcome) and isinstance(outcome.tag, Gauge):
+            if outcome is None:
+                continue
+            if self.referee.owns(outcome):
+                if peers := self.referee.take(outcome):
+                    yield device, peers
+            elif isinstance(outcome.tag, Gauge):
                 self._gauged(device, outcome)
-            elif outcome is not None:
+            else:
                 yield device, outcome
 
     def _gauged(self, device: Device, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import HoldFinal
@@ -28,10 +28,17 @@ class FinalFailed(FailedRun):
 class Final:
     """One final. A contestant that breaks, kills or hangs the GPU worker is out of the next try."""
 
-    def __init__(self, finalists: Finalists, protocol: Protocol = FINAL, peers: Collection[str] = PEER_NAMES) -> None:
+    def __init__(
+        self,
+        finalists: Finalists,
+        protocol: Protocol = FINAL,
+        peers: Collection[str] = PEER_NAMES,
+        refusals: Mapping[str, str] | None = None,
+    ) -> None:
+        """`refusals`: of peers that are known to take no part, by name."""
         self._finalists, self._protocol, self._peers = finalists, protocol, peers
         self._timings: dict[str, Timing] = {}
-        self._refusals: dict[str, str] = {}
+        self._refusals = dict(refusals or {})
         self._deaths: Counter[str] = Counter()
         self.result: FinalResult | None = None
         """Once it is over: with everybody who was put out on the way."""

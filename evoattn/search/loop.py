@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.process import Ending
@@ -94,19 +95,20 @@ class Search:
 
     def _start_workers(self) -> None:
         args = self.problem, self.gpu, self.study.offline
-        self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
         if self.study.offline:
+            self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
             return
-        workers = self.fleet.devices(self.tools.make_device, (self.problem, self.gpu, self.cache))
-        self._boards = Boards(self.gpu, self.fleet.boards, workers, self.progress, self.tools.device_seconds)
+        of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
+        self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
+        self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
         if reference := finalists.reference(
-            self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools, len(workers) > 1
+            self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools, len(self.fleet.boards) > 1
         ):
             self._boards.scale.refer_to(reference)
 
     def _loop(self) -> None:
-        workers = [*self._pool.workers, *(self._boards.workers if self._boards else [])]
         while not self._clock.spent(self.progress.recorded):
+            workers = [*self._pool.workers, *(self._boards.workers if self._boards else [])]
             self._start_clock()
             self._feed_pool()
             self._feed_boards()
@@ -121,9 +123,9 @@ class Search:
             self._show()
 
     def _start_clock(self) -> None:
-        """The budget's time runs from when a candidate can be measured: a compile worker is up, and the first GPU
-        worker has measured the peers."""
-        up = any(w.ready for w in self._pool.workers) and (not self._boards or self._boards.first.up)
+        """The budget's time runs from when a candidate can be measured: a compile worker and the first GPU worker are
+        up."""
+        up = any(w.ready for w in self._pool.workers) and (not self._boards or self._boards.first.worker.idle)
         if up and self._clock.started is None:
             self._clock.start()
             mark("the budget's time begins")
@@ -231,14 +233,15 @@ class Search:
 
     def _hold_final(self, boards: Boards) -> None:
         """The best candidates and every peer, interleaved on one board, so that all are measured under the same
-        conditions. The boards end what they have before."""
-        self.progress.stage, device = "final", boards.for_final
+        conditions. All boards end what they have before."""
+        self.progress.stage = "final"
         while boards.busy:
             wait_for_any(boards.workers, POLL_SECONDS)
             self._poll_boards()
             self._refresh()
         chosen = finalists.choose(self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools)
-        result = device.hold(Final(chosen), FINAL_SECONDS, self._refresh)
+        late = partial(self._timed, boards.first)
+        result = boards.referee.hold(Final(chosen), FINAL_SECONDS, self._refresh, late, boards.for_final)
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"
             finalists.sanitize(self.problem, chosen, result.timings, self._refresh)

@@ -89,15 +89,10 @@ class DiesOfAFinalist(FakeDevice):
 
 
 class SlowToStart(FakeDevice):
-    """A worker that takes longer to come up, and to measure the peers, than a small budget is long."""
+    """A worker that takes longer to come up than a small budget is long."""
 
     def __init__(self, problem, gpu, cache):
         time.sleep(1.0)
-
-    def __call__(self, task):
-        if isinstance(task, HoldFinal) and not task.finalists:
-            time.sleep(0.5)
-        return super().__call__(task)
 
 
 class DoubtsItself(FakeDevice):

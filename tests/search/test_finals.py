@@ -27,11 +27,11 @@ def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):
     assert storage.refusals(running.study) == {"cudnn": "It needs another head_dim."}
 
 
-def test_a_device_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monkeypatch):
+def test_a_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monkeypatch):
     monkeypatch.setenv("DEATHS", str(tmp_path))
-    running = make_search(storage, {"flash_mma": load_space("flash_mma", GPU)}, puppets(DiesInFinals), jobs=2)
-    assert running.run(Budget(trials=4)).recorded == 4
-    assert [len((tmp_path / kind).read_text()) for kind in ("peers", "final")] == [2, 1]
+    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(DiesInFinals), jobs=2)
+    assert running.run(Budget(trials=12)).recorded == 12
+    assert len((tmp_path / "final").read_text()) == 1 <= len((tmp_path / "peers").read_text()) <= 2
     assert storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
 
 

@@ -67,7 +67,7 @@ def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
         Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None))
     )
     assert progress.measured and storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
-    assert progress.starting_seconds > 1.5 > progress.busy_share and progress.seconds > 0.4
+    assert progress.starting_seconds > 1.0 > progress.busy_share - 0.2 and progress.seconds > 0.4
     assert {("starting workers", True), ("searching", False)} <= stages
 
 
