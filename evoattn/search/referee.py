@@ -111,7 +111,8 @@ class Referee:
         """The result of a final, over as many tries as it takes, each of at most `seconds`. No candidate is on the
         board.
 
-        `device`: whose worker holds it where the referee has none; None: the first board's. `earlier` gets the peers' first times if they come only now. Raises `SearchError` if the final cannot be held.
+        `device`: whose worker holds it where the referee has none; None: the first board's. `earlier` gets the peers'
+        first times if they come only now. Raises `SearchError` if the final cannot be held.
         """
 
         def before(outcome: Outcome) -> None:
