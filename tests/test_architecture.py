@@ -13,7 +13,7 @@ from evoattn.model.paths import ROOT, TEMPLATES
 
 LAYERS = [  # docs/architecture.md shows them; a module may import from its own layer's packages and from below
     ["cli"],
-    ["bench", "export", "integrations", "ops", "report", "search"],
+    ["bench", "dashboard", "export", "integrations", "ops", "report", "search"],
     ["portfolio"],
     ["samplers", "storage"],
     ["fleet"],
@@ -28,7 +28,9 @@ LAYERS = [  # docs/architecture.md shows them; a module may import from its own 
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 HOMES = {  # files, or rooms of which any file may
     "cupy": {"backends"},
-    "optuna": {"samplers"},
+    "optuna": {"dashboard", "samplers"},
+    "optuna_dashboard": {"dashboard"},
+    "psycopg": {"storage"},
     "sqlalchemy": {"storage"},
     "alembic": {"storage"},
     "jinja2": {"families/render.py", "report/page.py"},

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from evoattn import __version__
-from evoattn.cli import attempt, bench, catalogue, db, kernels, pick, profile, search, studies, tune
+from evoattn.cli import attempt, bench, catalogue, dashboard, db, kernels, pick, profile, search, studies, tune
 from evoattn.cli.common import FAILED_RUN
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -89,6 +89,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": studies.report,
     "studies": studies.studies,
     "show": studies.show,
+    "dashboard": dashboard.dashboard,
     "export": kernels.export,
     "reproduce": kernels.reproduce,
     "profile": profile.profile,

@@ -13,7 +13,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, inserted, now
 from evoattn.storage.engine import insert_missing
 from evoattn.storage.errors import UnknownRecord
-from evoattn.storage.leaders import leaders
+from evoattn.storage.leaders import FINAL, leaders
 from evoattn.storage.packing import pack_source, unpack_source
 from evoattn.storage.rows import (
     EVIDENCE_COLUMNS,
@@ -135,14 +135,14 @@ class Trials(Database):
         packed = self._read(lambda c: c.scalar(select(sources.c.zlib).where(sources.c.hash == source_hash)))
         return unpack_source(source_hash, packed or b"")
 
-    def iter_trials(self, study: Study, evidence: bool = False) -> Iterator[Trial]:
-        """All trials of the study by number. `evidence`: with what compiler and validation said, which is slow to read;
-        else None.
+    def iter_trials(self, study: Study, evidence: bool = False, after: int = -1) -> Iterator[Trial]:
+        """The trials of the study by number, from the one that follows number `after`. `evidence`: with what compiler
+        and validation said, which is slow to read; else None.
 
         Reads `PAGE` at a time and holds no transaction between, so that memory stays flat and others may write.
         """
         columns = [c for c in trials.c if evidence or c.name not in EVIDENCE_COLUMNS]
-        last = -1
+        last = after
         while True:
             page = (
                 select(*columns)
@@ -165,6 +165,12 @@ class Trials(Database):
         if operator is not None:
             query = query.where(trials.c.operator == operator)
         return self._read(lambda c: _load(c, query))
+
+    def count_finals(self, study: Study) -> int:
+        """Timings that were taken in finals of the study."""
+        query = select(func.count()).select_from(samples).join(trials, trials.c.number == samples.c.trial_number)
+        query = query.where(trials.c.study_id == study.id, samples.c.stage == FINAL)
+        return int(self._read(lambda c: c.scalar(query)) or 0)
 
     def counts(self, study: Study) -> dict[TrialState, int]:
         """Trials of the study by state; states without a trial are left out."""

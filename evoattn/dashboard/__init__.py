@@ -1,0 +1,1 @@
+"""A study in optuna-dashboard, which follows a search that is running."""

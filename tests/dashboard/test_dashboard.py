@@ -1,0 +1,140 @@
+"""A study in optuna-dashboard: what its server answers, and that it follows the database."""
+
+from __future__ import annotations
+
+import json
+import threading
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from report_studies import add, make_study, timed_study, timing
+
+from evoattn.model.records import TrialState
+from evoattn.storage import Storage
+
+pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (evoattn[dashboard])")
+
+from evoattn.dashboard.serve import Dashboard, DashboardError, listen, serve
+
+
+@pytest.fixture
+def storage(tmp_path):
+    opened = Storage.open(str(tmp_path / "db.sqlite"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def served(storage):
+    """Serves a study on a free port; gives a function that asks it."""
+    servers = []
+
+    def start(study):
+        dashboard = Dashboard(storage, study)
+        server = listen(dashboard, "127.0.0.1", 0)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def ask(path):
+            with urlopen(f"http://127.0.0.1:{server.server_port}{path}", timeout=10) as answer:
+                return answer.read().decode(), answer.headers
+
+        return dashboard, ask
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def trials_of(ask):
+    return json.loads(ask("/api/studies/0")[0])["trials"]
+
+
+def test_every_trial_is_there_with_its_value_parameters_and_source(storage, served):
+    study = timed_study(storage)
+    dashboard, ask = served(study)
+    ours = list(storage.iter_trials(study))
+    theirs = trials_of(ask)
+    assert dashboard.trials == len(theirs) == len(ours)
+    for our, their in zip(ours, theirs):
+        attributes = {item["key"]: item["value"] for item in their["user_attrs"]}
+        assert (attributes["trial"], attributes["state"]) == (str(our.number), our.state.value)
+        assert their["state"] == ("Complete" if our.state is TrialState.COMPLETE else "Fail")
+        assert attributes.get("reason", "") == our.reason
+        values = {p["name"]: p["param_external_value"] for p in their["params"]}
+        assert values["family"] == our.family
+        name, value = next(iter(our.config.items()))
+        assert values[f"{our.family}.{name}"] == str(value)
+        (artifact,) = their["artifacts"]
+        text, headers = ask(f"/artifacts/0/{their['trial_id']}/{artifact['artifact_id']}")
+        assert text == storage.source(our.source_hash) and headers["Content-Type"].startswith("text/plain")
+    leader = storage.leaderboard(study, 1, finalists_first=False)[0]
+    best = min((t for t in theirs if t["state"] == "Complete"), key=lambda t: t["values"][0])
+    assert best["values"] == [pytest.approx(leader.timing.median_us)]
+    study_page = json.loads(ask("/api/studies/0")[0])
+    assert study_page["name"] == study.name and study_page["objective_names"] == ["median µs"]
+    assert {item["key"] for item in study_page["user_attrs"]} >= {"problem", "gpu", "sampler"}
+
+
+def test_it_follows_a_search_and_its_final(storage, served):
+    study = make_study(storage)
+    first = add(storage, study, TrialState.COMPLETE, us=[("screen", 30.0)], A=1, B=2)
+    dashboard, ask = served(study)
+    assert [t["values"] for t in trials_of(ask)] == [[30.0]]
+    add(storage, study, TrialState.COMPLETE, us=[("screen", 20.0)], A=1, B=2)
+    dashboard.update()
+    assert dashboard.trials == 2
+    add(storage, study, TrialState.COMPLETE, us=[("screen", 10.0)], A=7, B=2)  # a value that no trial had
+    add(storage, study, TrialState.TIMEOUT, reason="It hangs.", A=1, B=2)
+    dashboard.update()
+    assert dashboard.trials == 4
+    storage.add_timing(first.number, timing(5.0, "final"))  # changes a trial that is shown already
+    dashboard.update()
+    assert [t.get("values") for t in trials_of(ask)] == [[5.0], [20.0], [10.0], None]
+
+
+def test_an_offline_study_says_that_nothing_was_timed(storage, served):
+    study = make_study(storage, offline=True)
+    add(storage, study, TrialState.ESTIMATED, cost=12.0, A=1)
+    _, ask = served(study)
+    page = json.loads(ask("/api/studies/0")[0])
+    assert page["objective_names"] == ["relative cost"] and page["trials"][0]["values"] == [12.0]
+    assert "not run on" in next(item["value"] for item in page["user_attrs"] if item["key"] == "gpu")
+
+
+def test_an_unknown_source_is_not_found(storage, served):
+    study = make_study(storage)
+    add(storage, study, TrialState.COMPLETE, us=[("screen", 30.0)], A=1)
+    _, ask = served(study)
+    with pytest.raises(HTTPError) as refused:
+        ask(f"/artifacts/0/0/{'0' * 64}")
+    assert refused.value.code == 404
+
+
+def test_a_taken_port_is_a_sentence(storage):
+    dashboard = Dashboard(storage, make_study(storage))
+    taken = listen(dashboard, "127.0.0.1", 0)
+    with pytest.raises(DashboardError, match=r"Port \d+ of 127.0.0.1 cannot be had .*; choose another --port"):
+        listen(dashboard, "127.0.0.1", taken.server_port)
+    taken.server_close()
+
+
+def test_it_serves_until_it_is_interrupted_and_reads_new_trials_by_itself(storage):
+    study = make_study(storage)
+
+    class Interrupted(Dashboard):
+        updates = 0
+
+        def update(self):
+            super().update()
+            self.updates += 1
+            if self.updates == 1:
+                add(storage, study, TrialState.COMPLETE, us=[("screen", 30.0)], A=1)
+            else:
+                raise KeyboardInterrupt
+
+    dashboard = Interrupted(storage, study)
+    serve(dashboard, listen(dashboard, "127.0.0.1", 0), 0.01)
+    assert dashboard.trials == 1
