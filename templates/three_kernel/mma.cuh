@@ -301,6 +301,6 @@ extern "C" __global__ void __launch_bounds__(values::THREADS) three_kernel_value
     for (int m = 0; m < ROW_TILES; ++m) state.sum[m][0] = merge[m].sum[0], state.sum[m][2] = merge[m].sum[1];
   }
   __syncthreads();  // no warp still reads the ring, which O overwrites
-  store_output<LayoutV, true, true>(state, smem + warp * ROW_TILES * 16 * LayoutV::ROW_BYTES,
+  store_output<LayoutV, true, true>(state, NoSink{}, 0, smem + warp * ROW_TILES * 16 * LayoutV::ROW_BYTES,
                                     o_gmem + warp_row * o_row_stride, o_row_stride, seqlen_q - warp_row, lane);
 }

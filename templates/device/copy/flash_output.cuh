@@ -54,6 +54,11 @@ __device__ __forceinline__ void merge_key_warps(
   }
 }
 
+// The terms of a kernel that computes plain attention alone.
+struct NoSink {
+  static constexpr bool SINK = false;
+};
+
 // O / sums to global memory; a row that saw no key has sum 0 and becomes 0. THROUGH_SHARED: in 16-byte stores, by way
 // of the warp's own rows of `o_smem`; otherwise 4 bytes per lane, as the fragments lie. SUM_BY_MMA: the sums are those
 // of all four lanes of a row already.
