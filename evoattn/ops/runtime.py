@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.compiler import CompileError
 from evoattn.ops import asked, cubins, fallback
 from evoattn.ops.choice import Choice, KernelKey, Picker, choose
 from evoattn.ops.cubins import Cubin
@@ -45,6 +44,8 @@ class Runtime:
         self.estimated = False
         self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
         self._kernels: dict[tuple[int, KernelKey], LoadedKernel] = {}
+        self._failures: dict[tuple[int, KernelKey], str] = {}
+        """Why kernels could not be made ready; none is tried again in this process."""
         self._scratch = Scratch(platform) if platform else None
         self._lock = threading.RLock()
         self._said: set[str] = set()
@@ -166,7 +167,7 @@ class Runtime:
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
         kernel = self._kernels.get((index, choice.key))
-        return kernel.failure if kernel else ""
+        return kernel.failure if kernel else self._failures.get((index, choice.key), "")
 
     def _decide(
         self,
@@ -204,6 +205,8 @@ class Runtime:
             if (kernel is None or not kernel.holds(launches)) and platform.capturing():
                 self.say(f"SDPA was captured for {problem.packed.describe()}: {COLD}")
                 return Refusal(COLD)
+            if failure := self.failure(choice, index):
+                return Refusal(failure)
             try:
                 kernel = kernel or self._load(choice, index)
                 if kernel.failure:
@@ -212,23 +215,25 @@ class Runtime:
                 places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
                 places |= {name: (position, 0) for position, name in enumerate(TENSORS)}
                 packed = kernel.pack(launches, places)
-            except (CompileError, LaunchError, OSError) as error:
-                reason = f"{choice.family.name} {choice.config.describe()} failed: {str(error).rstrip('.')}"
+            except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
+                words = str(error).strip().splitlines() or [type(error).__name__]
+                reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
+                self._failures[index, choice.key] = reason
                 self.say(f"{reason}; SDPA runs")
                 return Refusal(reason)
             lse_shape = problem.lse_shape if problem.lse else None
             return CallPlan(choice.words, kernel, packed, lse_shape, scratch_bytes, zeroed_bytes, scratch, platform)
 
     def _load(self, choice: Choice, index: int) -> LoadedKernel:
-        """The kernel, loaded on the device and checked there. Raises `CompileError` or `LaunchError`."""
+        """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
         from evoattn.ops.proof import prove
 
         assert self.platform is not None
         family, problem, config, gpu = choice.family, choice.problem.packed, choice.config, choice.gpu
         cubin = self._build(family, problem, config, gpu, self.folder)
         kernel = LoadedKernel(cubin.code, self.platform, index)
-        self._kernels[index, choice.key] = kernel
         if wrong := prove(family, problem, config, gpu, cubin, kernel, self.platform, self.folder):
             kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
             self.say(f"{kernel.failure}; it is never used here, SDPA runs")
+        self._kernels[index, choice.key] = kernel
         return kernel

@@ -5,14 +5,18 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors, wgmma_pick
+from fake_device import WGMMA, Pick, build, fake_runtime, near, reference, tensors, wgmma_pick
 
 from evoattn.backends.base import LaunchError
+from evoattn.backends.compiler import CompileError
+from evoattn.families.registry import FAMILIES
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
-from evoattn.ops.runtime import NoKernel
+from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.portfolio import shipped
 
 
 def test_a_launch_that_fails_falls_back_and_is_not_tried_again(device):
@@ -92,3 +96,81 @@ def test_estimated_kernels_wait_to_be_asked_for(device, tmp_path):
         runtime.estimated = True
         runtime.forget()
         attention(*tensors(), enable_gqa=True, strict=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("No module named 'cupy'"), CompileError("error: identifier is undefined", "log"), OSError("no NVRTC")],
+    ids=["CuPy is missing", "the compiler refuses", "a library is missing"],
+)
+def test_a_kernel_that_cannot_be_compiled_costs_a_warning_and_one_try(device, tmp_path, error):
+    tries = []
+
+    def build(*arguments):
+        tries.append(arguments)
+        raise error
+
+    with current.use(Runtime(device, wgmma_pick, tmp_path, build=build)):
+        q, k, v = tensors()
+        with pytest.warns(RuntimeWarning, match=f"failed: {error}; SDPA runs"):
+            answer = attention(q, k, v, enable_gqa=True)
+        assert torch.equal(answer, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+        attention(q[:, :, :9], k, v, enable_gqa=True)  # another shape of the same kernel
+        assert len(tries) == 1
+        assert str(error) in explain(q, k, v, enable_gqa=True)
+
+
+def test_a_check_that_breaks_off_leaves_no_kernel_in_use(device):
+    def run_out(index):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    device.synchronize = run_out
+    q, k, v = tensors()
+    with pytest.warns(RuntimeWarning, match="out of memory; SDPA runs"):
+        attention(q, k, v, enable_gqa=True)
+    before = len(device.launches)
+    attention(q[:, :, :9], k, v, enable_gqa=True)
+    assert len(device.launches) == before, "a kernel that was never proved answers nobody"
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"cubin": "other", "machine": "a fake GPU, driver 1.0", "wrong": ""}'])
+def test_a_damaged_record_of_a_check_is_made_again(device, tmp_path, damage):
+    attention(*tensors(), enable_gqa=True)
+    (record,) = tmp_path.glob("*.check")
+    record.write_text(damage)
+    device.error = 0.05
+    with current.use(fake_runtime(device, tmp_path)), pytest.warns(RuntimeWarning, match="failed its check"):
+        attention(*tensors(), enable_gqa=True)
+    assert "largest error" in record.read_text()
+
+
+def test_machine_code_of_another_gpu_costs_a_warning(device, tmp_path):
+    """A cache that was copied from elsewhere: the driver refuses the module."""
+    other = build(
+        FAMILIES["flash_wgmma"],
+        AttentionProblem(1, 1, 1, 8, 8, 64),
+        KernelConfig("flash_wgmma", WGMMA),
+        device.gpu,
+        tmp_path,
+    )
+
+    def load(cubin):
+        assert cubin == other.code
+        raise LaunchError("The driver could not load the module: no kernel image is available (CUDA error 209).")
+
+    device.load = load
+    with current.use(Runtime(device, wgmma_pick, tmp_path, build=lambda *_: other)):
+        with pytest.warns(RuntimeWarning, match="no kernel image is available"):
+            answer = attention(*tensors(), enable_gqa=True)
+        assert near(answer, reference(*tensors()))
+
+
+def test_a_damaged_portfolio_costs_a_warning(device, tmp_path):
+    (tmp_path / "sm_90a.json").write_text('{"about": {}, "classes": {"16 d64 full many": {"kernels": [{}]}}}')
+
+    def pick(problem, gpu):
+        return shipped.load("sm_90a", tmp_path)
+
+    with current.use(fake_runtime(device, tmp_path, pick)), pytest.warns(RuntimeWarning, match="no kernel could be"):
+        answer = attention(*tensors(), enable_gqa=True)
+    assert near(answer, reference(*tensors()))
