@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of search per problem")
     parser.add_argument("--peers", default="flash,cudnn,efficient,fa3,fa4")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     device = detect_devices()[0]
@@ -42,7 +43,7 @@ def main() -> None:
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     rows: list[Checked] = []
     started = time.monotonic()
-    with Engine(groups, gpu, most=1) as engine:
+    with Engine(groups, gpu, words.jobs, most=1) as engine:
         engine.run(words.seconds * len(groups))
         took = time.monotonic() - started
         print(f"searched for {took:.0f} s: {engine.compiled} compiles, {engine.measured} times", flush=True)
