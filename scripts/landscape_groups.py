@@ -47,9 +47,30 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
     ("bf16 d256 causal", {"dtype": "bf16", "head_dim": 256, "mask": "causal_lower_right"}, "any", (), 6, 0.6),
     ("fp16 d96 full", {"dtype": "fp16", "head_dim": 96, "mask": "full"}, "any", (), 6, 0.6),
     ("fp32 d64 full", {"dtype": "fp32", "head_dim": 64, "mask": "full"}, "any", (), 6, 0.6),
+    (
+        "fp16 d512 full",
+        {"dtype": "fp16", "head_dim": 512, "mask": "full"},
+        "any",
+        ("hdim512_fp16", "B=2,H=8,Sq=100,Sk=2000,D=512", "B=1,H=16,Hkv=4,Sq=1,Sk=8192,D=512", "B=4,H=4,S=256,D=512"),
+        4,
+        0.5,
+    ),
+    (
+        "fp32 d512 full",
+        {"dtype": "fp32", "head_dim": 512, "mask": "full"},
+        "any",
+        (
+            "hdim512_fp32",
+            "B=1,H=8,Sq=16,Sk=1024,D=512,dtype=fp32",
+            "B=2,H=8,Hkv=2,Sq=1,Sk=4096,D=512,dtype=fp32",
+            "B=1,H=4,S=256,D=512,dtype=fp32",
+        ),
+        4,
+        0.3,
+    ),
 )
-"""Name, what the problems have in common, few queries or many, named problems, problems in all, and
-the share of the compiles."""
+"""Name, what the problems have in common, few queries or many, problems by name or shape, problems in all, and
+the share of the compiles. The sampler draws no head_dim of 512."""
 LEAST_KEYS = 128
 """Of a drawn problem: on shorter ones most configs are redundant."""
 FEW_QUERIES = 16
@@ -73,8 +94,9 @@ def make_groups(gpu: GpuSpec, most: int = 8) -> list[Group]:
             and p.seqlen_k >= LEAST_KEYS
             and rows in ("any", "few" if p.seqlen_q <= FEW_QUERIES else "many")
         }
-        problems = [named_problems.lookup(n) for n in named]
-        problems += spread(list(able), min(count, most) - len(problems), gpu)
+        problems = [named_problems.parse_shape(n) if "=" in n else named_problems.lookup(n) for n in named]
+        if able:
+            problems += spread(list(able), min(count, most) - len(problems), gpu)
         families = tuple(f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problems[0], gpu))
         group = Group(name, problems[:most], families, weight)
         group.given = _known(group, gpu)

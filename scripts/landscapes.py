@@ -175,12 +175,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=440, help="once the processes are up, all in all")
-    parser.add_argument("--only", default="", help="groups whose names begin so")
+    parser.add_argument("--only", default="", help="groups whose names begin so; several with commas")
+    parser.add_argument("--problems", type=int, default=8, help="at most so many of a group")
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu = device.spec
-    groups = [g for g in make_groups(gpu) if g.name.startswith(words.only)]
+    groups = [g for g in make_groups(gpu, words.problems) if g.name.startswith(tuple(words.only.split(",")))]
     for group in groups:
         print(group.name, group.families, *(f"\n    {p.describe()}" for p in group.problems))
     record = Record(words.output, about(gpu, collect(device), [p for g in groups for p in g.problems]), groups, gpu)
