@@ -21,7 +21,8 @@ def make_terms(
 ) -> dict[str, torch.Tensor]:
     """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper.
 
-    `extreme`: sinks of -inf and of 30 by turns, slopes of both signs, and a bias that hides all keys of the first
+    `extreme`: sinks of -inf and of 30 by turns, slopes of which every other is steep
+    and negative, and a bias that hides all keys of the first
     query, the last half of them from the second, every third one from the fourth, and has -10,000 elsewhere.
     The columns of a bias past the last key are NaN.
     """
@@ -31,7 +32,7 @@ def make_terms(
         if name == "slopes":
             made[name] = torch.exp2(-8.0 * (heads + 1) / problem.heads).float()
             if extreme:
-                made[name] *= torch.where(heads % 2 == 0, -1.0, 1.0)
+                made[name] *= torch.where(heads % 2 == 0, -8.0, 1.0)
             continue
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         if extreme and name == "sinks":
