@@ -1,12 +1,13 @@
 """Kill, fill, lock and forbid: a search under faults, and its database held to what it acknowledged.
 
-    python scripts/fault_runs.py [--kills 20] [--worker-kills 8] [--trials 20000] [--seed 0]
-                                 [--only kill,workers,disk,right,two,day]
+    python scripts/fault_runs.py [--kills 20] [--worker-kills 8] [--trials 20000] [--seed 0] [--rounds 5]
+                                 [--only kill,workers,disk,right,two,day,postgres]
 
 Prints a row a fault: how often, what was promised and what was kept; exit code 0 only if nothing was lost, doubled or
 corrupted, and every refusal was one sentence. Kills run the real search, on the GPU where one is (else offline for an
 L4); `--fake` puts a made-up GPU in its place, which `workers` also does where there is no GPU, so that a GPU worker can
-be killed. Disk, right and two are about files and always use it.
+be killed. Disk, right and two are about files and always use it, as `postgres` does, which
+needs PostgreSQL's programs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from fault_postgres import postgres_runs
 from fault_run import SMALL, Fault, Run, environment, finish, require, wait_until
 
 from evoattn.model import gpu
@@ -169,8 +171,9 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--worker-kills", type=int, default=8)
+    options.add_argument("--rounds", type=int, default=5, help="of `postgres`")
     options.add_argument("--trials", type=int, default=20_000)
-    options.add_argument("--only", default="kill,workers,disk,right,two,day")
+    options.add_argument("--only", default="kill,workers,disk,right,two,day,postgres")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--fake", action="store_true", help="a made-up compiler and GPU in the kill runs too")
     given = options.parse_args()
@@ -186,6 +189,7 @@ def main() -> int:
         "right": ("fake", lambda run: right_run(run)),
         "two": ("fake", lambda run: two_runs(run)),
         "day": ("fake", lambda run: day_run(run, given.trials)),
+        "postgres": ("fake", lambda run: postgres_runs(run.folder, given.rounds, rng)),
     }
     failed = 0
     for name in given.only.split(","):
