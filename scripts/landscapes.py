@@ -1,10 +1,11 @@
 """Record landscapes on the GPU that is here: the times of many configs, good and bad, on problems of several kinds.
 
-    python scripts/landscapes.py OUT.jsonl.gz [--seconds 440] [--only GROUP]
+    python scripts/landscapes.py OUT.jsonl.gz [--seconds 440] [--only GROUP] [--without FAMILY] [--after EARLIER…]
 
 Half of the configs are random, half are bred from the best. Each compiled kernel is checked, then timed on every
 problem of its group. At the end the fastest tenth of each problem is timed a second time. What was found is written
-every 20 seconds. `evoattn/samplers/landscape.py` says what the rows hold.
+every 20 seconds. With --after, the recording goes on from earlier files: what they hold is bred from and not tried
+again, and groups of which they hold less get more. `evoattn/samplers/landscape.py` says what the rows hold.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import random
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -26,6 +28,7 @@ from evoattn.model.space import load_space
 from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.samplers import landscape
 from evoattn.samplers.landscape import append
 from evoattn.storage.versions import collect
 
@@ -42,6 +45,11 @@ SAVE_SECONDS = 20.0
 
 class Surveyor(Breeder):
     """Half random configs of all families, half children of good ones, some of them of families that lose."""
+
+    def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
+        super().__init__(group, gpu, seed)
+        for identity in group.kernels:  # of earlier recordings
+            self._pool.mark(identity)
 
     def serves(self, kernel: Kernel) -> list[int]:
         family = registry.lookup(kernel.family)
@@ -70,6 +78,7 @@ class Record:
     def __init__(self, path: Path, about: dict[str, Any], groups: list[Group], gpu: GpuSpec) -> None:
         self._path, self._groups, self._gpu = path, groups, gpu
         self._numbers: dict[tuple[str, str], int] = {}
+        self._earlier = {(g.name, identity) for g in groups for identity in g.kernels}
         path.unlink(missing_ok=True)
         spaces = [load_space(family, gpu) for family in sorted({f for g in groups for f in g.families})]
         genes = {space.family: {p.name: list(p.values) for p in space.parameters} for space in spaces}
@@ -81,8 +90,9 @@ class Record:
         rows = []
         for group in self._groups:
             for kernel in group.kernels.values():
-                if kernel.state != "new" and (group.name, kernel.id) not in self._numbers:
-                    self._numbers[group.name, kernel.id] = len(self._numbers)
+                key = group.name, kernel.id
+                if kernel.state != "new" and key not in self._earlier and key not in self._numbers:
+                    self._numbers[key] = len(self._numbers)
                     rows.append(self._row(group, kernel))
         append(self._path, rows)
 
@@ -105,6 +115,10 @@ class Record:
             "valid": valid,
         }
 
+    def has(self, group: Group, kernel: Kernel) -> bool:
+        """Whether the kernel is in this file, not in an earlier one."""
+        return (group.name, kernel.id) in self._numbers
+
     def save_again(self, group: Group, kernel: Kernel, us: dict[int, float]) -> None:
         """Write a second measurement."""
         rounded = {i: float(f"{t:.5g}") for i, t in us.items()}
@@ -117,7 +131,7 @@ def time_the_best_again(engine: Engine, record: Record, end: float, rng: random.
     for group in engine.groups:
         for index in range(len(group.problems)):
             timed = sum(index in k.times for k in group.kernels.values())
-            for kernel in group.leaders(index, int(TOP_SHARE * timed) + 1):
+            for kernel in filter(partial(record.has, group), group.leaders(index, int(TOP_SHARE * timed) + 1)):
                 wanted.setdefault((group.name, kernel.id), (group, kernel, []))[2].append(index)
     ratios = []
     shuffled = list(wanted.values())
@@ -166,6 +180,23 @@ def survey(engine: Engine, record: Record, seconds: float, seed: int = 0) -> Non
         print(f"   not right: {bad.most_common(3)}")
 
 
+def go_on_from(groups: list[Group], paths: list[Path]) -> None:
+    """Put the kernels of earlier files into their groups, with the problems that they were timed on."""
+    by_name = {g.name: g for g in groups}
+    for one in landscape.load(*paths):
+        group = by_name.get(one.group)
+        if group is None:
+            continue
+        group.problems[one.index : one.index + 1] = [one.problem]
+        for config in (*one.configs, *one.elsewhere):
+            made = Kernel(config.family, config.params, config.origin, config.state)
+            kernel = group.kernels.setdefault(made.id, made)
+            if config.best_us is not None:
+                kernel.times[one.index] = config.best_us
+                kernel.rough |= {one.index} if config.rough else set()
+        group.spent = float(len(group.kernels))
+
+
 def about(gpu: GpuSpec, versions: dict[str, str], problems: list[AttentionProblem]) -> dict[str, Any]:
     """What the first row says."""
     return {"gpu": gpu.name, "saved": time.strftime("%Y-%m-%d"), "problems": len(problems)} | versions
@@ -177,12 +208,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=440, help="once the processes are up, all in all")
     parser.add_argument("--only", default="", help="groups whose names begin so; several with commas")
     parser.add_argument("--problems", type=int, default=8, help="at most so many of a group")
+    parser.add_argument("--without", nargs="*", default=[], help="families, e.g. that cannot be compiled here")
+    parser.add_argument("--after", type=Path, nargs="*", default=[])
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu = device.spec
     groups = [g for g in make_groups(gpu, words.problems) if g.name.startswith(tuple(words.only.split(",")))]
+    go_on_from(groups, words.after)
     for group in groups:
+        group.families = tuple(f for f in group.families if f not in words.without)
         print(group.name, group.families, *(f"\n    {p.describe()}" for p in group.problems))
     record = Record(words.output, about(gpu, collect(device), [p for g in groups for p in g.problems]), groups, gpu)
     with Engine(groups, gpu, seed=words.seed, sample=99, most=99, breeder=Surveyor) as engine:

@@ -29,9 +29,9 @@ from evoattn.samplers import landscape
 from evoattn.samplers.features import gene_features, launch_features, problem_features
 from evoattn.samplers.prior import DATA, FamilyPrior, Trees, save
 
-CLIP = 1.5
+CLIP = 1.0
 """Log of a time over the best beyond which all are equally bad; failures count as this."""
-ITERATIONS, RATE, LEAVES, LEAST_IN_LEAF = 200, 0.1, 31, 10
+ITERATIONS, RATE, LEAVES, LEAST_IN_LEAF = 300, 0.1, 31, 20
 
 
 class Measured(NamedTuple):
@@ -95,7 +95,7 @@ def fit(x: np.ndarray, y: np.ndarray) -> Trees:
     x = x.astype(np.float32)  # some thresholds are values: they must compare alike when they are stored
     model = HistGradientBoostingRegressor(
         max_iter=ITERATIONS, learning_rate=RATE, max_leaf_nodes=LEAVES, min_samples_leaf=LEAST_IN_LEAF, random_state=0
-    ).fit(x, y)
+    ).fit(x, y, sample_weight=np.exp(-y))  # good ones count most: among them the choice is made
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     roots, first = [], 0
     for (predictor,) in model._predictors:

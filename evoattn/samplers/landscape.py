@@ -30,13 +30,16 @@ from typing import Any
 
 from evoattn.model.problem import AttentionProblem
 
+FILE = 1_000_000
+"""Kernels of a second file are numbered from here."""
+
 
 @dataclass(frozen=True)
 class Config:
     """One recorded config on one problem. `us` is None where it failed."""
 
     number: int
-    """Of its kernel in the file."""
+    """Of its kernel."""
     family: str
     params: dict[str, Any]
     state: str
@@ -106,43 +109,39 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def load(path: Path) -> list[Landscape]:
-    """The landscapes of a file, one per problem, in its order."""
-    head, *rows = read_rows(path)
-    genes = {family: {name: tuple(v) for name, v in g.items()} for family, g in head["genes"].items()}
-    groups = {row["group"]: row for row in rows if "group" in row}
-    again = {row["kernel"]: row["again"] for row in rows if "again" in row}
-    found: dict[tuple[str, int], tuple[list[Config], list[Config]]] = {
-        (name, i): ([], []) for name, row in groups.items() for i in range(len(row["problems"]))
-    }
-    for row in rows:
-        if "of" not in row:
-            continue
-        params = dict(zip(genes[row["family"]], row["params"], strict=True))
-        for index in range(len(groups[row["of"]]["problems"])):
-            config = _config(row, params, str(index), again.get(row["kernel"], {}))
-            if index in row["valid"]:
-                found[row["of"], index][0].append(config)
-            elif config.us is not None:
-                found[row["of"], index][1].append(config)
+def load(*paths: Path) -> list[Landscape]:
+    """The landscapes of some files, one per problem, in their order. A problem that several files have is one
+    landscape: its group has one name and the same problems in all of them."""
+    problems: dict[tuple[str, int], tuple[AttentionProblem, dict[str, Any]]] = {}
+    found: dict[tuple[str, int], tuple[list[Config], list[Config]]] = {}
+    genes: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for number, path in enumerate(paths):
+        head, *rows = read_rows(path)
+        genes |= {family: {name: tuple(v) for name, v in g.items()} for family, g in head["genes"].items()}
+        again = {row["kernel"]: row["again"] for row in rows if "again" in row}
+        for row in rows:
+            if "group" in row:
+                for i, fields in enumerate(row["problems"]):
+                    problems.setdefault((row["group"], i), (AttentionProblem(**fields), head["about"]))
+                    found.setdefault((row["group"], i), ([], []))
+            elif "of" in row:
+                params = dict(zip(genes[row["family"]], row["params"], strict=True))
+                for index in range(sum(name == row["of"] for name, _ in problems)):
+                    config = _config(row, number * FILE, params, str(index), again.get(row["kernel"], {}))
+                    if index in row["valid"]:
+                        found[row["of"], index][0].append(config)
+                    elif config.us is not None:
+                        found[row["of"], index][1].append(config)
     return [
-        Landscape(
-            name,
-            i,
-            AttentionProblem(**groups[name]["problems"][i]),
-            head["about"],
-            genes,
-            tuple(configs),
-            tuple(others),
-        )
-        for (name, i), (configs, others) in found.items()
+        Landscape(name, i, problem, about, genes, tuple(found[name, i][0]), tuple(found[name, i][1]))
+        for (name, i), (problem, about) in problems.items()
     ]
 
 
-def _config(row: dict[str, Any], params: dict[str, Any], index: str, again: dict[str, float]) -> Config:
+def _config(row: dict[str, Any], first: int, params: dict[str, Any], index: str, again: dict[str, float]) -> Config:
     right = row["state"] == "right"
     return Config(
-        row["kernel"],
+        first + row["kernel"],
         row["family"],
         params,
         row["state"],

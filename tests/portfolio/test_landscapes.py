@@ -71,6 +71,26 @@ def test_a_recording_can_be_read_again(tmp_path):
             assert config.device_s > 0 and (config.compile_s > 0.05 or config.compile_s == 0)
 
 
+@pytest.mark.slow
+def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
+    first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
+    for path, earlier in ((first, []), (second, [first])):
+        group = next(g for g in make_groups(H100, most=2) if g.name == "fp32 d64 full")
+        landscapes.go_on_from([group], earlier)
+        before = set(group.kernels)
+        assert group.spent == len(before) and bool(before) == bool(earlier)
+        record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
+        make = landscapes.Surveyor
+        with Engine(
+            [group], H100, jobs=2, seed=len(before), stage=PuppetStage, sample=99, most=99, breeder=make
+        ) as engine:
+            landscapes.survey(engine, record, 8)
+    one, two, both = landscape.load(first)[0], landscape.load(second)[0], landscape.load(first, second)[0]
+    names = [{KernelConfig(c.family, c.params).id for c in land.configs} for land in (one, two, both)]
+    assert names[0] and names[1] and not names[0] & names[1] and names[2] == names[0] | names[1]
+    assert both.problem == one.problem == two.problem and len({c.number for c in both.configs}) == len(both.configs)
+
+
 def test_a_file_that_was_cut_short_is_whole_up_to_its_last_member(tmp_path):
     path = tmp_path / "l.jsonl.gz"
     landscape.append(path, [{"a": 1}, {"a": 2}])
