@@ -27,7 +27,7 @@ from rich.console import Console
 from evoattn.cli.run import run_search
 from evoattn.evaluation.handlers import CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compiled, DeviceTask, HoldFinal
+from evoattn.evaluation.tasks import Compiled, DeviceTask, Gauge, HoldFinal
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, detect_devices
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
@@ -83,13 +83,15 @@ class FakeDevice(Handler):
     def __init__(self, problem, gpu, cache) -> None:
         pass
 
-    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult:
+    def __call__(self, task: DeviceTask) -> Evaluation | FinalResult | Timing:
         time.sleep(FAKE_SECONDS)
         if isinstance(task, HoldFinal):
             run = {"stage": "final", "run": os.urandom(4).hex()}
             found = {name: Timing((made_up_us(f.config.id),), run) for name, f in task.finalists.items()}
             return FinalResult(found | {"flash": Timing((30.0,), run)}, {})
         timing = Timing((made_up_us(task.kernel.config.id),), {"stage": "screen"})
+        if isinstance(task, Gauge):
+            return timing
         return Evaluation(TrialState.COMPLETE, "", KERNEL.info, None, (timing,))
 
 

@@ -1,0 +1,213 @@
+"""One search for `scale.py`, in a process of its own: what it did per second, on how many boards, as one line of JSON.
+
+    python scripts/scale_search.py (one|all|ray) SHAPE SECONDS DB [--jobs N] [--kill AFTER] [--fake N]
+
+`one` is `--devices 0`, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU worker by kill -9 that
+many seconds into the search. `--fake` puts N made-up GPUs, which answer after 30 ms, in the place of the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled  # noqa: E402
+
+from evoattn.evaluation.handlers import DeviceHandler  # noqa: E402
+from evoattn.fleet.ray_fleet import LOCAL, RayFleet  # noqa: E402
+from evoattn.model.gpu import DetectedDevice  # noqa: E402
+from evoattn.model.records import Trial  # noqa: E402
+from evoattn.search.machines import Machines, machines_of  # noqa: E402
+from evoattn.search.progress import Progress  # noqa: E402
+from evoattn.search.request import SearchWords, plan, read_words  # noqa: E402
+from evoattn.search.setup import begin_study, make_search, sampler_of  # noqa: E402
+from evoattn.search.tools import Tools  # noqa: E402
+from evoattn.storage import Storage  # noqa: E402
+from evoattn.storage.versions import collect  # noqa: E402
+
+
+@dataclass
+class Row:
+    """One search. Rates are of the time between the first worker up and the final."""
+
+    mode: str
+    boards: int
+    jobs: int
+    seconds: float = 0.0
+    starting: float = 0.0
+    """Until the first compile worker and the first GPU worker were up."""
+    recorded: int = 0
+    measured: int = 0
+    busy: float = 0.0
+    """Share of the time in which a GPU worker had a task, the mean over the boards."""
+    driver: float = 0.0
+    """CPU seconds of the process with sampler and database, per second."""
+    write_ms: float = 0.0
+    """Wall time of one trial's transaction."""
+    states: dict[str, int] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)
+    improvements: list[tuple[float, float]] = field(default_factory=list)
+    killed: int = 0
+    """GPU workers ended by kill -9."""
+    twice: int = 0
+    """Configs that were recorded more than once."""
+    family: str = ""
+    config: dict[str, object] = field(default_factory=dict)
+    best_us: float = 0.0
+    """In the search's own final."""
+    peer: str = ""
+    peer_us: float = 0.0
+
+
+class TimedStorage(Storage):
+    """Adds up the time of its transactions."""
+
+    writing = 0.0
+
+    def record(self, *args, **words) -> Trial:
+        started = time.perf_counter()
+        trial = super().record(*args, **words)
+        TimedStorage.writing += time.perf_counter() - started
+        return trial
+
+
+class Observer:
+    """Looks at a running search several times per second; ends one GPU worker on the way."""
+
+    def __init__(self, progress: Progress, row: Row, journal: Path, kill_after: float | None) -> None:
+        self._progress, self._row, self._journal, self._kill_after = progress, row, journal, kill_after
+        self._cpu: float | None = None
+
+    def __call__(self) -> None:
+        progress, row = self._progress, self._row
+        if progress.started is None or progress.stage != "searching":
+            return
+        if self._cpu is None:
+            self._cpu, self._from, row.starting = time.process_time(), progress.seconds, progress.starting_seconds
+        row.seconds, row.recorded, row.measured = progress.seconds, progress.recorded, progress.measured
+        row.busy = progress.busy_share
+        row.driver = (time.process_time() - self._cpu) / max(1e-9, row.seconds - self._from)
+        if self._kill_after is not None and row.seconds > self._kill_after and not row.killed:
+            workers = [int(line.split()[2]) for line in self._journal.read_text().splitlines()]
+            os.kill(workers[-1], signal.SIGKILL)
+            row.killed = 1
+
+
+def made_up(number: int) -> DetectedDevice:
+    return DetectedDevice(number, "NVIDIA H200", (9, 0), "13.0", f"made up {number}")
+
+
+def made_up_here() -> list[DetectedDevice]:
+    """In a Ray actor: the one that it was given."""
+    return [made_up(int(os.environ["CUDA_VISIBLE_DEVICES"]))]
+
+
+def machines_for(mode: str, words: SearchWords, fake: int):
+    """A context with the machines of a mode."""
+    if not fake:
+        return machines_of(words)
+    if mode == "ray":
+        return FakeCluster(words, fake)
+    return FakeHost(fake)
+
+
+class FakeHost:
+    """This machine with made-up GPUs."""
+
+    def __init__(self, count: int) -> None:
+        self._devices = [made_up(number) for number in range(count)]
+
+    def __enter__(self) -> Machines:
+        return Machines(self._devices)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class FakeCluster:
+    """A Ray cluster of this machine with made-up GPUs."""
+
+    def __init__(self, words: SearchWords, count: int) -> None:
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+        size = {"num_cpus": words.processes + count, "num_gpus": count}
+        self._fleet = RayFleet(LOCAL, words.jobs, size, made_up_here)
+
+    def __enter__(self) -> Machines:
+        return Machines(self._fleet.detect(), self._fleet)
+
+    def __exit__(self, *error: object) -> None:
+        self._fleet.stop()
+
+
+def search(given: argparse.Namespace) -> Row:
+    journal = Path(given.db).with_suffix(".workers")
+    device = FakeDevice if given.fake else DeviceHandler
+    tools = Tools(make_device=partial(journaled, str(journal), device))
+    if given.fake:
+        tools = replace(tools, compile=lambda candidate: KERNEL, make_compiler=FakeCompiler)
+    words = SearchWords(
+        budget=f"{given.seconds}s",
+        shape=given.shape,
+        db=given.db,
+        jobs=given.jobs,
+        devices={"one": "0", "all": "all"}.get(given.mode),
+        ray=LOCAL if given.mode == "ray" else None,
+    )
+    request = read_words(words)
+    assert request.problem is not None
+    with machines_for(given.mode, words, given.fake) as machines:
+        wanted = plan(words, request.problem, machines.devices)
+        prepared = begin_study(request, wanted)
+        prepared.storage.close()
+        storage = TimedStorage.open(given.db, create=False)
+        storage.use_environment(collect(wanted.device))
+        prepared = replace(prepared, storage=storage)
+        sampler = sampler_of(prepared.study.sampler, wanted.spaces, wanted.problem, wanted.gpu, prepared.study.seed)
+        running = make_search(prepared, sampler, machines, tools)
+        fleet = machines.fleet(words, wanted)
+        row = Row(given.mode, len(fleet.boards), fleet.jobs)
+        progress = running.run(prepared.budget, Observer(running.progress, row, journal, given.kill))
+        fill(row, progress, storage, running.study)
+        storage.close()
+    return row
+
+
+def fill(row: Row, progress: Progress, storage: Storage, study) -> None:
+    """What is known once the search has ended."""
+    row.states = {str(state): count for state, count in storage.counts(study).items()}
+    row.speeds, row.improvements = progress.speeds, progress.improvements
+    row.write_ms = 1e3 * TimedStorage.writing / max(1, progress.recorded)
+    seen = [t.config_id for t in storage.iter_trials(study)]
+    row.twice = len(seen) - len(set(seen))
+    for leader in storage.leaderboard(study, 1):
+        row.family, row.config = leader.family, leader.config
+        row.best_us = leader.timing.median_us if leader.timing else 0.0
+    if progress.best_peer:
+        row.peer, row.peer_us = progress.best_peer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mode", choices=["one", "all", "ray"])
+    parser.add_argument("shape")
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("db")
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--kill", type=float)
+    parser.add_argument("--fake", type=int, default=0)
+    print(json.dumps(asdict(search(parser.parse_args()))))
+    return 0
+
+
+if __name__ == "__main__":  # worker processes import this file again
+    sys.exit(main())
