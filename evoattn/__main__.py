@@ -1,6 +1,6 @@
 """`python -m evoattn` is the `evoattn` command."""
 
-from evoattn.cli.main import main
+from evoattn.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -82,7 +82,7 @@ def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
     storage = Storage.open(str(db), create=False)
     try:
         study = storage.latest_study()
-        trials = list(storage.iter_trials(study)) if study else []
+        trials = list(storage.iter_trials(study, evidence=True)) if study else []
     finally:
         storage.close()
     return sorted(events, key=lambda e: e.seconds), trials, done.stdout
@@ -98,7 +98,7 @@ def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
     begun = next((e.seconds for e in events if e.what == "the budget's time begins"), good[0].seconds)
     end = next((e.seconds for e in events if e.what == "the final begins"), events[-1].seconds)
     number = sum(e.seconds <= end for e in recorded)
-    timed = [t for t in trials if t.validation and t.validation.backend == "cuda"]
+    timed = [t for t in trials if t.validation]
     on_device = sum(t.seconds for t in timed)
     checked = sum(c.seconds for t in timed if t.validation for c in t.validation.checks)
     return Speed(

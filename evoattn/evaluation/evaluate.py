@@ -6,6 +6,7 @@ Every failure becomes a state with a sentence; nothing is raised for a bad kerne
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from evoattn.backends.base import LaunchError
@@ -22,13 +23,14 @@ from evoattn.model.space import KernelConfig
 
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
-    """Compile a candidate and price it: the pool's task when a device will time it."""
+    """Compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer than the
+    machine code, stays here: no device needs it."""
     started = time.perf_counter()
     try:
         kernel = compile_candidate(task.candidate)
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
-    return Compiled(kernel, None, _score(task.config, kernel.info, problem, gpu))
+    return Compiled(replace(kernel, ptx=""), None, _score(task.config, kernel.info, problem, gpu))
 
 
 def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Evaluation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 _INCLUDE = re.compile(r'[ \t]*#[ \t]*include[ \t]*"([^"\n]*)"[ \t]*(?://.*)?')
@@ -24,14 +25,22 @@ def resolve(source: str, folder: Path) -> str:
     lines: list[str] = []
     for line in source.splitlines(keepends=True):
         if match := _INCLUDE.fullmatch(line.rstrip("\n")):
-            lines += [f"{text}\n\n" for text in _headers(match[1], folder, done, ())]
+            lines += [f"{text}\n\n" for name, text in _with_its_own(match[1], folder) if name not in done]
+            done |= {name for name, _ in _with_its_own(match[1], folder)}
         else:
             lines.append(line)
     return "".join(lines)
 
 
-def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -> list[str]:
-    """The texts of the header and of all that it includes and that is not yet `done`, those first."""
+@cache
+def _with_its_own(name: str, folder: Path) -> tuple[tuple[str, str], ...]:
+    """(name, text) of the header and of all that it includes, those first. Read once: a search renders thousands of
+    sources with the same headers."""
+    return tuple(_headers(name, folder, set(), ()))
+
+
+def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(name, text) of the header and of all that it includes and that is not yet `done`, those first."""
     if name in within:
         raise IncludeError(f"The header {name} includes itself: {' → '.join((*within, name))}.")
     if name in done:
@@ -41,7 +50,7 @@ def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
         raise IncludeError(f"There is no header {name!r} in {folder.name}; it is included{by or ' by a template'}.")
     done.add(name)
-    texts: list[str] = []
+    texts: list[tuple[str, str]] = []
     own: list[str] = []
     has_code = False
     for line in path.read_text().splitlines():
@@ -52,4 +61,4 @@ def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -
         else:
             own.append(line)
             has_code = has_code or (bool(line.strip()) and not line.lstrip().startswith("//"))
-    return [*texts, "\n".join(own).strip("\n")]
+    return [*texts, (name, "\n".join(own).strip("\n"))]

@@ -212,6 +212,8 @@ class Search:
 
     def _poll_boards(self) -> None:
         for device, result in self._boards.poll() if self._boards else ():
+            if self.progress.stage == "searching":
+                self._feed_boards()  # first, so that the board works on while this result is recorded
             self._timed(device, result)
 
     def _timed(self, device: Device, result: Outcome | FinalResult) -> None:

@@ -14,7 +14,7 @@ def start(db, *words):
     command = [
         sys.executable,
         "-m",
-        "evoattn.cli.main",
+        "evoattn",
         "search",
         "--gpu",
         "l4",
