@@ -15,6 +15,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
 from evoattn.ops.runtime import Runtime
+from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
@@ -32,8 +33,6 @@ def wins() -> Wins:
 
 def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
     """The user's own find for exactly this problem, else the portfolio's pick."""
-    from evoattn.portfolio.pick import pick  # at the first call that a kernel could serve
-
     return wins().find(problem, gpu) or pick(problem, gpu)
 
 

@@ -22,8 +22,8 @@ class Scratch:
     """Memory of a call beside its tensors, kept per stream: launches of one stream follow one another.
 
     A call that a graph records takes memory of its own, the zeros cleared at every replay, since replays may overlap
-    work of other streams; so does compiled code, whose first runs may allocate from the pool of a graph that is to
-    come.
+    work of other streams. The first runs of compiled code may allocate from the pool of a graph that is to come; what
+    is kept comes from elsewhere.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -31,13 +31,19 @@ class Scratch:
         self._kept: dict[tuple[int, int, bool], Tensor] = {}
 
     def get(self, size: int, zeroed: bool, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
-        """At least `size` bytes that launches on `stream` may use; if `zeroed`, of zeros, which they leave zero."""
-        make = torch.zeros if zeroed else torch.empty
-        if compiled or size > MOST_KEPT or self._platform.capturing():
-            return make(size, dtype=torch.uint8, device=device)
+        """At least `size` bytes that launches on `stream`, the current one, may use; if `zeroed`, of zeros, which they
+        leave zero. `compiled`: the call comes from compiled code.
+        """
+
+        def make() -> Tensor:
+            return (torch.zeros if zeroed else torch.empty)(size, dtype=torch.uint8, device=device)
+
+        if size > MOST_KEPT or self._platform.capturing():
+            return make()
         kept = self._kept.get((index, stream, zeroed))
         if kept is None or kept.numel() < size:
-            kept = self._kept[index, stream, zeroed] = make(size, dtype=torch.uint8, device=device)
+            kept = self._platform.outside_pools(make, index, stream) if compiled else make()
+            self._kept[index, stream, zeroed] = kept
         return kept
 
     def forget(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,10 @@ class Platform(Protocol):
 
     def move_map(self, destination: int, address: int) -> None:
         """Point an encoded tensor map at another buffer of the same shape and strides. Raises `LaunchError`."""
+        ...
+
+    def outside_pools(self, make: Callable[[], torch.Tensor], index: int, stream: int) -> torch.Tensor:
+        """What `make` allocates on a stream, from no pool of a CUDA graph that this thread may be allocating from."""
         ...
 
     def describe(self, status: int) -> str:
@@ -165,6 +170,14 @@ class CudaPlatform:
             status = self._move_map(destination, address)
         if status:
             raise LaunchError(f"The driver refused to move a tensor map: {self.describe(status)}.")
+
+    def outside_pools(self, make: Callable[[], torch.Tensor], index: int, stream: int) -> torch.Tensor:
+        def work() -> torch.Tensor:
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index)):  # type: ignore[no-untyped-call]
+                return make()
+
+        with ThreadPoolExecutor(1) as thread:  # pools are of one thread
+            return thread.submit(work).result()
 
     def describe(self, status: int) -> str:
         text = ctypes.c_char_p()

@@ -1,10 +1,6 @@
-"""The check of a kernel at its first use on a machine, done once and recorded."""
+"""The check of a kernel at its first use on a machine."""
 
 from __future__ import annotations
-
-import hashlib
-import json
-from pathlib import Path
 
 import torch
 
@@ -17,26 +13,13 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo
 from evoattn.model.space import KernelConfig
-from evoattn.ops.cubins import Cubin, write_whole
+from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import KernelBackend, LoadedKernel
 from evoattn.ops.platform import Platform
 
 CASES = ("ragged", "ragged, strided, Sq > Sk")
 """Of the small cases with which a search checks every candidate: two ragged shapes, both layouts, grouped heads."""
 SEED = 20
-
-
-def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
-    return folder / f"{hashlib.sha256(f'{cubin.digest} {machine}'.encode()).hexdigest()}.check"
-
-
-def recorded(cubin: Cubin, machine: str, folder: Path) -> str | None:
-    """What the check of this machine code on this GPU and driver said: empty if right, None if there was none."""
-    try:
-        row = json.loads(_place(cubin, machine, folder).read_text())
-        return str(row["wrong"]) if row["cubin"] == cubin.digest and row["machine"] == machine else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def prove(
@@ -47,33 +30,13 @@ def prove(
     cubin: Cubin,
     kernel: LoadedKernel,
     platform: Platform,
-    folder: Path,
 ) -> str:
-    """Empty if the kernel answers right on this machine, else one sentence; asks the record in `folder` first.
+    """Empty if the kernel answers right on this machine, else one sentence.
 
     Two small problems of the same head_dim, dtype and mask, over poisoned outputs between guard bands, judged by
     flash-attention's rule (`correctness.reference.Answer`); the second is run twice and compared bit for bit. Waits
     for the device.
     """
-    machine = platform.identity(kernel.index)
-    known = recorded(cubin, machine, folder)
-    if known is not None:
-        return known
-    wrong = _check(family, problem, config, gpu, cubin, kernel, platform)
-    row = {"cubin": cubin.digest, "machine": machine, "config": config.describe(), "wrong": wrong}
-    write_whole(_place(cubin, machine, folder), json.dumps(row).encode())
-    return wrong
-
-
-def _check(
-    family: Family,
-    problem: AttentionProblem,
-    config: KernelConfig,
-    gpu: GpuSpec,
-    cubin: Cubin,
-    kernel: LoadedKernel,
-    platform: Platform,
-) -> str:
     backend = KernelBackend(kernel, platform)
     built = BuiltKernel(family, config, gpu, CompiledKernel(cubin.code, "", CompileInfo()))
     try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
-from evoattn.ops import asked, cubins, fallback
+from evoattn.ops import asked, checked, cubins, fallback
 from evoattn.ops.choice import Choice, KernelKey, Picker, choose
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import TENSORS, LoadedKernel, scratch_places
@@ -226,13 +226,18 @@ class Runtime:
 
     def _load(self, choice: Choice, index: int) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
-        from evoattn.ops.proof import prove
-
-        assert self.platform is not None
+        platform = self.platform
+        assert platform is not None
         family, problem, config, gpu = choice.family, choice.problem.packed, choice.config, choice.gpu
         cubin = self._build(family, problem, config, gpu, self.folder)
-        kernel = LoadedKernel(cubin.code, self.platform, index)
-        if wrong := prove(family, problem, config, gpu, cubin, kernel, self.platform, self.folder):
+        kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)
+        wrong = checked.recorded(cubin, machine, self.folder)
+        if wrong is None:
+            from evoattn.ops.proof import prove  # and with it the reference, which a checked kernel does not need
+
+            wrong = prove(family, problem, config, gpu, cubin, kernel, platform)
+            checked.record(cubin, machine, self.folder, config, wrong)
+        if wrong:
             kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
             self.say(f"{kernel.failure}; it is never used here, SDPA runs")
         self._kernels[index, choice.key] = kernel

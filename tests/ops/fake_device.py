@@ -91,6 +91,7 @@ class FakeDevice:
     encoded: list[tuple[TensorMap, int]] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
     contexts: int = 0
+    outside: int = 0
     guards: list[int] = field(default_factory=list)
     _modules: list[dict] = field(default_factory=list)
     _functions: list[tuple[dict, str]] = field(default_factory=list)
@@ -144,6 +145,10 @@ class FakeDevice:
     def move_map(self, destination: int, address: int) -> None:
         self.moved.append(address)
         ctypes.c_uint64.from_address(destination).value = address
+
+    def outside_pools(self, make, index: int, stream: int) -> torch.Tensor:
+        self.outside += 1
+        return make()
 
     def describe(self, status: int) -> str:
         return f"fake error {status}"
