@@ -133,8 +133,13 @@ def kept_in(storage: Storage, study: Study, db: str | None) -> Kept:
 
 
 def unusual(db: str | None) -> str | None:
-    """The value of --db that further commands need; None where they find the database without it."""
-    return None if db is None or db == default_database() else db
+    """The value of --db that further commands need, without a password; None where they find the database without
+    it."""
+    if db is None or db == default_database():
+        return None
+    from evoattn.storage.engine import without_password
+
+    return without_password(db)
 
 
 def chosen_problem(shape: str | None, problem: str | None) -> AttentionProblem | None:

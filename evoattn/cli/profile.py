@@ -43,10 +43,10 @@ def profile(
     gpu: GpuOfBest = None,
     db: Database = None,
 ) -> None:
-    """Read the hardware counters of a recorded kernel with Nsight Compute (ncu).
+    """Read hardware counters of a recorded kernel with ncu.
 
-    Throughput of tensor cores and memory, occupancy and what warps wait for, beside a peer on the same inputs. They are
-    kept with the trial; `show` and the page of `report` print them too.
+    ncu is Nsight Compute on the command line. It tells how busy tensor cores and memory are, occupancy, and what warps
+    wait for, of the kernel and of a peer. The counters are kept; `show` and the page of `report` print them too.
     """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
         from evoattn.report.counters import counters_table

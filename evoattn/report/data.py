@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evoattn.report.counters import CountersTable
 from evoattn.report.parameters import FamilySample, GeneValue, Importance
 from evoattn.report.rows import (
     Ancestor,
@@ -75,6 +76,8 @@ class StudySummary:
     """By trial, every finalist but the leader: `median`, `low` and `high` of its time over the leader's in the rounds
     of the final (`evoattn.timing.ranking.Ratio`, which says whether they tie)."""
     starting: StartingConfig | None
+    counters: CountersTable | None
+    """Hardware counters of the best trial beside those of a peer; None where `evoattn profile` has not read any."""
 
     @property
     def trials(self) -> int:

@@ -16,6 +16,7 @@ from evoattn.report.analysis import (
     rank_cost_model,
     right_trials,
 )
+from evoattn.report.counters import counters_table
 from evoattn.report.data import StudySummary
 from evoattn.report.genes import gene_values, improvements
 from evoattn.report.importance import importance_of
@@ -88,6 +89,7 @@ def summarise(storage: Storage, study: Study, limit: int = 20) -> StudySummary:
         roofs=() if study.offline or spec is None else roofs(problem, spec),
         final={str(number): {"median": r.median, "low": r.low, "high": r.high} for number, r in ratios.items()},
         starting=None if study.offline else _starting(ranked),
+        counters=counters_table(storage, study, leader) if leader else None,
     )
 
 

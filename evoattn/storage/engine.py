@@ -64,6 +64,17 @@ def place(url: URL) -> str:
     return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
 
 
+def without_password(text: str) -> str:
+    """A value of --db as it may be shown and pasted; libpq finds a password in `~/.pgpass` or `PGPASSWORD`."""
+    if "://" not in text:
+        return text
+    url = make_url(text)
+    if url.password is None:
+        return text
+    bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
+    return bare.render_as_string(hide_password=False)  # nothing is left to hide
+
+
 def sqlite_path(url: URL) -> Path:
     """The file of a SQLite URL of `parse_url`."""
     return Path(str(url.database))

@@ -18,7 +18,7 @@ from storage_records import PROBLEM, make_study, record, refusal, timing
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
-from evoattn.storage.engine import parse_url
+from evoattn.storage.engine import parse_url, without_password
 from evoattn.storage.schema import REVISION, VERSION_TABLE
 
 pytestmark = pytest.mark.postgres
@@ -223,3 +223,15 @@ def test_the_server_of_the_tests_runs_alone_and_leaves_nothing():
     finally:
         server.remove()
     assert not server.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "given, shown",
+    [
+        ("postgresql://me:secret@host/x", "postgresql://me@host/x"),
+        ("postgresql+psycopg://me@host:5/x?sslmode=require", "postgresql+psycopg://me@host:5/x?sslmode=require"),
+        ("a:b@c.sqlite", "a:b@c.sqlite"),
+    ],
+)
+def test_a_command_to_paste_holds_no_password(given, shown):
+    assert without_password(given) == shown
