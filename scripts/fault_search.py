@@ -56,10 +56,11 @@ class JournaledStorage(Storage):
 
     journal = ""
 
-    def record(self, *args: Any, **named: Any) -> Trial:
-        trial = super().record(*args, **named)
-        note(self.journal, f"trial {trial.number} {trial.config_id}")
-        return trial
+    def record_all(self, *args: Any, **named: Any) -> list[Trial]:
+        trials = super().record_all(*args, **named)
+        for trial in trials:
+            note(self.journal, f"trial {trial.number} {trial.config_id}")
+        return trials
 
 
 def made_up_us(config_id: str) -> float:

@@ -70,15 +70,15 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
 
 
 def line(row: dict) -> str:
-    rate, seconds = row["recorded"] / max(row["seconds"], 1e-9), row["seconds"]
-    factors = list(row["speeds"].values())
+    seconds, factors = max(row["seconds"], 1e-9), list(row["speeds"].values())
     spread = f", boards within {max(factors) / min(factors) - 1:.2%}" if factors else ""
     return (
         f"{row['problem']:<18} {row['mode']:<4} {row['boards']} boards, {row['jobs']} jobs: {row['recorded']} in "
-        f"{seconds:.1f} s, {rate:.1f}/s ({row['measured'] / max(seconds, 1e-9):.1f} measured), busy {row['busy']:.0%}, "
-        f"driver {row['driver']:.0%} of a core, {rate:.0f} writes/s of {row['write_ms']:.2f} ms{spread}; started in "
-        f"{row['starting']:.1f} s; killed {row['killed']}, twice {row['twice']}, {row['states']}; best {row['family']} "
-        f"{row['best_us']:.2f} µs, {row['peer']} {row['peer_us']:.2f} µs; {row['wall']:.0f} s in all"
+        f"{seconds:.1f} s, {row['recorded'] / seconds:.1f}/s ({row['measured'] / seconds:.1f} measured), "
+        f"busy {row['busy']:.0%}, driver {row['driver']:.0%} of a core, {row['writes'] / seconds:.0f} writes/s of "
+        f"{row['write_ms']:.2f} ms{spread}; started in {row['starting']:.1f} s; killed {row['killed']}, twice "
+        f"{row['twice']}, {row['states']}; best {row['family']} {row['best_us']:.2f} µs, {row['peer']} "
+        f"{row['peer_us']:.2f} µs; {row['wall']:.0f} s in all"
     )
 
 

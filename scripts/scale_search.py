@@ -52,8 +52,10 @@ class Row:
     """Share of the time in which a GPU worker had a task, the mean over the boards."""
     driver: float = 0.0
     """CPU seconds of the process with sampler and database, per second."""
+    writes: int = 0
+    """Transactions: the results that come at once share one."""
     write_ms: float = 0.0
-    """Wall time of one trial's transaction."""
+    """Wall time of a transaction."""
     states: dict[str, int] = field(default_factory=dict)
     speeds: dict[str, float] = field(default_factory=dict)
     improvements: list[tuple[float, float]] = field(default_factory=list)
@@ -72,13 +74,14 @@ class Row:
 class TimedStorage(Storage):
     """Adds up the time of its transactions."""
 
-    writing = 0.0
+    writing, writes = 0.0, 0
 
-    def record(self, *args, **words) -> Trial:
+    def record_all(self, *args, **words) -> list[Trial]:
         started = time.perf_counter()
-        trial = super().record(*args, **words)
+        trials = super().record_all(*args, **words)
         TimedStorage.writing += time.perf_counter() - started
-        return trial
+        TimedStorage.writes += 1
+        return trials
 
 
 class Observer:
@@ -186,7 +189,7 @@ def fill(row: Row, progress: Progress, storage: Storage, study) -> None:
     """What is known once the search has ended."""
     row.states = {str(state): count for state, count in storage.counts(study).items()}
     row.speeds, row.improvements = progress.speeds, progress.improvements
-    row.write_ms = 1e3 * TimedStorage.writing / max(1, progress.recorded)
+    row.writes, row.write_ms = TimedStorage.writes, 1e3 * TimedStorage.writing / max(1, TimedStorage.writes)
     seen = [t.config_id for t in storage.iter_trials(study)]
     row.twice = len(seen) - len(set(seen))
     for leader in storage.leaderboard(study, 1):

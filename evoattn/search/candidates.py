@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from evoattn.evaluation.process import Ending
-from evoattn.evaluation.tasks import Compiled
+from evoattn.evaluation.tasks import Compile, Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
@@ -36,6 +36,11 @@ class Pending:
     again: bool = False
     """It has its second try, in a fresh process: the first one died, or may have been harmed
     (`Evaluation.doubtful`)."""
+
+    @property
+    def compile_task(self) -> Compile:
+        """For a compile worker."""
+        return Compile(self.family, self.config, self.candidate)
 
     def built(self, gpu: GpuSpec) -> BuiltKernel:
         """Its kernel for `gpu`, once it is compiled."""

@@ -8,8 +8,8 @@ from functools import partial
 
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.process import Ending
-from evoattn.evaluation.tasks import Compile, Compiled, Evaluate
-from evoattn.evaluation.workers import BaseWorker, Outcome, Pool, wait_for_any
+from evoattn.evaluation.tasks import Compiled, Evaluate
+from evoattn.evaluation.workers import Outcome, Pool, wait_for_any
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
@@ -61,6 +61,7 @@ class Search:
         self.spaces, self.sampler, self.cache, self.sanitize = spaces, sampler, cache, sanitize
         self.tools = tools or Tools()
         self.fleet = fleet
+        self._kept = storage, study, problem, gpu, spaces, self.tools
         self.progress = Progress()
         self.interrupted = self.exhausted = False
         self._ready, self._again = Ready(), deque[Pending]()
@@ -80,6 +81,7 @@ class Search:
             self._start_workers()
             mark("workers are asked for")
             self._loop()
+            self._recorder.flush()
             mark("the final begins")
             if self._boards and self.progress.best is not None:
                 self._hold_final(self._boards)
@@ -101,17 +103,16 @@ class Search:
         of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
         self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
         self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
-        if reference := finalists.reference(
-            self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools, len(self.fleet.boards) > 1
-        ):
+        if reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1):
             self._boards.scale.refer_to(reference)
 
     def _loop(self) -> None:
         while not self._clock.spent(self.progress.recorded):
             workers = [*self._pool.workers, *(self._boards.workers if self._boards else [])]
             self._start_clock()
+            self._feed_boards()  # before the database is written: a board does not wait for the disk
+            self._recorder.flush()
             self._feed_pool()
-            self._feed_boards()
             if self.exhausted and not self._on_the_way():
                 return
             wait_for_any(workers, POLL_SECONDS)
@@ -154,7 +155,8 @@ class Search:
 
     def _feed_pool(self) -> None:
         while self._again and (idle := self._pool.idle()):
-            self._compile(idle[0], self._again.popleft())
+            again = self._again.popleft()
+            idle[0].submit(again, again.compile_task, self.tools.compile_seconds)
         while not self.exhausted and (wanted := self._wanted()):
             proposals = self.sampler.ask(wanted)
             if not proposals:
@@ -162,6 +164,7 @@ class Search:
                 return
             for proposal in proposals:
                 self._enter(proposal)
+            self._recorder.flush()
 
     def _enter(self, proposal: Proposal) -> None:
         """Render a proposal and hand it to the pool, or record why not (invalid, or behaves like an earlier trial)."""
@@ -176,11 +179,7 @@ class Search:
             self._recorder.record(proposal, config, candidate, Evaluation(TrialState.DUPLICATE, reason))
             return
         pending = Pending(proposal, family, config, candidate, identity)
-        self._compile(self._pool.idle()[0], pending)
-
-    def _compile(self, worker: BaseWorker, pending: Pending) -> None:
-        task = Compile(pending.family, pending.config, pending.candidate)
-        worker.submit(pending, task, self.tools.compile_seconds)
+        self._pool.idle()[0].submit(pending, pending.compile_task, self.tools.compile_seconds)
 
     def _compiled(self, outcome: Outcome) -> None:
         """A compile worker's result: into the queue of the devices, or recorded, or another try."""
@@ -228,8 +227,10 @@ class Search:
             self._ready.add_again(tried_again(pending, result))
             return
         assert self._boards is not None, "its device is one of them"
-        trial = self._recorder.record_pending(pending, self._boards.marked(device, evaluation))
-        self._boards.learn(device, pending, trial)
+        learn = partial(self._boards.learn, device, pending)
+        self._recorder.record_pending(pending, self._boards.marked(device, evaluation), learn)
+        if self._boards.compared and not self._boards.scale.reference:
+            self._recorder.flush()  # no other board is asked for a time before this one may be the reference
 
     # ---- the final
 
@@ -241,9 +242,11 @@ class Search:
             wait_for_any(boards.workers, POLL_SECONDS)
             self._poll_boards()
             self._refresh()
-        chosen = finalists.choose(self.storage, self.study, self.problem, self.gpu, self.spaces, self.tools)
+        self._recorder.flush()
+        chosen = finalists.choose(*self._kept)
         late = partial(self._timed, boards.first)
         result = boards.referee.hold(Final(chosen), FINAL_SECONDS, self._refresh, late, boards.for_final)
+        self._recorder.flush()
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"
             finalists.sanitize(self.problem, chosen, result.timings, self._refresh)

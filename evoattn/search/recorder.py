@@ -3,6 +3,7 @@ ran."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from evoattn.families import registry
@@ -12,10 +13,11 @@ from evoattn.model.records import Candidate, Evaluation, Proposal, Study, Timing
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
-from evoattn.search.candidates import Pending, Seen
+from evoattn.search.candidates import Identity, Pending, Seen
 from evoattn.search.finalists import config_of
 from evoattn.search.progress import Progress, value_of
 from evoattn.storage import Storage
+from evoattn.storage.trials import NewTrial
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.ranking import against_leader
 
@@ -26,6 +28,7 @@ class Recorder:
     def __init__(self, storage: Storage, study: Study, sampler: Sampler, progress: Progress) -> None:
         self._storage, self._study, self._sampler, self._progress = storage, study, sampler, progress
         self.seen = Seen()
+        self._queue: list[tuple[Proposal, NewTrial, Identity | None, Callable[[Trial], None]]] = []
 
     def restore(self, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace]) -> None:
         """Refill sampler and tables from the trials recorded so far: the database is the only memory of a study."""
@@ -40,29 +43,49 @@ class Recorder:
         for name, timings in self._storage.peers(self._study).items():
             self._progress.peers[name] = timings[-1].median_us
 
+    @property
+    def waiting(self) -> int:
+        """Results that the next `flush` records."""
+        return len(self._queue)
+
     def record(
         self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation
-    ) -> Trial:
-        """Of a proposal that got no further (`candidate` None where nothing was rendered), or of one that was
-        evaluated."""
-        trial = self._storage.record(self._study, config, candidate, evaluation, proposal.parents, proposal.operator)
-        mark(f"trial {trial.number} {trial.state} {proposal.operator}")
-        self._sampler.tell(proposal, trial)
+    ) -> None:
+        """Of a proposal that got no further (`candidate` None where nothing was rendered)."""
+        new = NewTrial(config, candidate, evaluation, proposal.parents, proposal.operator)
+        self._queue.append((proposal, new, None, lambda trial: None))
+
+    def record_pending(
+        self, pending: Pending, evaluation: Evaluation, then: Callable[[Trial], None] = lambda trial: None
+    ) -> None:
+        """The end of a candidate's way, with what its compile found; `then` gets its trial."""
+        if pending.kernel is not None:
+            info = evaluation.compile_info or pending.kernel.info
+            evaluation = replace(evaluation, relative_cost=pending.relative_cost, compile_info=info)
+        proposal = pending.proposal
+        new = NewTrial(pending.config, pending.candidate, evaluation, proposal.parents, proposal.operator)
+        self._queue.append((proposal, new, pending.identity, then))
+
+    def flush(self) -> None:
+        """Write all results that wait in one transaction, as each costs a flush of the disk, then tell of them."""
+        if not self._queue:
+            return
+        queue, self._queue = self._queue, []
+        trials = self._storage.record_all(self._study, [new for _, new, _, _ in queue])
+        for (proposal, _, identity, then), trial in zip(queue, trials, strict=True):
+            mark(f"trial {trial.number} {trial.state} {proposal.operator}")
+            if identity is not None:
+                self.seen.recorded(identity, trial.number)
+            self._sampler.tell(proposal, trial)
+            self._count(trial)
+            then(trial)
+
+    def _count(self, trial: Trial) -> None:
         progress = self._progress
         progress.recorded += 1
         progress.states[trial.state] += 1
         if progress.take(trial) and (value := value_of(trial)) is not None:
             progress.improvements.append((progress.seconds, value))
-        return trial
-
-    def record_pending(self, pending: Pending, evaluation: Evaluation) -> Trial:
-        """The end of a candidate's way, with what its compile found."""
-        if pending.kernel is not None:
-            info = evaluation.compile_info or pending.kernel.info
-            evaluation = replace(evaluation, relative_cost=pending.relative_cost, compile_info=info)
-        trial = self.record(pending.proposal, pending.config, pending.candidate, evaluation)
-        self.seen.recorded(pending.identity, trial.number)
-        return trial
 
     def record_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
         """By peer: its times, or the sentence with which it refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,39 @@ PAGE = 500
 """Trials read at a time: memory stays flat however many there are."""
 
 
+@dataclass(frozen=True)
+class NewTrial:
+    """What is recorded of one evaluation. `candidate` is None where nothing was rendered."""
+
+    config: KernelConfig
+    candidate: Candidate | None
+    evaluation: Evaluation
+    parents: tuple[int, ...] = ()
+    operator: str = ""
+
+    def numbered(self, number: int, study: Study, created_at: str) -> Trial:
+        """The trial that it has become."""
+        evaluation = self.evaluation
+        return Trial(
+            number,
+            study.id,
+            self.config.family,
+            self.config.params,
+            self.config.id,
+            evaluation.state,
+            evaluation.reason,
+            self.candidate.source_hash if self.candidate else None,
+            evaluation.compile_info,
+            evaluation.validation,
+            evaluation.timings,
+            evaluation.relative_cost,
+            self.parents,
+            self.operator,
+            created_at,
+            evaluation.seconds,
+        )
+
+
 class Trials(Database):
     """Adding and reading trials."""
 
@@ -42,58 +76,45 @@ class Trials(Database):
         parents: Sequence[int] = (),
         operator: str = "",
     ) -> Trial:
-        """Add a trial with its source and samples, all in one transaction; returns it with its number.
+        """Add one trial: see `record_all`."""
+        return self.record_all(study, [NewTrial(config, candidate, evaluation, tuple(parents), operator)])[0]
 
-        `candidate` is None where nothing was rendered.
-        """
+    def record_all(self, study: Study, new: Sequence[NewTrial]) -> list[Trial]:
+        """Add trials with their sources and samples, all in one transaction; returns them with their numbers."""
         created_at = now()
+
+        def add(connection: Connection) -> list[int]:
+            return [self._add(connection, study, trial, created_at) for trial in new]
+
+        return [trial.numbered(n, study, created_at) for n, trial in zip(self._write(add), new, strict=True)]
+
+    def _add(self, connection: Connection, study: Study, new: NewTrial, created_at: str) -> int:
+        candidate, evaluation = new.candidate, new.evaluation
+        if candidate:
+            text = select(sources.c.hash).where(sources.c.hash == candidate.source_hash)
+            if connection.scalar(text) is None:  # before it is packed: most sources of a resumed study are there
+                packed = {"hash": candidate.source_hash, "zlib": pack_source(candidate.source)}
+                insert_missing(connection, sources, packed)
         row = {
             "study_id": study.id,
-            "family": config.family,
-            "config": config.params,
-            "config_id": config.id,
+            "family": new.config.family,
+            "config": new.config.params,
+            "config_id": new.config.id,
             "state": evaluation.state.value,
             "reason": evaluation.reason,
             "relative_cost": evaluation.relative_cost,
-            "parents": list(parents),
-            "operator": operator,
+            "parents": list(new.parents),
+            "operator": new.operator,
             "source_hash": candidate and candidate.source_hash,
             "created_at": created_at,
             "seconds": evaluation.seconds,
             **evidence_to_row(evaluation.compile_info, evaluation.validation),
             "environment_id": self._environment_id,
         }
-
-        def add(connection: Connection) -> int:
-            if candidate:
-                text = select(sources.c.hash).where(sources.c.hash == candidate.source_hash)
-                if connection.scalar(text) is None:  # before it is packed: most sources of a resumed study are there
-                    packed = {"hash": candidate.source_hash, "zlib": pack_source(candidate.source)}
-                    insert_missing(connection, sources, packed)
-            number = inserted(connection, insert(trials).values(row))
-            for timing in evaluation.timings:
-                connection.execute(insert(samples).values(self._sample(number, timing)))
-            return number
-
-        number = self._write(add)
-        return Trial(
-            number,
-            study.id,
-            config.family,
-            config.params,
-            config.id,
-            evaluation.state,
-            evaluation.reason,
-            candidate.source_hash if candidate else None,
-            evaluation.compile_info,
-            evaluation.validation,
-            evaluation.timings,
-            evaluation.relative_cost,
-            tuple(parents),
-            operator,
-            created_at,
-            evaluation.seconds,
-        )
+        number = inserted(connection, insert(trials).values(row))
+        for timing in evaluation.timings:
+            connection.execute(insert(samples).values(self._sample(number, timing)))
+        return number
 
     def add_timing(self, trial_number: int, timing: Timing) -> None:
         """Add samples to a recorded trial, e.g. of the final."""
