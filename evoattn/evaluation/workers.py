@@ -210,8 +210,7 @@ class Pool:
 
     def check(self) -> None:
         """Raises `WorkerFailed` as `Worker.check` does."""
-        for worker in self.workers:
-            worker.check()
+        check_all(self.workers)
 
     def ask(self, tasks: Sequence[Any], seconds: float, refresh: Callable[[], None] = _nothing) -> list[Outcome]:
         """The outcomes of all tasks, in their order, once the last has ended. Each may take `seconds`. Raises
@@ -234,6 +233,12 @@ class Pool:
     def stop(self) -> None:
         for worker in self.workers:
             worker.stop()
+
+
+def check_all(workers: Sequence[BaseWorker]) -> None:
+    """Raises `WorkerFailed` if one of them failed to start too often."""
+    for worker in workers:
+        worker.check()
 
 
 def wait_for_any(workers: Sequence[BaseWorker], seconds: float) -> None:

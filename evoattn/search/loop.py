@@ -9,7 +9,7 @@ from functools import partial
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled, Evaluate
-from evoattn.evaluation.workers import Outcome, Pool, wait_for_any
+from evoattn.evaluation.workers import Outcome, Pool, check_all, wait_for_any
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
@@ -119,8 +119,7 @@ class Search:
             for outcome in self._pool.poll():
                 self._compiled(outcome)
             self._poll_boards()
-            for worker in workers:
-                worker.check()
+            check_all(workers)
             self._show()
 
     def _start_clock(self) -> None:
@@ -231,8 +230,6 @@ class Search:
         self._recorder.record_pending(pending, self._boards.marked(device, evaluation), learn)
         if self._boards.compared and not self._boards.scale.reference:
             self._recorder.flush()  # no other board is asked for a time before this one may be the reference
-
-    # ---- the final
 
     def _hold_final(self, boards: Boards) -> None:
         """The best candidates and every peer, interleaved on one board, so that all are measured under the same
