@@ -99,6 +99,8 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
         kernel = compile_candidate(edited(candidate, edits))
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config, gpu), arena.buffers)
         contestants.append(Contestant(name, enqueue, timer, Witness(arena, None)))
+    for contestant in contestants:
+        contestant.probe()
     calls = calls_for_all(contestants, timer.launch_us, FINAL, "warm")
     for contestant in contestants:
         contestant.capture(calls)

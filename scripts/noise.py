@@ -84,6 +84,8 @@ def hold_final(evaluator: DeviceEvaluator, kernels: dict[str, CompiledKernel], s
         if not result.passed:
             raise RuntimeError(result.reason)
         contestants.append(TimedRun(evaluator.setup, built, outputs, arena).contestant(name))
+    for contestant in contestants:
+        contestant.probe()
     calls = calls_for_all(contestants, evaluator.setup.timer.launch_us, FINAL, "warm")
     for contestant in contestants:
         contestant.capture(calls)

@@ -6,7 +6,7 @@ from device_clock import DeviceClock
 
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
-from evoattn.timing.contestant import LAUNCH_SHARE, PROBE_US, Contestant, calls_for, calls_for_all
+from evoattn.timing.contestant import LAUNCH_SHARE, PROBE_US, Contestant, calls_for, calls_for_all, calls_to_screen
 from evoattn.timing.energy import energy_per_call
 from evoattn.timing.protocol import FINAL, SCREEN, Protocol
 from evoattn.timing.timer import Timer
@@ -22,7 +22,10 @@ class NoWitness:
 
 def enter(clock, **calls):
     """Contestants by name, each of (µs on the device, µs of Python)."""
-    return [Contestant(name, clock.call(us, python_us), clock, NoWitness()) for name, (us, python_us) in calls.items()]
+    entered = [Contestant(n, clock.call(us, python_us), clock, NoWitness()) for n, (us, python_us) in calls.items()]
+    for contestant in entered:
+        contestant.probe()
+    return entered
 
 
 def final(clock, **calls):
@@ -52,7 +55,7 @@ def test_what_a_call_takes_is_found_by_replay():
     clock = DeviceClock()
     for us in (0.5, 3.0, 20.0, 150.0, 4000.0):
         for python_us in (3.0, 1000.0):
-            assert Contestant("a", clock.call(us, python_us), clock, NoWitness()).us == pytest.approx(us, rel=0.02)
+            assert enter(clock, a=(us, python_us))[0].us == pytest.approx(us, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,20 @@ def test_what_a_call_takes_is_found_by_replay():
 )
 def test_a_replay_is_long_enough_for_the_protocol_and_for_its_launch(us, launch_us, protocol, cache, calls):
     assert calls_for(us, launch_us, protocol, cache) == calls
+
+
+@pytest.mark.parametrize("us", [2.0, 15.0, 80.0, 3000.0])
+@pytest.mark.parametrize("python_us", [5.0, 25.0])
+def test_a_candidate_as_fast_as_the_best_is_screened_with_a_launch_that_does_not_show(us, python_us):
+    clock = DeviceClock()
+    one = Contestant("a", clock.call(us, python_us), clock, NoWitness())
+    one.capture(calls_to_screen(one.us, us, clock.launch_us, "warm"))
+    assert us <= min(one.samples(2)) <= us * (1 + LAUNCH_SHARE)
+
+
+def test_a_long_call_is_not_repeated_for_the_sake_of_a_short_best():
+    assert calls_to_screen(5000.0, 2.0, 3.0, "warm") == 2
+    assert calls_to_screen(5000.0, None, 3.0, "warm") == 1
 
 
 def test_samples_are_queued_and_what_surrounds_them_is_not_timed():
@@ -155,6 +172,8 @@ def test_on_a_device_a_millisecond_of_python_does_not_show():
 
     timer = Timer()
     contestants = [Contestant(name, call, timer, NoWitness()) for name, call in (("quick", quick), ("slow", slow))]
+    for contestant in contestants:
+        contestant.probe()
     count = calls_for_all(contestants, timer.launch_us, FINAL, "warm")
     for contestant in contestants:
         contestant.capture(count)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.correctness.arena import Arena, Vault
-from evoattn.correctness.cases import device_cases, make_case
+from evoattn.correctness.cases import Case, device_cases, make_case
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, Gauge, HoldFinal, Inspect
@@ -22,10 +22,20 @@ from evoattn.model.timeline import mark
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contest import Contest
-from evoattn.timing.contestant import Contestant, calls_for
+from evoattn.timing.contestant import Contestant, calls_to_screen
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.peers.table import PEERS, Peer
-from evoattn.timing.protocol import HOPELESS, REPEAT, REPEAT_WITHIN, SCREEN, CacheMode, Protocol
+from evoattn.timing.protocol import (
+    HOPELESS,
+    HOPELESS_US,
+    PRUNE_BEYOND,
+    RACE,
+    REPEAT,
+    REPEAT_WITHIN,
+    SCREEN,
+    CacheMode,
+    Protocol,
+)
 from evoattn.timing.timed_run import TimedBackend, TimedRun, TimingSetup, why_implausible
 from evoattn.timing.timer import Timer
 
@@ -87,13 +97,15 @@ class DeviceEvaluator:
     def gauge(self, kernel: BuiltKernel) -> Timing:
         """A time of a kernel that was found right. The process is `broken` if that raises."""
         self.broken = True
-        timing = self._time(TimedRun(self.setup, kernel, None, self.timed_arena()).contestant("reference"), REPEAT)
+        contestant = TimedRun(self.setup, kernel, None, self.timed_arena()).contestant("reference")
+        self._capture(contestant, None)
+        timing = self._time(contestant, REPEAT)
         self.broken = False
         return timing
 
     def evaluate(self, task: Evaluate) -> Evaluation:
-        """Small cases, the problem's own shape twice, a short timing, a longer one if it is within reach of
-        `task.best_us`, the check of the work that was timed, plausibility."""
+        """A small case, a race against `task.best_us`, and for who is near it the other small cases, the problem's own
+        shape twice, the timing, the check of the work that was timed, plausibility."""
         started = time.perf_counter()
         checks: list[CheckResult] = []
         timings: list[Timing] = []
@@ -137,18 +149,26 @@ class DeviceEvaluator:
         return known is None or check(self.backend, known, self.own).passed
 
     def _climb(self, task: Evaluate, checks: list[CheckResult], timings: list[Timing]) -> tuple[TrialState, str]:
-        """Cheap checks first; what they find is added to `checks` and `timings`."""
-        outputs: dict[str, torch.Tensor] = {}
-        for case in (*self.ladder, self.own):
-            result, found = run_case(self.backend, task.kernel, case, repeat=True)
-            checks.append(result)
-            if not result.passed or found is None:
-                return TrialState.WRONG_RESULT, result.reason
-            outputs = found
-        run = TimedRun(self.setup, task.kernel, outputs, self.timed_arena())
+        """The cheapest check, a race, and for who is near the best all other checks and the timing; what they find is
+        added to `checks` and `timings`."""
+        cheapest, *others = (*self.ladder, self.own)
+        _, reason = self._pass(task.kernel, [cheapest], checks)
+        if reason:
+            return TrialState.WRONG_RESULT, reason
+        run = TimedRun(self.setup, task.kernel, None, self.timed_arena())
         contestant, best_us = run.contestant("candidate"), task.best_us
-        hopeless = best_us is not None and contestant.us > HOPELESS * best_us
-        timings.append(self._time(contestant, SCREEN, 1 if hopeless else None))
+        raced = None if best_us is None else self._race(contestant, best_us)
+        if raced and best_us and raced.median_us > PRUNE_BEYOND * best_us:
+            timings.append(raced)
+            times = f"{raced.median_us / best_us:.2f} times the best so far"
+            return TrialState.PRUNED, f"It takes {times}, and was not checked any further."
+        outputs, reason = self._pass(task.kernel, others, checks)
+        if reason:
+            return TrialState.WRONG_RESULT, reason
+        run.validated(outputs)
+        if not contestant.calls:
+            self._capture(contestant, None)
+        timings.append(self._time(contestant, SCREEN))
         if best_us is None or timings[0].median_us <= best_us * REPEAT_WITHIN:
             timings.append(self._time(contestant, REPEAT))
         checks.append(run.check_work(contestant))
@@ -157,10 +177,33 @@ class DeviceEvaluator:
         reason = why_implausible(timings[-1], self.problem, self.gpu)
         return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
 
-    def _time(self, contestant: Contestant, protocol: Protocol, samples: int | None = None) -> Timing:
+    def _pass(
+        self, kernel: BuiltKernel, cases: Sequence[Case], checks: list[CheckResult]
+    ) -> tuple[dict[str, torch.Tensor], str]:
+        """The outputs of the last of `cases`, or why one was not passed."""
+        outputs: dict[str, torch.Tensor] = {}
+        for case in cases:
+            result, found = run_case(self.backend, kernel, case, repeat=True)
+            checks.append(result)
+            if not result.passed or found is None:
+                return {}, result.reason
+            outputs = found
+        return outputs, ""
+
+    def _race(self, contestant: Contestant, best_us: float) -> Timing:
+        """A time of few samples; one call's for who is hopeless."""
+        if contestant.us > max(HOPELESS_US, HOPELESS * best_us):
+            contestant.capture(1)
+            return benchmark.screen(contestant, SCREEN, self.cache, self.clocks, 1)
+        self._capture(contestant, best_us)
+        return benchmark.screen(contestant, SCREEN, self.cache, self.clocks, RACE)
+
+    def _capture(self, contestant: Contestant, best_us: float | None) -> None:
+        contestant.capture(calls_to_screen(contestant.us, best_us, self.setup.timer.launch_us, self.cache))
+
+    def _time(self, contestant: Contestant, protocol: Protocol) -> Timing:
         """One candidate's time, alone."""
-        contestant.capture(calls_for(contestant.us, self.setup.timer.launch_us, protocol, self.cache))
-        return benchmark.screen(contestant, protocol, self.cache, self.clocks, samples)
+        return benchmark.screen(contestant, protocol, self.cache, self.clocks)
 
     def timed_arena(self) -> Arena:
         """Buffers with the problem's own inputs, ready for a `TimedRun`."""

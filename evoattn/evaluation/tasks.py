@@ -36,7 +36,7 @@ class Compiled:
 class Evaluate:
     """For the GPU worker: validate and time one candidate. The answer is an `Evaluation`.
 
-    `best_us`: the best median so far; a candidate far behind it is timed once only.
+    `best_us`: the best median so far: a candidate far behind it is `PRUNED`. None: it is proved in full.
     """
 
     kernel: BuiltKernel

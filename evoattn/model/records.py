@@ -33,6 +33,9 @@ class TrialState(StrEnum):
     IMPLAUSIBLE = "IMPLAUSIBLE"
     """Faster than the hardware allows: a broken measurement."""
     DUPLICATE = "DUPLICATE"
+    PRUNED = "PRUNED"
+    """Right in the first check, and so far behind the best in a short timing that it was not proved in full: it is on
+    no leaderboard and in no final."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def objective(trial: Trial) -> float | None:
 
     None for a failure.
     """
-    if trial.state is TrialState.COMPLETE and trial.timing:
+    if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and trial.timing:
         cost: float | None = trial.timing.median_us
     elif trial.state is TrialState.ESTIMATED:
         cost = trial.relative_cost

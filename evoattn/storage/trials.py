@@ -201,9 +201,9 @@ class Trials(Database):
     def failures(self, study: Study, limit: int = 50) -> list[tuple[TrialState, str, int]]:
         """The `limit` most frequent (state, reason, count) of the trials that failed, most frequent first.
 
-        Those are all that are neither `COMPLETE` nor `ESTIMATED`.
+        Those are all but the `COMPLETE`, the `ESTIMATED` and the `PRUNED`.
         """
-        good = [TrialState.COMPLETE.value, TrialState.ESTIMATED.value]
+        good = [TrialState.COMPLETE.value, TrialState.ESTIMATED.value, TrialState.PRUNED.value]
         query = (
             select(trials.c.state, trials.c.reason, func.count())
             .where(trials.c.study_id == study.id, trials.c.state.not_in(good))

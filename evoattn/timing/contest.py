@@ -113,12 +113,14 @@ class Contest:
         result, outputs = run_case(self._setup.backend, kernel, self._setup.own, repeat=True)
         run = TimedRun(self._setup, kernel, outputs, self._arena)
         self._contestants[name] = run.contestant(name)
+        self._contestants[name].probe()
         self._runs[name], self._faults[name] = run, result.reason
 
     def _enter_peer(self, name: str, peer: Peer) -> None:
         setup = self._setup
         call = peer_call(peer, setup.own.problem, self._arena.views, setup.own.answer)
         self._contestants[name] = Contestant(name, call, setup.timer, Witness(self._arena, None), setup.flush)
+        self._contestants[name].probe()
 
     def _capture(self) -> None:
         """Graphs of one number of calls for all: with fewer, a contestant would carry more of the graph's launch."""

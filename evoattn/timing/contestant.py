@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from evoattn.timing.protocol import CacheMode, Protocol
+from evoattn.timing.protocol import SCREEN, CacheMode, Protocol
 from evoattn.timing.timer import Enqueue, Timer
 from evoattn.timing.witness import Witness
 
@@ -36,27 +36,27 @@ class Contestant:
     def __init__(
         self, name: str, enqueue: Enqueue, timer: Timer, witness: Witness, flush: Enqueue | None = None
     ) -> None:
-        """Warms up and measures a call. Raises what `enqueue` raises.
+        """Warms up. Raises what `enqueue` raises.
 
-        `flush`: for cold calls, queued before each sample. `us`: of one call on the device, by the replay of a graph,
-        so that it does not depend on what the call costs on the CPU.
+        `flush`: for cold calls, queued before each sample. `us`: of one call with its launch on the CPU, until `probe`.
         """
         self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
         self._enqueue = enqueue  # a graph does not keep loaded the module that its kernels come from, but this does
         enqueue()
         timer.synchronize()
-        self.us = self._probe()
+        self.us = timer.elapsed_us(enqueue)
         self.calls = 0
 
-    def _probe(self) -> float:
-        """µs of one call: graphs of more and more calls, until one is long enough."""
-        with_launch = self._timer.elapsed_us(self._enqueue)
-        calls = max(1, min(PROBE_CALLS, int(PROBE_US / max(with_launch, 1.0))))
+    def probe(self) -> None:
+        """From now on `us` is of one call on the device, whatever it costs on the CPU: by the replay of graphs of more
+        and more calls, until one is long enough."""
+        calls = max(1, min(PROBE_CALLS, int(PROBE_US / max(self.us, 1.0))))
         while True:
             self.capture(calls)
             us = min(self._replay_us() for _ in range(2)) - self._timer.launch_us
+            self.us = max(us, 0.0) / calls
             if us >= PROBE_US or calls >= PROBE_MOST:
-                return max(us, 0.0) / calls
+                return
             calls = min(PROBE_MOST, calls * PROBE_GROWTH)
 
     def capture(self, calls: int) -> None:
@@ -103,6 +103,15 @@ def calls_for(us: float, launch_us: float, protocol: Protocol, cache: CacheMode)
     return max(1, ceil(least_us / max(us, least_us / protocol.most_calls)))
 
 
+def calls_to_screen(us: float, best_us: float | None, launch_us: float, cache: CacheMode) -> int:
+    """Calls per replay of one candidate alone, of which `us` is known with its launch on the CPU: at least as many as
+    it needs if it is about as fast as the best so far.
+
+    A short call takes mostly its launch, which says little: it may be ten times as fast on the device.
+    """
+    return calls_for(us if best_us is None else min(us, max(best_us, us / 10)), launch_us, SCREEN, cache)
+
+
 def calls_for_all(contestants: Sequence[Contestant], launch_us: float, protocol: Protocol, cache: CacheMode) -> int:
-    """One number of calls for those who are compared, by the fastest of them."""
+    """One number of calls for those who are compared, by the fastest of them, all `probe`d."""
     return calls_for(min(c.us for c in contestants), launch_us, protocol, cache)

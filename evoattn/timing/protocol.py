@@ -32,6 +32,11 @@ REPEAT = Protocol("repeat", 15, 1000.0)
 FINAL = Protocol("final", 25, 1000.0)
 """Rounds of the final: every contestant once per round, in shuffled order."""
 REPEAT_WITHIN = 1.05
-HOPELESS = 10.0
-"""A candidate whose first calls take this many times the best so far gets one sample: it has no chance, and may be very
-slow."""
+RACE = 2
+"""Samples of the race that every candidate runs before it is proved in full."""
+PRUNE_BEYOND = 1.25
+"""A candidate that takes this many times the best so far is not proved, and so cannot lead: it is left at that time.
+The best ten of a search lie within 1.1 of each other; two samples are off by 2 % or so."""
+HOPELESS, HOPELESS_US = 10.0, 300.0
+"""One call of this many times the best so far, and of so many µs that its launch does not count, is a candidate's
+time: it has no chance, and may be very slow."""

@@ -96,6 +96,12 @@ class TimedRun:
         self._witnesses.append(Witness(self._arena, self._outputs))
         return Contestant(name, self._prepare(), self._setup.timer, self._witnesses[-1], self._setup.flush)
 
+    def validated(self, outputs: dict[str, torch.Tensor]) -> None:
+        """From now on the replays are compared with these outputs."""
+        self._outputs = outputs
+        for witness in self._witnesses:
+            witness.expected = outputs
+
     def check_work(self, contestant: Contestant) -> CheckResult:
         """After the timing: the replays' outputs, the guard bands, launches back to back with outputs of their own,
         buffers that are to stay zero, and the graph once more on fresh inputs in the buffers that were timed."""

@@ -16,7 +16,7 @@ class Witness:
     def __init__(self, arena: Arena, expected: dict[str, torch.Tensor] | None) -> None:
         """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes
         elsewhere."""
-        self._arena, self._expected = arena, expected
+        self._arena, self.expected = arena, expected
         self._counts = torch.zeros(3, dtype=torch.int64, device=arena.whole.device)
         self.replays = 0
 
@@ -26,9 +26,9 @@ class Witness:
 
     def after(self) -> None:
         self.replays += 1
-        if self._expected is not None:
+        if self.expected is not None:
             outputs = {name: bits(out) for name, out in self._arena.outputs.items()}
-            wrong = torch.stack([(out != bits(self._expected[name])).any() for name, out in outputs.items()]).any()
+            wrong = torch.stack([(out != bits(self.expected[name])).any() for name, out in outputs.items()]).any()
             unwritten = torch.stack([(out == UNWRITTEN).any() for out in outputs.values()]).any()
             changed = torch.stack(self._arena.changed_inputs()).sum()
             self._counts += torch.stack([wrong, unwritten, changed > 0])

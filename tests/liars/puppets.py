@@ -132,6 +132,10 @@ def make_evaluator(problem: AttentionProblem = PROBLEM, **peers: Peer) -> Device
 
 
 def evaluate(
-    evaluator: DeviceEvaluator, play: Callable[[Launch], None], us: float = 50.0, family: Family = FAMILY
+    evaluator: DeviceEvaluator,
+    play: Callable[[Launch], None],
+    us: float = 50.0,
+    family: Family = FAMILY,
+    best_us: float | None = None,
 ) -> Evaluation:
-    return evaluator.evaluate(Evaluate(built(Puppet(play, us), family), None))
+    return evaluator.evaluate(Evaluate(built(Puppet(play, us), family), best_us))

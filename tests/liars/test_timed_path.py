@@ -22,7 +22,7 @@ from timed_liars import (
 
 from evoattn.evaluation.tasks import HoldFinal
 from evoattn.model.records import TrialState
-from evoattn.timing.protocol import Protocol
+from evoattn.timing.protocol import RACE, Protocol
 
 SHORT = Protocol("final", 5, 200.0, most_calls=8)
 
@@ -68,6 +68,43 @@ def test_an_honest_kernel_passes_with_its_evidence(evaluator):
     assert found.validation.seed == evaluator.seed and all(c.seconds > 0 for c in found.validation.checks)
     assert [t.protocol["stage"] for t in found.timings] == ["screen", "repeat"]
     assert found.timing.protocol["clocks"].keys() == {"absent"} or "sm_mhz" in found.timing.protocol["clocks"]
+
+
+def test_who_is_far_behind_the_best_is_pruned_after_one_check_and_a_race(evaluator):
+    found = evaluate(evaluator, honest, us=50.0, best_us=39.0)
+    assert found.state is TrialState.PRUNED and "1.28 times the best so far" in found.reason
+    assert len(found.validation.checks) == 1 and [len(t.samples_us) for t in found.timings] == [RACE]
+    assert found.timing.median_us == 50.0
+    found = evaluate(evaluator, honest, us=5000.0, best_us=39.0)
+    assert found.state is TrialState.PRUNED and [len(t.samples_us) for t in found.timings] == [1]
+
+
+@pytest.mark.parametrize(
+    "best_us, stages", [(40.0, ["screen"]), (48.0, ["screen", "repeat"]), (99.0, ["screen", "repeat"])]
+)
+def test_who_is_near_the_best_is_proved_in_full(evaluator, best_us, stages):
+    found = evaluate(evaluator, honest, us=50.0, best_us=best_us)
+    assert found.state is TrialState.COMPLETE and len(found.validation.checks) == 10
+    assert [t.protocol["stage"] for t in found.timings] == stages
+
+
+@pytest.mark.parametrize(
+    "liar", [right_for_the_timed_shape, right_on_the_first_call, works_on_every_second_call, writes_outside_when_timed]
+)
+def test_who_wins_the_race_by_a_lie_is_caught(liar):
+    found = evaluate(make_evaluator(), liar, us=50.0, best_us=60.0)
+    assert found.state is TrialState.WRONG_RESULT, found.reason
+
+
+def test_who_harms_memory_in_the_race_is_blamed_although_it_is_slow():
+    evaluator = make_evaluator()
+
+    def harms(launch: Launch) -> None:
+        launch.write()
+        evaluator.fresh.answer.exact[0, 0, 0, 0] += 1
+
+    found = evaluate(evaluator, harms, us=99.0, best_us=10.0)
+    assert found.state is TrialState.WRONG_RESULT and evaluator.broken
 
 
 def test_every_process_draws_its_own_inputs(evaluator):

@@ -5,8 +5,8 @@ from puppets import PROBLEM, Launch
 
 from evoattn.correctness import reference
 
-CHECKED = 18
-"""Launches before the timing: eight cases and the problem's own shape, twice each."""
+CHECKED = 20
+"""Launches before the timing: eight cases and the problem's own shape, twice each, and two to warm up."""
 
 
 def honest(launch: Launch) -> None:
