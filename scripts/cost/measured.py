@@ -17,6 +17,7 @@ from evoattn.model.gpu_spec import GpuSpec
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, config_id
+from evoattn.samplers import landscape
 
 FOLDER = ROOT / "docs" / "campaigns"
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
@@ -43,15 +44,18 @@ class Row:
 
 
 def read(paths: Iterable[Path]) -> list[Row]:
-    """All rows of the files, one per card, problem and config: the last file's."""
-    rows: dict[tuple[str, AttentionProblem, str], Row] = {}
+    """All rows of the files, one per kind of file, card, problem and config: the last file's."""
+    rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
     for path in paths:
         for row in _rows(path):
-            rows[row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
+            rows[row.source, row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
     return list(rows.values())
 
 
 def _rows(path: Path) -> Iterator[Row]:
+    if path.name.startswith("landscapes"):
+        yield from _of_landscapes(landscape.load(path))
+        return
     with gzip.open(path, "rt") as file:
         about, *groups = [json.loads(line) for line in file]
     card = DetectedDevice(0, about["device"], (9, 0), "").spec
@@ -60,6 +64,16 @@ def _rows(path: Path) -> Iterator[Row]:
     late = path.name.removesuffix(".jsonl.gz") in LATE_LAUNCH
     for group in groups:
         yield from _of_group(card, group, late)
+
+
+def _of_landscapes(landscapes: Iterable[landscape.Landscape]) -> Iterator[Row]:
+    for one in landscapes:
+        card = DetectedDevice(0, one.about["device"], (9, 0), "").spec
+        for found in (*one.configs, *one.elsewhere):
+            if card is not None and found.best_us is not None and found.state == "right":
+                config = KernelConfig(found.family, found.params)
+                problem = one.problem.with_()
+                yield Row(card, problem, config, found.registers, found.spills, found.best_us, "landscape")
 
 
 def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]:
