@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from evoattn.cost.cost import scores
+from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
@@ -23,6 +26,8 @@ from evoattn.samplers.pool import Params
 DATA = Path(__file__).parent / "data"
 UNKNOWN = 0.7
 """For a family that no problem was measured with: a time of twice the best."""
+NO_BLOCK_FITS = 5.0
+"""For a config of which no block fits on an SM."""
 
 Array = NDArray[np.float64]
 
@@ -122,20 +127,35 @@ def make_prior(
     return prior
 
 
+def cost_prior(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> Prior:
+    """The log of the cost model's score over that of the best config of the spaces' `starting`."""
+    starting = [KernelConfig(name, params) for name, space in spaces.items() for params in space.starting]
+    valid = [c for c in starting if registry.lookup(c.family).why_invalid(problem, c, gpu) is None]
+    best = min(scores(problem, valid, gpu), default=math.inf)
+    zero = math.log(best) if math.isfinite(best) else 0.0
+
+    def prior(configs: list[tuple[str, Params]]) -> list[float]:
+        found = scores(problem, [KernelConfig(family, params) for family, params in configs], gpu)
+        return [math.log(score) - zero if math.isfinite(score) else NO_BLOCK_FITS for score in found]
+
+    return prior
+
+
 def shipped(gpu: GpuSpec) -> Path | None:
     """The file of the trees that were fitted to measurements of the GPU's architecture, if there is one."""
     path = DATA / f"prior-{gpu.arch}.npz"
     return path if path.exists() else None
 
 
-def prior_for(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> Prior | None:
-    """The shipped prior for configs of `spaces`, read when it is first asked; None for another architecture."""
+def prior_for(spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec) -> Prior:
+    """The shipped prior for configs of `spaces`, read when it is first asked; for another architecture the cost
+    model."""
     path = shipped(gpu)
-    if path is None:
-        return None
 
     @cache
     def made() -> Prior:
+        if path is None:
+            return cost_prior(spaces, problem, gpu)
         return make_prior(load(path), spaces, problem, gpu)
 
     return lambda configs: made()(configs)

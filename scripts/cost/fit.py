@@ -28,7 +28,7 @@ from scripts.cost.judge import HEAD, LEAST, Judgement, judge
 from scripts.cost.measured import FOLDER, Row, read, thinned
 
 Floats = NDArray[np.float64]
-EACH = 90
+EACH = 60
 """Rows of a problem in the fit."""
 SAMPLE = 12_000
 """Rows from which the physical weights are fitted."""

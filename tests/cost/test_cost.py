@@ -1,13 +1,14 @@
 """The cost model: every family has a cost on every card, fast; what was ranked absurdly is ranked plausibly."""
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evoattn.cost.cost import BOUNDS, cost
+from evoattn.cost.cost import BOUNDS, cost, scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup, parse_shape
@@ -60,8 +61,15 @@ def test_a_cost_takes_less_than_5_ms():
 
 
 def test_no_block_that_fits_no_cost():
-    config = candidates(lookup("seed_h100"), H100, ("flash_mma",))[0]
-    assert cost(lookup("seed_h100"), config, replace(H100, smem_per_sm=1024)) is None
+    config, full = candidates(lookup("seed_h100"), H100, ("flash_mma",))[0], replace(H100, smem_per_sm=1024)
+    assert cost(lookup("seed_h100"), config, full) is None
+    assert scores(lookup("seed_h100"), [config], full) == [math.inf]
+
+
+def test_many_at_once_cost_the_same():
+    problem = lookup("seed_h100")
+    configs = candidates(problem, H100)
+    assert scores(problem, configs, H100) == [pytest.approx(cost(problem, c, H100).score) for c in configs]
 
 
 def test_three_launches_through_memory_do_not_lead_a_prefill_on_an_l4():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from evoattn.cost.cost import cost
 from evoattn.families import registry
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
@@ -15,6 +18,7 @@ from evoattn.samplers import prior as priors
 from evoattn.samplers.features import LAUNCH, PROBLEM, gene_features, launch_features, problem_features
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.prior import UNKNOWN, FamilyPrior, Trees, make_prior, prior_for
+from evoattn.search.starting import starting_configs
 
 H100, PROBLEM_HERE = GPUS["h100"], problems.lookup("seed_h100")
 
@@ -75,4 +79,17 @@ def test_what_ships_knows_good_from_bad():
     wgmma = [KernelConfig("flash_wgmma", c.params) for c in spaces["flash_wgmma"].starting_configs()]
     good = prior([(c.family, c.params) for c in wgmma])
     assert np.median(good) < 0.7 < np.median(prior(configs("flash_scalar", 20)))  # twice the best
-    assert prior_for(spaces, PROBLEM_HERE, GPUS["l4"]) is None
+
+
+def test_where_nothing_was_measured_the_cost_model_is_the_prior():
+    gpu = GPUS["l4"]
+    problem = problems.parse_shape("B=1,H=16,S=1024,D=64,mask=causal")
+    spaces = {name: load_space(name, gpu) for name in ("flash_mma", "split_kv")}
+    starting = {name: starting_configs(space, problem, gpu) for name, space in spaces.items()}
+    spaces = {name: replace(space, starting=tuple(c.params for c in starting[name])) for name, space in spaces.items()}
+    prior = prior_for(spaces, problem, gpu)
+    found = {name: prior([(name, config.params) for config in configs]) for name, configs in starting.items()}
+    assert min(found["flash_mma"]) == 0.0 and min(found["split_kv"]) > 0.4
+    best = min(cost(problem, config, gpu).score for config in starting["flash_mma"])
+    expected = math.log(cost(problem, starting["split_kv"][0], gpu).score / best)
+    assert found["split_kv"][0] == pytest.approx(expected)
