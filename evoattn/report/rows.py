@@ -195,6 +195,8 @@ class Winner:
     source: str
     """CUDA source as recorded; empty if there is none."""
     source_hash: str
+    estimate: tuple[str, ...] = ()
+    """Of an offline study: what bounds the kernel, how its score splits, and how far such first choices have been."""
 
 
 @dataclass(frozen=True)

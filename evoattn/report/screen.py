@@ -65,10 +65,11 @@ def _print_best(summary: StudySummary, winner: Winner, console: Console) -> None
             print_text(console, text, indent="  ")
         print_text(
             console,
-            "A relative cost orders the kernels of one problem and GPU. It is the cost model's estimate, not a time: "
-            "it tells no speedup. For times, search on a machine with that GPU.",
+            "A relative cost orders the kernels of one problem and GPU: it is not a time, and tells no speedup.",
             indent="  ",
         )
+        for said in winner.estimate:
+            print_text(console, said, indent="  ")
         return
     rate = "" if row.tflops is None else f", {number(row.tflops, 1)} TFLOP/s"
     share = "" if row.peak_share is None else f" ({row.peak_share:.0%} of peak)"

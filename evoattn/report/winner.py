@@ -6,8 +6,11 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evoattn.cost.words import sentences
+from evoattn.model.errors import WrongUse
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Timing, Trial
-from evoattn.model.space import spelling
+from evoattn.model.space import KernelConfig, spelling
 from evoattn.report.analysis import is_positive, value_of
 from evoattn.report.rows import LeaderboardRow, Origin, PeerRatio, Winner
 from evoattn.samplers.base import STARTING
@@ -40,7 +43,18 @@ def make_winner(
         origin=_origin(storage, study, leader, source),
         source=source,
         source_hash=leader.source_hash or "",
+        estimate=_estimate(study, leader) if study.offline else (),
     )
+
+
+def _estimate(study: Study, leader: Trial) -> tuple[str, ...]:
+    """What the cost model says of it; nothing of a study that today's version cannot read."""
+    try:
+        problem, config = AttentionProblem(**study.problem), KernelConfig(leader.family, leader.config)
+        registers = leader.compile_info.registers if leader.compile_info else 0
+        return sentences(problem, config, study.spec, registers)
+    except (WrongUse, TypeError):
+        return ()
 
 
 def fastest_peer(timing: Timing | None, peers: Mapping[str, Sequence[Timing]]) -> PeerRatio | None:

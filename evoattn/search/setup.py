@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from evoattn.evaluation.bandwidth import probed
 from evoattn.families import registry
 from evoattn.model import gpu as gpus
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
@@ -63,6 +64,8 @@ def prepare_search(words: SearchWords, devices: list[DetectedDevice] | None = No
 
 def begin_study(request: SearchRequest, wanted: SearchPlan) -> PreparedSearch:
     """Record a new study in the database of the words, which is made if it is not there. Raises `StorageError`."""
+    if wanted.device is not None:
+        wanted = replace(wanted, gpu=probed(wanted.gpu, wanted.device))
     words, offline = request.words, wanted.device is None
     storage = Storage.open(words.database)
     alike = [study for study in storage.studies() if is_alike(study, wanted.problem, wanted.gpu, offline)]

@@ -5,12 +5,15 @@ from report_studies import H100, add, make_study, timing
 
 from evoattn.families import registry
 from evoattn.model.gpu import lookup
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, Timing, TrialState
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.report import summarise
 from evoattn.report.instructions import class_of, count_instructions
 from evoattn.report.samples import MAX_DRAWN, family_samples
 from evoattn.report.winner import source_diff
+
+PREFILL = AttentionProblem(1, 8, 8, 1024, 1024, 64)
 
 
 def test_settings_are_what_the_command_line_takes(storage):
@@ -168,3 +171,23 @@ def test_instructions_of_a_source_are_counted_in_another_process():
     assert counts["special functions"] == 1 and counts["shuffles and votes"] == 1 and counts["global memory"] == 3
     assert count_instructions("this is no CUDA", "sm_80") == "Not counted: the kernel could not be compiled here."
     assert count_instructions("", "sm_80") == "No source is recorded."
+
+
+def test_an_estimated_winner_says_what_bounds_it_and_how_far_such_choices_have_been(storage):
+    spec = lookup("l4")
+    study = storage.create_study("offline", PREFILL, spec, True, "random", 0, ("flash_mma",), {}, {})
+    config = load_space("flash_mma", spec).starting_configs()[0]
+    candidate = Candidate("flash_mma", config.params, config.id, "source", "sm_89")
+    storage.record(study, config, candidate, Evaluation(TrialState.ESTIMATED, relative_cost=1.0), (), "random")
+    bound, far = summarise(storage, study).winner.estimate
+    assert bound.startswith("Bound by ") and "of the score" in bound and "µs" not in bound
+    assert "the model's first choice of the families that this card has took" in far
+    assert "No kernel was measured on a L4" in far
+
+
+def test_a_config_that_is_none_of_todays_says_nothing(storage):
+    study = storage.create_study("odd", PREFILL, lookup("l4"), True, "random", 0, ("flash_mma",), {}, {})
+    config = KernelConfig("flash_mma", {"OLD": 1})
+    candidate = Candidate("flash_mma", config.params, config.id, "source", "sm_89")
+    storage.record(study, config, candidate, Evaluation(TrialState.ESTIMATED, relative_cost=1.0), (), "random")
+    assert summarise(storage, study).winner.estimate == ()

@@ -1,0 +1,42 @@
+"""How far the model's first choices have been, in words."""
+
+from dataclasses import replace
+
+from evoattn.cost.fitted import Fitted
+from evoattn.cost.words import how_far
+from evoattn.model.gpu import GPUS
+
+JUDGED = {"problems": 40, "first": 1.041, "worst_first": 1.62}
+ANY = ", no wgmma, TMA or cluster"
+
+
+def fitted(**left_out):
+    names = {
+        "lands": "landscape, h100",
+        "camp": "campaign, h100",
+        "any": f"landscape, h100{ANY}",
+        "h200": "campaign, h200",
+    }
+    return Fitted(
+        {}, {}, {"cards": ["h100", "h200"], "left_out": {names[n]: JUDGED | row for n, row in left_out.items()}}
+    )
+
+
+def test_a_measured_card_hears_of_all_families():
+    text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
+    assert text == (
+        "On problems left out of its fit, the model's first choice took 1.04 times the best measured on an H100 in "
+        "geometric mean, 1.62 at worst of 40 problems; 1.20 times the best measured on an H200 in geometric mean, 1.62 "
+        "at worst of 40 problems."
+    )
+
+
+def test_another_card_hears_of_the_families_that_it_has_and_that_it_was_not_measured():
+    text = how_far(GPUS["l4"], fitted(lands={}, any={"first": 1.1}))
+    assert "first choice of the families that this card has took 1.10 times" in text and "1.04" not in text
+    assert text.endswith("No kernel was measured on a L4: how near it comes there is not known.")
+    assert "not known" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
+
+
+def test_without_a_judgement_it_only_says_what_is_not_known():
+    assert how_far(GPUS["l4"], fitted()) == "No kernel was measured on a L4: how near it comes there is not known."

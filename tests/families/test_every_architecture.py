@@ -1,0 +1,36 @@
+"""NVRTC compiles the starting configs of every family for every architecture in the table, for a problem that each
+serves."""
+
+import pytest
+
+from evoattn.backends.compiler import compile_candidate
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import named_problems
+from evoattn.model.space import load_space
+
+A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec: spec.dram_bytes)}
+PAIRS = [
+    (gpu, f)
+    for gpu in A_CARD_EACH.values()
+    for f in FAMILIES.values()
+    if f.name != "flash_wgmma" or gpu.arch == "sm_90a"
+]
+SPILLS = 64
+"""Bytes per thread that a known-good config may spill on an architecture that it was not tuned for."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu, family", PAIRS, ids=lambda x: getattr(x, "arch", x.name))
+def test_starting_configs_compile(gpu, family):
+    problems = [p for p in named_problems().values() if family.why_unsupported(p, gpu) is None]
+    configs = load_space(family.name, gpu).starting_configs()
+    compiled = 0
+    for config in configs:
+        problem = next((p for p in problems if family.why_invalid(p, config, gpu) is None), None)
+        if problem is not None:  # a few are for shapes that have no name, or for cards with more shared memory
+            kernel = compile_candidate(render(family, problem, config, gpu))
+            assert kernel.cubin and kernel.info.spill_bytes <= SPILLS, config.describe()
+            compiled += 1
+    assert compiled > len(configs) / 3
