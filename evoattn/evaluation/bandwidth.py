@@ -28,7 +28,8 @@ class CopyProbe(Handler):
         device = torch.device("cuda", self._index)
         source = torch.zeros(task, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+        start, end = make_event(enable_timing=True), make_event(enable_timing=True)
         with torch.cuda.device(device):
             target.copy_(source)
             start.record()

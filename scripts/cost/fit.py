@@ -28,8 +28,10 @@ from scripts.cost.judge import HEAD, LEAST, Judgement, judge
 from scripts.cost.measured import FOLDER, Row, read, thinned
 
 Floats = NDArray[np.float64]
-EACH = 60
+EACH = 50
 """Rows of a problem in the fit."""
+JUDGED = 90
+"""Rows of a problem of a campaign that are judged: a third of them its fastest. Of landscapes all are."""
 SAMPLE = 12_000
 """Rows from which the physical weights are fitted."""
 HOPPER_ONLY = ("wgmma", "tma", "cluster")
@@ -196,10 +198,11 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="default: all of docs/campaigns/")
     parser.add_argument("--judge-only", action="store_true", help="write no file")
     parser.add_argument("--folds", type=int, default=FOLDS)
-    parser.add_argument("--each", type=int, default=EACH)
+    parser.add_argument("--each", type=int, default=EACH, help="rows of a problem in the fit")
+    parser.add_argument("--judged", type=int, default=JUDGED, help="rows of a campaign's problem that are read at all")
     options = parser.parse_args()
     started = time.monotonic()
-    rows = read(options.files or sorted(FOLDER.glob("*.jsonl.gz")))
+    rows = thinned(read(options.files or sorted(FOLDER.glob("*.jsonl.gz"))), options.judged)
     print(f"{len(rows)} times of {len({(r.gpu.name, r.problem) for r in rows})} problems and cards")
     score = left_out(rows, options.folds, options.each)
     print("Problems left out of the fit:\n" + HEAD)

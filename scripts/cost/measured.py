@@ -20,6 +20,8 @@ from evoattn.model.space import KernelConfig, config_id
 from evoattn.samplers import landscape
 
 FOLDER = ROOT / "docs" / "campaigns"
+LANDSCAPE_FOLD = 20
+"""Landscapes are few, hold good and bad kernels alike, and all families."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
@@ -114,14 +116,16 @@ def _problem(fields: dict[str, Any]) -> AttentionProblem | None:
         return None
 
 
-def thinned(rows: Iterable[Row], each: int, seed: int = 0) -> list[Row]:
-    """At most `each` rows of a problem on a card: a third of them its fastest, the others at random."""
+def thinned(rows: Iterable[Row], most: int, seed: int = 0) -> list[Row]:
+    """At most `most` rows of a problem of a campaign on a card, a third of them its fastest, the others at random; of a
+    landscape `LANDSCAPE_FOLD` times as many."""
     rng = random.Random(seed)
-    groups: dict[tuple[str, AttentionProblem], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, str, AttentionProblem], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.gpu.name, row.problem].append(row)
+        groups[row.source, row.gpu.name, row.problem].append(row)
     chosen = []
-    for group in groups.values():
+    for (source, *_), group in groups.items():
         group.sort(key=lambda row: row.us)
+        each = most * (LANDSCAPE_FOLD if source == "landscape" else 1)
         chosen += group[: each // 3] + rng.sample(rest := group[each // 3 :], min(len(rest), each - each // 3))
     return chosen
