@@ -32,7 +32,7 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
         "fp16 d64 full",
         {"dtype": "fp16", "head_dim": 64, "mask": "full"},
         "many",
-        ("seed_h100", "seed_l4_s512", "seed_s128_b8h4"),
+        ("seed_h100", "seed_l4_s512", "B=8,H=12,S=197,D=64", "B=1,H=20,S=1500,D=64", "seed_s128_b8h4"),
         8,
         1.5,
     ),
