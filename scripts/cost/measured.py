@@ -20,7 +20,7 @@ from evoattn.model.space import KernelConfig, config_id
 from evoattn.samplers import landscape
 
 FOLDER = ROOT / "docs" / "campaigns"
-LANDSCAPE_FOLD = 20
+LANDSCAPE_FOLD = 8
 """Landscapes are few, hold good and bad kernels alike, and all families."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is

@@ -1,0 +1,70 @@
+"""The closed forms of the work agree with what the interpreter counts of the compiled kernels."""
+
+import math
+
+import pytest
+import torch
+
+from evoattn.backends.compiler import compile_candidate
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.reference import torch_dtype
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.families.work import SHARED_LINE, WARP
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.model.space import load_space
+
+H100 = GPUS["h100"]
+SHAPES = {
+    "flash_scalar": "B=1,H=2,S=256,D=64",
+    "flash_wmma": "B=1,H=2,S=256,D=64",
+    "flash_mma": "B=1,H=2,S=384,D=64",
+    "flash_wgmma": "B=1,H=2,Sq=384,Sk=768,D=128",
+    "split_kv": "B=1,H=8,Hkv=2,Sq=2,Sk=2048,D=128",
+    "three_kernel": "B=1,H=2,S=512,D=64",
+    "large_head": "B=1,H=2,Sq=16,Sk=512,D=512,dtype=fp32",
+    "large_head_mma": "B=1,H=1,S=256,D=512",
+}
+WITHIN = {"tensor": (0.95, 1.3), "special": (0.6, 1.7), "instructions": (0.3, 1.7), "shared": (0.3, 2.5)}
+"""Form over count. Exact where instructions are whole tiles; estimates where the compiler has its way."""
+
+
+def counted(family, problem, config):
+    kernel = compile_candidate(render(family, problem, config, H100))
+    dtype = torch_dtype(problem)
+    buffers = {t: torch.zeros(math.prod(problem.shape(t)), dtype=dtype) for t in "qkvo"}
+    scratch = family.workspace(problem, config, H100)
+    buffers |= {name: torch.zeros(size, dtype=torch.uint8) for name, size in scratch.items()}
+    found = InterpreterBackend().profile(kernel, family.launches(problem, config, H100), buffers)
+    return {
+        "tensor": found.tensor_flops,
+        "special": found.special * WARP,
+        "instructions": found.issue_slots,
+        "shared": found.shared_wavefronts * SHARED_LINE,
+    }
+
+
+def formed(family, problem, config):
+    total = dict.fromkeys(WITHIN, 0.0)
+    for work in family.work(problem, config):
+        for step, times in ((work.step, work.steps), (work.ends, 1.0)):
+            total["tensor"] += work.blocks * times * step.tensor_flops
+            total["special"] += work.blocks * times * step.special
+            total["instructions"] += work.blocks * times * step.instructions
+            total["shared"] += work.blocks * times * step.shared_bytes
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_forms_agree_with_counts(name):
+    family, problem = registry.lookup(name), parse_shape(SHAPES[name])
+    configs = [c for c in load_space(name, H100).starting_configs() if not family.why_invalid(problem, c, H100)]
+    for config in configs[:: max(1, len(configs) // 3)][:3]:
+        counts, forms = counted(family, problem, config), formed(family, problem, config)
+        for unit, (low, high) in WITHIN.items():
+            if counts[unit] == 0:
+                continue
+            ratio = forms[unit] / counts[unit]
+            assert low <= ratio <= high, f"{unit} of {config.describe()}: {ratio:.2f}"
