@@ -94,7 +94,10 @@ class Shapes:
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file that `load` reads and people can edit."""
-        rows = [{"problem": e.problem.to_dict(), "calls": e.count, "us": round(e.us, 3)} for e in self.entries]
+        rows = [
+            {"problem": e.problem.to_dict(), "calls": e.count, "us": round(e.us, 3), "share": round(self.share(e), 4)}
+            for e in self.entries
+        ]
         text = json.dumps({"version": VERSION, "shapes": rows, "missed": self.missed}, indent=1)
         Path(path).write_text(text + "\n")
 

@@ -66,6 +66,8 @@ def test_a_file_and_back(tmp_path):
     shapes.add(large, 2, 100.0)
     shapes.miss("it has dropout")
     shapes.save(tmp_path / "SHAPES.json")
+    rows = json.loads((tmp_path / "SHAPES.json").read_text())["shapes"]
+    assert [row["share"] for row in rows] == [0.8, 0.2]
     again = Shapes.load(tmp_path / "SHAPES.json")
     assert list(again) == [large, small]
     assert [(e.count, e.us) for e in again.entries] == [(2, 100.0), (10, 5.0)]

@@ -1,5 +1,7 @@
 """What goes to SDPA instead of a kernel, and the sentence that says why."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,6 +93,32 @@ def test_no_device(tmp_path):
         )
         assert "CPU" in explain(q, k, v)
         assert warmup(["seed_h100"]) == ["SDPA runs: there is no CUDA device."]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_on_a_cpu_the_op_is_sdpa(tmp_path, seed):
+    """Any shape, layout, dtype and mask: the same bits, in both orders of dimensions."""
+    pick = random.Random(seed)
+    kv_heads, dtype = pick.choice((1, 2, 3)), pick.choice((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+    sizes = dict(
+        batch=pick.choice((1, 2)), heads=kv_heads * pick.choice((1, 2)), kv_heads=kv_heads, dtype=dtype,
+        seqlen_q=pick.randint(1, 70), seqlen_k=pick.randint(1, 70), head_dim=pick.choice((8, 40, 64, 80, 128)),
+        layout=pick.choice(("bhsd", "bshd")),
+    )  # fmt: skip
+    q, k, v = tensors(**sizes)
+    words = dict(is_causal=pick.random() < 0.5, scale=pick.choice((None, 0.3)), enable_gqa=True)
+    with current.use(fake_runtime(None, tmp_path)):
+        answer = attention(q, k, v, **words)
+        expected = F.scaled_dot_product_attention(q, k, v, **words)
+        assert torch.equal(answer, expected)
+        assert answer.stride() == expected.stride()
+        _, lse = attention(q, k, v, **words, return_lse=True)
+    scores = (q.double() * (words["scale"] or q.shape[-1] ** -0.5)) @ k.double().repeat_interleave(
+        q.shape[1] // kv_heads, dim=1
+    ).transpose(-1, -2)
+    if words["is_causal"]:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    assert torch.allclose(lse.double(), scores.logsumexp(-1), atol=1e-3)
 
 
 @pytest.mark.parametrize("error", [OSError("libcuda.so.1: not found"), AttributeError("undefined symbol")])
