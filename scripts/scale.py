@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,14 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     command += ["--kill", str(given.kill)] if mode != "one" and given.kill else []
     started = time.monotonic()
     try:
-        done = subprocess.run(command, text=True, capture_output=True, timeout=given.seconds + SPARE_SECONDS)
+        path = os.pathsep.join(filter(None, (*sys.path[:2], os.environ.get("PYTHONPATH"))))  # for the nodes of Ray
+        done = subprocess.run(
+            command,
+            text=True,
+            capture_output=True,
+            timeout=given.seconds + SPARE_SECONDS,
+            env=os.environ | {"PYTHONPATH": path},
+        )
     except subprocess.TimeoutExpired:
         print(f"{mode} on {name} did not end in time.", flush=True)
         return None

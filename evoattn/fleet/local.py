@@ -17,25 +17,33 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class LocalFleet:
     """One GPU worker for each board, and one pool of compile workers for all of them."""
 
-    def __init__(self, jobs: int, boards: Sequence[str] = ("",)) -> None:
-        """`boards`: UUIDs as CUDA_VISIBLE_DEVICES takes them; an empty one is the first GPU that this process sees."""
+    def __init__(self, jobs: int, boards: Sequence[str] = ("",), visible: Sequence[str] | None = None) -> None:
+        """`boards`: a name for each GPU. `visible`: how CUDA_VISIBLE_DEVICES takes each, its name unless given; an
+        empty one is the first GPU that this process sees."""
         self.jobs, self.boards = jobs, tuple(boards)
+        self._visible = self.boards if visible is None else tuple(visible)
 
     def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
         return [*processes(self.jobs, make_handler, args)]
 
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
-        return [Worker(partial(on_board, board, make_handler), args) for board in self.boards]
+        return [Worker(partial(on_board, visible, make_handler), args) for visible in self._visible]
 
     def referee(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> BaseWorker:
-        return Worker(partial(on_board, self.boards[0], make_handler), args)
+        return Worker(partial(on_board, self._visible[0], make_handler), args)
 
     def stop(self) -> None:
         """Nothing is held beyond the workers."""
 
 
-def on_board(board: str, make_handler: MakeHandler, *args: Any) -> Handler:
+def visible_as(index: int) -> str:
+    """How CUDA_VISIBLE_DEVICES takes the GPU that is number `index` for this process."""
+    visible = os.environ.get(VISIBLE, "").strip()
+    return visible.split(",")[index].strip() if visible else str(index)
+
+
+def on_board(visible: str, make_handler: MakeHandler, *args: Any) -> Handler:
     """In the worker process, before CUDA starts there: the handler, which sees only this GPU."""
-    if board:
-        os.environ[VISIBLE] = board
+    if visible:
+        os.environ[VISIBLE] = visible
     return make_handler(*args)

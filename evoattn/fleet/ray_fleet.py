@@ -17,6 +17,8 @@ from evoattn.model.gpu import DetectedDevice, detect_devices
 LOCAL = "local"
 """In place of an address: a cluster of this machine, which ends with the search."""
 
+STORE_BYTES = 1 << 30
+"""Shared memory of a local cluster: a candidate on its way takes some 200 KB."""
 FREE_SECONDS = 60.0
 """A GPU whose actor has not started by then is taken by another program."""
 
@@ -43,7 +45,7 @@ class RayFleet:
             raise FailedRun("--ray needs Ray: install evoattn[ray].") from None
         where: dict[str, Any] = {"address": address}
         if address == LOCAL:
-            where = {"address": LOCAL, "include_dashboard": False, **(size or {})}
+            where = {"address": LOCAL, "include_dashboard": False, "object_store_memory": STORE_BYTES, **(size or {})}
         try:
             ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, namespace="evoattn")
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from evoattn.fleet.base import Fleet
-from evoattn.fleet.local import LocalFleet
+from evoattn.fleet.local import LocalFleet, visible_as
 from evoattn.model.gpu import DetectedDevice, detect_devices
 from evoattn.search.request import SearchPlan, SearchWords, require_alike
 
@@ -21,7 +21,12 @@ class Machines:
 
     def fleet(self, words: SearchWords, plan: SearchPlan) -> Fleet:
         """For a search of this plan."""
-        return self.cluster or LocalFleet(words.processes, names_of(plan.boards))
+        if self.cluster:
+            return self.cluster
+        if not plan.boards:  # none was asked for by its number: the first that CUDA shows
+            return LocalFleet(words.processes)
+        names = [board.uuid or str(board.index) for board in plan.boards]
+        return LocalFleet(words.processes, names, [visible_as(board.index) for board in plan.boards])
 
 
 @contextmanager
@@ -39,8 +44,3 @@ def machines_of(words: SearchWords) -> Iterator[Machines]:
         yield Machines(devices, fleet)
     finally:
         fleet.stop()
-
-
-def names_of(boards: Sequence[DetectedDevice]) -> list[str]:
-    """As CUDA_VISIBLE_DEVICES takes them. One GPU that was not asked for by its number is the first that CUDA shows."""
-    return [board.uuid or str(board.index) for board in boards] or [""]

@@ -8,6 +8,7 @@ from studies_of_puppets import make_search, puppets, space_of
 
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
+from evoattn.fleet.local import visible_as
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.search.budget import Budget
@@ -130,6 +131,13 @@ def test_devices_are_named_by_number_and_are_alike():
     for other in (device(1, sms=114), device(1, driver="12.8"), device(1, product="NVIDIA H200")):
         with pytest.raises(GpuError, match="are of one kind"):
             choose_boards("all", [here[0], other])
+
+
+def test_a_worker_sees_the_gpu_that_is_its_own_among_those_that_the_user_left(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [visible_as(n) for n in (0, 3)] == ["0", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, 5")
+    assert [visible_as(n) for n in (0, 1)] == ["GPU-a", "5"]
 
 
 @pytest.mark.parametrize("text", ["", "0,", "0,0", "-1", "both", "1.5"])
