@@ -5,9 +5,10 @@ of its own.
 
 What stands behind `--` are words of `evoattn search`; without them it is the search above with all families. Prints a
 table: seconds from Enter to the first candidate timed and to the first leaderboard (the first eight starting configs
-are recorded), candidates per second between the first candidate and the final, the share of that time in which the GPU
-worker had a task, and the share of a candidate's time on the device that went into checks. `--timeline` also prints
-when what happened, in seconds from Enter.
+are recorded), candidates per second between the first candidate and the final, ms per candidate on the device and in
+the compiler, the share of the time in which the GPU worker had a candidate, the share of a candidate's time on the
+device that went into checks, the share of candidates that were pruned, and of a core that the search's own process
+took. `--timeline` also prints when what happened, in seconds from Enter.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from evoattn.storage import Storage  # noqa: E402
 USUAL = ["--problem", "seed_h100", "--budget", "30s"]
 LEADERS = 8
 """Starting configs whose results make the first leaderboard: as many as a portfolio gives a search."""
-ON_DEVICE = (TrialState.COMPLETE, TrialState.WRONG_RESULT, TrialState.IMPLAUSIBLE)
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Event:
 
     seconds: float
     process: int
+    core: float
+    """Seconds of a core that the process had taken."""
     what: str
 
 
@@ -56,16 +58,19 @@ class Speed:
     busy: float | None
     checks: float | None
     device_ms: float | None
-    said: str
+    compile_ms: float
+    pruned: float
+    own_core: float
+    """Seconds of a core that the search's own process took, per second."""
 
     def cells(self) -> list[str]:
-        numbers = (self.first, self.leaderboard, self.candidates, self.per_second, self.device_ms)
-        shares = (self.busy, self.checks)
+        numbers = (*(self.first, self.leaderboard, self.candidates, self.per_second, self.device_ms, self.compile_ms),)
+        shares = (self.busy, self.checks, self.pruned, self.own_core)
         texts = ["-" if n is None else f"{n:.4g}" for n in numbers]
         return texts + ["-" if share is None else f"{share:.0%}" for share in shares]
 
 
-HEADS = ["first s", "board s", "trials", "per s", "ms/trial", "busy", "checks"]
+HEADS = ["first s", "board s", "trials", "per s", "ms/trial", "compile ms", "busy", "checks", "pruned", "own core"]
 
 
 def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
@@ -78,7 +83,7 @@ def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
         command, env=os.environ | {FILE: str(timeline), "PYTHONPATH": path}, text=True, capture_output=True, check=True
     )
     lines = [line.split("\t") for line in timeline.read_text().splitlines()]
-    events = [Event(float(when) - started, int(process), what) for when, process, what in lines]
+    events = [Event(float(when) - started, int(process), float(core), what) for when, process, core, what in lines]
     storage = Storage.open(str(db), create=False)
     try:
         study = storage.latest_study()
@@ -95,10 +100,11 @@ def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
     if not good:
         raise ValueError(f"No candidate was right:\n{said}")
     starting = [e for e in recorded if e.what.endswith(f" {STARTING}")]
-    begun = next((e.seconds for e in events if e.what == "the budget's time begins"), good[0].seconds)
-    end = next((e.seconds for e in events if e.what == "the final begins"), events[-1].seconds)
+    first = next((e for e in events if e.what == "the budget's time begins"), good[0])
+    last = next((e for e in events if e.what == "the final begins"), recorded[-1])
+    begun, end = first.seconds, last.seconds
     number = sum(e.seconds <= end for e in recorded)
-    timed = [t for t in trials if t.validation]
+    timed = [t for t in trials if t.validation and t.validation.backend == "cuda"]
     on_device = sum(t.seconds for t in timed)
     checked = sum(c.seconds for t in timed if t.validation for c in t.validation.checks)
     return Speed(
@@ -109,7 +115,9 @@ def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
         on_device / (end - begun) if timed else None,
         checked / on_device if timed else None,
         1e3 * mean(t.seconds for t in timed) if timed else None,
-        said,
+        1e3 * mean(t.compile_info.seconds for t in trials if t.compile_info),
+        sum(t.state is TrialState.PRUNED for t in trials) / len(trials),
+        (last.core - first.core) / (end - begun),
     )
 
 
@@ -152,9 +160,9 @@ def main() -> int:
         if options.timeline:
             print_timeline(events)
         print(said.rstrip())
-    print(*(f"{head:>9}" for head in HEADS))
+    print(*(f"{head:>10}" for head in HEADS))
     for row in rows:
-        print(*(f"{cell:>9}" for cell in row.cells()))
+        print(*(f"{cell:>10}" for cell in row.cells()))
     return 0
 
 
