@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -81,13 +83,15 @@ def problem_of(
     key: torch.Tensor,
     value: torch.Tensor,
     out_strides: tuple[int, ...],
+    fields: Mapping[str, Any],
     *,
     is_causal: bool,
     causal: str,
     enable_gqa: bool,
     lse: bool,
 ) -> StridedProblem | str:
-    """The problem of a call, or one reason, without a full stop, why no kernel takes it."""
+    """The problem of a call, or one reason, without a full stop, why no kernel takes it. `fields` are those of a
+    variant."""
     if reason := why_not_shapes(query, key, value, enable_gqa):
         return reason
     if 0 in query.shape or 0 in key.shape:
@@ -109,6 +113,7 @@ def problem_of(
             mask=_mask_of(query.shape[2], is_causal, causal),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
             lse=lse,
+            **fields,
             strides_of=tuple(_plain_strides(tuple(s), t) for s, t in zip(shapes, strides, strict=True)),
         )
     except ProblemError as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops.custom_op import is_fake
 from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.variant import Variant
 
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -77,6 +78,11 @@ def attention(
     return_lse: Literal[False] = False,
     out: Tensor | None = None,
     strict: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -93,6 +99,11 @@ def attention(
     return_lse: Literal[True],
     out: Tensor | None = None,
     strict: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -108,6 +119,11 @@ def attention(
     return_lse: bool = False,
     out: Tensor | None = None,
     strict: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -116,6 +132,12 @@ def attention(
     keys j <= i, or, with `causal="lower_right"`, keys j <= i + seqlen_k - seqlen_q. A query that sees no key has the
     output 0.
 
+    Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`; `alibi_slopes` `[heads]`
+    takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads, seqlen_q, seqlen_k]` and of query's
+    dtype, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead alone, -1
+    leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is that of
+    the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention.
+
     The answer has query's shape, dtype and order of dimensions in memory; `out` takes it instead of a new tensor.
     `return_lse` adds the natural logarithm of each query's sum of exponentials, `[batch, heads, seqlen_q]` float32,
     -inf where it sees no key.
@@ -123,10 +145,13 @@ def attention(
     The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
     compiles or loads it. What no kernel serves (gradients, other devices and dtypes, unaligned strides …) torch
     computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for shapes
-    that do not fit, and `ValueError` for a wrong `causal` or `out`.
+    that do not fit, and `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's.
     """
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
+    if softcap or window is not None or sinks is not None or alibi_slopes is not None or bias is not None:
+        variant = Variant(window, softcap, sinks, alibi_slopes, bias)
+        return _varied(query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     if torch.compiler.is_compiling():
         from evoattn.ops.traced import traced  # a second, which whoever compiles has spent already
 
@@ -168,6 +193,45 @@ def run(
             answer = runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
             return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
     return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+
+
+def _varied(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The call of a variant."""
+    from evoattn.ops import varied
+
+    watched = torch.compiler.is_compiling() or not _is_ordinary(query, key, value)
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        query, key, value = autocast(kind, query, key, value)
+        variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
+    if out is not None:
+        _require_out(out, query, value)
+    return varied.attention(
+        query,
+        key,
+        value,
+        variant,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        causal=causal,
+        return_lse=return_lse,
+        out=out,
+        strict=strict,
+        watched=watched,
+    )
 
 
 def _watched(

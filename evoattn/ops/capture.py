@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evoattn.ops import asked
+from evoattn.ops.runtime import PLAIN
 from evoattn.ops.shapes import TIMED_CALLS, Shapes, Span
 
 
@@ -45,7 +47,14 @@ def miss(reason: str) -> None:
 
 
 def _problem(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, enable_gqa: bool, lse: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    causal: str,
+    enable_gqa: bool,
+    lse: bool,
+    fields: Mapping[str, Any],
 ) -> asked.StridedProblem | str:
     """As `asked.problem_of`, in the dtype that autocast gives."""
     kind = query.device.type
@@ -54,18 +63,26 @@ def _problem(
         query, key, value = (torch.empty_like(t, dtype=dtype, device="meta") for t in (query, key, value))
     strides = torch.empty_like(query, device="meta").stride()
     return asked.problem_of(
-        query, key, value, strides, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
+        query, key, value, strides, fields, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
     )
 
 
 @contextlib.contextmanager
 def call(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, enable_gqa: bool, lse: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    causal: str,
+    enable_gqa: bool,
+    lse: bool,
+    fields: Mapping[str, Any] = PLAIN,
 ) -> Iterator[None]:
-    """Write down a call, and on a GPU time what runs inside of the block by CUDA events."""
+    """Write down a call, and on a GPU time what runs inside of the block by CUDA events. `fields` are those of a
+    variant."""
     timed: list[list[Span]] = []
     if all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
-        problem = _problem(query, key, value, is_causal, causal, enable_gqa, lse)
+        problem = _problem(query, key, value, is_causal, causal, enable_gqa, lse, fields)
         for shapes in thread.shapes:
             if isinstance(problem, str):
                 shapes.miss(problem)

@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from evoattn.ops.variant import Variant
+
 SCORES_PER_CHUNK = 1 << 26
 """Scores that the log-sum-exp makes at once: 256 MiB in float32."""
 SDPA = torch._C._nn.scaled_dot_product_attention
@@ -30,6 +32,84 @@ def attention(
         mask = lower_right_mask(query.shape[-2], key.shape[-2], query.device)
         return SDPA(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
     return SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def varied(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    wants_lse: bool,
+    scores_at_once: int = SCORES_PER_CHUNK,
+) -> tuple[Tensor, Tensor | None]:
+    """The answer of a variant of attention, and the log-sum-exp where it is wanted: SDPA with a mask tensor where it
+    can say what is asked, else the formula, in float32 and some rows at a time. A query that sees no key has the
+    output 0.
+    """
+    seqlen_q, seqlen_k, heads = query.shape[-2], key.shape[-2], query.shape[-3]
+    if key.shape[-3] != heads and not enable_gqa:
+        raise ValueError(f"{key.shape[-3]} K/V heads for {heads} query heads need enable_gqa=True.")
+    diagonal = 0 if is_causal and causal == "upper_left" else seqlen_k - seqlen_q
+    groups = heads // key.shape[-3]
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if not variant.softcap and variant.sinks is None and variant.slopes is None and not wants_lse:
+        hidden = _hidden(query, key, variant, slice(0, seqlen_q), diagonal, is_causal)
+        mask = variant.bias if hidden is None else ~hidden
+        if variant.bias is not None and hidden is not None:
+            mask = variant.bias.masked_fill(hidden, -math.inf)
+        return SDPA(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa), None
+    keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    rows = max(1, scores_at_once // max(1, query[..., 0, 0].numel() * seqlen_k))
+    answers, sums = [], []
+    for first in range(0, max(1, seqlen_q), rows):
+        chunk = slice(first, min(first + rows, seqlen_q))
+        scores = (query[..., chunk, :] @ keys.transpose(-1, -2)).float() * factor
+        if variant.softcap:
+            scores = variant.softcap * torch.tanh(scores / variant.softcap)
+        if variant.slopes is not None or variant.bias is not None:
+            scores = scores + _added(query, key, variant, chunk, diagonal)
+        if (hidden := _hidden(query, key, variant, chunk, diagonal, is_causal)) is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
+        unseen = torch.isneginf(scores).all(-1, keepdim=True)
+        if variant.sinks is not None:
+            column = variant.sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, column), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :seqlen_k].masked_fill(unseen, 0)
+        answers.append(weights.to(query.dtype) @ values)
+        sums.append(torch.logsumexp(scores, dim=-1))
+    return torch.cat(answers, dim=-2), torch.cat(sums, dim=-1) if wants_lse else None
+
+
+def _added(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: int) -> Tensor:
+    """What slopes or a bias add to the scores of some rows: float32 slopes, a bias in its own dtype."""
+    if variant.bias is not None:
+        return variant.bias if variant.bias.dim() < 2 or variant.bias.shape[-2] == 1 else variant.bias[..., rows, :]
+    assert variant.slopes is not None
+    queries = torch.arange(rows.start, rows.stop, device=query.device)[:, None]
+    distance = (torch.arange(key.shape[-2], device=query.device) - queries - diagonal).abs()
+    return -variant.slopes.float()[:, None, None] * distance
+
+
+def _hidden(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: int, is_causal: bool) -> Tensor | None:
+    """Bool `[rows, seqlen_k]`: the keys that the mask and the window hide; None if they hide none."""
+    if not is_causal and variant.window is None:
+        return None
+    middle = torch.arange(rows.start, rows.stop, device=query.device)[:, None] + diagonal
+    keys = torch.arange(key.shape[-2], device=query.device)
+    hidden = torch.zeros(len(middle), len(keys), dtype=torch.bool, device=query.device)
+    past, ahead = variant.window or (-1, -1)
+    if is_causal:
+        ahead = 0
+    if ahead >= 0:
+        hidden |= keys > middle + ahead
+    if past >= 0:
+        hidden |= keys < middle - past
+    return hidden
 
 
 def log_sum_exp(query: Tensor, key: Tensor, *, is_causal: bool, scale: float | None, causal: str) -> Tensor:

@@ -14,9 +14,16 @@ from evoattn.ops.platform import Platform
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
 TENSORS = ("q", "k", "v", "o", "lse")
+TERMS = ("sinks", "slopes", "bias")
+"""The inputs of variants (`AttentionProblem.term_shapes`), after the scratch memory."""
 SCRATCH, ZEROED = 5, 6
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""
 SCRATCH_ALIGNMENT = 256
+
+
+def tensor_places() -> dict[str, Place]:
+    """Where the tensors of a call lie among its addresses."""
+    return {name: (i, 0) for i, name in enumerate((*TENSORS, "", "", *TERMS)) if name}
 
 
 def scratch_places(workspace: dict[str, int]) -> tuple[dict[str, Place], int, int]:

@@ -97,9 +97,17 @@ class CallPlan:
         self._stream = -1
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None, compiled: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        compiled: bool = False,
+        terms: tuple[int, ...] = (),
     ) -> bool:
-        """Enqueue the call on torch's current stream. The device must be the current one.
+        """Enqueue the call on torch's current stream. The device must be the current one. `terms` are the addresses of
+        a variant's inputs.
 
         False, with nothing enqueued, where an address is no multiple of 16 bytes. Raises `LaunchError` where the
         driver refuses.
@@ -109,7 +117,7 @@ class CallPlan:
         addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
             return False
-        if self._scratch_bytes or self._zeroed_bytes or lse is not None:
+        if self._scratch_bytes or self._zeroed_bytes or lse is not None or terms:
             scratch = zeros = None  # named until the launches are enqueued, so that nobody else gets their memory
             if self._scratch_bytes:
                 scratch = self._scratch.get(self._scratch_bytes, False, query.device, index, stream, compiled)
@@ -120,6 +128,7 @@ class CallPlan:
                 0 if lse is None else lse.data_ptr(),
                 0 if scratch is None else scratch.data_ptr(),
                 0 if zeros is None else zeros.data_ptr(),
+                *terms,
             )
         with self._lock:
             if addresses != self._bound:

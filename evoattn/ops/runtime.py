@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, checked, cubins, fallback
 from evoattn.ops.choice import Choice, KernelKey, Picker, choose
 from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import TENSORS, LoadedKernel, scratch_places
+from evoattn.ops.kernel import LoadedKernel, scratch_places, tensor_places
 from evoattn.ops.plan import CallPlan, Refusal, Scratch
 from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
+PLAIN: Mapping[str, Any] = {}
 GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
 UNALIGNED = f"an address is no multiple of {asked.ALIGNMENT} bytes"
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
@@ -103,7 +105,7 @@ class Runtime:
                         enqueued = plan.run(query, key, value, answer, lse, compiled)
             except LaunchError as error:
                 enqueued = False
-                self._fail(plan.kernel, str(error).rstrip("."))
+                self.fail(plan.kernel, str(error).rstrip("."))
             if enqueued:
                 return answer if lse is None else (answer, lse)
             reason = plan.kernel.failure or UNALIGNED
@@ -117,13 +119,25 @@ class Runtime:
             return answer
         return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
 
-    def _fail(self, kernel: LoadedKernel, reason: str) -> None:
-        """Take a kernel out of use for the rest of the process."""
+    def kept(self, call: tuple[object, ...]) -> CallPlan | Refusal | None:
+        """What was decided for a call, if anything."""
+        return self._plans.get(call)
+
+    def keep(self, call: tuple[object, ...], plan: CallPlan | Refusal) -> None:
+        """Keep a decision until `forget`."""
+        with self._lock:
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+            self._plans[call] = plan
+
+    def fail(self, kernel: LoadedKernel, reason: str) -> str:
+        """Take a kernel out of use for the rest of the process; the reason."""
         assert self._scratch is not None
         kernel.failure = reason
         self._scratch.forget()
         self.forget()
         self.say(f"{reason}; the kernel is not used again, SDPA runs")
+        return reason
 
     def say(self, what: str) -> None:
         """Warn, once for each text."""
@@ -142,8 +156,9 @@ class Runtime:
         causal: str,
         lse: bool,
         out: Tensor | None,
+        fields: Mapping[str, Any] = PLAIN,
     ) -> Choice | Refusal:
-        """The kernel for a call, or why none; loads nothing."""
+        """The kernel for a call, or why none; loads nothing. `fields` are those of a variant (`Variant.fields`)."""
         platform, kind = self.platform, self.device_type
         if not query.device.type == key.device.type == value.device.type == kind or platform is None:
             return Refusal(
@@ -155,7 +170,7 @@ class Runtime:
             return Refusal(reason)
         out_strides = (torch.empty_like(query, device="meta") if out is None else out).stride()
         problem = asked.problem_of(
-            query, key, value, out_strides, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
+            query, key, value, out_strides, fields, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
         )
         if isinstance(problem, str):
             return Refusal(problem)
@@ -188,9 +203,7 @@ class Runtime:
             plan = choice if isinstance(choice, Refusal) else self.prepare(choice, query.get_device(), scale)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
-            if len(self._plans) >= PLANS_KEPT:
-                self._plans.clear()
-            self._plans[call] = plan
+            self.keep(call, plan)
             return plan
 
     def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
@@ -213,7 +226,7 @@ class Runtime:
                     return Refusal(kernel.failure)
                 workspace = choice.family.workspace(problem, choice.config, choice.gpu)
                 places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
-                places |= {name: (position, 0) for position, name in enumerate(TENSORS)}
+                places |= tensor_places()
                 packed = kernel.pack(launches, places)
             except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
                 words = str(error).strip().splitlines() or [type(error).__name__]

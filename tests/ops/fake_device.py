@@ -45,6 +45,9 @@ PLAIN = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 4 + [ctypes.c_int64] * 12 + [
 MAPPED = [None] * 4 + [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 3 + [ctypes.c_float]
 """Of flash_wgmma: maps of q, k, v and o; o, lse, two scratch buffers; sizes; strides of o; the scale."""
 
+VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
+"""Behind them in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the bias."""
+
 
 def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Host memory as a tensor."""
@@ -56,7 +59,7 @@ def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
 def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
     """In place of NVRTC: what the fake device has to know of the source."""
     constants = dict(family=family.name, dtype=problem.dtype, mask=problem.mask, head_dim=problem.head_dim)
-    code = json.dumps({**constants, "lse": problem.lse, "config": config.id}).encode()
+    code = json.dumps({**constants, "lse": problem.lse, "variants": problem.variants, "config": config.id}).encode()
     return Cubin(code, hashlib.sha256(code).hexdigest(), "source")
 
 
@@ -161,14 +164,17 @@ class FakeDevice:
             return self.status
         launch = LaunchConfig.from_address(config.value or 0)
         kernel, name = self._functions[(function.value or 0) - 1]
-        types = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
+        types = plain = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
+        if kernel["variants"]:
+            types = [*plain, *VARIED]
         pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
         values = [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
-        tensors, lse = self._mapped(kernel, values) if types is MAPPED else (self._plain(kernel, values), None)
+        values, others = values[: len(plain)], values[len(plain) :]
+        tensors, lse = self._mapped(kernel, values) if plain is MAPPED else (self._plain(kernel, values), None)
         grid = launch.grid_x, launch.grid_y, launch.grid_z
         addresses = tuple(t.data_ptr() for t in tensors)
         self.launches.append(Launched(name, launch.stream or 0, grid, launch.smem_bytes, addresses, values[-1]))
-        self._attend(kernel, *tensors, lse, values[-1] / math.log2(math.e))
+        self._attend(kernel, *tensors, lse, values[-1] / math.log2(math.e), others)
         return 0
 
     def _plain(self, kernel: dict, values: list) -> tuple[torch.Tensor, ...]:
@@ -199,13 +205,32 @@ class FakeDevice:
         lse = tensor_at(values[5], shape_q[:3], (heads * seqlen_q, seqlen_q, 1), torch.float32) if values[5] else None
         return tuple(tensors), lse
 
-    def _attend(self, kernel: dict, q, k, v, o, lse, scale: float) -> None:
+    def _attend(self, kernel: dict, q, k, v, o, lse, scale: float, others: list) -> None:
         k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-        scores = q.double() @ k.transpose(-1, -2) * scale
+        variants, rows, columns = kernel["variants"], torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        scores, sinks = q.double() @ k.transpose(-1, -2), None
+        if variants:
+            past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at, *strides = others
+            if "softcap" in variants:
+                scores = torch.tanh(scores * score_scale)
+            if "alibi" in variants:
+                slopes = tensor_at(slopes_at, (q.shape[1], 1, 1), (1, 1, 1), torch.float32)
+                scores = scores - slopes * (columns - rows - diagonal).abs() * unit
+            if "bias" in variants:
+                scores = scores + tensor_at(bias_at, scores.shape, (*strides, 1), q.dtype) * unit
+            if "sink" in variants:
+                sinks = tensor_at(sinks_at, (q.shape[1], 1, 1), (1, 1, 1), q.dtype).double()
+            if "window" in variants:
+                middle = rows + (0 if kernel["mask"] == "causal_upper_left" else k.shape[2] - q.shape[2])
+                scores = scores.masked_fill((columns < middle - past) | (columns > middle + ahead), -math.inf)
+        scores = scores * scale
         if kernel["mask"] != "full":
             offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0
             seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(offset)
             scores = scores.masked_fill(~seen, -math.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+            v = torch.cat((v, torch.zeros_like(v[:, :, :1])), 2)
         o.copy_(torch.softmax(scores, -1).nan_to_num(0) @ v + self.error)
         if lse is not None:
             lse.copy_(torch.logsumexp(scores, -1))

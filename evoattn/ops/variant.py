@@ -1,0 +1,84 @@
+"""What a call asks for beyond plain attention: a window, a cap, sinks, slopes or a bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evoattn.model.problem import BIAS_ROW_STEP
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The arguments of `evoattn.attention` by which a call is more than plain attention, as they were given."""
+
+    window: tuple[int, int] | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    bias: Tensor | None = None
+
+    def require(self, query: Tensor, key: Tensor) -> None:
+        """Raise `ValueError` where the arguments do not fit the tensors or each other."""
+        batch, heads, seqlen_q = query.shape[:3]
+        if self.window is not None and (
+            len(self.window) != 2 or any(not isinstance(side, int) or side < -1 for side in self.window)
+        ):
+            raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {self.window!r}.")
+        if not 0 <= self.softcap < math.inf:
+            raise ValueError(f"softcap must be positive, or 0 for none, not {self.softcap!r}.")
+        for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.slopes)):
+            if tensor is not None and tuple(tensor.shape) != (heads,):
+                raise ValueError(f"{name} must have one value for each of the {heads} heads, not {list(tensor.shape)}.")
+        if self.bias is None:
+            return
+        if self.slopes is not None:
+            raise ValueError("alibi_slopes and bias exclude each other; add the slopes to the bias.")
+        whole = (batch, heads, seqlen_q, key.shape[2])
+        shape = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
+        if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, whole, strict=True)):
+            raise ValueError(f"bias must be broadcastable to {list(whole)}, not {list(self.bias.shape)}.")
+        if self.bias.dtype != query.dtype:
+            raise ValueError(f"bias must be of query's dtype {query.dtype}, as in SDPA, not {self.bias.dtype}.")
+
+    def on_all(self, change: Callable[[Tensor], Tensor]) -> Variant:
+        """The same with every tensor changed."""
+        sinks, slopes, bias = (None if t is None else change(t) for t in (self.sinks, self.slopes, self.bias))
+        return replace(self, sinks=sinks, slopes=slopes, bias=bias)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that were given."""
+        return tuple(t for t in (self.sinks, self.slopes, self.bias) if t is not None)
+
+    def fields(self, is_causal: bool, query: Tensor, key: Tensor) -> dict[str, Any]:
+        """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences."""
+        fields: dict[str, Any] = {"softcap": float(self.softcap)}
+        fields |= {"sink": self.sinks is not None, "alibi": self.slopes is not None}
+        if self.window is not None:
+            everything = query.shape[2] + key.shape[2]
+            past, ahead = (everything if side < 0 else min(side, everything) for side in self.window)
+            fields["window"] = f"{past}:{0 if is_causal else ahead}"
+        if self.bias is not None:
+            over = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
+            fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
+        return fields
+
+    def for_kernel(self, query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Sinks in query's dtype, slopes in float32, and the bias with rows of whole 16 bytes: copies where the given
+        ones are not so."""
+        sinks = None if self.sinks is None else self.sinks.to(query.dtype).contiguous()
+        slopes = None if self.slopes is None else self.slopes.to(torch.float32).contiguous()
+        return sinks, slopes, None if self.bias is None else _whole_rows(self.bias, query.shape[2], key.shape[2])
+
+
+def _whole_rows(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """`[batch or 1, heads or 1, seqlen_q, seqlen_k up to a multiple of 8]`, contiguous."""
+    bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape)).expand(-1, -1, seqlen_q, seqlen_k)
+    missing = -seqlen_k % BIAS_ROW_STEP
+    return torch.nn.functional.pad(bias, (0, missing)) if missing else bias.contiguous()

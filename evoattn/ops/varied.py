@@ -1,0 +1,125 @@
+"""`evoattn.attention` beyond plain attention: a kernel compiled for what is asked, or torch where there is none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evoattn.backends.base import LaunchError
+from evoattn.ops import capture, current, fallback
+from evoattn.ops.plan import CallPlan, Refusal
+from evoattn.ops.runtime import COLD, GRADIENTS, UNALIGNED, NoKernel, Runtime
+from evoattn.ops.variant import Variant
+
+WATCHED = "variants of attention are not served in compiled code, transforms and traces"
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+    watched: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `evoattn.attention`; autocast has been seen to. `watched`: the tensors may not be plain ones, or code is
+    being compiled.
+    """
+    variant.require(query, key)
+    reason: str | None = WATCHED if watched else None
+    if not watched and capture.thread.shapes:
+        fields = variant.fields(is_causal, query, key)
+        with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
+            pass
+    if reason is None:
+        runtime = current.runtime()
+        done = _by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out)
+        if not isinstance(done, str):
+            return done
+        reason = done
+    if strict:
+        raise NoKernel(f"No kernel serves this call: {reason}.")
+    answer, lse = fallback.varied(
+        query,
+        key,
+        value,
+        variant,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        causal=causal,
+        wants_lse=return_lse,
+    )
+    answer = answer if out is None else out.copy_(answer)
+    return answer if lse is None else (answer, lse)
+
+
+def _by_kernel(
+    runtime: Runtime,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor] | str:
+    """The answer, or one reason, without a full stop, why no kernel gives it."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
+        return GRADIENTS
+    if any(t.device != query.device for t in variant.tensors):
+        return "the tensors are on several devices"
+    fields = variant.fields(is_causal, query, key)
+    call: tuple[object, ...] = (
+        *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),
+        *(query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device()),
+        *(is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride()),
+        *fields.items(),
+    )
+    plan = runtime.kept(call)
+    if plan is None:
+        if scale is not None:
+            fields["scale"] = float(scale)
+        choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, fields)
+        plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, query.get_device())
+        if not (isinstance(plan, Refusal) and plan.reason is COLD):
+            runtime.keep(call, plan)
+    if isinstance(plan, Refusal):
+        return plan.reason
+    return _run(runtime, plan, query, key, value, variant, out)
+
+
+def _run(
+    runtime: Runtime, plan: CallPlan, query: Tensor, key: Tensor, value: Tensor, variant: Variant, out: Tensor | None
+) -> Tensor | tuple[Tensor, Tensor] | str:
+    """As `_by_kernel`, of a decided call."""
+    assert runtime.platform is not None
+    terms = variant.for_kernel(query, key)  # named until the launches are enqueued
+    shared = out is not None and any(
+        t.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+        for t in (query, key, value, *variant.tensors)
+    )
+    answer = torch.empty_like(query) if out is None or shared else out
+    lse = None
+    if plan.lse_shape is not None:
+        lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
+    addresses = tuple(0 if term is None else term.data_ptr() for term in terms)
+    try:
+        with runtime.platform.guard(plan.index):
+            if not plan.run(query, key, value, answer, lse, terms=addresses):
+                return plan.kernel.failure or UNALIGNED
+    except LaunchError as error:
+        return runtime.fail(plan.kernel, str(error).rstrip("."))
+    if shared and out is not None:
+        answer = out.copy_(answer)
+    return answer if lse is None else (answer, lse)

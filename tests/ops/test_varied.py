@@ -1,0 +1,142 @@
+"""`evoattn.attention` beyond plain attention: torch's answer is the reference's, arguments that do not fit raise, and a
+kernel gets the arguments that its launches say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import evoattn
+from evoattn.correctness import reference
+from evoattn.correctness.judge import judge
+from evoattn.model.problem import AttentionProblem
+from evoattn.ops import fallback
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.variant import Variant
+
+PROBLEM = AttentionProblem(2, 4, 2, 37, 53, 16, "fp32")
+CASES = [
+    {"window": "9:0", "mask": "causal_upper_left"},
+    {"window": "3:5", "scale": 0.4},
+    {"window": "2:0", "mask": "causal_upper_left", "seqlen_q": 70},
+    {"window": "2:0", "mask": "causal_lower_right", "seqlen_q": 70, "bias": "hs"},
+    {"softcap": 2.0, "mask": "causal_lower_right"},
+    {"sink": True, "lse": True},
+    {"sink": True, "window": "9:0", "mask": "causal_upper_left", "lse": True},
+    {"alibi": True, "lse": True},
+    {"alibi": True, "mask": "causal_upper_left", "dtype": "bf16"},
+    {"bias": "s"},
+    {"bias": "bhs", "lse": True},
+    {"bias": "bs", "mask": "causal_upper_left", "sink": True, "dtype": "fp16"},
+]
+
+
+def arguments(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> dict[str, object]:
+    """The call of `evoattn.attention` that asks for the problem."""
+    words: dict[str, object] = {"scale": problem.scale, "enable_gqa": problem.group_size > 1, "return_lse": problem.lse}
+    if problem.mask != "full":
+        words |= {"is_causal": True, "causal": problem.mask.removeprefix("causal_")}
+    if problem.window:
+        words["window"] = tuple(map(int, problem.window.split(":")))
+    if problem.softcap:
+        words["softcap"] = problem.softcap
+    names = {"sinks": "sinks", "slopes": "alibi_slopes", "bias": "bias"}
+    words |= {names[name]: tensors[name] for name in problem.term_shapes}
+    if problem.bias:
+        words["bias"] = tensors["bias"][..., : problem.seqlen_k]
+    return words
+
+
+def answered(problem: AttentionProblem, kind: str = "plain") -> str:
+    """What is wrong with the op's answer to random inputs; empty if nothing."""
+    tensors = reference.make_inputs(problem, 5, "cpu", kind)
+    answer = evoattn.attention(*(tensors[t] for t in "qkv"), **arguments(problem, tensors))
+    outputs = {"o": answer[0], "lse": answer[1]} if problem.lse else {"o": answer}
+    return judge(outputs, reference.make_answer(problem, tensors, double=True))[0]
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.parametrize("kind", ["plain", "extreme_terms"])
+def test_torch_gives_the_reference_s_answer(fields, kind):
+    assert answered(PROBLEM.with_(**fields), kind) == ""
+
+
+def test_rows_in_chunks_give_the_same():
+    problem = PROBLEM.with_(window="9:0", softcap=2.0, sink=True, bias="hs", lse=True)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    variant = Variant((9, 0), 2.0, tensors["sinks"], None, tensors["bias"][..., :53])
+    words = dict(is_causal=False, scale=None, enable_gqa=True, causal="upper_left", wants_lse=True)
+    whole, chunks = (
+        fallback.varied(*(tensors[t] for t in "qkv"), variant, **words, scores_at_once=count)
+        for count in (1 << 26, 5 * 8 * 53)
+    )
+    for one, other in zip(whole, chunks, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+@pytest.mark.parametrize("seqlen_k", [53, 56])
+def test_a_kernel_gets_the_right_arguments(device, fields, seqlen_k):
+    """The fake device computes what the launch's arguments say."""
+    problem = PROBLEM.with_(**{"dtype": "fp16", **fields, "seqlen_k": seqlen_k})
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    answer = evoattn.attention(*(tensors[t] for t in "qkv"), **arguments(problem, tensors), strict=True)
+    outputs = {"o": answer[0], "lse": answer[1]} if problem.lse else {"o": answer}
+    assert judge(outputs, reference.make_answer(problem, tensors, double=True))[0] == ""
+    launches = len(device.launches)
+    evoattn.attention(*(tensors[t] for t in "qkv"), **arguments(problem, tensors), strict=True)
+    assert len(device.launches) == launches + 1 and device.loads == 1
+
+
+def test_a_call_that_is_recorded_says_what_it_asks(device):
+    tensors = reference.make_inputs(PROBLEM.with_(dtype="fp16"), 5, "cpu")
+    with evoattn.capture() as shapes:
+        evoattn.attention(*(tensors[t] for t in "qkv"), enable_gqa=True, window=(9, -1), softcap=5.0)
+    assert [entry.problem.describe() for entry in shapes.entries] == [
+        "B=2 H=4/2 Sq=37 Sk=53 D=16 fp16 full window=9:90 softcap=5"
+    ]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ({"window": (1, 2, 3)}, "window must be"),
+        ({"window": (-2, 0)}, "window must be"),
+        ({"softcap": -1.0}, "softcap must be positive"),
+        ({"sinks": torch.zeros(3)}, "sinks must have one value for each of the 4 heads"),
+        ({"alibi_slopes": torch.zeros(2, 4)}, "alibi_slopes must have one value"),
+        ({"bias": torch.zeros(3, 1, 37, 53)}, "broadcastable"),
+        ({"bias": torch.zeros(37, 53, dtype=torch.float16)}, "query's dtype"),
+        ({"bias": torch.zeros(37, 53), "alibi_slopes": torch.zeros(4)}, "exclude each other"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_raises(words, said):
+    tensors = reference.make_inputs(PROBLEM, 5, "cpu")
+    with pytest.raises(ValueError, match=said):
+        evoattn.attention(*(tensors[t] for t in "qkv"), enable_gqa=True, **words)
+
+
+def test_gradients_flow_and_strict_refuses():
+    tensors = reference.make_inputs(PROBLEM, 5, "cpu")
+    q, k, v = (tensors[t].clone().requires_grad_() for t in "qkv")
+    sinks = torch.zeros(4, requires_grad=True)
+    evoattn.attention(q, k, v, enable_gqa=True, sinks=sinks, window=(9, 9)).sum().backward()
+    assert all(t.grad is not None and t.grad.abs().sum() > 0 for t in (q, k, sinks))
+    with pytest.raises(NoKernel):
+        evoattn.attention(q, k, v, enable_gqa=True, sinks=sinks, strict=True)
+
+
+def test_an_open_side_of_a_window():
+    tensors = reference.make_inputs(PROBLEM, 5, "cpu")
+    q, k, v = (tensors[t] for t in "qkv")
+    causal = evoattn.attention(q, k, v, is_causal=True, causal="lower_right", enable_gqa=True)
+    torch.testing.assert_close(evoattn.attention(q, k, v, window=(-1, 0), enable_gqa=True), causal)
+
+
+def test_out_takes_the_answer():
+    tensors = reference.make_inputs(PROBLEM, 5, "cpu")
+    q, k, v = (tensors[t] for t in "qkv")
+    out = torch.empty_like(q)
+    assert evoattn.attention(q, k, v, enable_gqa=True, softcap=3.0, out=out) is out
+    torch.testing.assert_close(out, evoattn.attention(q, k, v, enable_gqa=True, softcap=3.0))
