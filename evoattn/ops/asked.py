@@ -15,6 +15,8 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 CAUSAL_KINDS = ("upper_left", "lower_right")
 ALIGNMENT = 16
 """Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
+PLAIN: Mapping[str, Any] = {}
+"""Fields of a call that asks for no variant."""
 SIZE_NAMES = ("batch", "head", "row")
 
 
@@ -118,6 +120,13 @@ def problem_of(
         )
     except ProblemError as error:
         return str(error).rstrip(".")
+
+
+def why_not_devices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kind: str) -> str | None:
+    """One reason, without a full stop, why kernels for devices of that kind cannot read the tensors, or None."""
+    if not query.device.type == key.device.type == value.device.type == kind:
+        return f"the tensors are on the {query.device.type.upper()}, and kernels run on {kind.upper()} devices"
+    return None if query.device == key.device == value.device else "the tensors are on several devices"
 
 
 def why_not_scale(scale: float | None) -> str | None:

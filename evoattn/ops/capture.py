@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked
-from evoattn.ops.runtime import PLAIN
 from evoattn.ops.shapes import TIMED_CALLS, Shapes, Span
 
 
@@ -76,7 +75,7 @@ def call(
     causal: str,
     enable_gqa: bool,
     lse: bool,
-    fields: Mapping[str, Any] = PLAIN,
+    fields: Mapping[str, Any] = asked.PLAIN,
 ) -> Iterator[None]:
     """Write down a call, and on a GPU time what runs inside of the block by CUDA events. `fields` are those of a
     variant."""

@@ -20,7 +20,6 @@ from evoattn.ops.plan import CallPlan, Refusal, Scratch
 from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
-PLAIN: Mapping[str, Any] = {}
 GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
 UNALIGNED = f"an address is no multiple of {asked.ALIGNMENT} bytes"
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
@@ -156,17 +155,11 @@ class Runtime:
         causal: str,
         lse: bool,
         out: Tensor | None,
-        fields: Mapping[str, Any] = PLAIN,
+        fields: Mapping[str, Any] = asked.PLAIN,
     ) -> Choice | Refusal:
         """The kernel for a call, or why none; loads nothing. `fields` are those of a variant (`Variant.fields`)."""
-        platform, kind = self.platform, self.device_type
-        if not query.device.type == key.device.type == value.device.type == kind or platform is None:
-            return Refusal(
-                f"the tensors are on the {query.device.type.upper()}, and kernels run on {kind.upper()} devices"
-            )
-        if not query.device == key.device == value.device:
-            return Refusal("the tensors are on several devices")
-        if reason := asked.why_not_scale(scale):
+        platform = self.platform
+        if reason := asked.why_not_devices(query, key, value, self.device_type) or asked.why_not_scale(scale):
             return Refusal(reason)
         out_strides = (torch.empty_like(query, device="meta") if out is None else out).stride()
         problem = asked.problem_of(
@@ -174,9 +167,9 @@ class Runtime:
         )
         if isinstance(problem, str):
             return Refusal(problem)
-        gpu = platform.spec(query.get_device())
+        gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
-            return Refusal(f"evoattn does not know this GPU ({platform.identity(query.get_device())})")
+            return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
         return choose(problem, gpu, self.pick, self.estimated)
 
     def failure(self, choice: Choice, index: int) -> str:
@@ -197,7 +190,7 @@ class Runtime:
         lse: bool,
         out: Tensor | None,
     ) -> CallPlan | Refusal:
-        """Decide a call that was never seen, and keep the answer unless it holds for a capture only."""
+        """Decide a new call, and keep the answer unless it holds for a capture only."""
         with self._lock:
             choice = self.choice(query, key, value, is_causal, scale, enable_gqa, causal, lse, out)
             plan = choice if isinstance(choice, Refusal) else self.prepare(choice, query.get_device(), scale)

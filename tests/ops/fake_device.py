@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from fake_variants import VARIED, changed, tensor_at
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.dependent_launch import LaunchConfig
@@ -44,16 +45,6 @@ PLAIN = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 4 + [ctypes.c_int64] * 12 + [
 """`families.base.attention_args`."""
 MAPPED = [None] * 4 + [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 5 + [ctypes.c_int64] * 3 + [ctypes.c_float]
 """Of flash_wgmma: maps of q, k, v and o; o, lse, two scratch buffers; sizes; strides of o; the scale."""
-
-VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
-"""Behind them in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the bias."""
-
-
-def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Host memory as a tensor."""
-    items = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    raw = (ctypes.c_char * (items * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(raw, dtype=dtype).as_strided(shape, strides)
 
 
 def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
@@ -164,9 +155,8 @@ class FakeDevice:
             return self.status
         launch = LaunchConfig.from_address(config.value or 0)
         kernel, name = self._functions[(function.value or 0) - 1]
-        types = plain = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
-        if kernel["variants"]:
-            types = [*plain, *VARIED]
+        plain = MAPPED if kernel["family"] == "flash_wgmma" else PLAIN
+        types = [*plain, *(VARIED if kernel["variants"] else [])]
         pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
         values = [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
         values, others = values[: len(plain)], values[len(plain) :]
@@ -207,22 +197,7 @@ class FakeDevice:
 
     def _attend(self, kernel: dict, q, k, v, o, lse, scale: float, others: list) -> None:
         k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-        variants, rows, columns = kernel["variants"], torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
-        scores, sinks = q.double() @ k.transpose(-1, -2), None
-        if variants:
-            past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at, *strides = others
-            if "softcap" in variants:
-                scores = torch.tanh(scores * score_scale)
-            if "alibi" in variants:
-                slopes = tensor_at(slopes_at, (q.shape[1], 1, 1), (1, 1, 1), torch.float32)
-                scores = scores - slopes * (columns - rows - diagonal).abs() * unit
-            if "bias" in variants:
-                scores = scores + tensor_at(bias_at, scores.shape, (*strides, 1), q.dtype) * unit
-            if "sink" in variants:
-                sinks = tensor_at(sinks_at, (q.shape[1], 1, 1), (1, 1, 1), q.dtype).double()
-            if "window" in variants:
-                middle = rows + (0 if kernel["mask"] == "causal_upper_left" else k.shape[2] - q.shape[2])
-                scores = scores.masked_fill((columns < middle - past) | (columns > middle + ahead), -math.inf)
+        scores, sinks = changed(q.double() @ k.transpose(-1, -2), kernel["variants"], kernel["mask"], others, q.dtype)
         scores = scores * scale
         if kernel["mask"] != "full":
             offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0

@@ -1,0 +1,41 @@
+"""What the fake device makes of the arguments of a variant of attention."""
+
+import ctypes
+import math
+
+import torch
+
+VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
+"""Behind the others in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the
+bias."""
+
+
+def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Host memory as a tensor."""
+    items = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    raw = (ctypes.c_char * (items * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(raw, dtype=dtype).as_strided(shape, strides)
+
+
+def changed(
+    scores: torch.Tensor, variants: list[str], mask: str, arguments: list, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scores before they are scaled, with what the arguments say of them, and the sinks."""
+    _, heads, seqlen_q, seqlen_k = scores.shape
+    rows, columns, sinks = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k), None
+    if not variants:
+        return scores, None
+    past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at, *strides = arguments
+    if "softcap" in variants:
+        scores = torch.tanh(scores * score_scale)
+    if "alibi" in variants:
+        slopes = tensor_at(slopes_at, (heads, 1, 1), (1, 1, 1), torch.float32)
+        scores = scores - slopes * (columns - rows - diagonal).abs() * unit
+    if "bias" in variants:
+        scores = scores + tensor_at(bias_at, scores.shape, (*strides, 1), dtype) * unit
+    if "sink" in variants:
+        sinks = tensor_at(sinks_at, (heads, 1, 1), (1, 1, 1), dtype).double()
+    if "window" in variants:
+        middle = rows + (0 if mask == "causal_upper_left" else seqlen_k - seqlen_q)
+        scores = scores.masked_fill((columns < middle - past) | (columns > middle + ahead), -math.inf)
+    return scores, sinks
