@@ -18,7 +18,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
 
 
-def _is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform or JIT
     trace.
     """
@@ -34,7 +34,7 @@ def _is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 def require_ordinary(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise `NoKernel` for tensors that something watches: their addresses may not be those of the data."""
-    if not _is_ordinary(query, key, value):
+    if not is_ordinary(query, key, value):
         raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform or trace is at work.")
 
 
@@ -47,7 +47,7 @@ def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def _require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
+def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
     """Raise `ValueError` unless `out` can take the answer."""
     shape = (*query.shape[:-1], value.shape[-1])
     if tuple(out.shape) != shape or out.dtype != query.dtype or out.device != query.device:
@@ -150,13 +150,17 @@ def attention(
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
     if softcap or window is not None or sinks is not None or alibi_slopes is not None or bias is not None:
+        from evoattn.ops import varied  # it imports this module
+
         variant = Variant(window, softcap, sinks, alibi_slopes, bias)
-        return _varied(query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+        return varied.attention(
+            query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict
+        )
     if torch.compiler.is_compiling():
         from evoattn.ops.traced import traced  # a second, which whoever compiles has spent already
 
         return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-    if not _is_ordinary(query, key, value):
+    if not is_ordinary(query, key, value):
         if is_fake(query):
             from evoattn.ops.traced import traced
 
@@ -188,50 +192,11 @@ def run(
     if torch.is_autocast_enabled(runtime.device_type):
         query, key, value = autocast(runtime.device_type, query, key, value)
     if out is not None:
-        _require_out(out, query, value)
+        require_out(out, query, value)
         if _is_shared(out, query, key, value):
             answer = runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
             return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
     return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-
-
-def _varied(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    variant: Variant,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    causal: str,
-    return_lse: bool,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The call of a variant."""
-    from evoattn.ops import varied
-
-    watched = torch.compiler.is_compiling() or not _is_ordinary(query, key, value)
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):
-        query, key, value = autocast(kind, query, key, value)
-        variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
-    if out is not None:
-        _require_out(out, query, value)
-    return varied.attention(
-        query,
-        key,
-        value,
-        variant,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        causal=causal,
-        return_lse=return_lse,
-        out=out,
-        strict=strict,
-        watched=watched,
-    )
 
 
 def _watched(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.ops import capture, current, fallback
+from evoattn.ops.attention import autocast, is_ordinary, require_out
 from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, UNALIGNED, NoKernel, Runtime
 from evoattn.ops.variant import Variant
@@ -19,7 +20,6 @@ def attention(
     key: Tensor,
     value: Tensor,
     variant: Variant,
-    *,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
@@ -27,18 +27,21 @@ def attention(
     return_lse: bool,
     out: Tensor | None,
     strict: bool,
-    watched: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `evoattn.attention`; autocast has been seen to. `watched`: the tensors may not be plain ones, or code is
-    being compiled.
-    """
+    """See `evoattn.attention`."""
+    kind, watched = query.device.type, torch.compiler.is_compiling() or not is_ordinary(query, key, value)
+    if torch.is_autocast_enabled(kind):
+        query, key, value = autocast(kind, query, key, value)
+        variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
+    if out is not None:
+        require_out(out, query, value)
     variant.require(query, key)
-    reason: str | None = WATCHED if watched else None
-    if not watched and capture.thread.shapes:
-        fields = variant.fields(is_causal, query, key)
-        with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
-            pass
-    if reason is None:
+    reason = WATCHED
+    if not watched:
+        if capture.thread.shapes:
+            fields = variant.fields(is_causal, query, key)
+            with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
+                pass
         runtime = current.runtime()
         done = _by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out)
         if not isinstance(done, str):
