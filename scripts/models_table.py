@@ -83,7 +83,15 @@ def bert(layers: int) -> tuple[Any, dict[str, torch.Tensor]]:
     return lambda: transformers.BertModel._from_config(config, dtype=torch.bfloat16), dict(input_ids=ids)
 
 
-MODELS = dict(llama=llama, qwen3=qwen3, gemma3=gemma3, vit=vit, whisper=whisper, bert=bert)
+def t5(layers: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """T5 large. Its position bias is a mask tensor: PyTorch's attention runs."""
+    config = transformers.T5Config(d_model=1024, d_kv=64, d_ff=4096, num_layers=layers, num_heads=16)
+    ids = torch.randint(3, 32000, (4, 512), generator=torch.Generator().manual_seed(1))
+    make = transformers.T5ForConditionalGeneration._from_config
+    return lambda: make(config, dtype=torch.bfloat16), dict(input_ids=ids, decoder_input_ids=ids[:, :128])
+
+
+MODELS = dict(llama=llama, qwen3=qwen3, gemma3=gemma3, vit=vit, whisper=whisper, bert=bert, t5=t5)
 DECODERS = ("llama", "qwen3", "gemma3")
 
 
