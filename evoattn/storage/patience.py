@@ -23,6 +23,10 @@ _AWAY = ("08", "57P01", "57P02", "57P03")
 """SQLSTATEs of PostgreSQL (appendix A of its manual): connection exceptions, shutdowns, and a server that is not up
 yet."""
 
+_CROSSED = ("40001", "40P01")
+"""SQLSTATEs of a transaction that was undone in favour of another one, such as two that add the same two sources in
+opposite order: it is run again."""
+
 
 def say(sentence: str) -> None:
     """One line on stderr."""
@@ -60,6 +64,8 @@ class Patience:
             try:
                 return once()
             except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) in _CROSSED:
+                    continue
                 if not is_away(error):
                     raise
                 if end is None:

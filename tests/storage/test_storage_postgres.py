@@ -17,9 +17,12 @@ from storage_records import PROBLEM, make_study, record, refusal, timing
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
+from evoattn.model.records import Candidate, Evaluation, TrialState
+from evoattn.model.space import KernelConfig
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.engine import parse_url, without_password
 from evoattn.storage.schema import REVISION, VERSION_TABLE
+from evoattn.storage.trials import NewTrial
 
 pytestmark = pytest.mark.postgres
 
@@ -173,6 +176,34 @@ def test_many_open_an_empty_database_at_once(postgres_url, server):
         storage.close()
     with create_engine(parse_url(postgres_url)).connect() as connection:
         assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).all() == [(REVISION,)]
+
+
+def test_searches_that_add_the_same_sources_in_opposite_order_both_go_on(postgres_url):
+    """Each waits for the other's first source: PostgreSQL undoes one of the two transactions."""
+    opened = [Storage.open(postgres_url) for _ in range(2)]
+    studies = [make_study(storage, name) for storage, name in zip(opened, ("first", "second"))]
+    config = KernelConfig("flash_mma", {"BLOCK_M": 1})
+    sources = [Candidate("flash_mma", config.params, config.id, f"// {n}", "sm_89") for n in range(2)]
+    evaluation = Evaluation(TrialState.TIMEOUT, "It hangs.")
+    both_have_one = threading.Barrier(2, timeout=20)
+
+    def record_both(storage, study, order):
+        meet = iter([True])
+
+        @event.listens_for(storage._engine, "after_execute")
+        def wait(connection, clause, *_):
+            if getattr(clause, "table", None) is not None and clause.table.name == "sources" and next(meet, False):
+                both_have_one.wait()
+
+        return storage.record_all(study, [NewTrial(config, candidate, evaluation) for candidate in order])
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(record_both, opened, studies, (sources, sources[::-1])))
+    assert [len(trials) for trials in done] == [2, 2]
+    for storage, study in zip(opened, studies):
+        assert len(list(storage.iter_trials(study))) == 2
+        assert {storage.source(candidate.source_hash) for candidate in sources} == {"// 0", "// 1"}
+        storage.close()
 
 
 def test_what_cannot_be_opened_is_said_at_once(server, postgres_url):
