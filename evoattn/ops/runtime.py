@@ -76,10 +76,10 @@ class Runtime:
         plan = reason = None
         try:
             call = (
-                *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),
-                *(query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device()),
-                *(is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride()),
-            )
+                query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(),
+                query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device(),
+                is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride(),
+            )  # fmt: skip
             if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
                 reason = GRADIENTS
         except (RuntimeError, AttributeError, TypeError):  # nested or sparse tensors, or no tensors at all
