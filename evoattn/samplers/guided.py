@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
+from collections import deque
 from importlib import import_module
 from typing import ClassVar
 
@@ -14,20 +15,26 @@ from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import SearchSpace, config_id
 from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
 from evoattn.samplers.learners import Array, Judge, Learner, classification, regression
-from evoattn.samplers.pool import WhyInvalid
+from evoattn.samplers.pool import Params, WhyInvalid
 from evoattn.samplers.thoughts import Thinker, Thought
 
 STARTUP = 16
 """Right kernels before a model is fitted where there is no prior."""
 STARTUP_WITH_PRIOR = 4
 """And where there is one: until then it chooses alone."""
-BATCH = 16
-"""Results between two fits, at 50 to 100 ms a fit with the thoughts that it judges."""
+BATCH, FIRST_BATCH = 16, 6
+"""Results between two fits, at most and at least: a sixth of what is known, as a fit with the thoughts that it judges
+takes 30 to 100 ms."""
+PRIOR_ERROR = 0.1
+"""Of the log of a time: noise of this deviation keeps the first choices, by the prior alone, from being all alike."""
+PRIOR_OPINIONS = 8
+STARTING = 10
+"""Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
 """The best so far, of which configs are bred."""
 RANDOM, BRED, ROUNDS, BRED_AGAIN = 40, 160, 2, 80
 """Configs thought of per fit: at random, of the elite, and in each of some rounds of those that the model likes."""
-EXPLORING_SHARE = 0.1
+EXPLORING_SHARE = 0.05
 """Proposals at random."""
 MOST_TRIALS = 800
 """Trials that the model is fitted to: half of them the best, half the latest."""
@@ -65,11 +72,18 @@ class GuidedSampler(ProposingSampler):
         """What to propose next, the last one first."""
         self._news = 0
         """Results since the queue was filled."""
+        self._spare: list[tuple[str, Params]] = []
+        """Starting configs that are not proposed as such."""
+        if aids.prior and self._starting:
+            configs = [(c.family, c.params) for c in self._starting]
+            order = np.argsort(aids.prior(configs), kind="stable")
+            self._spare = [configs[i] for i in order[STARTING:]]
+            self._starting = deque(self._starting[i] for i in order[:STARTING])
 
     def _propose(self) -> Proposal | None:
         if (not self._has_prior and len(self._best) < self._startup) or self.rng.random() < EXPLORING_SHARE:
             return None
-        if not self._queue or self._news >= BATCH:
+        if not self._queue or self._news >= min(BATCH, max(FIRST_BATCH, len(self._values) // 6)):
             self._think()
         while self._queue:
             thought = self._queue.pop()
@@ -80,7 +94,7 @@ class GuidedSampler(ProposingSampler):
     def _think(self) -> None:
         """Fit the model, think of configs, and queue those that it likes."""
         judge, self._news = self._fit(), 0
-        found = self._thinker.random(RANDOM)
+        found = self._thinker.random(RANDOM) | self._thinker.near(self._spare)
         if self._best:
             found |= self._thinker.bred([self._thoughts[identity] for _, identity in self._best[:ELITE]], BRED)
         if not found:  # little is left
@@ -103,7 +117,8 @@ class GuidedSampler(ProposingSampler):
 
     def _fit(self) -> Judge:
         if len(self._best) < self._startup:
-            return lambda rows, prior: prior[None]
+            noise = np.random.default_rng(self.rng.getrandbits(31))
+            return lambda rows, prior: prior + noise.normal(0.0, PRIOR_ERROR, (PRIOR_OPINIONS, len(prior)))
         known = list(self._values)
         if len(known) > MOST_TRIALS:
             best = [identity for _, identity in self._best[: MOST_TRIALS // 2]]

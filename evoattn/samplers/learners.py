@@ -43,7 +43,7 @@ def regression(rows: Array, prior: Array, values: Sequence[float | None], seed: 
 
     def judge(rows: Array, prior: Array) -> Array:
         features = _with(rows, prior)
-        return np.array([tree.predict(features) for tree in model.estimators_]) + prior
+        return np.array([tree.tree_.predict(features).ravel() for tree in model.estimators_]) + prior
 
     return judge
 

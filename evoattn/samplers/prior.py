@@ -38,25 +38,29 @@ class Trees:
     `left`. `roots` are the trees' first nodes."""
 
     base: float
-    roots: NDArray[np.int64]
-    feature: NDArray[np.int64]
-    threshold: Array
-    left: NDArray[np.int64]
-    right: NDArray[np.int64]
+    roots: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
     value: Array
 
     def predict(self, rows: Array) -> Array:
         """One number per row of features, which are compared as float32, as they were in the fit."""
-        rows = rows.astype(np.float32)
-        node = np.broadcast_to(self.roots, (len(rows), len(self.roots))).copy()
-        numbers = np.arange(len(rows))[:, None]
-        while True:
+        count, values = len(rows), rows.astype(np.float32).ravel()
+        total = np.full(count, self.base)
+        node = np.tile(self.roots, count)
+        row = np.repeat(np.arange(count, dtype=np.int32), len(self.roots))
+        while node.size:  # one step down in every tree of every row at once
             feature = self.feature[node]
-            inner = feature >= 0
-            if not inner.any():
-                return np.asarray(self.base + self.value[node].sum(1))
-            lower = rows[numbers, np.where(inner, feature, 0)] <= self.threshold[node]
-            node = np.where(inner, np.where(lower, self.left[node], self.right[node]), node)
+            leaf = feature < 0
+            if leaf.any():
+                total += np.bincount(row[leaf], self.value[node[leaf]], count)
+                inner = np.flatnonzero(~leaf)
+                node, row, feature = node[inner], row[inner], feature[inner]
+            lower = values[row * np.int32(rows.shape[1]) + feature] <= self.threshold[node]
+            node = np.where(lower, self.left[node], self.right[node])
+        return total
 
 
 ARRAYS = ("roots", "feature", "threshold", "left", "right", "value")
@@ -93,13 +97,14 @@ def load(path: Path) -> dict[str, FamilyPrior]:
 
 
 def _family(fields: dict[str, NDArray[np.generic]]) -> FamilyPrior:
-    def whole(name: str) -> NDArray[np.int64]:
-        return fields[name].astype(np.int64)
+    def whole(name: str) -> NDArray[np.int32]:
+        return fields[name].astype(np.int32)
 
     def real(name: str) -> Array:
         return fields[name].astype(np.float64)
 
-    nodes = whole("feature"), real("threshold"), whole("left"), whole("right"), real("value")
+    threshold = fields["threshold"].astype(np.float32)
+    nodes = whole("feature"), threshold, whole("left"), whole("right"), real("value")
     trees = Trees(float(real("base")), whole("roots"), *nodes)
     return FamilyPrior(tuple(str(g) for g in fields["genes"]), trees)
 

@@ -127,8 +127,8 @@ def replay(
     jobs: int = JOBS,
     device_seconds: float = DEVICE_SECONDS,
 ) -> list[Step]:
-    """The first `count` results of a search; fewer where the landscape has fewer configs. `make` is called once, with
-    the pool to use.
+    """The first `count` results of a search, or those until the landscape's best. `make` is called once, with the pool to
+    use.
 
     As many candidates are on their way at once as in a search, so that a sampler hears of a result late.
     """
@@ -139,7 +139,12 @@ def replay(
         return pools[0]
 
     sampler = make(make_pool)
-    return list(itertools.islice(_Line(sampler, pools[0], jobs, device_seconds), count))
+    steps: list[Step] = []
+    for step in itertools.islice(_Line(sampler, pools[0], jobs, device_seconds), count):
+        steps.append(step)
+        if step.best_us <= landscape.best < float("inf"):
+            break
+    return steps
 
 
 class _Line:

@@ -76,16 +76,17 @@ class Thinker:
         """At most `count` valid new configs, of families chosen at random."""
         families = list(self._pool.spaces)
         drawn = [self._rng.choice(families) for _ in range(count)]
-        return self._near(
+        return self.near(
             (family, {p.name: self._rng.choice(p.values) for p in self._pool.spaces[family].parameters})
             for family in drawn
         )
 
     def bred(self, parents: Sequence[Thought], count: int) -> dict[str, Thought]:
         """At most `count` valid new children of `parents`, which stand best first."""
-        return self._near(self._child(parents) for _ in range(count))
+        return self.near(self._child(parents) for _ in range(count))
 
-    def _near(self, configs: Iterable[tuple[str, Params]]) -> dict[str, Thought]:
+    def near(self, configs: Iterable[tuple[str, Params]]) -> dict[str, Thought]:
+        """Valid new configs near given ones, or these themselves."""
         valid = ((family, self._pool.near(family, params, REPAIR_STEPS)) for family, params in configs)
         return self.of((family, params) for family, params in valid if params is not None)
 
