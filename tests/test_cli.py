@@ -117,7 +117,7 @@ def test_show_export_and_reproduce(study, tmp_path):
         "host",
         "commit",
         "inputs' seed",
-        "genetic, seed",
+        "guided, seed",
         "source hash",
         "not modelled",
         "faults of ptxas",

@@ -50,7 +50,10 @@ def search(
         ),
     ] = True,
     sampler: Annotated[
-        str | None, typer.Option(metavar="NAME", help="genetic, tpe or random.", show_default="genetic")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="guided, mixed, forest, local, genetic, tpe or random.", show_default="guided"
+        ),
     ] = None,
     study: Annotated[
         str | None,

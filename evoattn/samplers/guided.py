@@ -58,8 +58,7 @@ class GuidedSampler(ProposingSampler):
         aids: SamplerAids = NO_AIDS,
     ) -> None:
         super().__init__(spaces, problem, seed, why_invalid, aids)
-        # It takes a second, which the first compiles need anyway.
-        threading.Thread(target=import_module, args=("sklearn.ensemble",), daemon=True).start()
+        self._importing: threading.Thread | None = None
         self._startup = STARTUP_WITH_PRIOR if aids.prior else STARTUP
         self._has_prior = aids.prior is not None
         self._thinker = Thinker(self.pool, aids.prior)
@@ -79,6 +78,12 @@ class GuidedSampler(ProposingSampler):
             order = np.argsort(aids.prior(configs), kind="stable")
             self._spare = [configs[i] for i in order[STARTING:]]
             self._starting = deque(self._starting[i] for i in order[:STARTING])
+
+    def _next(self) -> Proposal | None:
+        if self._importing is None:  # it takes a second, while the first candidates are compiled elsewhere
+            self._importing = threading.Thread(target=import_module, args=("sklearn.ensemble",), daemon=True)
+            self._importing.start()
+        return super()._next()
 
     def _propose(self) -> Proposal | None:
         if (not self._has_prior and len(self._best) < self._startup) or self.rng.random() < EXPLORING_SHARE:

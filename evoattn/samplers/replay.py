@@ -127,8 +127,8 @@ def replay(
     jobs: int = JOBS,
     device_seconds: float = DEVICE_SECONDS,
 ) -> list[Step]:
-    """The first `count` results of a search, or those until the landscape's best. `make` is called once, with the pool to
-    use.
+    """The first `count` results of a search, or those until the landscape's best. `make` is called once, with the pool
+    to use.
 
     As many candidates are on their way at once as in a search, so that a sampler hears of a result late.
     """

@@ -17,7 +17,7 @@ from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
 from evoattn.search.starting import begin
 
-DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "genetic", "warm"
+DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "guided", "warm"
 
 
 @dataclass(frozen=True)
