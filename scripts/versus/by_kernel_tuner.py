@@ -113,6 +113,7 @@ def tune(
     def smem(chosen: dict[str, Any]) -> int:
         size = bench.launch(chosen).smem_bytes
         observer.dev.func.max_dynamic_shared_size_bytes = size
+        o.fill_(float("nan"))  # so that a kernel that writes nothing does not find the last one's answer
         return size
 
     def verify(answer: list[Any] | None, result: list[Any], atol: float) -> bool:
