@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -11,6 +13,9 @@ from evoattn.families.built import BuiltKernel
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+
+PACKING = 256
+"""Bytes to a multiple of which tensors begin that are packed."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,33 @@ def make_case(
     """Inputs of `kind` (see `reference.make_inputs`) and their answer, on `device`."""
     tensors = reference.make_inputs(problem, seed, device, kind)
     return Case(name, problem, tensors, reference.make_answer(problem, tensors, double))
+
+
+def tensors_of(case: Case) -> list[torch.Tensor]:
+    """The inputs and the answer: all that a kernel is never handed."""
+    answer = case.answer
+    return [*case.tensors.values(), answer.exact, *([] if answer.lse is None else [answer.lse])]
+
+
+def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
+    """The same cases with all their tensors in one piece of memory, and that piece as int64."""
+    tensors = [tensor for case in cases for tensor in tensors_of(case)]
+    starts = [0, *accumulate(-(-t.untyped_storage().nbytes() // PACKING) * PACKING for t in tensors)]
+    whole = torch.zeros(starts[-1], dtype=torch.uint8, device=tensors[0].device)
+    kept = []
+    for tensor, start in zip(tensors, starts, strict=False):
+        offset = start // tensor.element_size() + tensor.storage_offset()
+        copy = whole.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), offset)
+        kept.append(copy.copy_(tensor))
+    left = iter(kept)
+
+    def moved(case: Case) -> Case:
+        inputs = {name: next(left) for name in case.tensors}
+        exact = next(left)
+        lse = None if case.answer.lse is None else next(left)
+        return replace(case, tensors=inputs, answer=replace(case.answer, exact=exact, lse=lse))
+
+    return [moved(case) for case in cases], whole.view(torch.int64)
 
 
 MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420

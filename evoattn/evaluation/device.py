@@ -10,7 +10,7 @@ import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.correctness.arena import Arena, Vault
-from evoattn.correctness.cases import Case, device_cases, make_case
+from evoattn.correctness.cases import Case, device_cases, make_case, packed, tensors_of
 from evoattn.correctness.first_wrong import first_wrong
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, Gauge, HoldFinal, Inspect
@@ -64,13 +64,11 @@ class DeviceEvaluator:
         mark("GPU worker: has a context")
         self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
         self.seed = int.from_bytes(os.urandom(4))
-        self.ladder = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
+        small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
+        self.ladder, memory = packed(small)  # so that the vault looks at one piece, not at forty
         self.own = make_case("the problem's own shape", problem, self.seed, dev)
         self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
-        cases = (*self.ladder, self.own, self.fresh)
-        self.vault = Vault(
-            [t for case in cases for t in (*case.tensors.values(), case.answer.exact, case.answer.lse) if t is not None]
-        )
+        self.vault = Vault([memory, *tensors_of(self.own), *tensors_of(self.fresh)])
         flush = benchmark.l2_flush(dev) if cache == "cold" else None
         self.setup = TimingSetup(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
         self._report, self._peers = report, peers
