@@ -29,7 +29,7 @@ def _attention(
     """`evoattn.attention` with an answer laid out in memory as `query` is."""
     _require_no_gradient(query, key, value)
     out = torch.empty_like(query)
-    gqa = key.shape[-3] != query.shape[-3]
+    gqa = key.size(-3) != query.size(-3)
     current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
     return out
 
@@ -40,7 +40,7 @@ def _attention_lse(
     """`_attention`, and the log-sum-exp."""
     _require_no_gradient(query, key, value)
     out = torch.empty_like(query)
-    gqa = key.shape[-3] != query.shape[-3]
+    gqa = key.size(-3) != query.size(-3)
     answer = current.runtime().attend(
         query, key, value, is_causal, scale, gqa, causal, True, out, strict, compiled=True
     )

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +14,7 @@ import torch
 
 from evoattn.backends import tensor_map
 from evoattn.backends.base import LaunchError
-from evoattn.model.gpu import DetectedDevice, GpuSpec
+from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.launch import TensorMap
 
 # Enumerators of cuda.h.
@@ -128,10 +127,9 @@ class CudaPlatform:
         return torch.device("cuda", index)
 
     def spec(self, index: int) -> GpuSpec | None:
-        if index not in self._specs:
-            properties = torch.cuda.get_device_properties(index)
-            found = DetectedDevice(index, properties.name, (properties.major, properties.minor), "").spec
-            self._specs[index] = found and replace(found, sm_count=properties.multi_processor_count)
+        if index not in self._specs:  # torch counts the visible devices as the driver does
+            here = {device.index: device for device in detect_devices()}
+            self._specs[index] = here[index].spec if index in here else None
         return self._specs[index]
 
     def identity(self, index: int) -> str:
