@@ -4,22 +4,23 @@ import evoattn.integrations.transformers
 evoattn.integrations.transformers.register()
 model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="evoattn")
 
-Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders, decoding with a growing cache,
-encoders and vision models without padding, cross attention. Mask tensors (padding, a sliding window that is shorter
-than the keys, a static cache while decoding), position biases, dropout and gradients take what "sdpa" takes. Attention
-sinks and soft-capped scores, which "sdpa" leaves out without a word, are computed as "eager" does.
+Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders, also with sliding windows, sinks
+(gpt-oss) and soft-capped scores (Gemma 2), decoding with a growing cache, encoders and vision models without padding,
+cross attention, position biases (T5). Mask tensors (padding, a static cache while decoding), dropout and gradients take
+what "sdpa" takes; with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import FunctionType
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from evoattn.ops.attention import attention
 
@@ -49,12 +50,17 @@ def mask(
     """See `transformers.masking_utils.sdpa_mask`, which makes a mask tensor in every compiled or captured forward
     pass.
 
-    Without padding, a filled cache or a window no tensor is needed there either: None then, and `attention_forward`
-    masks by `is_causal`. An exported program keeps the tensor, since it may be called with a single query.
+    Without padding or a filled cache no tensor is needed there either: None then, and `attention_forward` masks by
+    `is_causal`, and by the `sliding_window` that models hand to it, as FlashAttention in transformers does. The same
+    for the last query alone, behind all keys of its cache. An exported program keeps the tensor, since it may be called
+    with a single query.
     """
-    whole = attention_mask is None and isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0
-    whole = whole and q_length == kv_length and (local_size is None or kv_length < local_size)
-    if allow_is_causal_skip and whole and not torch.compiler.is_exporting():
+    known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
+    if known and local_size is not None and kv_length >= local_size:
+        known = _is_same(mask_function, sliding_window_causal_mask_function(local_size))
+    whole = known and q_offset == 0 and kv_offset == 0 and q_length == kv_length
+    last = known and local_size is not None and q_length == 1 and kv_offset + kv_length == int(q_offset) + 1
+    if (whole or last) and not torch.compiler.is_exporting():
         return None
     made: Tensor | None = sdpa_mask(
         batch_size=batch_size,
@@ -71,6 +77,16 @@ def mask(
     return made
 
 
+def _is_same(one: object, other: object) -> bool:
+    """Whether two functions are of the same code and have the same values bound."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
+        return type(one) is type(other) and bool(one == other)
+    bound = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
+    return one.__code__ is other.__code__ and _is_same(*bound)
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -83,6 +99,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
     """See `transformers.integrations.sdpa_attention.sdpa_attention_forward`.
@@ -90,10 +107,11 @@ def attention_forward(
     query `[batch, heads, seqlen_q, head_dim]`, key and value with `kv_heads` instead; the answer is `[batch, seqlen_q,
     heads, head_dim]`, contiguous. `s_aux` holds a sink per head: one more score in every row's softmax, with no value.
     """
-    causal = query.shape[2] > 1 and (is_causal if is_causal is not None else getattr(module, "is_causal", True))
-    if softcap is not None or s_aux is not None:
+    decoder = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
+    causal = query.shape[2] > 1 and decoder
+    if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
         return _by_hand(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
-    if attention_mask is not None or position_bias is not None or dropout:
+    if attention_mask is not None or dropout:
         answer, _ = sdpa_attention_forward(
             module,
             query,
@@ -104,13 +122,26 @@ def attention_forward(
             scaling=scaling,
             is_causal=is_causal,
             position_bias=position_bias,
+            sliding_window=sliding_window,
             **others,
         )
         return answer, None
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache: what lies beyond the queries is masked
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     grouped = key.shape[1] != query.shape[1]
-    out = attention(query, key, value, is_causal=causal, scale=scaling, enable_gqa=grouped)
+    window = (sliding_window - 1, -1) if decoder and sliding_window and sliding_window < key.shape[2] else None
+    out = attention(
+        query,
+        key,
+        value,
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=grouped,
+        window=window,
+        softcap=softcap or 0.0,
+        sinks=s_aux,
+        bias=position_bias,
+    )
     return out.transpose(1, 2).contiguous(), None
 
 
