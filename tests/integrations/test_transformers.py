@@ -14,7 +14,7 @@ from fake_device import FakeDevice, fake_runtime
 from evoattn.ops import current
 
 transformers = pytest.importorskip("transformers")
-from evoattn.integrations.transformers import NAME, attention_forward, mask, register  # noqa: E402
+from evoattn.integrations.transformers import NAME, attention_forward, register  # noqa: E402
 
 TINY = dict(
     hidden_size=256,
@@ -61,31 +61,6 @@ def gemma3(window):
 def mistral(window):
     config = transformers.MistralConfig(**TINY, num_key_value_heads=2, head_dim=64, sliding_window=window)
     return transformers.MistralForCausalLM, config, dict(input_ids=TOKENS)
-
-
-def gemma2(window):
-    config = transformers.Gemma2Config(
-        **TINY,
-        num_key_value_heads=2,
-        head_dim=64,
-        sliding_window=window,
-        attn_logit_softcapping=2.0,
-        query_pre_attn_scalar=4,
-    )
-    return transformers.Gemma2ForCausalLM, config, dict(input_ids=TOKENS)
-
-
-def gpt_oss(window):
-    config = transformers.GptOssConfig(
-        **TINY,
-        num_key_value_heads=2,
-        head_dim=64,
-        sliding_window=window,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        layer_types=["sliding_attention", "full_attention"],
-    )
-    return transformers.GptOssForCausalLM, config, dict(input_ids=TOKENS)
 
 
 def vit():
@@ -171,69 +146,6 @@ def test_without_a_device_they_are_the_same_bits(tmp_path, name):
     make, _ = MODELS[name]
     with current.use(fake_runtime(None, tmp_path)), torch.no_grad():
         assert torch.equal(logits(make, NAME), logits(make, "sdpa"))
-
-
-EAGER = {
-    "mistral": lambda: mistral(16),
-    "gemma2": lambda: gemma2(16),
-    "gemma3": lambda: gemma3(16),
-    "gpt-oss": lambda: gpt_oss(16),
-    "t5": t5,
-}
-
-
-@pytest.mark.parametrize("name", EAGER)
-@pytest.mark.parametrize("has_device", [True, False])
-def test_the_logits_of_variants_are_eager_s(tmp_path, name, has_device):
-    """In float32 without a device, where nothing but the order of sums differs; by the fake one's kernels in bf16."""
-    register()
-    dtype = torch.bfloat16 if has_device else torch.float32
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake if has_device else None, tmp_path)), torch.no_grad():
-        kind, config, inputs = EAGER[name]()
-        answers = []
-        for implementation in ("eager", NAME):
-            torch.manual_seed(0)
-            model = kind._from_config(config, attn_implementation=implementation, dtype=dtype).eval()
-            if name == "gpt-oss":  # its own start is what torch.empty leaves
-                torch.manual_seed(1)
-                for parameter in model.parameters():
-                    parameter.normal_(std=0.05)
-            answers.append(model(**inputs).logits)
-    if has_device:
-        assert close(answers[1], answers[0]) and fake.launches
-    else:
-        torch.testing.assert_close(answers[1], answers[0], atol=2e-5, rtol=2e-5)
-
-
-@pytest.mark.parametrize("make", [lambda: mistral(16), lambda: gpt_oss(16)], ids=["mistral", "gpt-oss"])
-def test_windows_hold_while_decoding(tmp_path, make):
-    register()
-    with current.use(fake_runtime(None, tmp_path)), torch.no_grad():
-        kind, config, inputs = make()
-        answers = []
-        for implementation in ("eager", NAME):
-            torch.manual_seed(0)
-            model = kind._from_config(config, attn_implementation=implementation, dtype=torch.float32).eval()
-            torch.manual_seed(1)
-            for parameter in model.parameters():
-                parameter.normal_(std=0.05)
-            words = dict(max_new_tokens=5, do_sample=False, pad_token_id=0, return_dict_in_generate=True)
-            answers.append(torch.stack(model.generate(**inputs, **words, output_logits=True).logits))
-    torch.testing.assert_close(answers[1], answers[0], atol=2e-5, rtol=2e-5)
-
-
-def test_chunked_and_padded_windows_keep_their_mask():
-    from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
-
-    words = dict(batch_size=1, q_length=48, kv_length=48, local_size=16)
-    assert mask(**words, mask_function=sliding_window_causal_mask_function(16)) is None
-    assert mask(**words, mask_function=sliding_window_causal_mask_function(15)) is not None
-    chunked = chunked_causal_mask_function(16, torch.zeros(1, dtype=torch.int64))
-    assert mask(**words, mask_function=chunked) is not None
-    padded = torch.ones(1, 48, dtype=torch.bool)
-    padded[:, :5] = False
-    assert mask(**words, mask_function=sliding_window_causal_mask_function(16), attention_mask=padded) is not None
 
 
 def test_padding_is_masked_by_torch(device):
