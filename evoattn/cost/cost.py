@@ -35,7 +35,7 @@ BOUNDS = {
     "launches": "launches",
 }
 """What bounds a kernel, by the part that is largest."""
-SHOWN, LEAST = 5, 0.05
+SHOWN, LEAST = 4, 0.05
 """Parts that a sentence names, and of what share."""
 MOST_CORRECTION = 1.5
 """Natural logarithm: trees that ask for more stand before something that they never saw."""
@@ -59,7 +59,7 @@ class Cost:
         """What bounds the kernel and how its score splits, for people."""
         ranked = sorted(self.parts.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {us / self.score:.0%}" for name, us in ranked[:SHOWN] if us >= LEAST * self.score)
-        return f"Bound by {self.bound}. Each alone would take, of the score: {shares}."
+        return f"Bound by {self.bound}. Alone would take, of the score: {shares}."
 
 
 def cost(

@@ -33,19 +33,18 @@ def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:
     cards: list[str] = about.get("cards", [])
     any_card = "" if gpu.arch in {GPUS[card].arch for card in cards} else ANY_CARD
     judged = [said for card in cards if (said := _of_card(card, any_card, about.get("left_out", {})))]
-    unknown = f" No kernel was measured on a {gpu.product}: how near it comes there is not known."
-    measured = "" if gpu.name in cards else unknown
+    unknown = "" if gpu.name in cards else f" None was measured on this card, {gpu.product}: there it is not known."
     if not judged:
-        return measured.strip()
-    kind = " of the families that this card has" if any_card else ""
-    return f"On problems left out of its fit, the model's first choice{kind} took {'; '.join(judged)}.{measured}"
+        return unknown.strip()
+    kind = " of this card's families" if any_card else ""
+    return f"First choices{kind} took {'; '.join(judged)}.{unknown}"
 
 
 def _of_card(card: str, any_card: str, left_out: dict[str, dict[str, Any]]) -> str:
     for source in SOURCES:
         if found := left_out.get(f"{source}, {card}{any_card}"):
             return (
-                f"{found['first']:.2f} times the best measured on an {GPUS[card].product} in geometric mean, "
-                f"{found['worst_first']:.2f} at worst of {found['problems']} problems"
+                f"{found['first']:.2f} times the best on an {GPUS[card].product} (at worst {found['worst_first']:.2f}, "
+                f"of {found['problems']} problems left out of the fit)"
             )
     return ""

@@ -26,8 +26,9 @@ SHAPES = {
     "large_head": "B=1,H=2,Sq=16,Sk=512,D=512,dtype=fp32",
     "large_head_mma": "B=1,H=1,S=256,D=512",
 }
-WITHIN = {"tensor": (0.95, 1.3), "special": (0.6, 1.7), "instructions": (0.3, 1.7), "shared": (0.3, 2.5)}
-"""Form over count. Exact where instructions are whole tiles; estimates where the compiler has its way."""
+WITHIN = {"tensor": (0.97, 1.03), "special": (0.55, 1.05), "instructions": (0.45, 1.05), "shared": (0.7, 1.1)}
+"""Form over count: exact where instructions are whole tiles, an estimate where the compiler has its way. That other
+instructions are undercounted alike is what the fitted weight of `issue` stands for."""
 
 
 def counted(family, problem, config):

@@ -25,18 +25,17 @@ def fitted(**left_out):
 def test_a_measured_card_hears_of_all_families():
     text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
     assert text == (
-        "On problems left out of its fit, the model's first choice took 1.04 times the best measured on an H100 in "
-        "geometric mean, 1.62 at worst of 40 problems; 1.20 times the best measured on an H200 in geometric mean, 1.62 "
-        "at worst of 40 problems."
+        "First choices took 1.04 times the best on an H100 (at worst 1.62, of 40 problems left out of the fit); 1.20 "
+        "times the best on an H200 (at worst 1.62, of 40 problems left out of the fit)."
     )
 
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_it_was_not_measured():
     text = how_far(GPUS["l4"], fitted(lands={}, any={"first": 1.1}))
-    assert "first choice of the families that this card has took 1.10 times" in text and "1.04" not in text
-    assert text.endswith("No kernel was measured on a L4: how near it comes there is not known.")
+    assert "First choices of this card's families took 1.10 times" in text and "1.04" not in text
+    assert text.endswith("None was measured on this card, L4: there it is not known.")
     assert "not known" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
 
 
 def test_without_a_judgement_it_only_says_what_is_not_known():
-    assert how_far(GPUS["l4"], fitted()) == "No kernel was measured on a L4: how near it comes there is not known."
+    assert how_far(GPUS["l4"], fitted()) == "None was measured on this card, L4: there it is not known."

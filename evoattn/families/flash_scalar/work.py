@@ -107,6 +107,4 @@ def _shared_reads(
 def _clocks(different: int, stride: int, width: int) -> float:
     """Clocks of a warp's read in which `different` lanes read vectors of `width` bytes, `stride` apart, and the others
     the same as one of them."""
-    at_once = max(1, SHARED_LINE // max(4, width))
-    turns = max(1.0, different / at_once)
-    return turns * bank_conflicts(different, stride, width)
+    return WARP / max(1, SHARED_LINE // max(4, width)) * bank_conflicts(different, stride, width)

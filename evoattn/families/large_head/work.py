@@ -150,7 +150,7 @@ def _softmax(genes: LargeHeadGenes) -> Step:
     per_warp = math.ceil(genes.BLOCK_M / genes.WARPS)
     keys = math.ceil(genes.BLOCK_N / WARP) * WARP
     return Step(
-        fp32=5.0 * genes.BLOCK_M * keys, special=genes.BLOCK_M * keys * 1.0,
+        fp32=5.0 * genes.BLOCK_M * keys, special=genes.BLOCK_M * (keys + WARP) * 1.0,
         instructions=genes.BLOCK_M * (keys / WARP * 10 + 20), shared_bytes=8.0 * scores,
         waits=2 * BARRIER_WAIT + 5 * SHUFFLE_WAIT * math.sqrt(per_warp) + 80,
     )  # fmt: skip

@@ -35,7 +35,7 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: 
     exchanged = scores * 4.0 * (genes.DV_SPLIT + 1) if in_cluster(genes) else 0.0
     rescale = rows * own * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE]
     lanes = scores * 4.5 + rescale
-    issued = flops / 4096 + lanes / WARP + scores / WARP + reads / 512 + 3 * copied / 512 + exchanged / 512
+    issued = 2 * flops / 4096 + lanes / WARP + scores / WARP + 3 * reads / 512 + 5 * copied / 512 + exchanged / 512
     chunks = dim_steps(problem, genes) + keys // genes.KEY_CHUNK
     waits = chunks * (BARRIER_WAIT + LDMATRIX_WAIT + MMA_WAIT * 2) + 2 * SHUFFLE_WAIT + 60
     waits += (60 if genes.COLUMN_WARPS > 1 else 0) + (CLUSTER_WAIT if in_cluster(genes) else 0)
