@@ -105,7 +105,7 @@ def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]
 def _may_be_late(us: float, best: float, rough: bool) -> bool:
     if best < 80 and us > 85 and us > 2.2 * best:
         return True
-    return rough and best < 300 and us - best > 80 and us < 1200
+    return rough and best < 300 and us - best > 30 and us < 1200
 
 
 def _problem(fields: dict[str, Any]) -> AttentionProblem | None:
