@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from evoattn.dashboard.mirror import Mirror, Sources
 from evoattn.model.errors import FailedRun
 from evoattn.model.records import Study
 from evoattn.storage import Storage
 
 StartResponse = Callable[..., Any]
 App = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
+
+
+Load = Callable[[str], Any]
 
 
 class DashboardError(FailedRun):
@@ -24,20 +29,19 @@ class DashboardError(FailedRun):
 class Dashboard:
     """A WSGI application that shows one study as it is."""
 
-    def __init__(self, storage: Storage, study: Study) -> None:
-        """Raises `DashboardError` where optuna-dashboard is not installed, `StorageError` where the database fails."""
+    def __init__(self, storage: Storage, study: Study, load: Load = import_module) -> None:
+        """`load` imports optuna-dashboard by its module's name. Raises `DashboardError` where it is not installed,
+        `StorageError` where the database fails."""
         self._storage, self._study = storage, study
+        try:
+            self._wsgi = load("optuna_dashboard").wsgi
+        except ImportError:
+            raise DashboardError("optuna-dashboard is not installed; `pip install 'evoattn[dashboard]'`.") from None
         self._renew()
 
     def _renew(self) -> None:
-        try:
-            from optuna_dashboard import wsgi
-        except ImportError:
-            raise DashboardError("optuna-dashboard is not installed; `pip install 'evoattn[dashboard]'`.") from None
-        from evoattn.dashboard.mirror import Mirror, Sources
-
         self._mirror = Mirror(self._storage, self._study)
-        self._app: App = wsgi(self._mirror.optuna_storage, Sources(self._storage))
+        self._app: App = self._wsgi(self._mirror.optuna_storage, Sources(self._storage))
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         return self._app(environ, start_response)

@@ -59,7 +59,11 @@ def _from_row(row: Row) -> Profile:
             for kernel in each(dict, row["kernels"], list)
         )
         return Profile(
-            plain_text(row["peer"]), plain_text(row["tool"]), plain_text(row["cache"]), kernels, row["created_at"]
+            plain_text(row["peer"]),
+            plain_text(row["tool"]),
+            plain_text(row["cache"]),
+            kernels,
+            plain_text(row["created_at"]),
         )
 
     return checked(f"Profile {row['id']}", build)

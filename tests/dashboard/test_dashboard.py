@@ -113,6 +113,14 @@ def test_an_unknown_source_is_not_found(storage, served):
     assert refused.value.code == 404
 
 
+def test_without_optuna_dashboard_it_is_a_sentence(storage):
+    def absent(name):
+        raise ImportError(name)
+
+    with pytest.raises(DashboardError, match=r"is not installed; `pip install 'evoattn\[dashboard\]'`"):
+        Dashboard(storage, make_study(storage), load=absent)
+
+
 def test_a_taken_port_is_a_sentence(storage):
     dashboard = Dashboard(storage, make_study(storage))
     taken = listen(dashboard, "127.0.0.1", 0)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from storage_records import PROBLEM, timing
+from typer.testing import CliRunner
 
+from evoattn.cli.main import app
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -217,6 +219,13 @@ def test_without_its_device_it_is_a_sentence(recorded):
     storage, study, trial = recorded
     with pytest.raises(ReproduceError, match="was timed on the GPU h100"):
         next(profile_trial(storage, trial, study, count=counting([])))
+
+
+def test_the_command_says_in_one_sentence_why_it_cannot(recorded):
+    storage, _, trial = recorded
+    said = CliRunner().invoke(app, ["profile", "best", "--db", storage.place])
+    assert said.exit_code == 1 and f"Trial {trial.number} was timed on the GPU h100" in said.output
+    assert said.output.count("\n") == 1
 
 
 def test_a_damaged_profile_is_a_sentence(recorded):
