@@ -1,7 +1,7 @@
 """Replay searches on recorded landscapes: any sampler, many seeds, no GPU.
 
     python scripts/replay.py docs/landscapes/h100.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
-    python scripts/replay.py docs/landscapes/h100.jsonl.gz --begin portfolio --priors build/priors -o curves.json
+    python scripts/replay.py docs/landscapes/h100.jsonl.gz --begin portfolio --priors build/priors -o replays.json.gz
 
 A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --priors names the
 folder with a prior per group, each without that group (`scripts/sampler_prior.py --each`); else guided samplers have
@@ -11,7 +11,9 @@ none. --begin portfolio: the search begins at the portfolio's picks and the star
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -30,7 +32,7 @@ from evoattn.samplers.landscape import Landscape, load
 from evoattn.samplers.prior import load as load_priors
 from evoattn.samplers.prior import make_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
-from evoattn.samplers.replay import JOBS, curve, replay, spaces_of
+from evoattn.samplers.replay import JOBS, replay, spaces_of
 from evoattn.search import starting
 
 NEAR = 1.02
@@ -41,20 +43,27 @@ WORST = 20.0
 
 @dataclass(frozen=True)
 class Run:
-    """One search: best so far over the best, by candidates, and when each result came."""
+    """One search: (candidates, seconds, best so far over the best) at each improvement."""
 
     landscape: str
     sampler: str
     seed: int
-    curve: list[float]
-    seconds: list[float]
-    asking: float
-    """CPU seconds per candidate, the replay's own work among them."""
+    improvements: list[tuple[int, float, float]]
+    asking_ms: float
+    """CPU time per candidate, the replay's own work among it."""
+
+    def after(self, candidates: int) -> float:
+        """Best so far over the best; infinite while there is none."""
+        return next((r for n, _, r in reversed(self.improvements) if n <= candidates), math.inf)
+
+    def at(self, seconds: float) -> float:
+        """The same after so many seconds of the replay."""
+        return next((r for _, s, r in reversed(self.improvements) if s <= seconds), math.inf)
 
     @property
-    def candidates_to(self) -> int | None:
-        """How many until NEAR; None if never."""
-        return next((i for i, ratio in enumerate(self.curve, 1) if ratio <= NEAR), None)
+    def near(self) -> tuple[float, float]:
+        """(candidates, seconds) until NEAR; infinite if never."""
+        return next(((n, s) for n, s, r in self.improvements if r <= NEAR), (math.inf, math.inf))
 
 
 def begun(landscape: Landscape, begin: str) -> dict[str, SearchSpace]:
@@ -92,9 +101,13 @@ def searches(
     for seed in seeds:
         started = time.process_time()
         steps = replay(landscape, partial(make, seed), count, jobs)
-        asking = (time.process_time() - started) / max(1, len(steps))
-        ratios = [float(v) for v in curve(steps, landscape.best, count)]
-        runs.append(Run(name, sampler, seed, ratios, [s.seconds for s in steps], asking))
+        asking = 1e3 * (time.process_time() - started) / max(1, len(steps))
+        found, best = [], math.inf
+        for n, step in enumerate(steps, 1):
+            if step.best_us < best:
+                best = step.best_us
+                found.append((n, round(step.seconds, 2), round(best / landscape.best, 4)))
+        runs.append(Run(name, sampler, seed, found, round(asking, 3)))
     return runs
 
 
@@ -102,23 +115,23 @@ def geomean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(np.minimum(values, WORST)))))
 
 
-def summary(runs: list[Run]) -> dict[str, float | int | None]:
+def summary(runs: list[Run], count: int) -> dict[str, float | None]:
     """What the table shows of one sampler."""
-    needed = [r.candidates_to or 10**9 for r in runs]
-    seconds = [r.seconds[n - 1] if n <= len(r.seconds) else 1e9 for r, n in zip(runs, needed, strict=True)]
-    middle, middle_s = float(np.median(needed)), float(np.median(seconds))
+    candidates, seconds = (float(np.median(column)) for column in zip(*(r.near for r in runs), strict=True))
     return {
-        **{f"after {n}": geomean([r.curve[n - 1] for r in runs]) for n in AT if n <= len(runs[0].curve)},
-        "candidates to 2 %": int(middle) if middle < 1e8 else None,
-        "seconds to 2 %": round(middle_s, 1) if middle_s < 1e8 else None,
-        "within 2 %, share of runs": float(np.mean([n < 10**9 for n in needed])),
-        "ms per candidate": 1e3 * float(np.mean([r.asking for r in runs])),
+        **{f"after {n}": geomean([r.after(n) for r in runs]) for n in AT if n <= count},
+        "candidates to 2 %": candidates if math.isfinite(candidates) else None,
+        "seconds to 2 %": seconds if math.isfinite(seconds) else None,
+        "runs within 2 %": float(np.mean([math.isfinite(r.near[0]) for r in runs])),
+        "ms per candidate": float(np.mean([r.asking_ms for r in runs])),
     }
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[Run], count: int) -> str:
     """A Markdown table, a row per sampler."""
-    rows = {name: summary([r for r in runs if r.sampler == name]) for name in dict.fromkeys(r.sampler for r in runs)}
+    rows = {
+        name: summary([r for r in runs if r.sampler == name], count) for name in dict.fromkeys(r.sampler for r in runs)
+    }
     titles = list(next(iter(rows.values())))
     lines = [f"| sampler | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
     for name, row in rows.items():
@@ -129,10 +142,27 @@ def table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
-def _cell(value: float | int | None) -> str:
+def _cell(value: float | None) -> str:
     if value is None:
         return "not reached"
-    return f"{value:.3f}" if isinstance(value, float) and value < 10 else f"{value:g}"
+    return f"{value:.3f}" if value < 10 else f"{value:.0f}"
+
+
+def read(path: Path) -> dict[str, list[Run]]:
+    """Runs that were kept, by what they were begun at."""
+    if not path.exists():
+        return {}
+    kept = json.loads(gzip.decompress(path.read_bytes()))
+    return {begin: [Run(**row) for row in rows] for begin, rows in kept.items()}
+
+
+def keep(path: Path, begin: str, runs: list[Run]) -> None:
+    """Add runs to a file, in place of those of the same sampler and landscape."""
+    kept = read(path)
+    fresh = {(r.sampler, r.landscape) for r in runs}
+    kept[begin] = [r for r in kept.get(begin, []) if (r.sampler, r.landscape) not in fresh] + runs
+    text = json.dumps({name: [vars(r) for r in rows] for name, rows in kept.items()}, separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), 9))
 
 
 def main() -> None:
@@ -167,13 +197,9 @@ def main() -> None:
             runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
     else:
         runs = [run for found in starmap(searches, tasks) for run in found]
-    print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs)}")
+    print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs, words.count)}")
     if words.output:
-        rows = [
-            vars(r) | {"curve": [round(v, 4) for v in r.curve], "seconds": [round(s, 2) for s in r.seconds]}
-            for r in runs
-        ]
-        words.output.write_text(json.dumps({"begin": words.begin, "runs": rows}))
+        keep(words.output, words.begin, runs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import Parameter, SearchSpace, config_id
@@ -195,9 +194,3 @@ class _Line:
         self._sampler.tell(proposal, trial)
         self._best = min(self._best, us or self._best)
         return Step(config, proposal.operator, self._now, self._best)
-
-
-def curve(steps: list[Step], best: float, count: int) -> NDArray[np.float64]:
-    """Best so far over `best` after 1 to `count` results; infinite while there is none."""
-    values = np.array([s.best_us for s in steps[:count]] or [np.inf]) / best
-    return np.concatenate([values, np.full(count - len(values), values[-1])]) if len(values) < count else values
