@@ -77,7 +77,7 @@ def show(verdicts: list[Verdict]) -> int:
     for verdict, reason in survivors(verdicts, reasons):
         if reason is None:
             unknown += 1
-            print(f"\nUNKNOWN {verdict.family}: {verdict.place}\n    {verdict.setting}")
+            print(f"\nUNKNOWN {verdict.family}: {verdict.place}\n    {Setting.from_row(verdict.setting)}")
         elif not reason.equivalent:
             print(f"\nsurvivor {verdict.family}: {verdict.place}\n    {reason.why}")
     return int(bool(unknown))

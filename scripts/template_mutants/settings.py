@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 from interpreter_witness import draw_config, draw_problem
 
@@ -14,7 +15,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, load_space
 
 DRAWN = 60
 """Random configs of which the settings are chosen."""
@@ -60,6 +61,16 @@ class Setting:
         parts = re.split(r"(?=\.visible \.entry )", ptx)
         names = [re.match(r"\.visible \.entry (\w+)", part) for part in parts]
         return "".join(part for part, name in zip(parts, names) if name and name[1] in self.kernels)
+
+    def row(self) -> dict[str, Any]:
+        """As JSON; `from_row` reads it."""
+        row = {"family": self.family, "params": self.config.params, "gpu": self.gpu}
+        return row | {"problem": asdict(self.problem)}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Setting:
+        config = load_space(row["family"], GPUS[row["gpu"]]).make_config(row["params"])
+        return cls(row["family"], AttentionProblem(**row["problem"]), config, row["gpu"])
 
     def __str__(self) -> str:
         return f"{self.config.describe()} on {self.gpu}, {self.problem.describe()}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError
@@ -38,7 +39,7 @@ class Verdict:
     place: str
     verdict: str
     reason: str = ""
-    setting: str = ""
+    setting: dict[str, Any] = field(default_factory=dict)
 
     @property
     def live(self) -> bool:
@@ -84,13 +85,13 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
             ptx = compile_ptx(source, GPUS[setting.gpu].arch)
         except CompileError as error:
             if not live:
-                found = Verdict(family, mutant.key, str(mutant), STILLBORN, str(error), str(setting))
+                found = Verdict(family, mutant.key, str(mutant), STILLBORN, str(error), setting.row())
             break
         if setting.launched(ptx) == setting.launched(setting.ptx):
             continue
         live += 1
         verdict, reason = run_ptx(setting, ptx, seed)
-        found = Verdict(family, mutant.key, str(mutant), verdict, reason, str(setting))
+        found = Verdict(family, mutant.key, str(mutant), verdict, reason, setting.row())
         if found.killed or live == LIVE_CONFIGS:
             break
     return found

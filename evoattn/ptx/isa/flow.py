@@ -14,7 +14,7 @@ from evoattn.ptx.program.kernel import Instruction, Kernel
 from evoattn.ptx.program.operands import operand_registers
 
 _POLL = re.compile(r"atom\b|ld\.(?:acquire|relaxed|volatile)\b")
-_ACTS = re.compile(r"cp\.async\.bulk|mbarrier\.(?:init|inval|try_wait|test_wait)|fence\.|membar|atom\b")
+_ACTS = re.compile(r"cp\.async\.bulk|mbarrier\.(?:init|inval|try_wait|test_wait)|fence\.|membar")
 _ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
 
 

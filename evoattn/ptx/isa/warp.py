@@ -15,6 +15,7 @@ from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
 
 _U32, _B32, _PREDICATE = parse_type("u32"), parse_type("b32"), parse_type("pred")
+_EVERYBODY = 0xFFFFFFFF
 _REDUCE = {
     "add": np.add,
     "min": np.minimum,
@@ -36,13 +37,13 @@ def assign(target: Lanes, values: Lanes, active: ActiveThreads) -> None:
 def _members(context: Context, ins: Instruction, operand: str) -> Lanes | None:
     """A member mask for `require_whole_warps`; None if it names all threads."""
     mask = context.source(operand, _U32)
-    return None if mask.ndim == 0 and mask == 0xFFFFFFFF else mask
+    return None if mask.ndim == 0 and mask == _EVERYBODY else mask
 
 
 def _meet(context: Context, active: ActiveThreads, ins: Instruction, members: Lanes | None) -> None:
-    """The members wait for each other; with None all threads of their warps, which go on together."""
+    """The members wait for each other; None are all threads of their warps. These go on together."""
     context.require_whole_warps(active, ins, members)
-    if members is None:
+    if context.apart is not None and (members is None or (active.select(members) == _EVERYBODY).all()):
         context.come_together(active.warps)
 
 
