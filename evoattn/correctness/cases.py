@@ -134,6 +134,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       that persistent blocks take several tiles of rows. It has 40 rows or more,
       since the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed
       it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
+    - one query, and more heads than any order of tiles takes in turn;
     - whole tiles alone, which real lengths often are, of two K/V heads;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
       rows that see no key;
@@ -158,11 +159,13 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     )
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
+    single = problem.with_(batch=3, heads=6, kv_heads=3, seqlen_q=1, seqlen_k=block_n + block_n // 2 + 1)
     cases = [
         SmallCase("ragged, many key tiles", windowed(many, max(1, keys - block_n - 3), 5)),
         SmallCase(
-            "grouped, strided, logits x30, a late huge key", windowed(grouped, 2, 1), "large_logits_late_key", sms=1
+            "grouped, strided, logits x300, a late huge key", windowed(grouped, 2, 1), "large_logits_late_key", sms=1
         ),
+        SmallCase("one query, many heads", windowed(single, block_n // 2, 3), sms=2),
         SmallCase("whole tiles", windowed(whole, block_n - 1, block_n)),
         SmallCase("part of one key tile", windowed(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]

@@ -32,7 +32,8 @@ def make_inputs(
     seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`).
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
-    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does both,
+    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so and
+    scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
     `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same, `extreme_terms`
     is plain but for the other inputs. Raises `ValueError` on another kind: it would be plain unseen.
     """
@@ -44,7 +45,7 @@ def make_inputs(
     for name in "qkv":
         values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
         if kind.startswith("large_logits") and name == "q":
-            values *= 30
+            values *= 30 if kind == "large_logits" else 300
         elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
             values[:, :, max(0, problem.seqlen_k - 3)] *= 12
         elif kind == "rising_maximum" and name == "q":

@@ -106,6 +106,7 @@ else {
         ),
         ("if (t == 0) mbarrier_init(barrier, 64); mbarrier_arrive(barrier);", "initialised, with no barrier between"),
         (INIT.format(1) + "mbarrier_arrive_expect_tx(barrier, 1 << 20);", "over 1048575"),
+        ("mbarrier_init(barrier, 1);", "initialises the mbarrier at byte 0 of shared memory again"),
     ],
 )
 def test_wrong_use(body, words):

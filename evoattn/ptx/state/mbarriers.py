@@ -70,7 +70,14 @@ class Mbarriers:
     # ---- life
 
     def make(self, index: int, count: int, thread: int, ins: Instruction) -> None:
-        """Initialize the mbarrier at a byte of shared memory. Raises `AsyncFault` on a count that none can have."""
+        """Initialize the mbarrier at a byte of shared memory. Raises `AsyncFault` on a count that none can have, and
+        where there is one already (PTX ISA, mbarrier.init).
+        """
+        if index in self._barriers:
+            raise AsyncFault(
+                f"{self.threads.describe(thread)} initialises the mbarrier at byte {index % self.context.shared.stride} "
+                f"of shared memory again, in {ins}."
+            )
         if not 1 <= count <= MAX_COUNT:
             raise AsyncFault(f"{self.threads.describe(thread)} asks for an mbarrier of {count} arrivals in {ins}.")
         races = self.context.races
