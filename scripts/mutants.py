@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from pathlib import Path
@@ -52,13 +53,15 @@ def sound(settings: list[Setting], seed: int) -> list[Setting]:
     return kept
 
 
-def run(family: str, mutants: list[Mutant], seed: int, settings_count: int, out: Path | None) -> list[Verdict]:
+def run(
+    family: str, mutants: list[Mutant], seed: int, settings_count: int, gpu: str | None, out: Path | None
+) -> list[Verdict]:
     """Judge the mutants that `out` has not, add them there, and print a line per mutant."""
     known = {v.key for v in load_verdicts([out]) if v.family == family} if out and out.exists() else set()
     left = [mutant for mutant in mutants if mutant.key not in known]
     if not left:
         return []
-    settings, found = sound(settings_of(family, settings_count, seed), seed), []
+    settings, found = sound(settings_of(family, settings_count, seed, gpu), seed), []
     for mutant in left:
         started = time.process_time()
         verdict = judge(mutant, settings, seed)
@@ -89,7 +92,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="mutants per family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--settings", type=int, default=SETTINGS, help="configs per family")
-    parser.add_argument("--match", default="", help="only mutants whose description has this")
+    parser.add_argument("--match", default="", help="only mutants whose description this matches")
+    parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
@@ -101,12 +105,12 @@ def main() -> int:
     torch.set_num_threads(1)
     found = []
     for family in words.families or sorted(FAMILIES):
-        mutants = [m for m in sample(family, len(mutants_of(family)), words.seed) if words.match in str(m)]
+        mutants = [m for m in sample(family, len(mutants_of(family)), words.seed) if re.search(words.match, str(m))]
         mutants = mutants[: words.count]
         if words.list:
             print(*(f"{family:15}{mutant}" for mutant in mutants), sep="\n")
             continue
-        found += run(family, mutants, words.seed, words.settings, words.out)
+        found += run(family, mutants, words.seed, words.settings, words.gpu, words.out)
     return 0 if words.list else show(found)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from evoattn import ptx
 from evoattn.backends.base import LaunchError, require_order_of_calls
@@ -17,6 +18,9 @@ _SCALAR_TYPES: dict[str, Callable[[int | float], np.generic]] = {
     "int64": np.int64,
     "float32": np.float32,
 }
+
+
+Far = Mapping[str, NDArray[np.uint16]]
 
 
 class NotInterpreted(RuntimeError):
@@ -31,9 +35,15 @@ class InterpreterBackend:
     name = "interpreter"
     device = torch.device("cpu")
 
-    def __init__(self, step_limit: int = ptx.DEFAULT_STEP_LIMIT) -> None:
-        """A kernel that runs for more than `step_limit` instructions is taken never to end."""
-        self.step_limit = step_limit
+    def __init__(self, step_limit: int = ptx.DEFAULT_STEP_LIMIT, far: Far | None = None) -> None:
+        """A kernel that runs for more than `step_limit` instructions is taken never to end. `far` spreads buffers over
+        addresses (`ptx.run_launch`).
+        """
+        self.step_limit, self.far = step_limit, far or {}
+
+    def spread(self, far: Far) -> InterpreterBackend:
+        """The same with buffers spread."""
+        return type(self)(self.step_limit, far)
 
     def run(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
@@ -43,7 +53,9 @@ class InterpreterBackend:
         Launches after one with a fault are not run. Raises `NotInterpreted`, and `LaunchError` for a launch that no
         device would accept.
         """
-        for execution in _launch(compiled, launches, buffers, detect_races=True, count=False, limit=self.step_limit):
+        for execution in _launch(
+            compiled, launches, buffers, detect_races=True, count=False, limit=self.step_limit, far=self.far
+        ):
             if execution.faults:
                 return execution.faults
         return ()
@@ -52,7 +64,9 @@ class InterpreterBackend:
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
     ) -> ptx.Counters:
         """Run once without looking for races and return what all launches did. Raises as `run` does."""
-        executions = _launch(compiled, launches, buffers, detect_races=False, count=True, limit=self.step_limit)
+        executions = _launch(
+            compiled, launches, buffers, detect_races=False, count=True, limit=self.step_limit, far=self.far
+        )
         return sum((execution.counters for execution in executions), ptx.Counters())
 
 
@@ -64,6 +78,7 @@ def _launch(
     detect_races: bool,
     count: bool,
     limit: int,
+    far: Far,
 ) -> Iterator[ptx.Execution]:
     """Yield the `Execution` of each launch."""
     require_order_of_calls(launches)
@@ -85,6 +100,7 @@ def _launch(
                 detect_races=detect_races,
                 count=count,
                 step_limit=limit,
+                far=far,
             )
         except ptx.UnsupportedInstruction as error:
             raise NotInterpreted(str(error)) from None

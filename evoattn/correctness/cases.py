@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
+from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
+from evoattn.correctness.far import FarKernel, can_be_far, far_places
 from evoattn.families.built import BuiltKernel
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
@@ -107,17 +109,25 @@ def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProbl
 
 @dataclass(frozen=True)
 class SmallCase:
-    """A case of the interpreter: a problem, the kind of its inputs, and how large the GPU is."""
+    """A case of the interpreter: a problem, the kind of its inputs, how large the GPU is, and where tensors lie."""
 
     name: str
     problem: AttentionProblem
     kind: str = "plain"
     sms: int | None = None
     """SMs of the GPU that the launches are made for; None: all that it has."""
+    far: bool = False
+    """Whether strides pass 2^31 (`far.py`)."""
 
-    def on_its_gpu(self, kernel: BuiltKernel) -> BuiltKernel:
-        """The kernel as launched on a GPU of so many SMs."""
-        return kernel if self.sms is None else replace(kernel, gpu=kernel.gpu.with_limits({"sm_count": self.sms}))
+    def placed(self, kernel: BuiltKernel) -> BuiltKernel:
+        """The kernel as launched on a GPU of so many SMs, with such strides."""
+        gpu = kernel.gpu if self.sms is None else kernel.gpu.with_limits({"sm_count": self.sms})
+        make = FarKernel if self.far else BuiltKernel
+        return make(kernel.family, kernel.config, gpu, kernel.compiled)
+
+    def backend(self, backend: InterpreterBackend) -> InterpreterBackend:
+        """The interpreter with buffers that lie so."""
+        return backend.spread(far_places(self.problem)) if self.far else backend
 
     def make(self, seed: int) -> Case:
         """Inputs and their answer."""
@@ -130,10 +140,10 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
     keys, its STAGES and its SPLITS:
     - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged;
-    - two batches, grouped heads, another layout, and logits that overflow what is not rescaled, on a GPU of one SM, so
-      that persistent blocks take several tiles of rows. It has 40 rows or more,
-      since the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed
-      it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
+    - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, and logits that overflow what is not
+      rescaled, on a GPU of one SM, so that persistent blocks take several tiles of rows. It has 40 rows or more, since
+      the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it
+      for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - one query, and more heads than any order of tiles takes in turn;
     - whole tiles alone, which real lengths often are, of two K/V heads;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
@@ -163,7 +173,11 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     cases = [
         SmallCase("ragged, many key tiles", windowed(many, max(1, keys - block_n - 3), 5)),
         SmallCase(
-            "grouped, strided, logits x300, a late huge key", windowed(grouped, 2, 1), "large_logits_late_key", sms=1
+            "grouped, strided, logits x300, a late huge key",
+            windowed(grouped, 2, 1),
+            "large_logits_late_key",
+            sms=1,
+            far=can_be_far(grouped),
         ),
         SmallCase("one query, many heads", windowed(single, block_n // 2, 3), sms=2),
         SmallCase("whole tiles", windowed(whole, block_n - 1, block_n)),

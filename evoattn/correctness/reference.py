@@ -32,8 +32,8 @@ def make_inputs(
     seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`).
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
-    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so and
-    scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
+    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
+    and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
     `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same, `extreme_terms`
     is plain but for the other inputs. Raises `ValueError` on another kind: it would be plain unseen.
     """
@@ -140,7 +140,8 @@ def largest_score(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -
     for b in range(problem.batch):
         for head in range(problem.heads):
             key = k[b, head // problem.group_size].float()
-            for query in q[b, head].float().split(rows):
+            for first in range(0, problem.seqlen_q, rows):
+                query = q[b, head, first : first + rows].float()
                 largest = max(largest, ((query * problem.softmax_scale) @ key.T).abs().max().item())
     return largest
 

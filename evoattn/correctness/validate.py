@@ -8,6 +8,7 @@ import time
 import torch
 
 from evoattn.backends.base import Backend
+from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
 from evoattn.correctness.arena import BANDS, Arena, Layout
 from evoattn.correctness.cases import Case, interpreter_cases
@@ -49,12 +50,12 @@ def check(
 
 
 def check_small_cases(
-    backend: Backend, kernel: BuiltKernel, problem: AttentionProblem, seed: int
+    backend: InterpreterBackend, kernel: BuiltKernel, problem: AttentionProblem, seed: int
 ) -> tuple[CheckResult, ...]:
     """The interpreter's cases for a problem, up to the first that fails. Raises as `check` does."""
     results: list[CheckResult] = []
     for small in interpreter_cases(problem, kernel.config):
-        results.append(check(backend, small.on_its_gpu(kernel), small.make(seed)))
+        results.append(check(small.backend(backend), small.placed(kernel), small.make(seed)))
         if not results[-1].passed:
             break
     return tuple(results)

@@ -54,6 +54,7 @@ def run_launch(
     smem_bytes: int = 0,
     cluster: Extent = 1,
     after: Touched | None = None,
+    far: Mapping[str, NDArray[np.uint16]] | None = None,
     detect_races: bool = True,
     count: bool = True,
     step_limit: int = DEFAULT_STEP_LIMIT,
@@ -69,7 +70,8 @@ def run_launch(
     instructions of one batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the 16-bit word
     that shared memory holds until it is written, and a copy's destination until the copy has landed: a NaN in every
     float type. `after` is given for a launch that may begin before earlier ones have ended (programmatic dependent
-    launch): what those touched, from their `Execution.touched`.
+    launch): what those touched, from their `Execution.touched`. `far` spreads buffers over addresses, by name: each 16
+    bytes lie so many times 2^32 bytes further on than in the array (`[bytes / 16]`).
 
     What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a
     launch that no device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled,
@@ -80,6 +82,8 @@ def run_launch(
         raise ImpossibleLaunch(f"The program has no kernel {kernel}; it has {', '.join(kernels) or 'none'}.")
     memory = GlobalMemory()
     addresses = {name: memory.map(name, flat) for name, flat in _flattened(buffers or {}).items()}
+    for name, places in (far or {}).items():
+        memory.spread(name, places)
     machine = Machine(
         kernels[kernel],
         memory,

@@ -202,7 +202,7 @@ def _cases(kernel: BuiltKernel, candidate: Candidate, problem: AttentionProblem)
     seed = int(candidate.source_hash[:8], 16)  # the inputs of an offline evaluation
     for small in interpreter_cases(problem, kernel.config):
         case = small.make(seed)
-        result, outputs = run_case(InterpreterBackend(), small.on_its_gpu(kernel), case)
+        result, outputs = run_case(small.backend(InterpreterBackend()), small.placed(kernel), case)
         where = f"{small.name} ({small.problem.describe()})"
         if result.passed:
             error = f"largest error {result.max_error:.2e}, allowed {result.allowed_error:.2e}"

@@ -94,11 +94,14 @@ def compile_ptx(source: str, arch: str, *options: str) -> str:
     return (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
 
 
-def settings_of(family: str, count: int, seed: int) -> list[Setting]:
-    """`count` settings, drawn at random, each of which has the most lines that those before it lack."""
+def settings_of(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:
+    """`count` settings, drawn at random, each of which has the most lines that those before it lack; for the GPU
+    `only`, else an H100 or an L4.
+    """
     rng, drawn = random.Random(f"{family} {seed}"), []
     for _ in range(20 * DRAWN):
-        problem, gpu = draw_problem(family, rng), "h100" if family == "flash_wgmma" else rng.choice(("h100", "l4"))
+        gpu = only or rng.choice(("h100", "l4"))
+        problem, gpu = draw_problem(family, rng), "h100" if family == "flash_wgmma" else gpu
         config = draw_config(family, problem, gpu, rng)
         if config is not None:
             drawn.append(Setting(family, problem, config, gpu))

@@ -14,7 +14,7 @@ from evoattn.ptx.program.kernel import Instruction, Kernel
 from evoattn.ptx.program.operands import operand_registers
 
 _POLL = re.compile(r"atom\b|ld\.(?:acquire|relaxed|volatile)\b")
-_ACTS = re.compile(r"cp\.async\.bulk|mbarrier\.(?:init|inval|try_wait|test_wait)|fence\.|membar")
+_ACTS = re.compile(r"cp\.async\.bulk\.wait|mbarrier\.(?:init|inval|try_wait|test_wait)|fence\.|membar")
 _ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
 
 
@@ -24,9 +24,9 @@ def ends_run(ins: Instruction) -> bool:
 
 
 def acts(ins: Instruction) -> bool:
-    """Whether a part of a warp that comes to this instruction alone has gone its own way: it makes barriers, asks for
-    tensor copies, fences or waits. Branches around arithmetic, plain accesses and arrivals join again behind them:
-    compilers see to it, and kernels rely on it.
+    """Whether a part of a warp that comes to this instruction alone has gone its own way: it makes barriers, fences or
+    waits. Branches around arithmetic, accesses, copies and arrivals join again behind them: compilers see to it, and
+    kernels rely on it.
     """
     return _ACTS.match(ins.opcode) is not None
 

@@ -16,6 +16,7 @@ from evoattn.ptx.program.threads import ActiveThreads
 
 ALIGNMENT = 256
 """Bytes: what cudaMalloc guarantees."""
+_LOW = (1 << 32) - 1
 GUARD = 1 << 16
 """Bytes between buffers: more than a tile of a kernel that runs over the end of its buffer."""
 
@@ -30,6 +31,9 @@ class GlobalMemory:
         self._ends: list[int] = []
         self.data = np.zeros(0, np.uint8)
         self._elements: dict[int, NDArray[Any]] = {}
+        self._far: dict[int, NDArray[np.uint16]] = {}
+        self._high: NDArray[np.int64] | None = None
+        """By 16 bytes of the arena: the high half of their addresses, where some buffer is spread."""
 
     def elements(self, size: int) -> NDArray[Any]:
         """The arena as elements of `size` bytes."""
@@ -48,12 +52,23 @@ class GlobalMemory:
         self._ends.append(start + len(array))
         return GLOBAL_BASE + start
 
+    def spread(self, name: str, far: NDArray[np.uint16]) -> None:
+        """Each 16 bytes of a buffer lie `far` · 2^32 bytes further on than in its array: the space between takes no
+        memory, and an address that was computed in 32 bits is a fault.
+        """
+        self._far[self._names.index(name)] = far
+
     def load(self) -> None:
         """Copy the buffers into the arena."""
         size = -(-(self._ends[-1] if self._ends else 0) // 16) * 16 + 16
         if len(self.data) != size:
             self.data = np.zeros(size, np.uint8)
             self._elements = {width: as_elements(self.data, width) for width in (1, 2, 4, 8, 16)}
+            if self._far:
+                self._high = np.zeros(size // 16 + 1, np.int64)
+                for buffer, far in self._far.items():
+                    first = self._starts[buffer] // 16
+                    self._high[first : first + len(far)] = far
         for array, start, end in zip(self._arrays, self._starts, self._ends):
             self.data[start:end] = array
 
@@ -67,6 +82,8 @@ class GlobalMemory:
         index = np.add(base, offset - GLOBAL_BASE, dtype=np.int64, casting="unsafe")
         if index.ndim == 0:
             index = np.full(len(active), index)
+        if self._high is not None:
+            index = self._folded(self._high, index, active, ins)
         lowest, highest = int(np.minimum.reduce(index)), int(np.maximum.reduce(index))
         at = bisect_right(self._starts, lowest) - 1
         if at < 0 or highest + size > self._ends[at]:
@@ -79,6 +96,19 @@ class GlobalMemory:
                 f"of {size}, {self._place(int(index[bad]))}, in {ins}."
             )
         return index
+
+    def _folded(self, high: NDArray[np.int64], index: Numbers, active: ActiveThreads, ins: Instruction) -> Numbers:
+        """Where in the arena spread buffers are accessed. Raises `MemoryFault` between what is there."""
+        low = index & _LOW
+        wrong = index >> 32 != high[np.minimum(low >> 4, len(high) - 1)]
+        if wrong.any():
+            bad = int(np.flatnonzero(wrong)[0])
+            raise MemoryFault(
+                f"{active.threads.describe(active.index[bad])} accesses global memory "
+                f"{self._place(int(low[bad]))}, but {int(index[bad]) >> 32} times 2^32 bytes away from it: an address "
+                f"of more than 32 bits has lost or gained some, in {ins}."
+            )
+        return low
 
     def check_range(self, index: Numbers, size: int, active: ActiveThreads, ins: Instruction) -> None:
         """Raise `MemoryFault` for the first access of `size` bytes at arena `index` that is not whole inside one

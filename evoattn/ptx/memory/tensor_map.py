@@ -18,6 +18,7 @@ ELEMENT_BYTES = 2
 MAX_RANK = 5
 MAX_BOX_SIDE = 256
 MAX_STRIDE_BYTES = 1 << 40
+_LOW = (1 << 32) - 1
 _MAGIC = 0x70614D2D78747074
 _FORMAT = struct.Struct("<QQII5Q4Q5I")
 
@@ -70,7 +71,8 @@ class TiledMap:
         outside its buffer.
         """
         start = self.address - GLOBAL_BASE
-        strides = (ELEMENT_BYTES, *self.strides_bytes)
+        # Of a buffer that is spread (`GlobalMemory.spread`) the low halves say where things are in its array.
+        strides = (ELEMENT_BYTES, *(stride & _LOW for stride in self.strides_bytes))
         size = sum((n - 1) * s for n, s in zip(self.shape, strides)) + ELEMENT_BYTES
         place = memory.place_outside(start, size)
         if place:

@@ -75,8 +75,8 @@ class Mbarriers:
         """
         if index in self._barriers:
             raise AsyncFault(
-                f"{self.threads.describe(thread)} initialises the mbarrier at byte {index % self.context.shared.stride} "
-                f"of shared memory again, in {ins}."
+                f"{self.threads.describe(thread)} initialises the mbarrier at byte "
+                f"{index % self.context.shared.stride} of shared memory again, in {ins}."
             )
         if not 1 <= count <= MAX_COUNT:
             raise AsyncFault(f"{self.threads.describe(thread)} asks for an mbarrier of {count} arrivals in {ins}.")

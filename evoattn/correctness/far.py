@@ -1,0 +1,64 @@
+"""Problems whose strides pass 2^31 elements, without the memory for them: every row of Q, K, V and O lies in 2^32 bytes
+of addresses of its own.
+
+A kernel that computes an offset in 32 bits is right on every problem that fits a test. Here its rows are elsewhere: the
+interpreter keeps the rows of such tensors as close together as ever, and knows where each belongs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.families.built import BuiltKernel
+from evoattn.model.launch import KernelLaunch
+from evoattn.model.problem import AttentionProblem
+
+_SPAN = 1 << 32
+"""Bytes."""
+_APART = (5, 3, 1)
+"""Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place."""
+_UNIT = 16
+"""Bytes that lie together."""
+
+
+@dataclass(frozen=True)
+class FarProblem(AttentionProblem):
+    """As told to the launches: only the strides are others."""
+
+    def strides(self, tensor: str) -> tuple[int, int, int, int]:
+        """Those of the compact tensor, and whole spans more."""
+        batch, head, row, last = super().strides(tensor)
+        spans = (apart * _SPAN // self.element_bytes for apart in _APART)
+        batch, head, row = (stride + span for stride, span in zip((batch, head, row), spans, strict=True))
+        return batch, head, row, last
+
+
+@dataclass(frozen=True)
+class FarKernel(BuiltKernel):
+    """A kernel whose launches are told of far tensors, whatever the problem."""
+
+    def launches(self, problem: AttentionProblem) -> tuple[KernelLaunch, ...]:
+        return super().launches(FarProblem(**{f.name: getattr(problem, f.name) for f in fields(problem)}))
+
+
+def can_be_far(problem: AttentionProblem) -> bool:
+    """Whether rows are whole units."""
+    return problem.head_dim * problem.element_bytes % _UNIT == 0
+
+
+def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
+    """By tensor, for each unit of its compact memory: the span that it lies in, `[bytes / 16]`."""
+    places = {}
+    for tensor in "qkvo":
+        shape, strides = problem.shape(tensor), problem.strides(tensor)
+        units = problem.head_dim * problem.element_bytes // _UNIT
+        spans = np.zeros(int(np.prod(shape[:3])) * units, np.uint16)
+        rows = [stride * problem.element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]
+        view = np.ndarray((*shape[:3], units), np.uint16, spans.data, 0, (*rows, spans.itemsize))
+        counts = np.indices(shape[:3])
+        view[...] = sum(count * apart for count, apart in zip(counts, _APART, strict=True))[..., None]
+        places[tensor] = spans
+    return places

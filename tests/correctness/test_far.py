@@ -1,0 +1,66 @@
+"""Strides past 2^31 without the memory for them: right kernels do not notice, an offset of 32 bits does."""
+
+import numpy as np
+import pytest
+
+from evoattn import ptx
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import interpreter_cases
+from evoattn.correctness.far import FarProblem, can_be_far, far_places
+from evoattn.correctness.validate import check
+from evoattn.families.built import BuiltKernel
+from evoattn.families.flash_scalar.family import FlashScalar
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+
+COPY = """
+extern "C" __global__ void copy(const int4* x, int4* out, TYPE stride) {
+  out[threadIdx.x] = x[threadIdx.x * stride];
+}"""
+
+
+@pytest.mark.parametrize("kind, right", [("long long", True), ("int", False)])
+def test_an_offset_of_32_bits_lands_elsewhere(kind, right):
+    """Eight rows of 16 bytes, 3 · 2^32 bytes apart: their index times the stride passes 32 bits."""
+    program = compile_source(COPY.replace("TYPE", kind), "sm_80").ptx
+    x, out, stride = np.arange(32, dtype=np.int32), np.zeros(32, np.int32), (3 << 28) + 1
+    number = np.int64(stride) if right else np.int32(stride)
+    far = {"x": np.arange(8, dtype=np.uint16) * 3}
+    faults = ptx.run_launch(program, "copy", 1, 8, ["x", "out", number], {"x": x, "out": out}, far=far).faults
+    assert (not faults and np.array_equal(out, x)) if right else "32 bits has lost" in faults[0]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_strides_and_places_agree(layout):
+    """The address of each row by its far strides is that of its compact place, and as many spans as are noted there."""
+    problem = AttentionProblem(2, 4, 2, 5, 7, 24, "bf16", layout=layout)
+    strides, places = FarProblem(2, 4, 2, 5, 7, 24, "bf16", layout=layout).strides, far_places(problem)
+    for tensor in "qkvo":
+        batch, heads, rows, _ = problem.shape(tensor)
+        for index in np.ndindex(batch, heads, rows):
+            near, far = (sum(i * s * 2 for i, s in zip(index, of(tensor)[:3])) for of in (problem.strides, strides))
+            assert far - near == int(places[tensor][near // 16]) << 32 == (5 * index[0] + 3 * index[1] + index[2]) << 32
+    assert can_be_far(problem) and not can_be_far(problem.with_(head_dim=4))
+
+
+@pytest.mark.parametrize("tensor", "qkvo")
+def test_a_kernel_that_drops_a_batch_or_counts_in_32_bits_is_found(tensor):
+    family, gpu = FlashScalar(), GPUS["l4"]
+    problem = AttentionProblem(2, 4, 2, 128, 128, 16, "fp16")
+    config = next(
+        c for c in load_space("flash_scalar", gpu).starting_configs() if not family.why_invalid(problem, c, gpu)
+    )
+    [far] = [case for case in interpreter_cases(problem, config) if case.far]
+    source = render(family, problem, config, gpu).source
+    step = f"batch * {tensor}_batch_stride"
+    assert source.count(step) == 1
+
+    def run(text):
+        kernel = BuiltKernel(family, config, gpu, compile_source(text, gpu.arch))
+        return check(far.backend(InterpreterBackend()), far.placed(kernel), far.make(1))
+
+    assert run(source).passed and not run(source.replace(step, "0")).passed
+    assert "32 bits has lost" in run(source.replace(step, f"int({step})")).reason
