@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import re
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -70,6 +72,8 @@ def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
     return [moved(case) for case in cases], whole.view(torch.int64)
 
 
+_IN_TURN = re.compile(r"heads_(\d+)")
+"""A parameter's value: so many heads take turns in the order of tiles."""
 MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
 """Keys of the longest case; the second where a mask asks for as many queries."""
 
@@ -144,7 +148,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       rescaled, on a GPU of one SM, so that persistent blocks take several tiles of rows. It has 40 rows or more, since
       the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it
       for 5 to 17 of 100 seeds, with 40 for 1 to 3;
-    - one query, and more heads than any order of tiles takes in turn;
+    - one query, and more heads than the config's order of tiles takes in turn;
     - whole tiles alone, which real lengths often are, of two K/V heads;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
       rows that see no key;
@@ -169,7 +173,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     )
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
-    single = problem.with_(batch=3, heads=6, kv_heads=3, seqlen_q=1, seqlen_k=block_n + block_n // 2 + 1)
+    turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
+    groups = max(2, turn // 4 + 1)
+    single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=block_n + block_n // 2 + 1)
     cases = [
         SmallCase("ragged, many key tiles", windowed(many, max(1, keys - block_n - 3), 5)),
         SmallCase(
@@ -179,7 +185,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
             sms=1,
             far=can_be_far(grouped),
         ),
-        SmallCase("one query, many heads", windowed(single, block_n // 2, 3), sms=2),
+        SmallCase("one query, many heads", windowed(single, block_n // 2, 3)),
         SmallCase("whole tiles", windowed(whole, block_n - 1, block_n)),
         SmallCase("part of one key tile", windowed(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]
