@@ -17,8 +17,8 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 
-DRAWN = 60
-"""Random configs of which the settings are chosen."""
+DRAWN = 4
+"""Random configs of which one setting is chosen."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def settings_of(family: str, count: int, seed: int, only: str | None = None) -> 
     `only`, else an H100 or an L4.
     """
     rng, drawn = random.Random(f"{family} {seed}"), []
-    for _ in range(20 * DRAWN):
+    for _ in range(20 * DRAWN * count):
         gpu = only or rng.choice(("h100", "l4"))
         problem, gpu = draw_problem(family, rng), "h100" if family == "flash_wgmma" else gpu
         config = draw_config(family, problem, gpu, rng)
         if config is not None:
             drawn.append(Setting(family, problem, config, gpu))
-        if len(drawn) == DRAWN:
+        if len(drawn) == DRAWN * count:
             break
     chosen: list[Setting] = []
     texts = {id(s): _lines_of_text(s) for s in drawn}

@@ -1,8 +1,5 @@
-"""mbarriers (sm_90): barriers in shared memory that count arrivals and bytes copied, and whose phases others wait for.
-
-Phases alternate in parity; the state that an arrival returns is the number of its phase. A phase ends when all arrivals
-are made and the bytes expected have come. `phase_waits.py` has those who wait.
-"""
+"""mbarriers (sm_90): barriers in shared memory that count arrivals and bytes copied. Phases alternate in parity; the
+state that an arrival returns is the number of its phase. `phase_waits.py` has those who wait."""
 
 from __future__ import annotations
 
