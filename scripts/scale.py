@@ -28,6 +28,7 @@ from time_to_best import shape as spelled  # noqa: E402
 
 from evoattn.backends.compiler import compile_candidate  # noqa: E402
 from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler  # noqa: E402
+from evoattn.evaluation.process import Ending  # noqa: E402
 from evoattn.evaluation.tasks import HoldFinal  # noqa: E402
 from evoattn.evaluation.workers import Worker  # noqa: E402
 from evoattn.families import registry  # noqa: E402
@@ -100,7 +101,7 @@ def final(name: str, rows: list[dict]) -> dict[str, float]:
     problem, gpu = parse_shape(shape_of(name)), detect_devices()[0].spec
     assert gpu is not None
     kernels = {}
-    for row in rows:
+    for row in filter(lambda row: row["family"], rows):
         family, config = registry.lookup(row["family"]), KernelConfig(row["family"], row["config"])
         kernels[row["mode"]] = BuiltKernel(family, config, gpu, compile_candidate(render(family, problem, config, gpu)))
     worker = Worker(DeviceHandler, (problem, gpu, "warm"))
@@ -108,12 +109,15 @@ def final(name: str, rows: list[dict]) -> dict[str, float]:
         outcome = worker.ask(HoldFinal(kernels, FINAL, tuple(PEER_NAMES)), 3 * DEVICE_SECONDS)
     finally:
         worker.stop()
+    if outcome.ending is not Ending.RESULT:
+        print(f"The final of {name} was not held: {outcome.value}", flush=True)
+        return {}
     return {mode: timing.median_us for mode, timing in outcome.value.timings.items()}
 
 
 def table(name: str, rows: list[dict], medians: dict[str, float]) -> list[str]:
     """What the searches of one problem come to, beside the one on one GPU."""
-    best = min(us for row in rows for _, us in row["improvements"])
+    best = min((us for row in rows for _, us in row["improvements"]), default=0.0)
     alone = next((row["recorded"] / row["seconds"] for row in rows if row["mode"] == "one"), None)
     lines = [f"{name}: mode | candidates/s | x one GPU | s to within 2 % | winner's µs in one final"]
     for row in rows:

@@ -124,7 +124,7 @@ class Database:
         row = {"hash": key, "facts": facts, "created_at": now()}
 
         def find(connection: Connection) -> int:
-            engine.insert_missing(connection, environments, row)
+            engine.insert_missing(connection, environments, [row])
             return int(connection.scalars(select(environments.c.id).where(environments.c.hash == key)).one())
 
         self._environment_id = self._write(find)

@@ -151,10 +151,10 @@ def exclude_others(connection: Connection) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
 
 
-def insert_missing(connection: Connection, into: Table, row: dict[str, Any]) -> None:
-    """Add the row unless one of its primary or unique key is there, also where another program adds it meanwhile."""
+def insert_missing(connection: Connection, into: Table, rows: list[dict[str, Any]]) -> None:
+    """Add each row unless one of its primary or unique key is there, also where another program adds it meanwhile."""
     dialect = postgresql if is_postgresql(connection) else sqlite
-    connection.execute(dialect.insert(into).values(row).on_conflict_do_nothing())
+    connection.execute(dialect.insert(into).on_conflict_do_nothing(), rows)
 
 
 def revision(connection: Connection, where: str) -> str | None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, func, insert, literal, select
 
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
-from evoattn.storage.database import Database, inserted, now
+from evoattn.storage.database import Database, now
 from evoattn.storage.engine import insert_missing
 from evoattn.storage.errors import UnknownRecord
 from evoattn.storage.leaders import FINAL, leaders
@@ -29,6 +29,9 @@ from evoattn.storage.schema import environments, samples, sources, trials
 
 PAGE = 500
 """Trials read at a time: memory stays flat however many there are."""
+
+
+_COLUMNS = [column.name for column in trials.c if not column.primary_key]
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,21 @@ class Trials(Database):
         """Add trials with their sources and samples, all in one transaction; returns them with their numbers."""
         created_at = now()
 
-        def add(connection: Connection) -> list[int]:
-            return [self._add(connection, study, trial, created_at) for trial in new]
+        def add(connection: Connection) -> Sequence[int]:
+            _add_sources(connection, [trial.candidate for trial in new if trial.candidate])
+            into = insert(trials).returning(trials.c.number, sort_by_parameter_order=True)
+            numbers = connection.scalars(into, [self._row(trial, study, created_at) for trial in new]).all()
+            timed = zip(numbers, new, strict=True)
+            if rows := [self._sample(number, timing) for number, t in timed for timing in t.evaluation.timings]:
+                connection.execute(insert(samples), rows)
+            return numbers
 
         return [trial.numbered(n, study, created_at) for n, trial in zip(self._write(add), new, strict=True)]
 
-    def _add(self, connection: Connection, study: Study, new: NewTrial, created_at: str) -> int:
+    def _row(self, new: NewTrial, study: Study, created_at: str) -> dict[str, Any]:
+        """All columns but the number: the rows of one statement have the same ones."""
         candidate, evaluation = new.candidate, new.evaluation
-        if candidate:
-            text = select(sources.c.hash).where(sources.c.hash == candidate.source_hash)
-            if connection.scalar(text) is None:  # before it is packed: most sources of a resumed study are there
-                packed = {"hash": candidate.source_hash, "zlib": pack_source(candidate.source)}
-                insert_missing(connection, sources, packed)
-        row = {
+        return dict.fromkeys(_COLUMNS) | {
             "study_id": study.id,
             "family": new.config.family,
             "config": new.config.params,
@@ -111,10 +116,6 @@ class Trials(Database):
             **evidence_to_row(evaluation.compile_info, evaluation.validation),
             "environment_id": self._environment_id,
         }
-        number = inserted(connection, insert(trials).values(row))
-        for timing in evaluation.timings:
-            connection.execute(insert(samples).values(self._sample(number, timing)))
-        return number
 
     def add_timing(self, trial_number: int, timing: Timing) -> None:
         """Add samples to a recorded trial, e.g. of the final."""
@@ -213,6 +214,16 @@ class Trials(Database):
         )
         rows = self._read(lambda c: c.execute(query).all())
         return [(TrialState(state), plain_text(reason), count) for state, reason, count in rows]
+
+
+def _add_sources(connection: Connection, candidates: Sequence[Candidate]) -> None:
+    """Those texts that are not there yet. Most of a resumed study are: they are asked for before they are packed."""
+    texts = {candidate.source_hash: candidate.source for candidate in candidates}
+    if texts:
+        there = set(connection.scalars(select(sources.c.hash).where(sources.c.hash.in_(texts))))
+        rows = [{"hash": key, "zlib": pack_source(text)} for key, text in texts.items() if key not in there]
+        if rows:
+            insert_missing(connection, sources, rows)
 
 
 def _load(connection: Connection, query: Select[Any]) -> list[Trial]:
