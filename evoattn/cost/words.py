@@ -32,19 +32,18 @@ def how_far(gpu: GpuSpec, fitted: Fitted | None = None) -> str:
     about = (fitted or load()).about
     cards: list[str] = about.get("cards", [])
     any_card = "" if gpu.arch in {GPUS[card].arch for card in cards} else ANY_CARD
-    judged = [said for card in cards if (said := _of_card(card, any_card, about.get("left_out", {})))]
+    judged = {card: row for card in cards if (row := _judged(card, any_card, about.get("left_out", {})))}
     unknown = "" if gpu.name in cards else f" None was measured on this card, {gpu.product}: there it is not known."
     if not judged:
         return unknown.strip()
     kind = " of this card's families" if any_card else ""
-    return f"First choices{kind} took {'; '.join(judged)}.{unknown}"
+    best = " and ".join(f"{row['first']:.2f}" for row in judged.values())
+    worst = " and ".join(f"{row['worst_first']:.2f}" for row in judged.values())
+    where = " and ".join(f"an {GPUS[card].product}" for card in judged)
+    return f"First choices{kind} took {best} times the best on {where}, {worst} at worst.{unknown}"
 
 
-def _of_card(card: str, any_card: str, left_out: dict[str, dict[str, Any]]) -> str:
-    for source in SOURCES:
-        if found := left_out.get(f"{source}, {card}{any_card}"):
-            return (
-                f"{found['first']:.2f} times the best on an {GPUS[card].product} (at worst {found['worst_first']:.2f}, "
-                f"of {found['problems']} problems left out of the fit)"
-            )
-    return ""
+def _judged(card: str, any_card: str, left_out: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The judgement of a card by the first kind of measurements that there is."""
+    names = (f"{source}, {card}{any_card}" for source in SOURCES)
+    return next((left_out[name] for name in names if name in left_out), None)
