@@ -68,7 +68,7 @@ def search(
 
     The other words are those of `evoattn search`; all trials are recorded in the database `db`, the usual one unless
     given. `refresh` is called with the progress several times per second. `machines` and `tools` are those
-    that the words name unless given. Worker processes are spawned, so that a script needs the usual
+    that the words name unless given. Worker processes import the caller's main file, so that a script needs the usual
     `if __name__ == "__main__":`.
 
     Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).

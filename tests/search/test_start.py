@@ -1,0 +1,71 @@
+"""What makes a search start fast: no torch in its own process, and workers forked from one that has it."""
+
+import os
+import subprocess
+import sys
+from multiprocessing import forkserver
+
+import pytest
+
+from evoattn.evaluation import server
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.workers import Worker
+from evoattn.model.timeline import FILE, mark
+from evoattn.timing.peers.labels import PEER_NAMES
+from evoattn.timing.peers.table import PEERS
+
+
+def said(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True).stdout
+
+
+def test_the_search_s_own_process_imports_no_torch():
+    code = "import sys, evoattn.cli.run, evoattn.search.setup, evoattn.search.machines"
+    assert said(f"{code}; print(sorted({{'torch', 'cupy', 'optuna'}} & set(sys.modules)))").strip() == "[]"
+
+
+@pytest.mark.slow
+def test_the_server_has_what_workers_need_and_no_cuda():
+    code = (
+        "import sys, torch, evoattn.evaluation.preloaded\n"
+        "names = ['cupy', 'evoattn.evaluation.device', 'evoattn.evaluation.evaluate']\n"
+        "print([name in sys.modules for name in names], torch.cuda.is_initialized())"
+    )
+    assert said(code).strip() == "[True, True, True] False"
+
+
+def test_the_names_of_the_peers_are_those_of_the_table():
+    assert tuple(PEERS) == PEER_NAMES
+
+
+class Surroundings(Handler):
+    """Tells the value of a variable, its directory, and whose child it is."""
+
+    def __call__(self, task):
+        return os.environ.get(task), os.getcwd(), os.getppid()
+
+
+def test_a_worker_has_the_surroundings_of_who_asks_for_it(tmp_path, monkeypatch):
+    server.start()
+    servers = []
+    for value in ("one", "other"):
+        monkeypatch.setenv("EVOATTN_TEST_OF_WORKERS", value)
+        monkeypatch.chdir(tmp_path)
+        worker = Worker(Surroundings)
+        try:
+            found, folder, parent = worker.ask("EVOATTN_TEST_OF_WORKERS", 20.0).value
+        finally:
+            worker.stop()
+        assert (found, folder) == (value, str(tmp_path)) and parent != os.getpid()
+        servers.append(parent)
+    assert servers[0] == servers[1] == forkserver._forkserver._forkserver_pid
+
+
+def test_events_are_written_down_where_a_file_is_named(tmp_path, monkeypatch):
+    mark("nobody reads this")
+    monkeypatch.setenv(FILE, str(tmp_path / "timeline"))
+    mark("it begins")
+    mark("it ends")
+    lines = [line.split("\t") for line in (tmp_path / "timeline").read_text().splitlines()]
+    assert [line[3] for line in lines] == ["it begins", "it ends"]
+    assert float(lines[0][0]) <= float(lines[1][0]) and {line[1] for line in lines} == {str(os.getpid())}
