@@ -90,7 +90,13 @@ def as_array(tensor: torch.Tensor, host: bool) -> Any:
 
 
 def tune(
-    bench: Bench, space: dict[str, list[Any]], limits: list[str], seconds: float | None, host: bool, seed: int
+    bench: Bench,
+    space: dict[str, list[Any]],
+    limits: list[str],
+    seconds: float | None,
+    host: bool,
+    seed: int,
+    device: str = "cuda",
 ) -> list[dict[str, Any]]:
     """Kernel Tuner's results. `seconds` None: every config of the space, else its genetic algorithm for so long."""
     import kernel_tuner
@@ -103,8 +109,8 @@ def tune(
             return {}
 
     observer, problem = Device(), bench.problem
-    case = make_case("own", problem, int(STARTED), "cuda")
-    o = torch.zeros(problem.shape("o"), dtype=case.tensors["q"].dtype, device="cuda")
+    case = make_case("own", problem, int(STARTED), device)
+    o = torch.zeros(problem.shape("o"), dtype=case.tensors["q"].dtype, device=device)
     buffers = {name: as_array(tensor, host) for name, tensor in (case.tensors | {"o": o}).items()}
     first = {name: values[0] for name, values in space.items()}
     arguments = bench.arguments(first, buffers)
