@@ -12,9 +12,10 @@ from evoattn.bench.records import BenchRecords
 from evoattn.bench.row import Row, Time
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.handlers import DEVICE_SECONDS
+from evoattn.evaluation.pool import Pool, processes
 from evoattn.evaluation.process import Ending, Handler
 from evoattn.evaluation.tasks import Compiled, Evaluate
-from evoattn.evaluation.workers import Outcome, Pool, Worker, processes
+from evoattn.evaluation.workers import Outcome, Worker
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import DetectedDevice, GpuSpec

@@ -19,6 +19,8 @@ from evoattn.timing.peers.labels import peer_label
 
 LINE_EVERY = 10.0
 """Seconds between lines where the output is no terminal."""
+PANEL_EVERY = 0.1
+"""Seconds between panels of a terminal: to make one takes milliseconds, which candidates would wait for."""
 CURVE_COLUMNS = 32
 CURVE_LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -73,7 +75,7 @@ class Display:
         self._console, self._progress, self._title = console, progress, title
         self._seconds, self._trials = total_seconds, total_trials or 0
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._next_line = 0.0
+        self._next_line = self._next_panel = 0.0
 
     def __enter__(self) -> Display:
         if self._live:
@@ -85,9 +87,11 @@ class Display:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Show the state of now; cheap enough to call in a loop."""
+        """Show the state of now, unless it was shown a moment ago; cheap enough to call in a loop."""
         if self._live:
-            self._live.update(self.panel())
+            if time.monotonic() >= self._next_panel:
+                self._next_panel = time.monotonic() + PANEL_EVERY
+                self._live.update(self.panel())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_EVERY
             self._console.print(self.line(), highlight=False, markup=False, soft_wrap=True)

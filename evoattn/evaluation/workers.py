@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -38,7 +39,7 @@ class Outcome:
     """What the task last reported to be about (`Handler.report`)."""
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -55,11 +56,16 @@ class BaseWorker(ABC):
         self.ready = self.busy = False
         self.failures_to_start, self.start_failure = 0, ""
         self._tag: Any = None
-        self._doing, self._started = "", 0.0
+        self._doing, self._started, self._deadline = "", 0.0, math.inf
 
     @property
     def idle(self) -> bool:
         return self.ready and not self.busy
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its task, or its start, takes longer than it may."""
+        return not self.idle and time.monotonic() > self._deadline
 
     def check(self) -> None:
         """Raises `WorkerFailed` once the process failed to start `START_TRIES` times in a row."""
@@ -85,7 +91,7 @@ class BaseWorker(ABC):
         self,
         task: Any,
         seconds: float,
-        refresh: Callable[[], None] = _nothing,
+        refresh: Callable[[], None] = nothing,
         earlier: Callable[[Outcome], None] = lambda outcome: None,
     ) -> Outcome:
         """Wait until the worker is idle, give it the task, and wait for its end.
@@ -105,7 +111,7 @@ class BaseWorker(ABC):
     def wait(self) -> None:
         """Until the worker is idle. Raises `WorkerFailed`."""
         while not self.idle:
-            self._step(_nothing)
+            self._step(nothing)
             self.check()
 
     def _step(self, refresh: Callable[[], None]) -> Outcome | None:
@@ -168,7 +174,7 @@ class Worker(BaseWorker):
             code = self._process.exitcode
             how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
             return self._lost(Ending.DIED, f"The worker process ended with {how}.")
-        if (self.busy or not self.ready) and time.monotonic() > self._deadline:
+        if self.overdue:
             limit = self._deadline - self._started if self.busy else self._start_seconds
             return self._lost(Ending.TIMEOUT, f"It ran past its limit of {limit:.0f} s and was ended.")
         return None
@@ -190,57 +196,13 @@ class Worker(BaseWorker):
         self.connection.close()
 
 
-def processes(count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = ()) -> list[Worker]:
-    """`count` workers of this machine that run the same kind of task."""
-    return [Worker(make_handler, args) for _ in range(count)]
-
-
-class Pool:
-    """Several workers of one kind."""
-
-    def __init__(self, workers: Sequence[BaseWorker]) -> None:
-        self.workers = workers
-
-    def idle(self) -> list[BaseWorker]:
-        return [w for w in self.workers if w.idle]
-
-    def poll(self) -> list[Outcome]:
-        """All outcomes that are there now."""
-        return [outcome for w in self.workers if (outcome := w.poll())]
-
-    def check(self) -> None:
-        """Raises `WorkerFailed` as `Worker.check` does."""
-        check_all(self.workers)
-
-    def ask(self, tasks: Sequence[Any], seconds: float, refresh: Callable[[], None] = _nothing) -> list[Outcome]:
-        """The outcomes of all tasks, in their order, once the last has ended. Each may take `seconds`. Raises
-        `WorkerFailed`."""
-        waiting, done = list(enumerate(tasks))[::-1], dict[int, Outcome]()
-        while len(done) < len(tasks):
-            for worker in self.idle()[: len(waiting)]:
-                number, task = waiting.pop()
-                worker.submit(number, task, seconds)
-            wait_for_any(self.workers, REFRESH_SECONDS)
-            refresh()
-            done |= {outcome.tag: outcome for outcome in self.poll()}
-            self.check()
-        return [done[number] for number in range(len(tasks))]
-
-    @property
-    def in_flight(self) -> int:
-        return sum(w.busy for w in self.workers)
-
-    def stop(self) -> None:
-        for worker in self.workers:
-            worker.stop()
-
-
 def check_all(workers: Sequence[BaseWorker]) -> None:
     """Raises `WorkerFailed` if one of them failed to start too often."""
     for worker in workers:
         worker.check()
 
 
-def wait_for_any(workers: Sequence[BaseWorker], seconds: float) -> None:
-    """Sleep until one of the workers says something, at most `seconds`."""
-    wait([w.connection for w in workers], timeout=seconds)
+def wait_for_any(workers: Sequence[BaseWorker], seconds: float) -> set[BaseWorker]:
+    """Sleep until one of the workers says something, at most `seconds`; those that do."""
+    by_connection = {worker.connection: worker for worker in workers}
+    return {by_connection[c] for c in wait(by_connection, timeout=seconds) if isinstance(c, Connection)}

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 from evoattn.evaluation.endings import failed
+from evoattn.evaluation.pool import Pool
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled, Evaluate
-from evoattn.evaluation.workers import Outcome, Pool, check_all, wait_for_any
+from evoattn.evaluation.workers import Outcome, check_all, wait_for_any
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
@@ -115,8 +116,8 @@ class Search:
             self._feed_pool()
             if self.exhausted and not self._on_the_way():
                 return
-            wait_for_any(workers, POLL_SECONDS)
-            for outcome in self._pool.poll():
+            heard = wait_for_any(workers, POLL_SECONDS)
+            for outcome in self._pool.poll(heard):
                 self._compiled(outcome)
             self._poll_boards()
             check_all(workers)

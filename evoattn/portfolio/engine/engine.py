@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from evoattn.evaluation.pool import Pool, processes
 from evoattn.evaluation.process import Ending, Handler
-from evoattn.evaluation.workers import BaseWorker, Outcome, Pool, Worker, processes, wait_for_any
+from evoattn.evaluation.workers import BaseWorker, Outcome, Worker, wait_for_any
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
