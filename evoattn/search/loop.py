@@ -67,17 +67,15 @@ class Search:
         self.interrupted = self.exhausted = False
         self._ready, self._again = Ready(), deque[Pending]()
         self._recorder = Recorder(storage, study, sampler, self.progress)
+        self._boards: Boards | None = None
 
     def run(self, budget: Budget, refresh: Callable[[], None] = lambda: None) -> Progress:
-        """Search until the budget is spent; `refresh` is called several times per second.
-
-        Raises `SearchError`, `WorkerFailed` or `StorageError`.
-        """
+        """Search until the budget is spent; `refresh` is called often. Raises `SearchError`, `WorkerFailed` or
+        `StorageError`."""
         self._budget, self._refresh = budget, refresh
         self._clock = Clock(budget, 0.0 if self.study.offline else reserve_of(budget))
         self._recorder.restore(self.problem, self.gpu, self.spaces)
-        self._boards: Boards | None = None
-        self._pool = Pool([])
+        self._boards, self._pool = None, Pool([])
         try:
             self._start_workers()
             mark("workers are asked for")
