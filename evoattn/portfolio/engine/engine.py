@@ -66,8 +66,7 @@ class Engine:
         self._sources: dict[str, CompiledKernel] = {}
         self._fresh = False
         """The GPU process was replaced and has not been told the problems."""
-        self.measured = self.compiled = 0
-        self.busy_seconds = 0.0
+        self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
 
     def __enter__(self) -> Engine:
         return self
