@@ -120,6 +120,11 @@ class Arena:
         return [(bits(self.views[name]) != bits(tensor)).sum() for name, tensor in self._inputs.items()]
 
     @property
+    def inputs(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """By name: the view of the input, and its original."""
+        return {name: (self.views[name], tensor) for name, tensor in self._inputs.items()}
+
+    @property
     def outputs(self) -> dict[str, torch.Tensor]:
         """The views of the outputs."""
         return {name: self.views[name] for name in self._outputs}

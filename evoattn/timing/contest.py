@@ -14,6 +14,7 @@ from evoattn.correctness.validate import run_case
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import Timing
+from evoattn.model.timeline import mark
 from evoattn.timing import benchmark
 from evoattn.timing.clocks import Clocks
 from evoattn.timing.contestant import Contestant, ContestantFailed, calls_for_all
@@ -73,14 +74,19 @@ class Contest:
                 self._arena.restore()  # so that a finalist that changes its inputs makes no peer's answer wrong
                 with self._turn(name):
                     self._enter_peer(name, peer)
+            mark("final: all have entered")
             self._capture()
+            mark("final: all are captured")
             timings = self._measure()
+            mark("final: all are timed")
             for name in timings:
                 with self._turn(name):
                     self._weigh(name, timings[name])
+            mark("final: all are weighed")
             for name in list(self._runs):
                 with self._turn(name):
                     self._prove(name, timings[name])
+            mark("final: all are proved")
         except _DeviceLost:
             return FinalResult(self._out, self._refusals, complete=False)
         for name in timings.keys() & peers.keys():

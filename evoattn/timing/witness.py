@@ -17,7 +17,9 @@ class Witness:
         """`expected`: the validated outputs for the arena's inputs, by name; None for a contestant that writes
         elsewhere."""
         self._arena, self.expected = arena, expected
-        self._counts = torch.zeros(3, dtype=torch.int64, device=arena.whole.device)
+        self._outputs = [(name, bits(out)) for name, out in arena.outputs.items()]
+        flags = 2 * len(self._outputs) + len(arena.inputs)
+        self._counts = torch.zeros(flags, dtype=torch.int64, device=arena.whole.device)
         self.replays = 0
 
     def before(self) -> None:
@@ -27,15 +29,16 @@ class Witness:
     def after(self) -> None:
         self.replays += 1
         if self.expected is not None:
-            outputs = {name: bits(out) for name, out in self._arena.outputs.items()}
-            wrong = torch.stack([(out != bits(self.expected[name])).any() for name, out in outputs.items()]).any()
-            unwritten = torch.stack([(out == UNWRITTEN).any() for out in outputs.values()]).any()
-            changed = torch.stack(self._arena.changed_inputs()).sum()
-            self._counts += torch.stack([wrong, unwritten, changed > 0])
+            wrong = [(out != bits(self.expected[name])).any() for name, out in self._outputs]
+            unwritten = [(out == UNWRITTEN).any() for _, out in self._outputs]
+            changed = [(bits(now) != bits(original)).any() for now, original in self._arena.inputs.values()]
+            self._counts += torch.stack(wrong + unwritten + changed)
 
     def fault(self) -> str:
         """What the replays did wrong, in one sentence; waits for them."""
-        wrong, unwritten, changed = self._counts.tolist()
+        counts, outputs = self._counts.tolist(), len(self._outputs)
+        wrong, unwritten = max(counts[:outputs]), max(counts[outputs : 2 * outputs])
+        changed = max(counts[2 * outputs :], default=0)
         if changed:
             return f"{changed} of {self.replays} timed replays changed the inputs."
         if unwritten:
