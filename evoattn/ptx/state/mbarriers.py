@@ -4,7 +4,6 @@ state that an arrival returns is the number of its phase. `phase_waits.py` has t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,42 +15,11 @@ from evoattn.ptx.races.knowledge import Knowledge
 from evoattn.ptx.races.phases import Phases
 from evoattn.ptx.races.watch import Races
 from evoattn.ptx.state.context import Context
+from evoattn.ptx.state.mbarrier import Mbarrier
 
 MAX_COUNT = (1 << 20) - 1
 """Of arrivals and of bytes that a phase can wait for (PTX ISA, mbarrier)."""
 BYTES = 8
-
-
-@dataclass
-class Mbarrier:
-    """One in the memory of one block. What is handed over is empty where races are not looked for."""
-
-    index: int
-    """Of its first byte in the machine's shared memory."""
-    offset: int
-    """Of its first byte in its block's."""
-    count: int
-    pending: int
-    maker: int
-    made_at: int
-    known_by: set[int]
-    """Threads that are known to come after the initialization."""
-    handed_over: Knowledge
-    """By those that arrived in this phase."""
-    known: Knowledge
-    """What those learn who see that the last phase has ended."""
-    cluster_over: Knowledge
-    """As `handed_over`, by other blocks and stores for the cluster: what only a wait of cluster scope acquires."""
-    cluster_known: Knowledge
-    tx_bytes: int = 0
-    phase: int = 0
-    order: Phases | None = None
-    fenced: bool = False
-    fenced_for_cluster: bool = False
-    announced: bool = False
-    """A relaxed arrival at the cluster's barrier came after that fence."""
-    told_cluster: bool = False
-    """And the barrier was complete."""
 
 
 class Mbarriers:
@@ -79,9 +47,10 @@ class Mbarriers:
             raise AsyncFault(f"{self.threads.describe(thread)} asks for an mbarrier of {count} arrivals in {ins}.")
         races = self.context.races
         columns, now = (0, 0) if races is None else (races.order.clock.shape[1], races.order.now)
+        known_by = np.arange(self.threads.count) == thread
         a, b, c, d = (Knowledge.of_nothing(columns) for _ in range(4))
         offset = index % self.context.shared.stride
-        self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, {thread}, a, b, c, d)
+        self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, known_by, a, b, c, d)
         if races is not None:
             self._barriers[index].order = Phases(races.shared, offset)
         self._signatures[index // BYTES] = _signature(index)
@@ -105,18 +74,29 @@ class Mbarriers:
             raise AsyncFault(
                 f"The mbarrier at byte {barrier.offset} of shared memory has been overwritten before {ins}."
             )
-        if self.context.races is not None and thread not in barrier.known_by:
-            self._check_known(self.context.races, barrier, thread, ins)
+        if self.context.races is not None and not barrier.known_by[thread]:
+            self._check_known(self.context.races, barrier, np.array([thread]), ins)
         return barrier
 
-    def _check_known(self, races: Races, barrier: Mbarrier, thread: int, ins: Instruction) -> None:
-        """The thread must have met the maker since the initialization."""
-        barrier.known_by.add(thread)
+    def find_for_all(self, index: int, mask: Mask, ins: Instruction) -> Mbarrier:
+        """As `find`, for some threads (bool over all)."""
+        barrier = self.find(index, int(mask.argmax()), ins)
+        if self.context.races is not None:
+            new = np.flatnonzero(mask & ~barrier.known_by)
+            if len(new):
+                self._check_known(self.context.races, barrier, new, ins)
+        return barrier
+
+    def _check_known(self, races: Races, barrier: Mbarrier, threads: Numbers, ins: Instruction) -> None:
+        """The threads must have met the maker since the initialization."""
+        barrier.known_by[threads] = True
         order, name = races.order, races.shared.actors.name
         column, lane = order.column_of[barrier.maker], order.lane_of[barrier.maker]
-        one = [np.array([x]) for x in (thread, column, lane, barrier.made_at)]
-        met = barrier.made_at <= order.block_floor[thread // self.threads.block_threads]
-        if not met and order.unordered(*one).any():
+        made = [np.full(len(threads), x) for x in (column, lane, barrier.made_at)]
+        unmet = barrier.made_at > order.block_floor[threads // self.threads.block_threads]
+        unmet &= order.unordered(threads, *made)
+        if unmet.any():
+            thread = int(threads[int(unmet.argmax())])
             block = self.threads.block_of[thread] + self.threads.first_block
             races.shared.report(
                 ins,
@@ -153,7 +133,7 @@ class Mbarriers:
             if barrier.told_cluster:
                 cluster = barrier.maker // WARP // self.threads.cluster_warps
                 heard = warps[warps // self.threads.cluster_warps == cluster]
-                barrier.known_by.update((heard[:, None] * WARP + np.arange(WARP)).ravel().tolist())
+                barrier.known_by.reshape(-1, WARP)[heard] = True
 
     # ---- phases
 

@@ -16,7 +16,8 @@ from evoattn.ptx.program.kernel import Instruction
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.state.context import Context
 from evoattn.ptx.state.ending import Ending
-from evoattn.ptx.state.mbarriers import Mbarrier, mbarriers_of
+from evoattn.ptx.state.mbarrier import Mbarrier
+from evoattn.ptx.state.mbarriers import mbarriers_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class PhaseWaits:
             if len(different) > 1:
                 mask = np.zeros(self.context.count, np.bool_)
                 mask[active.index[keys == key]] = True
-            barrier = self._find(key // 2, mask, wait.ins)
+            barrier = self._barriers.find_for_all(key // 2, mask, wait.ins)
             if barrier.phase % 2 != key % 2:
                 self._see(barrier, mask, wait.of_cluster)
                 passing |= mask
@@ -82,14 +83,6 @@ class PhaseWaits:
                 parked = True
         np.copyto(wait.target, True, where=passing)
         return passing if parked else None
-
-    def _find(self, index: int, mask: Mask, ins: Instruction) -> Mbarrier:
-        """The mbarrier that these threads wait for, which each of them must know of."""
-        barrier = self._barriers.find(index, int(mask.argmax()), ins)
-        for thread in np.flatnonzero(mask).tolist():
-            if thread not in barrier.known_by:
-                self._barriers.find(index, thread, ins)
-        return barrier
 
     def _wake(self, barrier: Mbarrier) -> None:
         """A phase has ended."""
