@@ -162,6 +162,7 @@ class Search:
                 return
             for proposal in proposals:
                 self._enter(proposal)
+                self._poll_boards()  # no board waits until the whole pool has work
             self._recorder.flush()
 
     def _enter(self, proposal: Proposal) -> None:
