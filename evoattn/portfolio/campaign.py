@@ -7,13 +7,13 @@ import gzip
 import json
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evoattn.model.gpu import GpuSpec
+from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
 from evoattn.portfolio import cover
@@ -58,9 +58,9 @@ def make_groups(
     for name, drawn in sorted(classes.items()):
         counts = _of_class(PROBLEMS, name)
         problems = [p for p in drawn if p not in without]
-        if not problems:
+        chosen = spread(problems, times * counts[name.endswith("causal")], gpu) if problems else []
+        if not chosen:  # all of them were measured before, or are too long to be
             continue
-        chosen = spread(problems, times * counts[name.endswith("causal")], gpu)
         families = FAMILIES[name.split()[0]]
         group = Group(name, chosen, families, _of_class(WEIGHTS, name))
         group.given = list((given or {}).get(name, []))
@@ -118,20 +118,39 @@ def covering(group: Group, table: dict[str, Any], most: int) -> list[Kernel]:
     return list(found.values())
 
 
-def merged(parts: list[tuple[Group, dict[str, Any]]]) -> tuple[Group, dict[str, Any]]:
-    """One group and final table of several campaigns' problems and kernels. Of a problem that several have timed the
-    last counts."""
-    rows: dict[AttentionProblem, dict[str, float]] = {}
+def card(product: str) -> GpuSpec:
+    """The row of a card by the name that its driver gave to a campaign. Raises `GpuError` where there is none."""
+    spec = DetectedDevice(0, product, (0, 0), "").spec
+    if spec is None:
+        raise GpuError(f"No card of the table is called {product}.")
+    return spec
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group's final table as one campaign measured it on one card."""
+
+    group: Group
+    table: dict[str, Any]
+    gpu: GpuSpec
+
+
+def merged(parts: list[Part]) -> tuple[Group, dict[str, Any], list[GpuSpec]]:
+    """One group and final table of several campaigns' problems and kernels, and the card of each of its rows. Of a
+    problem that several have timed on one card the last counts."""
+    rows: dict[tuple[GpuSpec, AttentionProblem], dict[str, float]] = {}
     kernels: dict[str, Kernel] = {}
-    for group, table in parts:
-        kernels |= {name: group.kernels[name] for name in table["kernels"]}
-        for problem, times in zip(group.problems, table["us"], strict=True):
-            timed = {name: us for name, us in zip(table["kernels"], times, strict=True) if us}
-            if timed or problem not in rows:
-                rows[problem] = timed
-    first = parts[0][0]
-    group = Group(first.name, list(rows), first.families, kernels=kernels)
-    return group, {"kernels": list(kernels), "us": [[row.get(name) for name in kernels] for row in rows.values()]}
+    for part in parts:
+        names = part.table["kernels"]
+        kernels |= {name: part.group.kernels[name] for name in names}
+        for problem, times in zip(part.group.problems, part.table["us"], strict=True):
+            timed = {name: us for name, us in zip(names, times, strict=True) if us}
+            if timed or (part.gpu, problem) not in rows:
+                rows[part.gpu, problem] = timed
+    first = parts[0].group
+    group = Group(first.name, [problem for _, problem in rows], first.families, kernels=kernels)
+    us = [[row.get(name) for name in kernels] for row in rows.values()]
+    return group, {"kernels": list(kernels), "us": us}, [gpu for gpu, _ in rows]
 
 
 def shares(groups: list[Group], count: int) -> list[list[Group]]:

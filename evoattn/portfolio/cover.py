@@ -88,12 +88,21 @@ class Judged:
         return float(logs.mean() + WORST_SHARE * logs[: max(1, len(logs) // WORST_TENTH)].mean())
 
 
+def choices(us: Times, predicted: Times, columns: Sequence[int]) -> NDArray[np.int64]:
+    """By problem, the place in `columns` of the kernel that the rule takes: of those that can serve it the one of the
+    least predicted time."""
+    return _known(us, predicted, columns).argmin(axis=1)
+
+
+def _known(us: Times, predicted: Times, columns: Sequence[int]) -> Times:
+    return np.where(np.isnan(us) | np.isnan(predicted), np.inf, predicted)[:, list(columns)]
+
+
 def judge(us: Times, predicted: Times, columns: Sequence[int]) -> Judged:
-    """The rule with the kernels `columns` on every problem: it takes the one of the least predicted time."""
-    known = np.where(np.isnan(us) | np.isnan(predicted), np.inf, predicted)[:, list(columns)]
-    chosen = known.argmin(axis=1)
-    taken = us[:, list(columns)][np.arange(len(us)), chosen]
-    served = np.isfinite(known[np.arange(len(us)), chosen])
+    """The rule with the kernels `columns` on every problem."""
+    chosen, rows = choices(us, predicted, columns), np.arange(len(us))
+    taken = us[:, list(columns)][rows, chosen]
+    served = np.isfinite(_known(us, predicted, columns)[rows, chosen])
     return Judged(np.where(served, taken / np.nanmin(us, axis=1), UNSERVED))
 
 

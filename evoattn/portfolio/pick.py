@@ -48,17 +48,18 @@ def _nearest_class(name: str, names: list[str]) -> str | None:
 
 def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> list[KernelConfig]:
     """The class's configs that can serve the problem, those first that should take least time."""
+    alike = kernels.alike(problem, gpu)
     able = [
-        (kernel.predicted_us(config, problem, gpu), config)
+        (us, config)
         for kernel in kernels.kernels
-        for config in kernel.variants()
+        for us, config in zip(kernel.predicted_us(problem, gpu, alike), kernel.variants(), strict=True)
         if not registry.lookup(config.family).why_impossible(problem, config, gpu)
     ]
     return [config for _, config in sorted(able, key=lambda pair: pair[0])]
 
 
 def _class_in(portfolio: Portfolio, own: str) -> str | None:
-    return own if own in portfolio.classes else _nearest_class(own, list(portfolio.classes))
+    return own if own in portfolio.rows else _nearest_class(own, list(portfolio.rows))
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
@@ -72,7 +73,7 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
         name = _class_in(portfolio, own)
         if not name:
             continue
-        kernels = portfolio.classes[name]
+        kernels = portfolio.kernel_class(name)
         for config in ranked(problem, gpu, kernels):
             estimated = gpu.name not in portfolio.cards or name != own
             why = (
@@ -94,6 +95,6 @@ def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelCon
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
         name = _class_in(portfolio, own)
-        if name and (found := ranked(problem, gpu, portfolio.classes[name])):
+        if name and (found := ranked(problem, gpu, portfolio.kernel_class(name))):
             return found
     return []

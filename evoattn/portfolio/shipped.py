@@ -8,9 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.portfolio.features import features
+from evoattn.portfolio.likeness import Array, likeness, scaled
 from evoattn.portfolio.work import predicted_us, work_of
 
 DATA = Path(__file__).parent / "data"
@@ -18,13 +22,17 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class ShippedKernel:
-    """A config, the blocks of it that fit on one SM, and the constants of its time (`work.Work`)."""
+    """A config, the blocks of it that fit on one SM, and the constants of its time (`work.Work`).
+
+    `errors` [variants, points]: what the constants get wrong (`likeness.Smoother.weights`).
+    """
 
     config: KernelConfig
     resident: int
     constants: tuple[float, ...]
+    errors: Array
     splits: tuple[int, ...] = ()
-    """Values of SPLITS that the same machine code can be launched with."""
+    """Values of SPLITS that the same machine code is launched with."""
 
     def variants(self) -> tuple[KernelConfig, ...]:
         """The configs that this kernel can run as."""
@@ -32,22 +40,34 @@ class ShippedKernel:
             return (self.config,)
         return tuple(KernelConfig(self.config.family, self.config.params | {"SPLITS": n}) for n in self.splits)
 
-    def predicted_us(self, config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> float:
-        """The time of one of `variants` on the problem (`work.predicted_us`)."""
-        return predicted_us(self.constants, work_of(config.family, config.params, self.resident, problem, gpu))
+    def predicted_us(self, problem: AttentionProblem, gpu: GpuSpec, alike: Array) -> list[float]:
+        """The time of each of `variants` on the problem. `alike` [points]: `KernelClass.alike`."""
+        factors = np.exp(self.errors @ alike).tolist()
+        return [
+            factor * predicted_us(self.constants, work_of(config.family, config.params, self.resident, problem, gpu))
+            for config, factor in zip(self.variants(), factors, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class KernelClass:
     """The kernels of one class (`features.class_of`). `regret` and `worst`: the chosen kernel's time over the best
-    known, in geometric mean and at worst, on measured problems each of which was left out of the fit."""
+    known, in geometric mean and at worst, on measured problems each of which was left out of the fit.
+
+    `points` [points, features]: scaled features of measured problems (`likeness.scaled`).
+    """
 
     kernels: tuple[ShippedKernel, ...]
     regret: float
     worst: float
+    points: Array
+
+    def alike(self, problem: AttentionProblem, gpu: GpuSpec) -> Array:
+        """[points]: how much the errors of the points say of those of the problem."""
+        return likeness(scaled([features(problem, gpu)]), self.points)[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Portfolio:
     """What was measured on the cards of one architecture."""
 
@@ -56,17 +76,26 @@ class Portfolio:
     """Cards that it was judged on, and on which it may run without being asked for."""
     about: list[dict[str, Any]]
     """Of each campaign: card, driver, date, seconds."""
-    classes: dict[str, KernelClass]
+    rows: dict[str, dict[str, Any]]
+    """Of each class, as in the file."""
 
     @property
     def measured_on(self) -> str:
         """The cards whose times the constants were fitted to."""
         return " and ".join(sorted({str(row["device"]) for row in self.about}))
 
+    @cache  # noqa: B019 - there is one portfolio per architecture, for the life of the process
+    def kernel_class(self, name: str) -> KernelClass:
+        """One class. Raises `KeyError` where there is none of this name."""
+        row = self.rows[name]
+        kernels = tuple(_kernel(k) for k in row["kernels"])
+        return KernelClass(kernels, row["regret"], row["worst"], np.array(row["points"]))
+
 
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
     config = KernelConfig(row["family"], row["params"])
-    return ShippedKernel(config, row["resident"], tuple(row["constants"]), tuple(row.get("splits", ())))
+    splits = tuple(row.get("splits", ()))
+    return ShippedKernel(config, row["resident"], tuple(row["constants"]), np.array(row["errors"]), splits)
 
 
 @cache
@@ -76,8 +105,4 @@ def load(arch: str, folder: Path = DATA) -> Portfolio | None:
         text = json.loads((folder / f"{arch}.json").read_text())
     except OSError:
         return None
-    classes = {
-        name: KernelClass(tuple(_kernel(k) for k in row["kernels"]), row["regret"], row["worst"])
-        for name, row in text["classes"].items()
-    }
-    return Portfolio(arch, tuple(text["cards"]), text["about"], classes)
+    return Portfolio(arch, tuple(text["cards"]), text["about"], text["classes"])

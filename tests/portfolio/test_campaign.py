@@ -3,7 +3,7 @@
 import pytest
 
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.campaign import covering, merged, shares
+from evoattn.portfolio.campaign import Part, card, covering, merged, shares
 from evoattn.portfolio.engine.kernel import Group, Kernel
 
 LONG, SHORT, ONE = (
@@ -39,12 +39,15 @@ def test_each_class_keeps_the_kernels_that_cover_it():
 
 def test_tables_are_merged_by_problem_and_the_last_time_counts():
     wide, narrow = kernel(128), kernel(64)
-    first = table_of([LONG, SHORT], [[(wide, 10.0)], [(wide, 3.0)]])
-    second = table_of([SHORT, ONE], [[(wide, 3.5), (narrow, 2.0)], [(narrow, 1.0)]])
-    group, table = merged([first, second])
-    assert group.problems == [LONG, SHORT, ONE]
-    assert table == {"kernels": [wide.id, narrow.id], "us": [[10.0, None], [3.5, 2.0], [None, 1.0]]}
+    h100, h200 = card("NVIDIA H100 80GB HBM3"), card("NVIDIA H200")
+    first = Part(*table_of([LONG, SHORT], [[(wide, 10.0)], [(wide, 3.0)]]), h200)
+    second = Part(*table_of([SHORT, ONE], [[(wide, 3.5), (narrow, 2.0)], [(narrow, 1.0)]]), h200)
+    other = Part(*table_of([ONE], [[(narrow, 1.5)]]), h100)
+    group, table, cards = merged([first, second, other])
+    assert group.problems == [LONG, SHORT, ONE, ONE]
+    assert table == {"kernels": [wide.id, narrow.id], "us": [[10.0, None], [3.5, 2.0], [None, 1.0], [None, 1.5]]}
     assert group.kernels[narrow.id] == narrow
+    assert [c.name for c in cards] == ["h200", "h200", "h200", "h100"]
 
 
 @pytest.mark.parametrize("count", (1, 2, 4))
