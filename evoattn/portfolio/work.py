@@ -69,6 +69,13 @@ class Tiles:
 def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
     """(mean, most, count): steps of the row blocks of one head."""
     count = math.ceil(problem.seqlen_q / block_m)
+    if problem.window:
+        seen = [
+            problem.masking.visible_keys(first, first + block_m, problem.seqlen_q, problem.seqlen_k)
+            for first in range(0, problem.seqlen_q, block_m)
+        ]
+        steps_of = [math.ceil(keys.stop / block_n) - keys.start // block_n if keys else 1 for keys in seen]
+        return sum(steps_of) / count, max(steps_of), count
     if not problem.causal:
         steps = math.ceil(problem.seqlen_k / block_n)
         return steps, steps, count

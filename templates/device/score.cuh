@@ -29,15 +29,27 @@ template <typename Element> struct RowTerms {
   int keys;                  // that there are from the first on
 };
 
-// Two neighbours of a row that begin at an even place.
-template <typename Element> struct alignas(2 * sizeof(Element)) ElementPair {
-  Element low, high;
+// Two neighbours of a row of the bias, the first at an even place, as they are kept in registers.
+template <typename Element> struct BiasPair {
+  uint32_t word = 0;
+  __device__ __forceinline__ void load(const Element* pair_gmem) {
+    word = *reinterpret_cast<const uint32_t*>(pair_gmem);
+  }
+  __device__ __forceinline__ float low() const { return to_float(Element{uint16_t(word)}); }
+  __device__ __forceinline__ float high() const { return to_float(Element{uint16_t(word >> 16)}); }
+};
+template <> struct BiasPair<Fp32> {
+  float2 pair = {0.f, 0.f};
+  __device__ __forceinline__ void load(const Fp32* pair_gmem) { pair = *reinterpret_cast<const float2*>(pair_gmem); }
+  __device__ __forceinline__ float low() const { return pair.x; }
+  __device__ __forceinline__ float high() const { return pair.y; }
 };
 
 template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, bool SINKS> struct ScoreTerms {
   static constexpr bool WINDOW = WINDOWED;               // beside the scores, as `KeyMask` has it
   static constexpr bool ANY = SOFTCAP || ALIBI || BIAS;  // scores change
   static constexpr bool ADDED = ALIBI || BIAS;           // rows and keys differ in how
+  static constexpr bool BIASED = BIAS;                   // with a tensor to load
   static constexpr bool MAY_HIDE = BIAS;                 // a score may become -inf, whatever the mask says
   static constexpr bool SINK = SINKS;
   VariantArguments<Element> given;
@@ -67,16 +79,26 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
     }
     return score;
   }
-  // The same of two neighbours. The key of the first is even, and so are the lengths of the bias's rows.
-  __device__ __forceinline__ void of_pair(float& low, float& high, const RowTerms<Element>& row, int step) const {
+  // The bias of two neighbours, 0 past the last key: to be loaded before the scores are there. The key of the first is
+  // even, and so are the lengths of the bias's rows.
+  __device__ __forceinline__ BiasPair<Element> bias_of_pair(const RowTerms<Element>& row, int step) const {
+    BiasPair<Element> pair;
+    if (step < row.keys) pair.load(row.bias_gmem + step);
+    return pair;
+  }
+  // As `of`, of two neighbours whose bias was loaded.
+  __device__ __forceinline__ void of_pair(float& low, float& high, const RowTerms<Element>& row, int step,
+                                          const BiasPair<Element>& bias) const {
     low = capped(low), high = capped(high);
     if constexpr (ALIBI) low = sloped(low, row, step), high = sloped(high, row, step + 1);
     if constexpr (BIAS) {
-      if (step < row.keys) {
-        const auto pair = *reinterpret_cast<const ElementPair<Element>*>(row.bias_gmem + step);
-        low = fmaf(to_float(pair.low), given.term_unit, low), high = fmaf(to_float(pair.high), given.term_unit, high);
-      }
+      low = fmaf(bias.low(), given.term_unit, low), high = fmaf(bias.high(), given.term_unit, high);
     }
+  }
+  // The same, with the load.
+  __device__ __forceinline__ void of_pair(float& low, float& high, const RowTerms<Element>& row, int step) const {
+    if constexpr (BIAS) of_pair(low, high, row, step, bias_of_pair(row, step));
+    else of_pair(low, high, row, step, BiasPair<Element>{});
   }
 
   // Of a row's softmax, (shift, sum) = (shift, Σ_j 2^(s_j - shift)) with the sink of the head as one more score.

@@ -16,7 +16,8 @@
   };
   // Waits for S while a newer product, if any, is under way, and returns what its softmax does.
   auto finish_qk = [&](auto first, auto masked, auto newer) {
-    wgmma_wait<decltype(newer)::value>();  // S is there
+    if constexpr (Terms::BIASED) load_bias(bias, terms, row_terms(0), row_terms(8));  // beside the product
+    wgmma_wait<decltype(newer)::value>();                                             // S is there
     pin_registers(s);
     if constexpr (RESCALE != Rescale::LAZY_AFTER) release(barrier(Smem::K_EMPTY, ring.stage));
     // The product has used Q in registers: a load is under way after its instruction, and wgmma of another block can
@@ -145,6 +146,7 @@
       finish_qk(True{}, False{}, True{});
       finish_pv();
       finish_rows(last_tile, last_range, last_state);
+      __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
     }
   } else {
     for (int round = 0;; ++round) {

@@ -47,12 +47,15 @@
   int key_tile;                   // the next
   auto first_row = [&](const Tile& of) { return of.row_block * BLOCK_M + warpgroup * 64; };  // of this warpgroup
 
-  // What a variant does to S.
-  auto change_scores = [&] {
+  BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
+
+  // The terms of the lane's rows g and g + 8 in the next tile of keys.
+  auto row_terms = [&](int row) {
     const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4, lane_key = key_tile * BLOCK_N + lane % 4 * 2;
-    change_tile(s, terms, terms.row(head_terms, lane_row, lane_key, seqlen_q, seqlen_k),
-                terms.row(head_terms, lane_row + 8, lane_key, seqlen_q, seqlen_k));
+    return terms.row(head_terms, lane_row + row, lane_key, seqlen_q, seqlen_k);
   };
+  // What a variant does to S.
+  auto change_scores = [&] { change_tile(s, bias, terms, row_terms(0), row_terms(8)); };
   // S = S masked, P = exponentials; returns whether O must be rescaled by `factor` before P V is added.
   auto softmax = [&](auto first, auto masked, int stage) {
     constexpr bool FIRST = decltype(first)::value, MASKED = decltype(masked)::value;

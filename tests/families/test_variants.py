@@ -174,7 +174,7 @@ WRONG = [
     (
         "a bias's keys past the last",
         BIAS,
-        ("if (step < row.keys) {\n        const auto pair", "{\n        const auto pair"),
+        ("if (step < row.keys) pair.load(", "pair.load("),
     ),
     ("one bias for all heads", BIAS, ("head * given.bias_head_stride;", "0;")),
     ("a bias that hides keys meets a lazy shift", BIAS, ("MAY_HIDE = BIAS;", "MAY_HIDE = false;")),

@@ -100,6 +100,8 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
         others += _persistent_registers(problem.head_dim, genes.STORE == "rows")
     if genes.RESCALE == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
+    if problem.bias:  # one register for two keys of two rows, loaded beside the product
+        others += block_n // 4
     return max(operands + others, _merge_registers(problem.head_dim) if genes.SCHEDULE == "balanced" else 0)
 
 

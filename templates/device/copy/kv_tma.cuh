@@ -45,6 +45,7 @@ template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, in
       fence_proxy_async();  // this lane's reads come before what the engine writes
       __syncwarp();         // all lanes' reads do
       copy(map, ring, full_smem, tile + STAGES, stage);
+      __syncwarp();  // the lane that asked is back: mma wants whole warps
     };
     if (asks) {
       prefetch_tensor_map(k_map);

@@ -16,6 +16,7 @@ __device__ __forceinline__ void read_shared_words(uint32_t first_smem, int lane,
   uint32_t word = 0, address = first_smem + 4 * lane;
   if (lane < WORDS)
     asm volatile("atom.relaxed.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(word) : "r"(address) : "memory");
+  __syncwarp();  // the lanes that read are back: wgmma, which follows, wants whole warps
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) words[i] = __shfl_sync(0xffffffffu, int(word), i);
 }

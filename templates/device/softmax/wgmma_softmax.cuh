@@ -49,13 +49,19 @@ __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, c
   }
 }
 
-// What `terms` make of the scores of rows g and g + 8, from this lane's first key on.
-template <int FLOATS, class Terms, class Row>
-__device__ __forceinline__ void change_tile(float (&s)[FLOATS], const Terms& terms, const Row& low, const Row& high) {
+// The bias of the scores of rows g and g + 8, from this lane's first key on.
+template <int PAIRS, class Terms, class Pair, class Row>
+__device__ __forceinline__ void load_bias(Pair (&bias)[PAIRS], const Terms& terms, const Row& low, const Row& high) {
 #pragma unroll
-  for (int i = 0; i < FLOATS; i += 4) {
-    terms.of_pair(s[i], s[i + 1], low, i / 4 * 8), terms.of_pair(s[i + 2], s[i + 3], high, i / 4 * 8);
-  }
+  for (int i = 0; i < PAIRS; ++i) bias[i] = terms.bias_of_pair(i % 2 ? high : low, i / 2 * 8);
+}
+// What `terms` make of these scores, their bias loaded.
+template <int FLOATS, int PAIRS, class Terms, class Pair, class Row>
+__device__ __forceinline__ void change_tile(float (&s)[FLOATS], const Pair (&bias)[PAIRS], const Terms& terms,
+                                            const Row& low, const Row& high) {
+#pragma unroll
+  for (int i = 0; i < FLOATS; i += 2)
+    terms.of_pair(s[i], s[i + 1], i & 2 ? high : low, i / 4 * 8, bias[PAIRS > 1 ? i / 2 : 0]);
 }
 
 // Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
