@@ -1,5 +1,4 @@
-"""A measuring campaign: search all classes at once, then time the best kernels of each on all of its problems, in
-turns."""
+"""A measuring campaign: search all classes at once, then time the best of each on all of its problems, in turns."""
 
 from __future__ import annotations
 
@@ -23,18 +22,14 @@ from evoattn.portfolio.features import class_of
 from evoattn.portfolio.strata import by_class, spread
 from evoattn.portfolio.workload import draw
 
-FAMILIES = {
-    "16": ("flash_wgmma", "split_kv", "flash_mma"),
-    "32": ("flash_scalar", "split_kv", "large_head"),
-}
+FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar", "split_kv", "large_head")}
 """By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim
 beyond 256."""
-PROBLEMS = {"16 d64": (150, 110), "16 d128": (150, 110), "16": (70, 56), "32": (16, 12), "32 d64": (28, 20)}
-PROBLEMS["32 d128"] = PROBLEMS["32 d64"]
+PROBLEMS = {"16 d64": (150, 110), "16": (70, 56), "32": (16, 12), "32 d64": (28, 20)}
+PROBLEMS |= {"16 d128": PROBLEMS["16 d64"], "32 d128": PROBLEMS["32 d64"]}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16 d96": 1.5, "16": 1.0, "32": 0.4, "32 d64": 0.8}
 WEIGHTS["32 d128"] = WEIGHTS["32 d64"]
-
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of splits that every kernel of split_kv is timed with: they cost no compile."""
 
