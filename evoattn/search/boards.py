@@ -21,6 +21,8 @@ from evoattn.search.tools import Tools
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import CacheMode
 
+REFEREE_BYTES = 1 << 30
+"""Inputs and output of a problem of which a board holds several copies for two workers: each has six or so."""
 GAUGE_TRIES = 3
 """Times in a row that a board may fail to time the reference kernel."""
 
@@ -53,7 +55,7 @@ class Boards:
         """With a worker for each board of the fleet, which `tools` makes with `args`."""
 
         def make_referee() -> BaseWorker | None:
-            return fleet.referee(tools.make_device, args)
+            return fleet.referee(tools.make_device, args) if args[0].bytes <= REFEREE_BYTES else None
 
         workers = fleet.devices(tools.make_device, args)
         return cls(args[1], fleet.boards, workers, progress, tools.device_seconds, make_referee)

@@ -4,12 +4,16 @@ import pytest
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, WorkerFailed
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Timing
+from evoattn.search.boards import Boards
 from evoattn.search.device import Device
 from evoattn.search.errors import SearchError
 from evoattn.search.finals import Final
 from evoattn.search.progress import Progress
 from evoattn.search.referee import BEGINS_AFTER, Referee
+from evoattn.search.tools import Tools
 from evoattn.timing.finalists import FinalResult
 
 
@@ -131,3 +135,23 @@ def test_a_final_that_cannot_be_held_ends_the_search():
     candidates.failures_to_start, candidates.ready = START_TRIES, False
     with pytest.raises(WorkerFailed):
         referee.hold(Final({}), 9.0, lambda: None, pytest.fail)
+
+
+@pytest.mark.parametrize("batch, expected", [(1, True), (4096, False)])
+def test_a_problem_that_fills_the_memory_gets_no_second_worker(batch, expected):
+    asked = []
+
+    class OneBoard:
+        boards = ("",)
+
+        def devices(self, make, args):
+            return [FakeWorker()]
+
+        def referee(self, make, args):
+            asked.append(args)
+            return FakeWorker()
+
+    problem = AttentionProblem(batch, 8, 8, 1024, 1024, 64)
+    boards = Boards.start(OneBoard(), Tools(), (problem, GPUS["h100"], "warm"), Progress())
+    boards.referee.go_on(BEGINS_AFTER)
+    assert bool(asked) == bool(boards.referee.workers) == expected
