@@ -34,11 +34,17 @@ class Contestant:
     """Work that is repeated in a graph. `capture` comes before the first `sample`."""
 
     def __init__(
-        self, name: str, enqueue: Enqueue, timer: Timer, witness: Witness, flush: Enqueue | None = None
+        self,
+        name: str,
+        enqueue: Enqueue,
+        timer: Timer,
+        witness: Witness | None = None,
+        flush: Enqueue | None = None,
     ) -> None:
         """Warms up. Raises what `enqueue` raises.
 
-        `flush`: for cold calls, queued before each sample. `us`: of one call with its launch on the CPU, until `probe`.
+        `witness`: of each sample; None where nobody looks at what the replays do. `flush`: for cold calls, queued
+        before each sample. `us`: of one call with its launch on the CPU, until `probe`.
         """
         self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
         self._enqueue = enqueue  # a graph does not keep loaded the module that its kernels come from, but this does
@@ -81,11 +87,13 @@ class Contestant:
             self.replay()
         waits = []
         for _ in range(count):
-            self.witness.before()
+            if self.witness:
+                self.witness.before()
             if self._flush:
                 self._flush()
             waits.append(self._timer.queue(self.replay))
-            self.witness.after()
+            if self.witness:
+                self.witness.after()
         return [elapsed_us() / self.calls for elapsed_us in waits]
 
     def sample(self) -> float:

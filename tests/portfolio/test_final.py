@@ -1,5 +1,7 @@
 """What the engine's GPU process does around a launch: memory for every problem, repeated calls, finals in turns."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.engine.clock import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, repeat
 from evoattn.portfolio.engine.final import Final
 from evoattn.portfolio.engine.memory import Memory
+from evoattn.timing.timer import Timer
 
 SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))
 
@@ -91,9 +94,39 @@ def test_a_call_is_the_mean_over_the_work():
     assert Stopwatch().a_call(loop) == 50.0
 
 
+class StopwatchTimer(Timer):
+    launch_us = 0.0
+
+    def __init__(self):
+        pass
+
+    def queue(self, work):
+        took = Stopwatch().elapsed(work)
+        return lambda: took
+
+    @contextmanager
+    def side_stream(self):
+        yield
+
+    def capture(self, calls):
+        return lambda: [call() for call in calls]
+
+    def synchronize(self):
+        pass
+
+
 def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(memory):
     near, far, broken = Kernel(us=400.0), Kernel(us=2000.0), Kernel()
-    ours, peers, refusals = Final(memory, Stopwatch(), LARGE).run([near, far, broken], ("nobody",), 3, seed=1)
+    ours, peers, refusals = Final(memory, StopwatchTimer(), LARGE).run([near, far, broken], ("nobody",), 3, seed=1)
     assert ours[:2] == [400.0, 2000.0] and ours[2] is None
     assert peers == {} and list(refusals) == ["nobody"]
-    assert (near.calls, far.calls) == (4 + 3 * 3, 2)
+    assert far.calls == 2 and near.calls > 3 * 2 * 2  # three rounds of a replay and the one before it, two calls each
+
+
+def test_all_in_a_final_are_called_as_often(memory):
+    quick, slower = Kernel(us=20.0), Kernel(us=200.0)
+    Final(memory, StopwatchTimer(), LARGE).run([quick, slower], (), 1, seed=1)
+    before = quick.calls, slower.calls
+    ours, _, _ = Final(memory, StopwatchTimer(), LARGE).run([quick, slower], (), 3, seed=1)
+    per_round = (quick.calls - 2 * before[0]) // 2, (slower.calls - 2 * before[1]) // 2
+    assert ours == [20.0, 200.0] and per_round[0] == per_round[1] == 2 * 35

@@ -11,66 +11,79 @@ import torch
 from evoattn.backends.base import LaunchError
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Call, Clock, Repeated, repeat
+from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Call
 from evoattn.portfolio.engine.memory import Memory
+from evoattn.timing.contestant import Contestant, calls_for_all
 from evoattn.timing.peers.table import PEERS
+from evoattn.timing.protocol import Protocol
+from evoattn.timing.timer import Timer
 
 FAR_BEHIND = 2.5
 """A first call that takes this many times the least so far is its time."""
+REPLAYS = Protocol("final", 5, 700.0, most_calls=500)
+"""How long a replay is; rounds are as many as are asked for."""
 
 
 class Final:
     """The contestants on one problem."""
 
-    def __init__(self, memory: Memory, clock: Clock, problem: AttentionProblem) -> None:
-        self._memory, self._clock, self._problem = memory, clock, problem
+    def __init__(self, memory: Memory, timer: Timer, problem: AttentionProblem) -> None:
+        self._memory, self._timer, self._problem = memory, timer, problem
 
     def run(
         self, kernels: list[BuiltKernel], peers: tuple[str, ...], rounds: int, seed: int
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
-        """Median µs of each kernel (None where it fails), of each peer, and why peers are missing."""
-        firsts, works = self._warmed(kernels)
-        calls, refusals = self._peers(peers)
-        contestants: list[tuple[object, Repeated]] = [(i, work) for i, work in enumerate(works) if work]
-        contestants += list(calls.items())
-        samples: dict[object, list[float]] = {name: [] for name, _ in contestants}
+        """Median µs of each kernel (None where it fails), of each peer, and why peers are missing.
+
+        All have one number of calls per replay, found by replay (`evoattn.timing.contestant`).
+        """
+        firsts, ours = self._kernels(kernels)
+        theirs, refusals = self._peers(peers)
+        contestants = [*ours.values(), *theirs.values()]
+        if contestants:
+            calls = calls_for_all(contestants, self._timer.launch_us, REPLAYS, "warm")
+            for contestant in contestants:
+                contestant.capture(calls)
+        samples: dict[str, list[float]] = {c.name: [] for c in contestants}
         shuffle = random.Random(seed)
         for _ in range(rounds):
             shuffle.shuffle(contestants)
-            for name, work in contestants:
-                samples[name].append(self._clock.a_call(work))
-        ours = [median(samples[i]) if samples.get(i) else first for i, first in enumerate(firsts)]
-        return ours, {name: median(samples[name]) for name in calls}, refusals
+            for contestant in contestants:
+                samples[contestant.name].append(contestant.sample())
+        times = [median(samples[ours[i].name]) if i in ours else first for i, first in enumerate(firsts)]
+        return times, {name: median(samples[name]) for name in theirs}, refusals
 
-    def _warmed(self, kernels: list[BuiltKernel]) -> tuple[list[float | None], list[Repeated | None]]:
-        """µs of each kernel's second call, and its work in the rounds: None where it fails or is far behind."""
+    def _kernels(self, kernels: list[BuiltKernel]) -> tuple[list[float | None], dict[int, Contestant]]:
+        """µs of each kernel's second call (None where it fails), and by its index who takes part in the rounds: who
+        fails or is far behind does not."""
         firsts: list[float | None] = []
-        works: list[Repeated | None] = []
-        for kernel in kernels:
+        entered: dict[int, Contestant] = {}
+        for index, kernel in enumerate(kernels):
+            known = [us for us in firsts if us]
             try:
                 enqueue = self._memory.prepare(kernel, self._problem)
-                first = self._clock.first(enqueue)
-                known = [us for us in firsts if us]
-                far_behind = bool(known) and first > max(FAR_BEHIND * min(known), GRAPH_UNDER_US)
-                works.append(None if far_behind else repeat(enqueue, first))
-                firsts.append(first)
+                contestant = Contestant(str(index), enqueue, self._timer)
+                firsts.append(contestant.us)
+                if not known or contestant.us <= max(FAR_BEHIND * min(known), GRAPH_UNDER_US):
+                    contestant.probe()
+                    entered[index] = contestant
             except (LaunchError, RuntimeError):
-                works.append(None)
-                firsts.append(None)
-        return firsts, works
+                firsts[index:] = [None]
+        return firsts, entered
 
-    def _peers(self, names: tuple[str, ...]) -> tuple[dict[str, Repeated], dict[str, str]]:
-        """The work of each peer that runs, and why the others do not."""
+    def _peers(self, names: tuple[str, ...]) -> tuple[dict[str, Contestant], dict[str, str]]:
+        """Each peer that runs, and why the others do not."""
         tensors = self._memory.tensors(self._problem)
-        calls: dict[str, Repeated] = {}
+        entered: dict[str, Contestant] = {}
         refusals: dict[str, str] = {}
         for name in names:
             try:
-                call = _dropping(PEERS[name].make(self._problem, tensors))
-                calls[name] = repeat(call, self._clock.first(call))
+                contestant = Contestant(name, _dropping(PEERS[name].make(self._problem, tensors)), self._timer)
+                contestant.probe()
+                entered[name] = contestant
             except Exception as error:  # other people's code: it may raise anything
                 refusals[name] = " ".join(str(error).split())[:160]
-        return calls, refusals
+        return entered, refusals
 
 
 def _dropping(call: Callable[[], torch.Tensor]) -> Call:

@@ -18,6 +18,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Clock, repeat
 from evoattn.portfolio.engine.final import Final
 from evoattn.portfolio.engine.memory import Memory
+from evoattn.timing.timer import Timer
 
 ROUGH = 1.6
 """A first call that takes this many times the best so far is its time."""
@@ -42,7 +43,7 @@ class Stage(Handler):
         from evoattn.backends.cuda import CudaBackend  # in the GPU process alone: the engine's own never loads CUDA
 
         self._backend, self._seed = CudaBackend(), seed
-        self._memory, self._clock = Memory(self._backend, seed), Clock()
+        self._memory, self._clock, self._timer = Memory(self._backend, seed), Clock(), Timer()
         self._problems: dict[str, list[AttentionProblem]] = {}
         self._cases: dict[str, list[Case]] = {}
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -112,4 +113,4 @@ class Stage(Handler):
         self, group: str, index: int, kernels: list[BuiltKernel], rounds: int, peers: tuple[str, ...]
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """See `Final.run`."""
-        return Final(self._memory, self._clock, self._problems[group][index]).run(kernels, peers, rounds, index)
+        return Final(self._memory, self._timer, self._problems[group][index]).run(kernels, peers, rounds, index)
