@@ -1,11 +1,12 @@
 """Replay searches on recorded landscapes: any sampler, many seeds, no GPU.
 
     python scripts/replay.py docs/landscapes/h100.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
-    python scripts/replay.py docs/landscapes/h100.jsonl.gz --begin portfolio --priors build/priors -o replays.json.gz
+    python scripts/replay.py docs/landscapes/h100.jsonl.gz --begin portfolio --fitted FILE -o replays.json.gz
 
-A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --priors names the
-folder with a prior per group, each without that group (`scripts/sampler_prior.py --each`); else guided samplers have
-none. --begin portfolio: the search begins at the portfolio's picks and the starting configs, as `evoattn search` does.
+A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --fitted names a fit of
+the cost model that knows nothing of the landscapes, made by `python -m scripts.cost.fit docs/campaigns/h*.gz --fit-only
+FILE`; without it guided samplers have no prior. --begin portfolio: the search begins at the portfolio's picks and the
+starting configs, as `evoattn search` does.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
+from evoattn.cost.fitted import load as load_fitted
 from evoattn.model.gpu import lookup
 from evoattn.model.space import SearchSpace, load_space
 from evoattn.samplers.base import MakePool, Sampler, SamplerAids
 from evoattn.samplers.landscape import Landscape, load
-from evoattn.samplers.prior import load as load_priors
-from evoattn.samplers.prior import make_prior
+from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
 from evoattn.samplers.replay import JOBS, replay, spaces_of
 from evoattn.search import starting
@@ -85,15 +86,15 @@ def _landscapes(paths: tuple[Path, ...]) -> dict[str, Landscape]:
 
 def searches(
     paths: tuple[Path, ...], name: str, sampler: str, begin: str, seeds: range, count: int, jobs: int,
-    priors: Path | None,
+    fitted: Path | None,
 ) -> list[Run]:  # fmt: skip
     """The runs of one sampler on one landscape."""
     landscape = _landscapes(paths)[name]
     spaces, gpu = begun(landscape, begin), lookup(landscape.about["gpu"])
-    trees = load_priors(priors / f"{landscape.group}.npz") if priors else None
+    known = load_fitted(fitted) if fitted else None
 
     def make(seed: int, make_pool: MakePool) -> Sampler:
-        prior = make_prior(trees, spaces, landscape.problem, gpu) if trees else None
+        prior = cost_prior(landscape.problem, gpu, known) if known else None
         aids = SamplerAids(prior, make_pool)
         return make_sampler(sampler, spaces, landscape.problem, seed, lambda family, params: None, aids)
 
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="landscapes whose names begin so")
     parser.add_argument("--every", type=int, default=1, help="of the landscapes, each so-many-th")
     parser.add_argument("--least", type=int, default=200, help="right configs that a landscape must have")
-    parser.add_argument("--priors", type=Path)
+    parser.add_argument("--fitted", type=Path)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
@@ -188,7 +189,7 @@ def main() -> None:
     ][:: words.every]  # fmt: skip
     seeds = range(words.first_seed, words.first_seed + words.seeds)
     tasks = [
-        (paths, name, sampler, words.begin, seeds, words.count, words.jobs, words.priors)
+        (paths, name, sampler, words.begin, seeds, words.count, words.jobs, words.fitted)
         for sampler in words.samplers.split(",")
         for name in names
     ]

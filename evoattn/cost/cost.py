@@ -86,10 +86,12 @@ def cost(
     return Cost(found.us * correction, parts, max(parts, key=lambda name: parts[name]), correction)
 
 
-def scores(problem: AttentionProblem, configs: Sequence[KernelConfig], gpu: GpuSpec) -> list[float]:
+def scores(
+    problem: AttentionProblem, configs: Sequence[KernelConfig], gpu: GpuSpec, fitted: Fitted | None = None
+) -> list[float]:
     """The `Cost.score` of many configs that were not compiled, infinite where no block fits; half the time of one by
     one."""
-    known, found = load(), [math.inf] * len(configs)
+    known, found = fitted or load(), [math.inf] * len(configs)
     parts = {i: part for i, c in enumerate(configs) if (part := physical_part(problem, c, gpu, 0, known))}
     for family in {configs[i].family for i in parts}:
         chosen = [i for i in parts if configs[i].family == family]

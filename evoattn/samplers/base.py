@@ -19,7 +19,8 @@ STARTING = "starting"
 
 
 Prior = Callable[[list[tuple[str, Params]]], list[float]]
-"""What other problems' measurements say of (family, params): the expected log of its time over the best, natural."""
+"""What is expected of each (family, params) before anything is measured: the natural log of its time over that of a good
+one."""
 MakePool = Callable[[dict[str, SearchSpace], WhyInvalid, random.Random], ConfigPool]
 
 

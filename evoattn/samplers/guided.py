@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from importlib import import_module
 from typing import ClassVar
 
@@ -32,8 +34,13 @@ STARTING = 10
 """Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
 """The best so far, of which configs are bred."""
-RANDOM, BRED, ROUNDS, BRED_AGAIN = 40, 160, 2, 80
-"""Configs thought of per fit: at random, of the elite, and in each of some rounds of those that the model likes."""
+FIRST_THOUGHTS, THOUGHTS = 240, 40
+"""Configs thought of before the first proposal, and with each: together as many as one fit can use, but no proposal
+waits for all of them."""
+RANDOM_SHARE, LIKED_SHARE = 0.15, 0.4
+"""Of the thoughts: at random, and bred of those that the model likes best; the others are bred of the best so far."""
+MOST_THOUGHTS = 400
+"""That are kept from one fit to the next."""
 EXPLORING_SHARE = 0.05
 """Proposals at random."""
 MOST_TRIALS = 800
@@ -67,10 +74,13 @@ class GuidedSampler(ProposingSampler):
         self._thoughts: dict[str, Thought] = {}
         """Of `_values`."""
         self._best: list[tuple[float, str]] = []
-        self._queue: list[Thought] = []
-        """What to propose next, the last one first."""
+        self._judge: Judge | None = None
+        self._open: dict[str, Thought] = {}
+        """What may be proposed, by config id."""
+        self._opinions: dict[str, Array] = {}
+        """Of `_open`: what the model makes of each."""
         self._news = 0
-        """Results since the queue was filled."""
+        """Results since the last fit."""
         self._spare: list[tuple[str, Params]] = []
         """Starting configs that are not proposed as such."""
         if aids.prior and self._starting:
@@ -88,37 +98,58 @@ class GuidedSampler(ProposingSampler):
     def _propose(self) -> Proposal | None:
         if (not self._has_prior and len(self._best) < self._startup) or self.rng.random() < EXPLORING_SHARE:
             return None
-        if not self._queue or self._news >= min(BATCH, max(FIRST_BATCH, len(self._values) // 6)):
-            self._think()
-        while self._queue:
-            thought = self._queue.pop()
-            if self.pool.mark(config_id(thought.family, thought.params)):
+        if self._judge is None or self._news >= min(BATCH, max(FIRST_BATCH, len(self._values) // 6)):
+            self._refit()
+        self._think(THOUGHTS if self._open else FIRST_THOUGHTS)
+        while self._open:
+            identity = self._choose()
+            thought = self._open.pop(identity)
+            del self._opinions[identity]
+            if self.pool.mark(identity):
                 return Proposal(thought.family, thought.params, operator="guided")
         return None
 
-    def _think(self) -> None:
-        """Fit the model, think of configs, and queue those that it likes."""
-        judge, self._news = self._fit(), 0
-        found = self._thinker.random(RANDOM) | self._thinker.near(self._spare)
-        if self._best:
-            found |= self._thinker.bred([self._thoughts[identity] for _, identity in self._best[:ELITE]], BRED)
-        if not found:  # little is left
-            return
-        for _ in range(ROUNDS):
-            thoughts = list(found.values())
-            order = np.argsort(_opinions(judge, thoughts).min(0))[: 2 * ELITE]
-            found |= self._thinker.bred([thoughts[i] for i in order], BRED_AGAIN)
-        thoughts = list(found.values())
-        opinions = _opinions(judge, thoughts)
-        orders = [[int(i) for i in np.argsort(-row)] for row in opinions]
-        chosen: dict[int, None] = {}
-        while len(chosen) < min(2 * BATCH, len(thoughts)):
-            opinion = self.rng.choice(orders)
-            while opinion[-1] in chosen:
-                opinion.pop()
-            chosen[opinion.pop()] = None
-        self._queue = [thoughts[i] for i in chosen][::-1]
-        self._thinker.forget(self._values)
+    def _choose(self) -> str:
+        """The best of the open thoughts in one opinion."""
+        names, opinions = list(self._opinions), np.array(list(self._opinions.values()))
+        return names[int(opinions[:, self.rng.randrange(opinions.shape[1])].argmin())]
+
+    def _think(self, count: int) -> None:
+        """Think of about `count` more configs."""
+        if not self._open:
+            self._add(self._thinker.near(self._spare))
+        random = math.ceil(RANDOM_SHARE * count)
+        self._add(self._thinker.random(random))
+        liked = self._liked(2 * ELITE)
+        best = [self._thoughts[identity] for _, identity in self._best[:ELITE]] or liked
+        of_liked = int(LIKED_SHARE * count)
+        if best:
+            self._add(self._thinker.bred(best, count - random - of_liked))
+        if liked:
+            self._add(self._thinker.bred(liked, of_liked))
+
+    def _liked(self, count: int) -> list[Thought]:
+        """The open thoughts that some opinion likes best."""
+        names = sorted(self._opinions, key=lambda identity: float(self._opinions[identity].min()))
+        return [self._open[identity] for identity in names[:count]]
+
+    def _add(self, thoughts: dict[str, Thought]) -> None:
+        fresh = {identity: thought for identity, thought in thoughts.items() if identity not in self._open}
+        if fresh and self._judge:
+            rows, prior = _features(fresh.values())
+            self._open |= fresh
+            self._opinions |= dict(zip(fresh, self._judge(rows, prior).T, strict=True))
+
+    def _refit(self) -> None:
+        """A model of all that is known, and what it makes of the open thoughts, of which the worst are dropped."""
+        self._news, self._judge = 0, self._fit()
+        thoughts, self._open, self._opinions = self._open, {}, {}
+        self._add(thoughts)
+        liked = self._liked(MOST_THOUGHTS)
+        kept = {config_id(t.family, t.params) for t in liked}
+        self._open = {identity: t for identity, t in self._open.items() if identity in kept}
+        self._opinions = {identity: o for identity, o in self._opinions.items() if identity in kept}
+        self._thinker.forget([*self._values, *kept])
 
     def _fit(self) -> Judge:
         if len(self._best) < self._startup:
@@ -128,8 +159,7 @@ class GuidedSampler(ProposingSampler):
         if len(known) > MOST_TRIALS:
             best = [identity for _, identity in self._best[: MOST_TRIALS // 2]]
             known = list(dict.fromkeys([*best, *known[-MOST_TRIALS // 2 :]]))
-        thoughts = [self._thoughts[identity] for identity in known]
-        rows, prior = np.array([t.row for t in thoughts]), np.array([t.prior for t in thoughts])
+        rows, prior = _features(self._thoughts[identity] for identity in known)
         return self.learner(rows, prior, [self._values[i] for i in known], self.rng.getrandbits(31))
 
     def tell(self, proposal: Proposal, trial: Trial) -> None:
@@ -152,6 +182,7 @@ class ForestSampler(GuidedSampler):
     learner: ClassVar[Learner] = staticmethod(classification)
 
 
-def _opinions(judge: Judge, thoughts: list[Thought]) -> Array:
-    """Values to minimise, a row per opinion."""
-    return judge(np.array([t.row for t in thoughts]), np.array([t.prior for t in thoughts]))
+def _features(thoughts: Iterable[Thought]) -> tuple[Array, Array]:
+    """Rows of features, and the prior of each."""
+    given = list(thoughts)
+    return np.array([t.row for t in given]), np.array([t.prior for t in given])

@@ -14,7 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.base import Sampler, SamplerAids
-from evoattn.samplers.prior import prior_for
+from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
@@ -146,7 +146,7 @@ def make_search(prepared: PreparedSearch, sampler: Sampler, machines: Machines, 
 def sampler_of(
     name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec, seed: int
 ) -> Sampler:
-    """The sampler called `name` over `spaces`, told which configs cannot be and what other problems let expect.
+    """The sampler called `name` over `spaces`, told which configs cannot be and what the cost model lets expect.
 
     Raises `SamplerError` on an unknown one.
     """
@@ -154,7 +154,7 @@ def sampler_of(
     def why_invalid(family: str, params: dict[str, Any]) -> str | None:
         return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), gpu)
 
-    aids = SamplerAids(prior_for(spaces, problem, gpu))
+    aids = SamplerAids(cost_prior(problem, gpu))
     return make_sampler(name, spaces, problem, seed, why_invalid, aids)
 
 

@@ -2,6 +2,7 @@
 
 OMP_NUM_THREADS=2 python -m scripts.cost.fit            # some minutes; writes evoattn/cost/data/fitted.npz
 python -m scripts.cost.fit --judge-only
+python -m scripts.cost.fit docs/campaigns/h*.jsonl.gz --fit-only FILE     # a fit of these, not judged, in a file of its own
 """
 
 from __future__ import annotations
@@ -197,10 +198,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="default: all of docs/campaigns/")
     parser.add_argument("--judge-only", action="store_true", help="write no file")
+    parser.add_argument("--fit-only", type=Path, metavar="FILE", help="write the fit there, and judge nothing")
     parser.add_argument("--folds", type=int, default=FOLDS)
     parser.add_argument("--each", type=int, default=EACH, help="rows of a problem in the fit")
     parser.add_argument("--judged", type=int, default=JUDGED, help="rows of a campaign's problem that are read at all")
     options = parser.parse_args()
+    if options.fit_only:
+        save(fit(read(options.files or sorted(FOLDER.glob("*.jsonl.gz"))), options.each), options.fit_only)
+        return
     started = time.monotonic()
     rows = thinned(read(options.files or sorted(FOLDER.glob("*.jsonl.gz"))), options.judged)
     print(f"{len(rows)} times of {len({(r.gpu.name, r.problem) for r in rows})} problems and cards")
