@@ -2,7 +2,7 @@
 
 OMP_NUM_THREADS=2 python -m scripts.cost.fit            # some minutes; writes evoattn/cost/data/fitted.npz
 python -m scripts.cost.fit --judge-only
-python -m scripts.cost.fit docs/campaigns/h*.jsonl.gz --fit-only FILE     # a fit of these, not judged, in a file of its own
+python -m scripts.cost.fit docs/campaigns/h*.jsonl.gz --fit-only FILE   # no judging
 """
 
 from __future__ import annotations
