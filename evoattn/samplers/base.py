@@ -19,8 +19,8 @@ STARTING = "starting"
 
 
 Prior = Callable[[list[tuple[str, Params]]], list[float]]
-"""What is expected of each (family, params) before anything is measured: the natural log of its time over that of a good
-one."""
+"""What is expected of each (family, params) before anything is measured: the natural log of its time over that of a
+good one."""
 MakePool = Callable[[dict[str, SearchSpace], WhyInvalid, random.Random], ConfigPool]
 
 
