@@ -62,11 +62,11 @@ class Run:
             stderr=subprocess.STDOUT,
         )
 
-    def search(self, budget: str, **how) -> subprocess.Popen:
+    def search(self, budget: str, *words: str, **how) -> subprocess.Popen:
         """A new study in a new database, else a resumed one."""
         if self.db.exists() and self.studies():
-            return self.start("--budget", budget, "--jobs", "2", "--resume", **how)
-        return self.start("--gpu", self.target, "--budget", budget, *SMALL, **how)
+            return self.start("--budget", budget, "--jobs", "2", "--resume", *words, **how)
+        return self.start("--gpu", self.target, "--budget", budget, *SMALL, *words, **how)
 
     def lines(self, kind: str) -> list[list[str]]:
         text = self.journal.read_text() if self.journal.exists() else ""
@@ -88,6 +88,10 @@ class Run:
 
     def studies(self) -> list[tuple]:
         return self._rows("SELECT name FROM studies")
+
+    def count_of(self, state: str) -> int:
+        """Trials that ended so."""
+        return sum(found == state for (found,) in self._rows("SELECT state FROM trials"))
 
     def check(self) -> int:
         """Hold the database to the journal; returns the trials in it."""
@@ -122,3 +126,8 @@ def wait_until(condition, seconds: float = 120.0) -> None:
     while not condition():
         require(time.monotonic() < end, "It did not happen in time.")
         time.sleep(0.005)
+
+
+def wait_for_trials(run: Run, process: subprocess.Popen, count: int) -> None:
+    """Until that many trials are acknowledged, or the search has ended."""
+    wait_until(lambda: len(run.acknowledged()) >= count or process.poll() is not None)

@@ -1,13 +1,14 @@
 """Kill, fill, lock and forbid: a search under faults, and its database held to what it acknowledged.
 
     python scripts/fault_runs.py [--kills 20] [--worker-kills 8] [--trials 20000] [--seed 0] [--rounds 5]
-                                 [--only kill,workers,disk,right,two,day,postgres]
+                                 [--only kill,workers,boards,ray,disk,right,two,day,postgres]
 
 Prints a row a fault: how often, what was promised and what was kept; exit code 0 only if nothing was lost, doubled or
 corrupted, and every refusal was one sentence. Kills run the real search, on the GPU where one is (else offline for an
 L4); `--fake` puts a made-up GPU in its place, which `workers` also does where there is no GPU, so that a GPU worker can
 be killed. Disk, right and two are about files and always use it, as `postgres` does, which
-needs PostgreSQL's programs.
+needs PostgreSQL's programs. `boards` is `workers` on three made-up GPUs, `ray` the same on a local Ray cluster, where
+actors are killed too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from fault_fleet import BOARDS, worker_runs
 from fault_postgres import postgres_runs
-from fault_run import SMALL, Fault, Run, environment, finish, require, wait_until
+from fault_run import SMALL, Fault, Run, environment, finish, require, wait_for_trials, wait_until
 
 from evoattn.model import gpu
 from evoattn.model.paths import ROOT
@@ -56,32 +58,6 @@ def kill_runs(run: Run, kills: int, rng: random.Random) -> str:
         run.check()
     finish(run.search("5trials"), (0,))
     return f"{kills} kills; {len(run.acknowledged())} trials acknowledged, {run.check()} kept, none twice"
-
-
-def wait_for_trials(run: Run, process: subprocess.Popen, count: int) -> None:
-    """Until that many trials are acknowledged, or the search has ended."""
-    wait_until(lambda: len(run.acknowledged()) >= count or process.poll() is not None)
-
-
-def worker_runs(run: Run, kills: int, rng: random.Random) -> str:
-    """Kill the GPU worker and compile workers at random under one search: it goes on to the end of its budget."""
-    budget, killed = 60 + 5 * kills, {}
-    process = run.search(f"{budget}trials")
-    for n in range(kills):
-        wait_for_trials(run, process, 3 + n * budget // (kills + 1))
-        time.sleep(rng.uniform(0, 0.1))
-        workers = {
-            name: [int(pid) for other, pid in run.lines("worker") if other == name] for name, _ in run.lines("worker")
-        }
-        name = sorted(workers)[n % len(workers)]
-        alive = [pid for pid in workers[name] if Path(f"/proc/{pid}").exists()]
-        os.kill(rng.choice(alive), signal.SIGKILL)
-        killed[name] = killed.get(name, 0) + 1
-    finish(process, (0,), "Done (budget spent)", 400)
-    require(run.check() == budget, f"{run.check()} trials for a budget of {budget}.")
-    died = run._rows("SELECT count(*) FROM trials WHERE state = 'WORKER_DIED'")[0][0]
-    counts = ", ".join(f"{count} x {name}" for name, count in killed.items())
-    return f"killed {counts}; {budget} of {budget} trials, {died} WORKER_DIED"
 
 
 def disk_run(run: Run, root: bool) -> str:
@@ -173,7 +149,7 @@ def main() -> int:
     options.add_argument("--worker-kills", type=int, default=8)
     options.add_argument("--rounds", type=int, default=5, help="of `postgres`")
     options.add_argument("--trials", type=int, default=20_000)
-    options.add_argument("--only", default="kill,workers,disk,right,two,day,postgres")
+    options.add_argument("--only", default="kill,workers,boards,ray,disk,right,two,day,postgres")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--fake", action="store_true", help="a made-up compiler and GPU in the kill runs too")
     given = options.parse_args()
@@ -185,6 +161,8 @@ def main() -> int:
             "real" if here and not given.fake else "fake",
             lambda run: worker_runs(run, given.worker_kills, rng),
         ),
+        "boards": ("fake", lambda run: worker_runs(run, given.worker_kills, rng, BOARDS)),
+        "ray": ("fake", lambda run: worker_runs(run, given.worker_kills, rng, (*BOARDS, "--ray"))),
         "disk": ("fake", lambda run: disk_run(run, root)),
         "right": ("fake", lambda run: right_run(run)),
         "two": ("fake", lambda run: two_runs(run)),

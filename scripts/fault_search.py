@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +29,7 @@ from evoattn.cli.run import run_search
 from evoattn.evaluation.handlers import CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compiled, DeviceTask, Gauge, HoldFinal
+from evoattn.fleet.ray_fleet import LOCAL, RayFleet
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, detect_devices
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
@@ -41,7 +43,15 @@ from evoattn.timing.finalists import FinalResult
 KERNEL = CompiledKernel(b"", "", CompileInfo(registers=64))
 FAKE_SECONDS = 0.02
 """What a compile and an evaluation take: long enough that a kill hits some of them."""
-MADE_UP = DetectedDevice(0, "NVIDIA H100 (made up)", (9, 0), "13.0")
+
+
+def made_up(number: int) -> DetectedDevice:
+    return DetectedDevice(number, "NVIDIA H100 (made up)", (9, 0), "13.0", f"made up {number}")
+
+
+def made_up_here() -> list[DetectedDevice]:
+    """In an actor of Ray: the one that it was given."""
+    return [made_up(int(os.environ["CUDA_VISIBLE_DEVICES"]))]
 
 
 def note(journal: str, line: str) -> None:
@@ -113,6 +123,8 @@ def main() -> int:
         parser.add_argument(name)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--boards", type=int, default=0, help="made-up GPUs, on which all is timed")
+    parser.add_argument("--ray", action="store_true", help="on a Ray cluster of this machine")
     words = parser.parse_args()
     fake = words.kind == "fake"
     compiler, device = (FakeCompiler, FakeDevice) if fake else (CompileHandler, DeviceHandler)
@@ -133,17 +145,24 @@ def main() -> int:
             db=words.db,
             jobs=words.jobs,
             resume=words.resume,
+            devices="all" if words.boards and not words.ray else None,
+            ray=LOCAL if words.ray else None,
         )
-        here = [MADE_UP] if fake else detect_devices()
+        cluster = None
+        here = [made_up(number) for number in range(words.boards or 1)] if fake else detect_devices()
+        if words.ray:
+            size = {"num_cpus": words.jobs + words.boards, "num_gpus": words.boards}
+            cluster = RayFleet(LOCAL, words.jobs, size, made_up_here)
+            here = cluster.detect()
         prepared = prepare_search(search, here)
         prepared.storage.close()
         prepared = replace(prepared, storage=JournaledStorage.open(words.db, create=False))
-        run_search(prepared, Machines(here), Console(width=160, highlight=False), tools)
+        run_search(prepared, Machines(here, cluster), Console(width=160, highlight=False), tools)
     except FailedRun as error:
         print(f"evoattn: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-if __name__ == "__main__":  # workers are spawned: they import this file again
-    sys.exit(main())
+if __name__ == "__main__":  # workers import this file by its name: what they are sent may not be of `__main__`
+    sys.exit(import_module("fault_search").main())

@@ -21,11 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled  # noqa: E402
+from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here  # noqa: E402
 
 from evoattn.evaluation.handlers import DeviceHandler  # noqa: E402
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet  # noqa: E402
-from evoattn.model.gpu import DetectedDevice  # noqa: E402
 from evoattn.model.records import Trial  # noqa: E402
 from evoattn.search.machines import Machines, machines_of  # noqa: E402
 from evoattn.search.progress import Progress  # noqa: E402
@@ -104,15 +103,6 @@ class Observer:
             workers = [int(line.split()[2]) for line in self._journal.read_text().splitlines()]
             os.kill(workers[-1], signal.SIGKILL)
             row.killed = 1
-
-
-def made_up(number: int) -> DetectedDevice:
-    return DetectedDevice(number, "NVIDIA H200", (9, 0), "13.0", f"made up {number}")
-
-
-def made_up_here() -> list[DetectedDevice]:
-    """In a Ray actor: the one that it was given."""
-    return [made_up(int(os.environ["CUDA_VISIBLE_DEVICES"]))]
 
 
 def machines_for(mode: str, words: SearchWords, fake: int):
