@@ -1,10 +1,10 @@
-"""Searches on one GPU, on all GPUs of this host, and on all of them by Ray: who evaluates how many candidates.
+"""Searches on one GPU, on two, on all GPUs of this host, and on all of them by Ray: who evaluates how many candidates.
 
     python scripts/scale.py [--seconds 20] [--problems seed_h100,fa_d128_4k_causal,sampled]
-                            [--modes one,all,ray] [--jobs N] [--kill 8] [--fake N] [-o rows.json]
+                            [--modes one,two,all,ray] [--jobs N] [--kill 8] [--fake N] [-o rows.json]
 
-`sampled` is the first problem that the workload of portfolios draws from a seed of its own. Ray runs on the first
-problem only. One GPU worker of each search on several boards is ended by kill -9 on the way. Then the winners of a
+`sampled` is the first problem that the workload of portfolios draws from a seed of its own. Two GPUs and
+Ray are on the first problem only. One GPU worker of each search on several boards is ended by kill -9 on the way. Then the winners of a
 problem are timed in one final on the first GPU. A search takes its seconds, about 8 s to start and the final.
 `--fake` is a dry run with N made-up GPUs, whose times mean nothing.
 """
@@ -132,7 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--problems", default=f"seed_h100,fa_d128_4k_causal,{SAMPLED}")
-    parser.add_argument("--modes", default="one,all,ray")
+    parser.add_argument("--modes", default="one,two,all,ray")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--kill", type=float, default=8.0)
     parser.add_argument("--fake", type=int, default=0)
@@ -142,7 +142,7 @@ def main() -> int:
     tables: list[str] = []
     with TemporaryDirectory() as folder:
         for number, name in enumerate(given.problems.split(",")):
-            modes = [mode for mode in given.modes.split(",") if mode != "ray" or number == 0]
+            modes = [mode for mode in given.modes.split(",") if mode in ("one", "all") or number == 0]
             rows = [row for mode in modes if (row := searched(mode, name, given, Path(folder)))]
             found += rows
             if given.output:

@@ -1,8 +1,8 @@
 """One search for `scale.py`, in a process of its own: what it did per second, on how many boards, as one line of JSON.
 
-    python scripts/scale_search.py (one|all|ray) SHAPE SECONDS DB [--jobs N] [--kill AFTER] [--fake N]
+    python scripts/scale_search.py (one|two|all|ray) SHAPE SECONDS DB [--jobs N] [--kill AFTER] [--fake N]
 
-`one` is `--devices 0`, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU worker by kill -9 that
+`one` is `--devices 0`, `two` `--devices 0,1`, `all` `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU worker by kill -9 that
 many seconds into the search. `--fake` puts N made-up GPUs, which answer after 30 ms, in the place of the real ones.
 """
 
@@ -33,6 +33,9 @@ from evoattn.search.setup import begin_study, make_search, sampler_of  # noqa: E
 from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.storage.versions import collect  # noqa: E402
+
+
+DEVICES = {"one": "0", "two": "0,1", "all": "all"}
 
 
 @dataclass
@@ -153,7 +156,7 @@ def search(given: argparse.Namespace) -> Row:
         shape=given.shape,
         db=given.db,
         jobs=given.jobs,
-        devices={"one": "0", "all": "all"}.get(given.mode),
+        devices=DEVICES.get(given.mode),
         ray=LOCAL if given.mode == "ray" else None,
     )
     request = read_words(words)
@@ -191,7 +194,7 @@ def fill(row: Row, progress: Progress, storage: Storage, study) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("mode", choices=["one", "all", "ray"])
+    parser.add_argument("mode", choices=[*DEVICES, "ray"])
     parser.add_argument("shape")
     parser.add_argument("seconds", type=float)
     parser.add_argument("db")
