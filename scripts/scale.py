@@ -3,9 +3,9 @@
     python scripts/scale.py [--seconds 20] [--problems seed_h100,fa_d128_4k_causal,sampled]
                             [--modes one,two,all,ray] [--jobs N] [--kill 8] [--fake N] [-o rows.json]
 
-`sampled` is the first problem that the workload of portfolios draws from a seed of its own. Two GPUs and
-Ray are on the first problem only. One GPU worker of each search on several boards is ended by kill -9 on the way. Then the winners of a
-problem are timed in one final on the first GPU. A search takes its seconds, about 8 s to start and the final.
+`sampled` is the first problem that the workload of portfolios draws from a seed of its own. Two GPUs and Ray are on the
+first problem only. One GPU worker of each search on several boards is ended by kill -9 on the way. Then the winners of
+a problem are timed in one final on the first GPU. A search takes its seconds, about 8 s to start and the final.
 `--fake` is a dry run with N made-up GPUs, whose times mean nothing.
 """
 

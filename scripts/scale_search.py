@@ -2,8 +2,9 @@
 
     python scripts/scale_search.py (one|two|all|ray) SHAPE SECONDS DB [--jobs N] [--kill AFTER] [--fake N]
 
-`one` is `--devices 0`, `two` `--devices 0,1`, `all` `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU worker by kill -9 that
-many seconds into the search. `--fake` puts N made-up GPUs, which answer after 30 ms, in the place of the real ones.
+`one` is `--devices 0`, `two` is `--devices 0,1`, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU
+worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in the place
+of the real ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from evoattn.search.setup import begin_study, make_search, sampler_of  # noqa: E
 from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.storage.versions import collect  # noqa: E402
-
 
 DEVICES = {"one": "0", "two": "0,1", "all": "all"}
 
