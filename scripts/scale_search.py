@@ -3,8 +3,8 @@
     python scripts/scale_search.py (one|two|all|ray) SHAPE SECONDS DB [--jobs N] [--kill AFTER] [--fake N]
 
 `one` is `--devices 0`, `two` is `--devices 0,1`, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU
-worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in the place
-of the real ones.
+worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in place of
+the real ones.
 """
 
 from __future__ import annotations
