@@ -59,7 +59,7 @@ class Patience:
 
     def until_there(self, once: Callable[[], _T]) -> _T:
         """The answer of `once`, called again while the server is away."""
-        end: float | None = None
+        lost, end = False, 0.0
         while True:
             try:
                 return once()
@@ -68,7 +68,10 @@ class Patience:
                     continue
                 if not is_away(error):
                     raise
-                if end is None:
+                if not lost:  # perhaps the line alone was cut, as of a connection that was idle for long
+                    lost = True
+                    continue
+                if not end:
                     end = time.monotonic() + self.wait_s
                     self.tell(f"The database {self.place} does not answer; waiting up to {self.wait_s:.0f} s for it.")
                 elif time.monotonic() > end:
