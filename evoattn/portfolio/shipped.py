@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -102,7 +103,14 @@ def _kernel(row: dict[str, Any]) -> ShippedKernel:
 def load(arch: str, folder: Path = DATA) -> Portfolio | None:
     """The portfolio of an architecture, e.g. `sm_90a`, or None where there is none."""
     try:
-        text = json.loads((folder / f"{arch}.json").read_text())
+        text = (folder / f"{arch}.json").read_text()
     except OSError:
         return None
-    return Portfolio(arch, tuple(text["cards"]), text["about"], text["classes"])
+    collects = gc.isenabled()
+    gc.disable()  # beside torch's objects a collection takes 0.2 s, and so many new lists would bring one about
+    try:
+        found = json.loads(text)
+    finally:
+        if collects:
+            gc.enable()
+    return Portfolio(arch, tuple(found["cards"]), found["about"], found["classes"])
