@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evoattn.model.records import Timing
+from evoattn.timing.protocol import ENERGY
 
 
 @dataclass(frozen=True)
@@ -15,11 +16,14 @@ class Time:
     median_us: float
     p10_us: float
     p90_us: float
+    energy_mj: float | None = None
+    """Millijoules of the whole board per call; None where that was not measured."""
 
     @staticmethod
     def of(timing: Timing) -> Time:
         """Of a timing that has samples."""
-        return Time(timing.median_us, timing.quantile_us(0.1), timing.quantile_us(0.9))
+        low, high = timing.quantile_us(0.1), timing.quantile_us(0.9)
+        return Time(timing.median_us, low, high, timing.protocol.get(ENERGY))
 
 
 @dataclass

@@ -47,6 +47,9 @@ def render_rows(rows: list[Row], console: Console) -> None:
         name = row.problem["name"] or row.describe
         if row.ours:
             console.print(f"{name}: trial {row.trial}, {row.family}: {genes(row.config)}", markup=False, soft_wrap=True)
+        if weighed := {n: t.energy_mj for n, t in {"ours": row.ours, **row.peers}.items() if t and t.energy_mj}:
+            energies = ", ".join(f"{who} {energy:.3g}" for who, energy in weighed.items())
+            console.print(f"{name}: mJ per call of the whole board: {energies}", markup=False, soft_wrap=True)
         for note in row.notes:
             console.print(shortened(f"{name}: note: {note}"), markup=False, soft_wrap=True)
     refused: dict[tuple[str, str], list[str]] = {}
