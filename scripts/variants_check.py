@@ -5,7 +5,8 @@
 
 For each family and variant, starting configs with different structures are compiled and run on the ladder of small
 cases and on one larger problem, twice each between guarded memory (`correctness/validate.py`). A line for each family
-and variant; what is wrong is said in full. Exit code 1 if anything is.
+and variant; what is wrong is said in full. Exit code 1 if anything is. Then a line for each variant says which peers
+serve it and are right.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from evoattn.families.render import render
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
 
 SERVING = ("flash_wgmma", "flash_mma", "split_kv")
 PLAIN = AttentionProblem(2, 8, 2, 1500, 1500, 64, "fp16")
@@ -68,6 +70,7 @@ def different(configs: list[KernelConfig], count: int) -> list[KernelConfig]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
+    parser.add_argument("--peers", default="cudnn,efficient,fa3,fa4", help="that are asked for the larger problem too")
     words = parser.parse_args()
     device, started = detect_devices()[0], time.monotonic()
     gpu = device.spec
@@ -91,7 +94,7 @@ def main() -> int:
     for family, problem, configs in rows:
         if problem not in made:
             ladder = [*device_cases(problem), ("its own shape", problem, "plain")]
-            made[problem] = [make_case(case, p, 1, torch.device("cuda"), kind) for case, p, kind in ladder]
+            made[problem] = [make_case(case, p, 1, torch.device("cuda"), kind, double=True) for case, p, kind in ladder]
         found, worst = [], 0.0
         for config in configs:
             kernel = BuiltKernel(family, config, gpu, next(kernels))
@@ -110,6 +113,15 @@ def main() -> int:
         print(f"{family.name:12} {said} | {problem.describe()}", flush=True)
         for reason in found[:6]:
             print(f"    {reason}", flush=True)
+    for problem, cases in made.items():
+        told = []
+        for name in words.peers.split(","):
+            try:
+                peer_call(PEERS[name], problem, cases[-1].tensors, cases[-1].answer)
+                told.append(f"{name} right")
+            except PeerRefused as error:
+                told.append(f"{name}: {str(error)[:60]}")
+        print(f"{problem.describe()}: {'; '.join(told)}", flush=True)
     print(f"{wrong} wrong; {time.monotonic() - started:.1f} s")
     return 1 if wrong else 0
 

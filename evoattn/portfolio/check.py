@@ -23,7 +23,8 @@ FINALISTS = 5
 
 @dataclass(frozen=True)
 class Checked:
-    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the pick's answer is not right."""
+    """One problem. Times are medians in µs, all taken in turns; `wrong` says why the answer of the pick, or of
+    the search's best, is not right."""
 
     problem: str
     class_name: str
@@ -82,6 +83,8 @@ def check(engine: Engine, group: Group, chosen: Pick | None, rounds: int, peers:
     known = [us for us in times if us]
     best = min(known, default=None)
     winner = contestants[times.index(best)] if best else None
+    if winner and winner is not ours and (fault := engine.prove(group, 0, winner)):
+        wrong = f"{wrong} the search's best: {fault}".strip()
     return Checked(
         problem.describe(),
         class_of(problem),

@@ -23,9 +23,9 @@ def refuse_all_but(served: tuple[str, ...], problem: AttentionProblem, who: str)
 
 
 def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor | None:
-    """What SDPA takes as `attn_mask`: Bool `[seqlen_q, seqlen_k]` of a window alone, else the bias or the slopes with
-    -inf where the mask hides a key, `[1 or batch, 1 or heads, seqlen_q, seqlen_k]` in the problem's dtype with rows of
-    whole 16 bytes, as SDPA's fast paths ask. None for plain attention.
+    """What SDPA takes as `attn_mask`: the bias or the slopes with -inf where the mask hides a key, `[1 or batch, 1 or
+    heads, seqlen_q, seqlen_k]` in the problem's dtype with rows of whole 16 bytes, as SDPA's fast paths ask; of a
+    window alone 0 and -inf, as SDPA would make a Bool mask into such a tensor in every call. None for plain attention.
 
     Raises `PeerRefused` on a softcap and on sinks.
     """
@@ -37,14 +37,12 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
         terms_of(problem, tensors, b, slice(0, problem.heads), rows, device) for b in range(_batches(problem))
     ]
     visible = everything[0].visible
-    if everything[0].bias is None:
-        return visible
-    columns = -(-problem.seqlen_k // 8) * 8
-    shape = (len(everything), everything[0].bias.shape[0], problem.seqlen_q, columns)
-    mask = torch.empty(shape, dtype=torch_dtype(problem), device=device)[..., : problem.seqlen_k]
+    columns, bias = -(-problem.seqlen_k // 8) * 8, everything[0].bias
+    shape = (len(everything), 1 if bias is None else bias.shape[0], problem.seqlen_q, columns)
+    mask = torch.zeros(shape, dtype=torch_dtype(problem), device=device)[..., : problem.seqlen_k]
     for batch, terms in zip(mask, everything, strict=True):
-        assert terms.bias is not None
-        batch.copy_(terms.bias)
+        if terms.bias is not None:
+            batch.copy_(terms.bias)
         if visible is not None:
             batch.masked_fill_(~visible, float("-inf"))
     return mask
