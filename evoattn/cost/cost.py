@@ -79,11 +79,12 @@ def cost(
     found = physical_part(problem, config, gpu, registers, known)
     if found is None:
         return None
-    correction = float(_corrections(problem, config.family, [found], gpu, known, spill_bytes)[0])
+    score = found.corrected(float(_corrections(problem, config.family, [found], gpu, known, spill_bytes)[0]))
+    correction = score / found.us
     parts: dict[str, float] = {}
     for name, us in found.parts.items():
         parts[BOUNDS[name]] = parts.get(BOUNDS[name], 0.0) + us * correction
-    return Cost(found.us * correction, parts, max(parts, key=lambda name: parts[name]), correction)
+    return Cost(score, parts, max(parts, key=lambda name: parts[name]), correction)
 
 
 def scores(
@@ -97,7 +98,7 @@ def scores(
         chosen = [i for i in parts if configs[i].family == family]
         corrections = _corrections(problem, family, [parts[i] for i in chosen], gpu, known)
         for i, correction in zip(chosen, corrections, strict=True):
-            found[i] = parts[i].us * float(correction)
+            found[i] = parts[i].corrected(float(correction))
     return found
 
 

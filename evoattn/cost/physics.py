@@ -14,6 +14,8 @@ UNITS = ("tensor", "fp32", "special", "issue", "shared", "l2")
 BESIDE = 3.0
 """Exponent of the norm by which busy units, waits and memory make one time: 1 would add them up, and a large one would
 leave the longest."""
+FLOOR = 16.0
+"""Exponent of the norm by which memory's bandwidth bounds a corrected time."""
 OVERLAPPED_SHARE = 0.5
 """Of a launch's fixed time that is left where it may begin before the launch before it has ended."""
 
@@ -28,6 +30,13 @@ class Physics:
     parts: dict[str, float]
     """µs of each term by itself, over all launches: `UNITS`, dram, chain, fetch, ends, launches. They run beside one
     another, so that they add up to more than `us`."""
+    memory_us: float
+    """What the bytes that L2 does not hold take at the memory's whole bandwidth: no kernel is faster."""
+
+    def corrected(self, factor: float) -> float:
+        """`us` times a fitted factor, but never below `memory_us`: a smooth maximum, which keeps the order."""
+        least = max(self.memory_us, 1e-9)
+        return ((self.us * factor / least) ** FLOOR + 1.0) ** (1 / FLOOR) * least
 
 
 def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Physics | None:
@@ -49,4 +58,5 @@ def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Phys
         total += sum(x**BESIDE for x in beside) ** (1 / BESIDE) + mine["ends"] + mine["launches"]
         for name, us in mine.items():
             parts[name] += us
-    return Physics(tuple(works), tuple(terms), total, parts)
+    memory = sum(t.dram_bytes for t in terms) / gpu.dram_gb_per_s / 1e3
+    return Physics(tuple(works), tuple(terms), total, parts, memory)

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from evoattn.cost.cost import physical_part
+from evoattn.cost.cost import MOST_CORRECTION, physical_part
 from evoattn.cost.features import features
 from evoattn.cost.fitted import DATA, Fitted, Weights, save
 from evoattn.cost.launch_time import LaunchTerms, launch_terms
-from evoattn.cost.physics import BESIDE, OVERLAPPED_SHARE, UNITS
+from evoattn.cost.physics import BESIDE, OVERLAPPED_SHARE, UNITS, Physics
 from evoattn.families import registry
 from scripts.cost.boosting import fit_trees
 from scripts.cost.judge import HEAD, LEAST, Judgement, judge
@@ -105,19 +105,17 @@ def fit_weights(rows: Sequence[Row], seed: int = 0) -> dict[str, Weights]:
 
 def feature_rows(
     rows: Sequence[Row], fitted: Fitted, estimate: bool | None = None
-) -> tuple[list[dict[str, float]], Floats]:
-    """Features of each row, and the physical part in µs (infinite where no block fits). `estimate`: take the family's
-    estimate of registers for all rows or for none; for some, as in the fit, where it is None."""
-    found, physical = [], np.full(len(rows), math.inf)
-    for i, row in enumerate(rows):
+) -> tuple[list[dict[str, float]], list[Physics | None]]:
+    """Features of each row, and its physical part: None where no block fits. `estimate`: take the family's estimate of
+    registers for all rows or for none; for some, as in the fit, where it is None."""
+    found: list[dict[str, float]] = []
+    parts: list[Physics | None] = []
+    for row in rows:
         guess = unknown_registers(row) if estimate is None else estimate
         part = physical_part(row.problem, row.config, row.gpu, 0 if guess else row.registers, fitted)
-        if part is None:
-            found.append({})
-            continue
-        physical[i] = part.us
-        found.append(features(row.problem, part, row.gpu, row.spill_bytes))
-    return found, physical
+        parts.append(part)
+        found.append(features(row.problem, part, row.gpu, row.spill_bytes) if part else {})
+    return found, parts
 
 
 def near_best(rows: Sequence[Row]) -> Floats:
@@ -136,7 +134,8 @@ def fit(rows: Sequence[Row], each: int = EACH) -> Fitted:
     rows = thinned(rows, each)
     fitted = Fitted(fit_weights(rows), {}, {})
     near, measured = near_best(rows), np.array([row.us for row in rows])
-    found, physical = feature_rows(rows, fitted)
+    found, parts = feature_rows(rows, fitted)
+    physical = np.array([part.us if part else math.inf for part in parts])
     for family in sorted({row.family for row in rows}):
         chosen = [i for i, row in enumerate(rows) if row.family == family and math.isfinite(physical[i])]
         if len(chosen) >= 200:
@@ -147,14 +146,14 @@ def fit(rows: Sequence[Row], each: int = EACH) -> Fitted:
 
 def predict(rows: Sequence[Row], fitted: Fitted, estimate: bool = False) -> Floats:
     """Scores, as `evoattn.cost.cost.cost` gives them."""
-    found, physical = feature_rows(rows, fitted, estimate)
-    score = physical.copy()
+    found, parts = feature_rows(rows, fitted, estimate)
+    factors = np.ones(len(rows))
     for family, trees in fitted.trees.items():
         chosen = [i for i, row in enumerate(rows) if row.family == family and found[i]]
         if chosen:
             table = np.array([[found[i].get(name, math.nan) for name in trees.names] for i in chosen])
-            score[chosen] *= np.exp(np.clip(trees.predict(table), -1.5, 1.5))
-    return score
+            factors[chosen] = np.exp(np.clip(trees.predict(table), -MOST_CORRECTION, MOST_CORRECTION))
+    return np.array([part.corrected(f) if part else math.inf for part, f in zip(parts, factors, strict=True)])
 
 
 def for_all_cards(row: Row) -> bool:

@@ -93,7 +93,7 @@ def test_a_decoding_problem_costs_at_least_what_its_keys_and_values_take_memory(
     floor = problem.bytes / gpu.dram_gb_per_s / 1e3
     if problem.bytes > 1.3 * gpu.l2_bytes:
         found = best_by_family(problem, gpu)
-        assert min(found.values()) > 0.9 * floor
+        assert min(found.values()) > floor
         assert found["split_kv"] < 1.2 * min(found.values()) and found["split_kv"] < 3 * floor
 
 
