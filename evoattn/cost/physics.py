@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Physics:
     def corrected(self, factor: float) -> float:
         """`us` times a fitted factor, but never below `memory_us`: a smooth maximum, which keeps the order."""
         least = max(self.memory_us, 1e-9)
-        return ((self.us * factor / least) ** FLOOR + 1.0) ** (1 / FLOOR) * least
+        return math.pow(math.pow(self.us * factor / least, FLOOR) + 1.0, 1 / FLOOR) * least
 
 
 def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Physics | None:
