@@ -1,4 +1,4 @@
-"""Fit the cost model to all measured times of docs/campaigns/, judge it on problems left out, and write the tables.
+"""Fit the cost model to all measured times in the repository, judge it on problems left out, and write the tables.
 
 OMP_NUM_THREADS=2 python -m scripts.cost.fit            # some minutes; writes evoattn/cost/data/fitted.npz
 python -m scripts.cost.fit --judge-only
@@ -26,17 +26,17 @@ from evoattn.cost.physics import BESIDE, OVERLAPPED_SHARE, UNITS, Physics
 from evoattn.families import registry
 from scripts.cost.boosting import fit_trees
 from scripts.cost.judge import HEAD, LEAST, Judgement, judge
-from scripts.cost.measured import FOLDER, Row, read, thinned
+from scripts.cost.measured import Row, files, read, thinned
 
 Floats = NDArray[np.float64]
-EACH = 50
+EACH = 40
 """Rows of a problem in the fit."""
-JUDGED = 90
+JUDGED = 40
 """Rows of a problem of a campaign that are judged: a third of them its fastest. Of landscapes all are."""
 SAMPLE = 12_000
 """Rows from which the physical weights are fitted."""
 HOPPER_ONLY = ("wgmma", "tma", "cluster")
-FOLDS = 4
+FOLDS = 3
 UNIT_BOUNDS = {"tensor": (1, 3), "fp32": (0.8, 3), "special": (1, 3), "issue": (1, 3), "shared": (0.9, 3),
                "l2": (0.5, 3), "dram": (1, 2)}  # fmt: skip
 """No unit is faster than its peak; L2 and instruction counts are known less well."""
@@ -195,7 +195,7 @@ def left_out(rows: Sequence[Row], folds: int, each: int) -> Floats:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="default: all of docs/campaigns/")
+    parser.add_argument("files", nargs="*", type=Path, help="default: all of the repository")
     parser.add_argument("--judge-only", action="store_true", help="write no file")
     parser.add_argument("--fit-only", type=Path, metavar="FILE", help="write the fit there, and judge nothing")
     parser.add_argument("--folds", type=int, default=FOLDS)
@@ -206,7 +206,7 @@ def main() -> None:
         save(fit(read(options.files or sorted(FOLDER.glob("*.jsonl.gz"))), options.each), options.fit_only)
         return
     started = time.monotonic()
-    rows = thinned(read(options.files or sorted(FOLDER.glob("*.jsonl.gz"))), options.judged)
+    rows = thinned(read(options.files or files()), options.judged)
     print(f"{len(rows)} times of {len({(r.gpu.name, r.problem) for r in rows})} problems and cards")
     score = left_out(rows, options.folds, options.each)
     print("Problems left out of the fit:\n" + HEAD)
@@ -223,7 +223,7 @@ def main() -> None:
     if not options.judge_only:
         fitted = fit(rows, options.each)
         fitted.about.update(
-            files=[path.name for path in options.files or sorted(FOLDER.glob("*.jsonl.gz"))], times=len(rows),
+            files=[path.name for path in options.files or files()], times=len(rows),
             cards=cards, made=time.strftime("%Y-%m-%d"), left_out={label: vars(found) for label, found in judged},
         )  # fmt: skip
         save(fitted)

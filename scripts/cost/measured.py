@@ -19,7 +19,7 @@ from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, config_id
 from evoattn.samplers import landscape
 
-FOLDER = ROOT / "docs" / "campaigns"
+FOLDERS = ROOT / "docs" / "campaigns", ROOT / "docs" / "landscapes"
 LANDSCAPE_FOLD = 8
 """Landscapes are few, hold good and bad kernels alike, and all families."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
@@ -45,6 +45,11 @@ class Row:
         return self.config.family
 
 
+def files() -> list[Path]:
+    """All files of measured times in the repository."""
+    return sorted(path for folder in FOLDERS for path in folder.glob("*.jsonl.gz"))
+
+
 def read(paths: Iterable[Path]) -> list[Row]:
     """All rows of the files, one per kind of file, card, problem and config: the last file's."""
     rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
@@ -55,7 +60,7 @@ def read(paths: Iterable[Path]) -> list[Row]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if path.name.startswith("landscapes"):
+    if path.parent.name == "landscapes" or path.name.startswith("landscapes"):
         yield from _of_landscapes(landscape.load(path))
         return
     with gzip.open(path, "rt") as file:
