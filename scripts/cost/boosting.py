@@ -27,6 +27,13 @@ def fit_trees(found: Sequence[dict[str, float]], physical: Floats, measured: Flo
     return _as_trees(model, names)
 
 
+def _rounded_up(thresholds: Floats) -> Floats:
+    """As numbers that float32 has. Thresholds are often values of the data: rounded down they would part these."""
+    single = thresholds.astype(np.float32)
+    up: Floats = np.where(single < thresholds, np.nextafter(single, np.float32(np.inf)), single).astype(np.float64)
+    return up
+
+
 def _as_trees(model: HistGradientBoostingRegressor, names: tuple[str, ...]) -> Trees:
     """The nodes of scikit-learn's trees in one table."""
     roots, tables, start = [], [], 0
@@ -49,7 +56,7 @@ def _as_trees(model: HistGradientBoostingRegressor, names: tuple[str, ...]) -> T
     leaf = column("is_leaf") == 1
     return Trees(
         names, np.array(roots), column("feature_idx").astype(np.int64),
-        column("num_threshold").astype(np.float32).astype(np.float64), column("missing_go_to_left") == 1,
+        _rounded_up(column("num_threshold")), column("missing_go_to_left") == 1,
         children("left"), children("right"), np.where(leaf, column("value"), 0.0), int(column("depth").max()),
         float(model._baseline_prediction.ravel()[0]),
     )  # fmt: skip

@@ -1,0 +1,91 @@
+"""The scripts that fit and judge: trees are copied as they are, factors and correlations are what they say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.model.space import KernelConfig, load_space
+
+pytest.importorskip("sklearn")
+pytest.importorskip("scipy")
+
+from scripts.cost.boosting import TREES, HistGradientBoostingRegressor, fit_trees
+from scripts.cost.fit import fit, for_all_cards, predict
+from scripts.cost.judge import LEAST, judge
+from scripts.cost.measured import Row, files, thinned
+
+H100, PROBLEM = GPUS["h100"], parse_shape("B=1,H=16,S=1024,D=64")
+
+
+def test_the_tables_say_what_scikit_learn_says():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(400, 3))
+    table[::5, 1] = math.nan
+    measured = np.exp(np.where(table[:, 0] > 0, 1.0, 0.2) * np.nan_to_num(table[:, 1], nan=2.0) + table[:, 2] ** 2)
+    found = [dict(zip("abc", row, strict=True)) for row in table]
+    trees = fit_trees(found, np.ones(400), measured, np.ones(400))
+    model = HistGradientBoostingRegressor(**TREES, early_stopping=False, random_state=0).fit(table, np.log(measured))
+    assert trees.names == ("a", "b", "c")
+    assert trees.predict(table) == pytest.approx(model.predict(table), abs=1e-4)
+
+
+def test_a_judgement_counts_factors_over_the_best():
+    measured = [float(n) for n in range(100, 100 + LEAST)]
+    right = judge(measured, measured, [0] * LEAST)
+    found = (right.spearman, right.first, right.best_of_eight, right.fastest_tenth)
+    assert found == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    wrong = judge([-m for m in measured], measured, [0] * LEAST)
+    assert wrong.spearman == pytest.approx(-1.0) and wrong.first == pytest.approx(119 / 100)
+    assert wrong.best_of_eight == pytest.approx(112 / 100), "the best of the eight slowest"
+    both = judge([*measured, *(-m for m in measured)], measured * 2, [0] * LEAST + [1] * LEAST)
+    assert both.problems == 2 and both.first == pytest.approx(math.sqrt(1.19)) and both.worst_spearman < -0.99
+    assert judge(measured * 2, measured * 2, [0] * LEAST + [1] * 5 + [2] * 15).problems == 1, "too few kernels"
+
+
+def rows(source="campaign"):
+    configs = list(load_space("flash_mma", H100).starting_configs())
+    return [Row(H100, PROBLEM, c, 128, 0, 10.0 + i, source) for i, c in enumerate(configs)]
+
+
+def test_a_third_of_the_rows_that_are_kept_are_the_fastest():
+    every = rows()
+    kept = thinned(every, 9)
+    assert len(kept) == 9 and {row.us for row in kept} >= {10.0, 11.0, 12.0}
+    assert len(thinned(rows("landscape"), 9)) == len(every), "a landscape keeps eight times as many"
+
+
+def test_families_of_any_card():
+    def of(family, **params):
+        return Row(H100, PROBLEM, KernelConfig(family, params), 0, 0, 1.0, "campaign")
+
+    assert for_all_cards(of("split_kv", LOAD="cp_async", MERGE="kernel")) and for_all_cards(of("flash_mma"))
+    assert not for_all_cards(of("split_kv", LOAD="tma")) and not for_all_cards(of("split_kv", MERGE="cluster"))
+    assert not for_all_cards(of("flash_wgmma")) and not for_all_cards(of("three_kernel", PRODUCT="wgmma"))
+
+
+def test_a_fit_learns_what_the_terms_do_not_know():
+    """Times in which O_STORE=shared costs a half more than the physical part says."""
+    configs = [
+        KernelConfig("flash_mma", c.params | {"O_STORE": store, "BLOCK_ORDER": order})
+        for c in load_space("flash_mma", H100).starting_configs()
+        for store in ("direct", "shared")
+        for order in ("rows", "heads", "rows_reversed", "heads_reversed")
+    ]
+    problems = [PROBLEM.with_(batch=b) for b in (1, 3)]
+    plain = [Row(H100, p, c, 128, 0, 1.0, "campaign") for p in problems for c in configs]
+    base = predict(plain, fit([Row(H100, r.problem, r.config, 128, 0, 20.0, "campaign") for r in plain[::2]], 60))
+    slow = [1.5 if r.config["O_STORE"] == "shared" else 1.0 for r in plain]
+    taught = [
+        Row(H100, r.problem, r.config, 128, 0, float(us * f), "campaign")
+        for r, us, f in zip(plain, base, slow, strict=True)
+    ]
+    learnt = predict(taught, fit(taught, len(taught)))
+    errors = np.abs(np.log(learnt / np.array([row.us for row in taught])))
+    assert np.median(errors) < 0.1
+
+
+def test_there_are_measured_times_in_the_repository():
+    assert {path.parent.name for path in files()} == {"campaigns", "landscapes"}
