@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=JUDGED, help="rows of a campaign's problem that are read at all")
     options = parser.parse_args()
     if options.fit_only:
-        save(fit(read(options.files or sorted(FOLDER.glob("*.jsonl.gz"))), options.each), options.fit_only)
+        save(fit(read(options.files or files()), options.each), options.fit_only)
         return
     started = time.monotonic()
     rows = thinned(read(options.files or files()), options.judged)

@@ -63,7 +63,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             sweepers=float(count * problem.group_size),
             heads_in_turn=problem.kv_heads * problem.batch if order.startswith("heads") else 1.0,
             genes={
-                "rows a warp": rows / genes.WARPS,
+                "rows per warp": rows / genes.WARPS,
                 "key warps": genes.KEY_WARPS,
                 "stages": genes.STAGES,
                 "barriers": barriers,

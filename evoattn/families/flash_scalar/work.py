@@ -67,7 +67,7 @@ def launch_work(problem: AttentionProblem, genes: FlashScalarGenes, registers: i
             heads_in_turn=problem.kv_heads if genes.BLOCK_ORDER == "heads" else 1.0,
             genes={
                 "dot lanes": lanes_of_row,
-                "rows a thread": genes.ROWS_PER_THREAD,
+                "rows per thread": genes.ROWS_PER_THREAD,
                 "vector bytes": genes.VECTOR_WIDTH * size,
                 "value bytes": width_of_values(problem, genes) * size,
                 "stages": genes.KV_STAGES,

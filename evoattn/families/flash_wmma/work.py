@@ -65,7 +65,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWmmaGenes, registers: int
             sweepers=float(count * problem.group_size),
             heads_in_turn=1.0,
             genes={
-                "rows a warp": rows / genes.ROW_WARPS,
+                "rows per warp": rows / genes.ROW_WARPS,
                 "column warps": genes.COLUMN_WARPS,
                 "dot lanes": genes.THREADS_PER_ROW,
                 "stages": genes.STAGES,

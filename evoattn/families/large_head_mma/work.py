@@ -66,7 +66,7 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: 
             heads_in_turn=problem.kv_heads * problem.batch if order.startswith("heads") else 1.0,
             cluster=genes.DV_SPLIT if in_cluster(genes) else 1,
             genes={
-                "rows a warp": rows / genes.ROW_WARPS,
+                "rows per warp": rows / genes.ROW_WARPS,
                 "column warps": genes.COLUMN_WARPS,
                 "dim split": genes.DV_SPLIT,
                 "stages": genes.STAGES,
