@@ -3,7 +3,7 @@
 import pytest
 
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.campaign import Part, card, covering, merged, shares
+from evoattn.portfolio.campaign import Part, card, covering, make_groups, merged, shares
 from evoattn.portfolio.engine.kernel import Group, Kernel
 
 LONG, SHORT, ONE = (
@@ -57,3 +57,13 @@ def test_shares_weigh_about_the_same_and_lose_nothing(count):
     assert sorted(g.name for part in parts for g in part) == sorted(g.name for g in groups)
     weights = [sum(g.weight for g in part) for part in parts]
     assert max(weights) - min(weights) <= 1.0
+
+
+def test_a_group_whose_problems_were_all_measured_is_no_group():
+    gpu = card("NVIDIA H200")
+    groups = make_groups(range(1), 25, gpu)
+    assert groups and all(g.problems for g in groups)
+    measured = {p for g in groups[1:] for p in g.problems}
+    left = make_groups(range(1), 25, gpu, without=measured)
+    assert [g.name for g in left] == [groups[0].name]
+    assert left[0].problems == groups[0].problems
