@@ -1,6 +1,6 @@
 """Where the time of the first call of `evoattn.attention` in a process goes, without and with compiled kernels on disk.
 
-python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated]
+python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated] [--no-imports]
 
 Each row is a process of its own: CUDA and PyTorch's own attention have run in it before. The first row of a shape has
 an empty cache of kernels, the second the cache that the first has left. Milliseconds; what is not named is "else".
@@ -112,13 +112,16 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=SHAPES)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--estimated", action="store_true", help="also kernels that were measured on no GPU like this")
+    parser.add_argument("--no-imports", action="store_true", help="leave out the time of the imports, three processes")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder:
         print(json.dumps(one_process(arguments.shapes[0], arguments.folder, arguments.estimated)))
         return
-    torch_seconds, ours = import_seconds()
-    print(f"import torch {torch_seconds:.2f} s, then evoattn.attention {ours:.3f} s")
+    imports: list[float] = []
+    if not arguments.no_imports:
+        imports += import_seconds()
+        print("import torch {:.2f} s, then evoattn.attention {:.3f} s".format(*imports))
     rows = []
     for shape in arguments.shapes:
         with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +132,7 @@ def main() -> None:
                 rows.append({"shape": shape, "cache": cache} | row)
                 print(f"{shape}, cache {cache}: " + ", ".join(f"{name} {ms:.2f}" for name, ms in row.items()))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"import_s": [torch_seconds, ours], "rows": rows}, indent=1))
+        arguments.json.write_text(json.dumps({"import_s": imports, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ class KernelClass:
 
     def alike(self, problem: AttentionProblem, gpu: GpuSpec) -> Array:
         """[points]: how much the errors of the points say of those of the problem."""
-        return likeness(scaled([features(problem, gpu)]), self.points)[0]
+        row: Array = likeness(scaled([features(problem, gpu)]), self.points)[0]
+        return row
 
 
 @dataclass(frozen=True, eq=False)
