@@ -1,7 +1,8 @@
 """Searches on one GPU, on two, on all GPUs of this host, and on all of them by Ray: who evaluates how many candidates.
 
     python scripts/scale.py [--seconds 20] [--problems seed_h100,fa_d128_4k_causal,sampled]
-                            [--modes one,two,all,ray] [--jobs N] [--kill 8] [--fake N] [-o rows.json]
+                            [--modes one,two,all,ray] [--jobs N] [--sampler NAME] [--kill 8]
+                            [--fake N] [-o rows.json]
 
 `sampled` is the first problem that the workload of portfolios draws from a seed of its own. Two GPUs and Ray are on the
 first problem only. One GPU worker of each search on several boards is ended by kill -9 on the way. Then the winners of
@@ -55,6 +56,7 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     script = ROOT / "scripts" / "scale_search.py"
     command = [sys.executable, str(script), mode, shape_of(name), str(given.seconds), str(folder / f"{mode}-{name}.db")]
     command += ["--fake", str(given.fake)] if given.fake else []
+    command += ["--sampler", given.sampler] if given.sampler else []
     command += ["--jobs", str(given.jobs)] if given.jobs else []
     command += ["--kill", str(given.kill)] if mode != "one" and given.kill else []
     started = time.monotonic()
@@ -134,6 +136,7 @@ def main() -> int:
     parser.add_argument("--problems", default=f"seed_h100,fa_d128_4k_causal,{SAMPLED}")
     parser.add_argument("--modes", default="one,two,all,ray")
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--sampler")
     parser.add_argument("--kill", type=float, default=8.0)
     parser.add_argument("--fake", type=int, default=0)
     parser.add_argument("-o", "--output")

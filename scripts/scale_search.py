@@ -1,6 +1,7 @@
 """One search for `scale.py`, in a process of its own: what it did per second, on how many boards, as one line of JSON.
 
-    python scripts/scale_search.py (one|two|all|ray) SHAPE SECONDS DB [--jobs N] [--kill AFTER] [--fake N]
+    python scripts/scale_search.py (one|two|all|ray) SHAPE SECONDS DB [--jobs N] [--sampler NAME] [--kill AFTER]
+                                    [--fake N]
 
 `one` is `--devices 0`, `two` is `--devices 0,1`, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU
 worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in place of
@@ -156,6 +157,7 @@ def search(given: argparse.Namespace) -> Row:
         shape=given.shape,
         db=given.db,
         jobs=given.jobs,
+        sampler=given.sampler,
         devices=DEVICES.get(given.mode),
         ray=LOCAL if given.mode == "ray" else None,
     )
@@ -199,6 +201,7 @@ def main() -> int:
     parser.add_argument("seconds", type=float)
     parser.add_argument("db")
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--sampler")
     parser.add_argument("--kill", type=float)
     parser.add_argument("--fake", type=int, default=0)
     print(json.dumps(asdict(search(parser.parse_args()))))
