@@ -1,0 +1,79 @@
+"""Mutants of the templates: what can be changed, where it lands in a rendered source, and that the offline path finds a
+sample of them (`scripts/mutants.py` runs them all)."""
+
+import pytest
+from template_mutants.changes import changes_of
+from template_mutants.settings import settings_of
+from template_mutants.sources import files_of, mutants_of
+from template_mutants.table import Reason, load_reasons, survivors, table
+from template_mutants.verdicts import SURVIVED, Verdict, judge
+
+from evoattn.families.registry import FAMILIES
+
+TEXT = """// if (a < b) wait();
+__device__ void f(int lane, int* p_smem) {
+  for (int tile = 0; tile < tiles; ++tile) {
+    __syncthreads();  // a reason
+    if (lane == 0) mbarrier_wait(full + 8 * at.stage, at.parity);
+    p_smem[batch * stride + min(lane, 7)] = 1;
+    cp_async_wait<STAGES - 2>();
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = 0;
+}
+"""
+
+
+def changed(kind):
+    return [c.what for c in changes_of(TEXT) if c.kind == kind]
+
+
+def test_what_is_changed():
+    assert "__syncthreads() → (void)0" in changed("delete")
+    assert "__syncthreads() → __syncwarp()" in changed("weaken")
+    assert any(what.startswith("lines exchanged: __syncthreads();") for what in changed("move"))
+    assert "at.parity → (at.parity ^ 1)" in changed("flip") and "lane == 0 → true" in changed("flip")
+    assert changed("edge").count("< → <=") == 1  # neither in the comment nor where registers are unrolled
+    assert "min(lane, 7) → (lane)" in changed("edge") and "at.stage → (at.stage + 1)" in changed("stage")
+    assert "batch * stride + → nothing" in changed("term")
+    assert "STAGES - 2 → (STAGES - 2) + 1" in changed("weaken")
+
+
+def test_a_change_leaves_the_rest_as_it_is():
+    for change in changes_of(TEXT):
+        text = change.apply(TEXT)
+        assert text != TEXT and len(text) == len(TEXT) - (change.end - change.first) + len(change.new)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_mutants_of_its_template_and_headers(family):
+    mutants = mutants_of(family)
+    assert {m.file for m in mutants} <= set(files_of(family)) and f"{family}.cu.j2" in files_of(family)
+    assert len({m.change.kind for m in mutants}) >= 6 and len(mutants) > 200
+
+
+def test_the_table_counts_equivalents_apart():
+    known = Reason("f.cuh", "wait();", "", True, "nobody waits")
+    verdicts = [Verdict("x", f"f.cuh | {line} | delete | → nothing", "", verdict) for line, verdict in LINES]
+    assert "| x | 3 | 0 | 1 | 0 | 0 | 1 | 1 | 50.0% |" in table(verdicts, [known])
+    assert [reason for _, reason in survivors(verdicts, [known])] == [known, None]
+
+
+LINES = [("wait();", SURVIVED), ("sync();", SURVIVED), ("go();", "fault"), ("no();", "same PTX")]
+
+
+def test_reasons_are_read():
+    assert all(reason.why and reason.file for reason in load_reasons())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_deleted_waits_and_barriers_are_found(family):
+    """Of waits and barriers that are deleted, where the config has code there: all that change the PTX."""
+    wanted = ("__syncthreads()", "cp_async_wait", "mbarrier_wait", "wgmma_wait", "named_barrier_sync")
+    deleted = [m for m in mutants_of(family) if m.change.kind == "delete" and m.change.what.startswith(wanted)]
+    settings = settings_of(family, 2, 1)
+    verdicts = [judge(mutant, settings, 1) for mutant in deleted[:6]]
+    live = [v for v in verdicts if v.live]
+    left = [v.place for v, reason in survivors(live, load_reasons()) if reason is None]
+    assert len(left) <= len(live) // 4, left
