@@ -151,6 +151,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - whole tiles alone, which real lengths often are, of two K/V heads;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
       rows that see no key;
+    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, whatever the order of tiles;
     - if there are terms beside the product, their extremes (`terms.make_terms`);
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
@@ -173,7 +174,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
-    groups = max(2, turn // 4 + 1)
+    groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn, which would hide the group of heads
     single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=block_n + block_n // 2 + 1)
     cases = [
         SmallCase("ragged, many key tiles", windowed(many, max(1, keys - block_n - 3), 5)),
@@ -188,6 +189,10 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase("whole tiles", windowed(whole, block_n - 1, block_n)),
         SmallCase("part of one key tile", windowed(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]
+    if str(config.params.get("RESCALE", "")).startswith("lazy"):
+        within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * block_n + 1)
+        rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
+        cases.append(SmallCase("a shift that rises late", windowed(rising, within, 5), "huge_keys_within"))
     if problem.term_shapes:
         extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(block_n + 3), seqlen_k=block_n + 3)
         cases.append(SmallCase("extreme terms", windowed(extreme, block_n, 3), "extreme_terms"))

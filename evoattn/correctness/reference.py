@@ -19,6 +19,7 @@ KINDS = (
     "large_logits",
     "late_huge_key",
     "large_logits_late_key",
+    "huge_keys_within",
     "rising_maximum",
     "equal_keys",
     "extreme_terms",
@@ -34,8 +35,9 @@ def make_inputs(
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
-    `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same, `extreme_terms`
-    is plain but for the other inputs. Raises `ValueError` on another kind: it would be plain unseen.
+    `huge_keys_within` makes two keys far from either end 8 and 16 times as long, `rising_maximum` lets the largest
+    score grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
+    Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
@@ -46,6 +48,9 @@ def make_inputs(
         values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
         if kind.startswith("large_logits") and name == "q":
             values *= 30 if kind == "large_logits" else 300
+        elif kind == "huge_keys_within" and name == "k":
+            values[:, :, problem.seqlen_k // 3] *= 8
+            values[:, :, problem.seqlen_k * 2 // 3] *= 16
         elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
             values[:, :, max(0, problem.seqlen_k - 3)] *= 12
         elif kind == "rising_maximum" and name == "q":

@@ -36,7 +36,13 @@ def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
 @pytest.mark.parametrize("turn", [4, 8, 16])
 def test_there_are_more_heads_than_take_turns(turn):
     single = cases(TILE_ORDER=f"heads_{turn}")[2]
-    assert single.seqlen_q == 1 and single.heads * single.batch > turn
+    assert single.seqlen_q == 1 and single.heads * single.batch > turn and single.heads % turn and turn % single.heads
+
+
+def test_a_lazy_shift_has_to_rise_after_the_first_tiles():
+    assert len(cases(RESCALE="vote")) == len(cases()) == len(cases(RESCALE="lazy_5")) - 1
+    late = cases(RESCALE="lazy_5", STAGES=2)[-1]
+    assert late.seqlen_k > 4 * 32
 
 
 def test_rows_that_see_no_key():
