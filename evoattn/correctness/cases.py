@@ -151,7 +151,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - whole tiles alone, which real lengths often are, of two K/V heads;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
       rows that see no key;
-    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, whatever the order of tiles;
+    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
     - if there are terms beside the product, their extremes (`terms.make_terms`);
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
