@@ -106,8 +106,11 @@ class CudaBackend:
         except cupy.cuda.driver.CUDADriverError as error:
             raise LaunchError(f"The driver refused the kernel: {error}.") from None
 
+        # What torch.cuda.current_stream() asks, without its Python: a graph is made of hundreds of calls.
+        current_stream, index = torch._C._cuda_getCurrentRawStream, self.device.index
+
         def enqueue() -> None:
-            stream = torch.cuda.current_stream().cuda_stream
+            stream = current_stream(index)
             with cupy.cuda.ExternalStream(stream):
                 for step in steps:
                     step(stream)

@@ -156,12 +156,12 @@ class Search:
             again = self._again.popleft()
             idle[0].submit(again, again.compile_task, self.tools.compile_seconds)
         while not self.exhausted and (wanted := self._wanted()):
-            proposals = self.sampler.ask(wanted)
-            if not proposals:
-                self.exhausted = not self._on_the_way()
-                return
-            for proposal in proposals:
-                self._enter(proposal)
+            for _ in range(wanted):
+                proposals = self.sampler.ask(1)
+                if not proposals:
+                    self.exhausted = not self._on_the_way()
+                    return
+                self._enter(proposals[0])
                 self._poll_boards()  # no board waits until the whole pool has work
             self._recorder.flush()
 
