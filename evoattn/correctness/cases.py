@@ -194,7 +194,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
         cases.append(SmallCase("a shift that rises late", windowed(rising, within, 5), "huge_keys_within"))
     if problem.term_shapes:
-        extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(block_n + 3), seqlen_k=block_n + 3)
+        keys = 3 * block_n + 3  # so that a schedule that shares keys gives some block a part that begins in the middle
+        extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys)
         cases.append(SmallCase("extreme terms", windowed(extreme, block_n, 3), "extreme_terms"))
     if problem.window:
         side = block_m + block_n + 5

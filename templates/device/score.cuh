@@ -114,7 +114,9 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
 
 private:
   __device__ __forceinline__ float capped(float score) const {
-    return SOFTCAP ? tanh_approx(score * given.score_scale) : score;
+    if constexpr (!SOFTCAP) return score;
+    else if constexpr (sizeof(Element) == 4) return tanhf(score * given.score_scale);  // approx is for 16 bits
+    else return tanh_approx(score * given.score_scale);
   }
   __device__ __forceinline__ float sloped(float score, const RowTerms<Element>& row, int step) const {
     return fmaf(-row.slope, fabsf(row.distance + float(step)), score);

@@ -91,8 +91,14 @@
   };
   // All tiles of keys but the first.
   auto rest_of_keys = [&] {
-    // From here on it only counts: no other tile is masked.
-    if constexpr (SCHEDULE == Schedule::BALANCED) key_tile -= range.first();
+    // From here on it only counts: no other tile is masked. Terms ask which keys are in it.
+    constexpr bool COUNTS = SCHEDULE == Schedule::BALANCED && !Terms::ADDED;
+    if constexpr (COUNTS) key_tile -= range.first();
+    if constexpr (SCHEDULE == Schedule::BALANCED && !COUNTS) {
+#pragma unroll 1
+      while (key_tile >= range.first()) step(False{}, Flag<Terms::MAY_HIDE>{});
+      return;
+    }
     if constexpr (Mask::WINDOW) {
       const int first = first_key_tile(tile.row_block);
       const int whole = Terms::MAY_HIDE ? key_tile + 1 : (mask.first_key(first_row(tile) + 63) + BLOCK_N - 1) / BLOCK_N;

@@ -11,8 +11,7 @@ from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import interpreter_cases
-from evoattn.correctness.validate import check
+from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
@@ -28,6 +27,7 @@ VARIANTS = {
     "alibi": PLAIN.with_(mask="causal_lower_right", alibi=True, dtype="fp16"),
     "bias, sink": PLAIN.with_(bias="bhs", sink=True, dtype="fp16"),
     "bias over heads, window": PLAIN.with_(bias="hs", mask="causal_upper_left", window="128:0"),
+    "softcap, fp32": PLAIN.with_(softcap=5.0, mask="causal_upper_left", dtype="fp32"),
     "bias over batches, head_dim 128": PLAIN.with_(bias="bs", head_dim=128),
 }
 TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
@@ -97,10 +97,7 @@ def faults(family: str, structure: str, variant: str, edits: tuple[tuple[str, st
     for old, new in edits:
         source = replaced(source, old, new)
     kernel = BuiltKernel(module.FAMILY, config, H100, compile_source(source, candidate.arch))
-    results = (
-        check(InterpreterBackend(), case.on_its_gpu(kernel), case.make(1))
-        for case in interpreter_cases(problem, config)
-    )
+    results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
     return [result.reason for result in results if not result.passed]
 
 
@@ -175,6 +172,11 @@ WRONG = [
         "a bias's keys past the last",
         BIAS,
         ("if (step < row.keys) pair.load(", "pair.load("),
+    ),
+    (
+        "terms of counted tiles, not of their keys",
+        ("flash_wgmma", "shared rows", "bias, sink"),
+        ("Schedule::BALANCED && !Terms::ADDED;", "Schedule::BALANCED;"),
     ),
     ("one bias for all heads", BIAS, ("head * given.bias_head_stride;", "0;")),
     ("a bias that hides keys meets a lazy shift", BIAS, ("MAY_HIDE = BIAS;", "MAY_HIDE = false;")),
