@@ -7,7 +7,6 @@ Needs PostgreSQL's programs (Debian: `apt-get install postgresql`). The tests an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
@@ -15,6 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -111,8 +111,10 @@ def main() -> None:
     try:
         server.start()
         print(server.create("evoattn"), flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
+        ended = threading.Event()
+        for ending in (signal.SIGINT, signal.SIGTERM):  # a shell that put us in the background ignores SIGINT for us
+            signal.signal(ending, lambda *_: ended.set())
+        ended.wait()
     finally:
         server.remove()
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
-from postgres import Server, free_port
+from postgres import Server, free_port, programs
 from sqlalchemy import create_engine, text
 from storage_records import PROBLEM, make_study, refusal
 
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.engine import parse_url, without_password
 
-pytestmark = pytest.mark.postgres
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (Debian: apt-get install postgresql)"),
+]
 
 
 def test_what_cannot_be_opened_is_said_at_once(server, postgres_url):
@@ -74,3 +86,25 @@ def test_the_server_of_the_tests_runs_alone_and_leaves_nothing():
 )
 def test_a_command_to_paste_holds_no_password(given, shown):
     assert without_password(given) == shown
+
+
+@pytest.mark.slow
+def test_the_script_serves_until_it_is_ended_and_leaves_nothing():
+    """A shell ignores SIGINT for what it puts in the background; the script does not."""
+    folder = Path(tempfile.mkdtemp())  # pytest's own are closed to the server's user
+    folder.chmod(0o755)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "scripts.postgres"],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        Storage.open(started.stdout.readline().strip()).close()
+        started.send_signal(signal.SIGINT)
+        assert started.wait(30) == 0 and list(folder.iterdir()) == []
+    finally:
+        started.kill()
+        shutil.rmtree(folder)
