@@ -34,7 +34,7 @@ STARTING = 10
 """Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
 """The best so far, of which configs are bred."""
-FIRST_THOUGHTS, THOUGHTS = 240, 40
+FIRST_THOUGHTS, FIRST_ROUNDS, THOUGHTS = 240, 4, 20
 """Configs thought of before the first proposal, and with each: together as many as one fit can use, but no proposal
 waits for all of them."""
 RANDOM_SHARE, LIKED_SHARE = 0.15, 0.4
@@ -100,7 +100,10 @@ class GuidedSampler(ProposingSampler):
             return None
         if self._judge is None or self._news >= min(BATCH, max(FIRST_BATCH, len(self._values) // 6)):
             self._refit()
-        self._think(THOUGHTS if self._open else FIRST_THOUGHTS)
+        if not self._open:
+            for _ in range(FIRST_ROUNDS):
+                self._think(FIRST_THOUGHTS // FIRST_ROUNDS)
+        self._think(THOUGHTS)
         while self._open:
             identity = self._choose()
             thought = self._open.pop(identity)
@@ -116,22 +119,20 @@ class GuidedSampler(ProposingSampler):
 
     def _think(self, count: int) -> None:
         """Think of about `count` more configs."""
-        if not self._open:
-            self._add(self._thinker.near(self._spare))
-        random = math.ceil(RANDOM_SHARE * count)
-        self._add(self._thinker.random(random))
+        random, of_liked = math.ceil(RANDOM_SHARE * count), int(LIKED_SHARE * count)
         liked = self._liked(2 * ELITE)
         best = [self._thoughts[identity] for _, identity in self._best[:ELITE]] or liked
-        of_liked = int(LIKED_SHARE * count)
-        if best:
-            self._add(self._thinker.bred(best, count - random - of_liked))
-        if liked:
-            self._add(self._thinker.bred(liked, of_liked))
+        configs = self._thinker.random(random if best else count) + self._thinker.bred(best, count - random - of_liked)
+        configs += self._thinker.bred(liked, of_liked) + ([] if self._open else self._spare)
+        self._add(self._thinker.near(configs))
 
     def _liked(self, count: int) -> list[Thought]:
         """The open thoughts that some opinion likes best."""
-        names = sorted(self._opinions, key=lambda identity: float(self._opinions[identity].min()))
-        return [self._open[identity] for identity in names[:count]]
+        if not self._open:
+            return []
+        names = list(self._opinions)
+        order = np.array(list(self._opinions.values())).min(1).argsort()[:count]
+        return [self._open[names[i]] for i in order]
 
     def _add(self, thoughts: dict[str, Thought]) -> None:
         fresh = {identity: thought for identity, thought in thoughts.items() if identity not in self._open}

@@ -17,6 +17,7 @@ Array = NDArray[np.float64]
 REPAIR_STEPS = 12
 """Changes to an invalid config before it is given up: another one is as good."""
 CROSSOVER_SHARE = 0.5
+Config = tuple[str, Params]
 
 
 class Thought(NamedTuple):
@@ -63,7 +64,7 @@ class Thinker:
         self._encoder = Encoder(pool.spaces)
         self._made: dict[str, Thought] = {}
 
-    def of(self, configs: Iterable[tuple[str, Params]]) -> dict[str, Thought]:
+    def of(self, configs: Iterable[Config]) -> dict[str, Thought]:
         """The thoughts of configs as they are, by config id."""
         named = {config_id(family, params): (family, params) for family, params in configs}
         fresh = {identity: config for identity, config in named.items() if identity not in self._made}
@@ -72,25 +73,21 @@ class Thinker:
             self._made[identity] = Thought(family, params, self._encoder.row(family, params), prior)
         return {identity: self._made[identity] for identity in named}
 
-    def random(self, count: int) -> dict[str, Thought]:
-        """At most `count` valid new configs, of families chosen at random."""
-        families = list(self._pool.spaces)
-        drawn = [self._rng.choice(families) for _ in range(count)]
-        return self.near(
-            (family, {p.name: self._rng.choice(p.values) for p in self._pool.spaces[family].parameters})
-            for family in drawn
-        )
-
-    def bred(self, parents: Sequence[Thought], count: int) -> dict[str, Thought]:
-        """At most `count` valid new children of `parents`, which stand best first."""
-        return self.near(self._child(parents) for _ in range(count))
-
-    def near(self, configs: Iterable[tuple[str, Params]]) -> dict[str, Thought]:
+    def near(self, configs: Iterable[Config]) -> dict[str, Thought]:
         """Valid new configs near given ones, or these themselves."""
         valid = ((family, self._pool.near(family, params, REPAIR_STEPS)) for family, params in configs)
         return self.of((family, params) for family, params in valid if params is not None)
 
-    def _child(self, parents: Sequence[Thought]) -> tuple[str, Params]:
+    def random(self, count: int) -> list[Config]:
+        """Configs of families chosen at random; they may be invalid."""
+        drawn = (self._rng.choice(list(self._pool.spaces)) for _ in range(count))
+        return [(f, {p.name: self._rng.choice(p.values) for p in self._pool.spaces[f].parameters}) for f in drawn]
+
+    def bred(self, parents: Sequence[Thought], count: int) -> list[Config]:
+        """Children of `parents`, which stand best first; they may be invalid. None where there are no parents."""
+        return [self._child(parents) for _ in range(count if parents else 0)]
+
+    def _child(self, parents: Sequence[Thought]) -> Config:
         one, other = self._parent(parents), self._parent(parents)
         params = dict(one.params)
         if other.family == one.family and self._rng.random() < CROSSOVER_SHARE:
