@@ -124,7 +124,6 @@ def summary(runs: list[Run], count: int) -> dict[str, float | None]:
         "candidates to 2 %": candidates if math.isfinite(candidates) else None,
         "seconds to 2 %": seconds if math.isfinite(seconds) else None,
         "runs within 2 %": float(np.mean([math.isfinite(r.near[0]) for r in runs])),
-        "ms per candidate": float(np.mean([r.asking_ms for r in runs])),
     }
 
 

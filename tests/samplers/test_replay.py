@@ -102,6 +102,7 @@ def test_runs_are_kept_and_summed_up(tmp_path):
 def test_the_guided_sampler_needs_fewer_than_random():
     land = landscape(800)
     guided, chance = (
-        sum(run(name, seed, 100, land)[-1].best_us / land.best - 1 for seed in range(4)) for name in ("guided", "random")
+        sum(run(name, seed, 100, land)[-1].best_us / land.best - 1 for seed in range(4))
+        for name in ("guided", "random")
     )
     assert guided < 0.7 * chance
