@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from evoattn.families import registry
@@ -28,6 +30,7 @@ class Pick:
     source: Literal["exact", "portfolio"]
 
 
+@cache
 def _portfolios(gpu: GpuSpec) -> list[Portfolio]:
     """The portfolios that may serve: of this architecture and of older ones, the newest first."""
     older = {g.arch: g.capability for g in GPUS.values() if g.capability <= gpu.capability} | {gpu.arch: gpu.capability}
@@ -46,16 +49,17 @@ def _nearest_class(name: str, names: list[str]) -> str | None:
     return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask} {rows}"
 
 
-def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> list[KernelConfig]:
+def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Iterator[KernelConfig]:
     """The class's configs that can serve the problem, those first that should take least time."""
     alike = kernels.alike(problem, gpu)
-    able = [
+    predicted = [
         (us, config)
         for kernel in kernels.kernels
         for us, config in zip(kernel.predicted_us(problem, gpu, alike), kernel.variants(), strict=True)
-        if not registry.lookup(config.family).why_impossible(problem, config, gpu)
     ]
-    return [config for _, config in sorted(able, key=lambda pair: pair[0])]
+    for _, config in sorted(predicted, key=lambda pair: pair[0]):
+        if not registry.lookup(config.family).why_impossible(problem, config, gpu):
+            yield config
 
 
 def _class_in(portfolio: Portfolio, own: str) -> str | None:
@@ -95,6 +99,6 @@ def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelCon
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
         name = _class_in(portfolio, own)
-        if name and (found := ranked(problem, gpu, portfolio.kernel_class(name))):
+        if name and (found := list(ranked(problem, gpu, portfolio.kernel_class(name)))):
             return found
     return []

@@ -8,8 +8,8 @@ never counts as less time.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -26,8 +26,7 @@ L2_SHARE = 0.8
 """Of the L2 cache, beyond which bytes are taken to come from DRAM."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Terms of a time. `launch` is one; the others are counts or, of bytes, µs at the bandwidth of the data sheet."""
 
     launch: float
@@ -105,10 +104,8 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     return Tiles(count * heads * split, mean / split, math.ceil(longest / split), schedule)
 
 
-def work_of(
-    family: str, params: dict[str, Any], resident: int, problem: AttentionProblem, gpu: GpuSpec
-) -> tuple[float, ...]:
-    """The terms of `Work`, in order. `resident`: blocks of the kernel that fit on one SM."""
+def work_of(family: str, params: dict[str, Any], resident: int, problem: AttentionProblem, gpu: GpuSpec) -> Work:
+    """What a config has to do on a problem. `resident`: blocks of the kernel that fit on one SM."""
     tiles = tiles_of(family, params, problem)
     blocks, total = tiles.blocks, tiles.blocks * tiles.mean
     if tiles.schedule != "single":
@@ -141,21 +138,19 @@ def work_of(
     partial = merged * rows * (problem.head_dim + STATE_VALUES) * PARTIAL_BYTES
     out = rows * problem.head_dim * problem.element_bytes
     read = total * params["BLOCK_N"] * problem.head_dim * 2 * problem.element_bytes
-    return astuple(
-        Work(
-            1.0,
-            waves,
-            longest,
-            shared * tile,
-            max(0.0, moved - cached),
-            steps * tile,
-            moved,
-            float(merged > 0),
-            merged,
-            partial / gpu.dram_gb_per_s / 1e3,
-            out / gpu.dram_gb_per_s / 1e3,
-            read / gpu.dram_gb_per_s / 1e3,
-        )
+    return Work(
+        1.0,
+        waves,
+        longest,
+        shared * tile,
+        max(0.0, moved - cached),
+        steps * tile,
+        moved,
+        float(merged > 0),
+        merged,
+        partial / gpu.dram_gb_per_s / 1e3,
+        out / gpu.dram_gb_per_s / 1e3,
+        read / gpu.dram_gb_per_s / 1e3,
     )
 
 

@@ -9,7 +9,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, KernelConfig, SearchSpace
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.work import USUAL_TILE, Work, work_of
+from evoattn.portfolio.work import USUAL_TILE, work_of
 
 MOST = 8
 """Configs of the portfolio that a search begins with, those first that should take least time."""
@@ -23,7 +23,7 @@ def _steps(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> flo
     """What the busiest SM has to do: tiles of keys against tiles of rows, each counted by its size and by what every
     tile costs alike."""
     resident = int(config.params.get("BLOCKS_PER_SM", 1))
-    work = Work(*work_of(config.family, config.params, resident, problem, gpu))
+    work = work_of(config.family, config.params, resident, problem, gpu)
     size = int(config["BLOCK_M"]) * int(config["BLOCK_N"]) / USUAL_TILE
     return work.shared * (1 + EACH_TILE / size)
 
