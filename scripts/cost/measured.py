@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from evoattn.model.gpu import DetectedDevice
@@ -22,6 +23,8 @@ from evoattn.samplers import landscape
 FOLDERS = ROOT / "docs" / "campaigns", ROOT / "docs" / "landscapes"
 LANDSCAPE_FOLD = 8
 """Landscapes are few, hold good and bad kernels alike, and all families."""
+FAR_OFF = 200
+"""Times of a campaign's median on a problem beyond which a time is none: two were 900 and 1,400."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
@@ -98,9 +101,9 @@ def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]
             if us is not None and name in kernels:
                 times[index][name] = us
     for index, found in times.items():
-        best, problem = min(found.values()), problems[index]
+        best, usual, problem = min(found.values()), median(found.values()), problems[index]
         for name, us in found.items():
-            if problem is None or (late and _may_be_late(us, best, (index, name) in rough)):
+            if problem is None or us > FAR_OFF * usual or (late and _may_be_late(us, best, (index, name) in rough)):
                 continue
             k = kernels[name]
             config = KernelConfig(k["family"], k["params"])
