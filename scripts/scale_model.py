@@ -1,7 +1,7 @@
 """What bounds a search on many GPUs: the search's own process, as a simulation of its loop, from measured costs.
 
     python scripts/scale_model.py [--device-ms 41] [--send-ms 1.4] [--result-ms 1.6] [--ask-ms 1.4] [--commit-ms 5.7]
-                                  [--compile-s 0.3] [--cores 16] [--gpus 1,2,4,8,10,100,1000]
+                                  [--compile-s 0.61] [--cores 16] [--gpus 1,2,4,8,10,100,1000]
 
 The loop is that of `evoattn/search/loop.py`: take all results that are there, give each idle board its next candidate
 (`send` each), write all results in one transaction (`commit`, and `result` for each), then ask, render and hand out as
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--result-ms", type=float, default=1.6)
     parser.add_argument("--ask-ms", type=float, default=1.4)
     parser.add_argument("--commit-ms", type=float, default=5.7)
-    parser.add_argument("--compile-s", type=float, default=0.3)
+    parser.add_argument("--compile-s", type=float, default=0.61)
     parser.add_argument("--cores", type=float, default=16.0)
     parser.add_argument("--gpus", default="1,2,4,8,10,100,1000")
     given = parser.parse_args()
