@@ -91,7 +91,7 @@ class Judged:
 def choices(us: Times, predicted: Times, columns: Sequence[int]) -> NDArray[np.int64]:
     """By problem, the place in `columns` of the kernel that the rule takes: of those that can serve it the one of the
     least predicted time."""
-    return _known(us, predicted, columns).argmin(axis=1)
+    return np.asarray(_known(us, predicted, columns).argmin(axis=1), dtype=np.int64)
 
 
 def _known(us: Times, predicted: Times, columns: Sequence[int]) -> Times:
