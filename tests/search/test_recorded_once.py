@@ -9,10 +9,13 @@ from studies_of_puppets import GPU, PROBLEM, Scripted, make_search, puppets, spa
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.fleet.local import LocalFleet
-from evoattn.model.records import Proposal, TrialState
+from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.budget import Budget
+from evoattn.search.candidates import Pending
 from evoattn.search.loop import Search
+from evoattn.search.progress import Progress
+from evoattn.search.recorder import Recorder
 
 
 def alike(space, count):
@@ -79,3 +82,32 @@ def test_a_finished_search_is_not_overrun_and_repeats_nothing(storage):
     trials = list(storage.iter_trials(again.study))
     assert len(trials) == 9 == len({t.config_id for t in trials})
     assert {t.state for t in trials} == {TrialState.ESTIMATED}
+
+
+def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(storage):
+    study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
+    proposals = alike(load_space("flash_mma", GPU), 3)
+    sampler, progress, then = Scripted(), Progress(), []
+    batches = []
+
+    class Counting:
+        def record_all(self, study, new):
+            assert not sampler.told
+            batches.append(len(new))
+            return storage.record_all(study, new)
+
+    recorder = Recorder(Counting(), study, sampler, progress)
+    for cost, proposal in enumerate(proposals, 5):
+        config = KernelConfig("flash_mma", proposal.params)
+        candidate = render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
+        pending = Pending(proposal, FAMILIES["flash_mma"], config, candidate, (candidate.source_hash, ()))
+        recorder.record_pending(pending, Evaluation(TrialState.ESTIMATED, relative_cost=cost), then.append)
+    assert recorder.waiting == 3 and not progress.recorded and not list(storage.iter_trials(study))
+    recorder.flush()
+    recorder.flush()
+    assert batches == [3] and recorder.waiting == 0 and progress.recorded == 3
+    trials = list(storage.iter_trials(study))
+    assert [t.number for t in then] == [t.number for t in trials] == [t.number for _, t in sampler.told]
+    assert [p for p, _ in sampler.told] == proposals and [t.relative_cost for t in trials] == [5, 6, 7]
+    assert [storage.source(t.source_hash) for t in trials] and progress.best.number == trials[0].number
+    assert recorder.seen.earlier((trials[1].source_hash, ())) == f"trial {trials[1].number}"
