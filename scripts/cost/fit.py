@@ -193,6 +193,14 @@ def left_out(rows: Sequence[Row], folds: int, each: int) -> Floats:
     return score
 
 
+def whole_landscapes(rows: Sequence[Row], each: int) -> list[tuple[str, Judgement]]:
+    """Campaigns are fitted, landscapes judged: kernels that no search had chosen."""
+    judged = [row for row in rows if row.source == "landscape"]
+    problems = {row.problem for row in judged}
+    fitted = fit([row for row in rows if row.source == "campaign" and row.problem not in problems], each)
+    return tables(judged, predict(judged, fitted))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="default: all of the repository")
@@ -206,7 +214,8 @@ def main() -> None:
         save(fit(read(options.files or files()), options.each), options.fit_only)
         return
     started = time.monotonic()
-    rows = thinned(read(options.files or files()), options.judged)
+    every = read(options.files or files())
+    rows = thinned(every, options.judged)
     print(f"{len(rows)} times of {len({(r.gpu.name, r.problem) for r in rows})} problems and cards")
     score = left_out(rows, options.folds, options.each)
     print("Problems left out of the fit:\n" + HEAD)
@@ -219,6 +228,10 @@ def main() -> None:
         others = [row for row in rows if row.gpu.name != cards[0]]
         print(f"Fitted on the {cards[0]} alone:\n" + HEAD)
         for label, found in tables(others, predict(others, fit(first, options.each))):
+            print(found.line(label))
+    if any(row.source == "landscape" for row in every):
+        print("Fitted on campaigns alone, judged on whole landscapes, of problems that the fit did not see:\n" + HEAD)
+        for label, found in whole_landscapes(every, options.each):
             print(found.line(label))
     if not options.judge_only:
         fitted = fit(rows, options.each)
