@@ -135,17 +135,16 @@ def table(runs: list[Run], count: int) -> str:
     titles = list(next(iter(rows.values())))
     lines = [f"| sampler | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
     for name, row in rows.items():
-        cells = [
-            "-" if v is None else f"{v:.3f}" if isinstance(v, float) and v < 10 else f"{v:g}" for v in row.values()
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(_cell(title, value) for title, value in row.items())} |")
     return "\n".join(lines)
 
 
-def _cell(value: float | None) -> str:
+def _cell(title: str, value: float | None) -> str:
     if value is None:
         return "not reached"
-    return f"{value:.3f}" if value < 10 else f"{value:.0f}"
+    return (
+        f"{value:.0%}" if title.startswith("runs") else f"{value:.3f}" if title.startswith("after") else f"{value:.3g}"
+    )
 
 
 def read(path: Path) -> dict[str, list[Run]]:

@@ -28,8 +28,8 @@ def test_the_course_is_of_the_improvements_and_leaves_finals_out():
         SimpleNamespace(number=4, timing=None),
         trial(5, 1.0, "final"),
     ]
-    events = [Event(4.0 + n, 1, f"trial {n} COMPLETE guided") for n in range(1, 6)]
-    events.insert(2, Event(6.5, 1, "the final begins"))
+    events = [Event(seconds=4.0 + n, process=1, core=0.0, what=f"trial {n} COMPLETE guided") for n in range(1, 6)]
+    events.insert(2, Event(seconds=6.5, process=1, core=0.0, what="the final begins"))
     assert course(events, trials) == ([5.0, 7.0], [9.0, 7.0])
     found = Found("p", "random", [5.0, 7.0], [9.0, 7.0], 5)
     assert found.until(7.1) == 7.0 and found.until(6.9) is None
