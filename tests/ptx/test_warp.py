@@ -124,7 +124,9 @@ shfl.sync.idx.b32 %r0, %tid, 1, 31, %r9;
 LATE: mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a0; st.global.u32 [%q0], %r0;"""
     out = np.zeros(64, np.uint32)
     execution = run_ptx(
-        "mov.u32 %r9, -1; setp.eq.u32 %p1, %warpid, 1; @%p1 mov.u32 %r9, 0xfffffffe;" + body, out, threads=64
+        "mov.u32 %r0, 0; mov.u32 %r9, -1; setp.eq.u32 %p1, %warpid, 1; @%p1 mov.u32 %r9, 0xfffffffe;" + body,
+        out,
+        threads=64,
     )
     assert not execution.faults
     assert out.tolist() == [1] * 32 + [0] + [33] * 31
@@ -160,3 +162,9 @@ def test_groups_of_a_warp_vote_and_reduce_apart_by_one_instruction():
     )
     alone = evaluate(groups + "elect.sync %d|%p0, %r2;", "u4", low)
     assert alone.tolist() == [i % 32 // 8 * 8 for i in range(96)]
+
+
+def test_a_register_that_nobody_wrote_is_no_zero():
+    out = np.zeros(32, np.float32)
+    body = "mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a0; add.f32 %f0, %f1, %f1; st.global.f32 [%q0], %f0;"
+    assert not run_ptx(body, out).faults and np.isnan(out).all()

@@ -15,6 +15,10 @@ from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.operands import split_address
 from evoattn.ptx.program.threads import Threads
 
+_UNWRITTEN = {1: False, 8: 0x7E, 16: 0x7FFE, 32: 0x7FFE7FFE, 64: 0x7FFE7FFE7FFE7FFE}
+"""What registers hold before they are written: a NaN in every float type, and no small number. On a GPU it is whatever
+was there before.
+"""
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)U?$")
 _FLOAT = re.compile(r"0([fF])([0-9A-Fa-f]{8})$|0([dD])([0-9A-Fa-f]{16})$")
 
@@ -51,7 +55,7 @@ class Binder:
             declared = self.kernel.registers.get(name)
             if declared is None:
                 raise UnsupportedInstruction(f'The operand "{name}" of {self.kernel.name} is not understood.')
-            array = self._registers[name] = np.zeros(self.count, UNSIGNED[declared.bits])
+            array = self._registers[name] = np.full(self.count, _UNWRITTEN[declared.bits], UNSIGNED[declared.bits])
         return array
 
     def scratch(self, dtype: type | np.dtype, number: int = 0) -> Lanes:
