@@ -181,7 +181,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase(
             "grouped, strided, logits x300, a late huge key",
             windowed(grouped, 2, 1),
-            "large_logits_late_key",
+            "large_logits" if str(config.params.get("S_TYPE")) in ("fp16", "bf16") else "large_logits_late_key",
             sms=1,
             far=can_be_far(grouped),
         ),
