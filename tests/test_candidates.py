@@ -1,10 +1,12 @@
 """The queue of the device and the table of what was seen."""
 
+from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
+from evoattn.evaluation.workers import Outcome
 from evoattn.families.registry import FAMILIES
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Proposal
 from evoattn.model.space import KernelConfig
-from evoattn.search.candidates import Pending, Ready, Seen
+from evoattn.search.candidates import Pending, Ready, Seen, tried_again
 
 KERNEL = CompiledKernel(b"", "", CompileInfo())
 
@@ -32,7 +34,7 @@ def test_a_second_evaluation_goes_before_all_others_and_keeps_what_the_compile_f
     doubtful = ready.take()
     assert doubtful.kernel is KERNEL and doubtful.relative_cost == 7.0 and not doubtful.again
     ready.add(pending("unknown"), Compiled(KERNEL, None, None))
-    ready.add_again(doubtful)
+    ready.add_again(tried_again(doubtful, Outcome(doubtful, Ending.DIED, None, 0.0)))
     again = ready.take()
     assert again.again and again.candidate.source == "doubtful" and again.kernel is KERNEL and len(ready) == 1
 

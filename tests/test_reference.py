@@ -57,9 +57,9 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
 
 
 def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
-    """A kernel's fp32 scores of 1,000 are 6e-5 off as soon as they are rounded, and its weights with them."""
+    """A kernel's fp32 scores of 10,000 are 5e-4 off as soon as they are rounded, and its weights with them."""
     problem = AttentionProblem(1, 2, 1, 40, 67, 256, "fp32")
-    for kind, most in (("plain", 2e-6), ("large_logits_late_key", 2e-3)):
+    for kind, most in (("plain", 2e-6), ("large_logits_late_key", 1e-2)):
         tensors = reference.make_inputs(problem, 3, "cpu", kind)
         answer = reference.make_answer(problem, tensors)
         largest = reference.largest_score(problem, tensors["q"], tensors["k"])

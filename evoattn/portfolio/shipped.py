@@ -7,16 +7,16 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio.features import features
-from evoattn.portfolio.likeness import Array, likeness, scaled
 from evoattn.portfolio.work import predicted_us, work_of
+
+if TYPE_CHECKING:  # NumPy is imported when the first class is read: a wrong word is refused without
+    from evoattn.portfolio.likeness import Array
 
 DATA = Path(__file__).parent / "data"
 
@@ -43,6 +43,8 @@ class ShippedKernel:
 
     def predicted_us(self, problem: AttentionProblem, gpu: GpuSpec, alike: Array) -> list[float]:
         """The time of each of `variants` on the problem. `alike` [points]: `KernelClass.alike`."""
+        import numpy as np
+
         factors = np.exp(self.errors @ alike).tolist()
         return [
             factor * predicted_us(self.constants, work_of(config.family, config.params, self.resident, problem, gpu))
@@ -65,6 +67,8 @@ class KernelClass:
 
     def alike(self, problem: AttentionProblem, gpu: GpuSpec) -> Array:
         """[points]: how much the errors of the points say of those of the problem."""
+        from evoattn.portfolio.likeness import likeness, scaled
+
         row: Array = likeness(scaled([features(problem, gpu)]), self.points)[0]
         return row
 
@@ -89,12 +93,16 @@ class Portfolio:
     @cache  # noqa: B019 - there is one portfolio per architecture, for the life of the process
     def kernel_class(self, name: str) -> KernelClass:
         """One class. Raises `KeyError` where there is none of this name."""
+        import numpy as np
+
         row = self.rows[name]
         kernels = tuple(_kernel(k) for k in row["kernels"])
         return KernelClass(kernels, row["regret"], row["worst"], np.array(row["points"]))
 
 
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
+    import numpy as np
+
     config = KernelConfig(row["family"], row["params"])
     splits = tuple(row.get("splits", ()))
     return ShippedKernel(config, row["resident"], tuple(row["constants"]), np.array(row["errors"]), splits)

@@ -108,12 +108,18 @@ def draw() -> list[tuple[AttentionProblem, KernelConfig]]:
     return pairs + tight
 
 
+VARIANT_SPILL_BYTES = 16
+"""Of stores and of loads that a variant may spill: a window's bounds are two registers beside the rest, and the best
+kernels of head_dim 256 leave none."""
+
+
 def fault(pair: tuple[AttentionProblem, KernelConfig]) -> str:
     """What is wrong with a compile: a spill, wgmma serialized or setmaxnreg ignored (C7508, C7511, C7512), static
     shared memory. Dynamic shared memory is proved by the static_assert of the source."""
     problem, config = pair
     info = compile_source(render(FAMILY, problem, config, H100).source, H100.arch).info
-    if (info.spill_store_bytes, info.spill_load_bytes, info.warnings, info.static_smem_bytes) == (0, 0, (), 0):
+    spilled = max(info.spill_store_bytes, info.spill_load_bytes)
+    if spilled <= (VARIANT_SPILL_BYTES if problem.variants else 0) and not info.warnings and not info.static_smem_bytes:
         return ""
     return f"{problem.describe()} {config.describe()}: {info.spill_store_bytes} bytes spilled, {info.warnings}"
 
