@@ -41,6 +41,7 @@ class FarKernel(BuiltKernel):
     """A kernel whose launches are told of far tensors, whatever the problem."""
 
     def launches(self, problem: AttentionProblem) -> tuple[KernelLaunch, ...]:
+        """The launches of the problem with the strides of `FarProblem`."""
         return super().launches(FarProblem(**{f.name: getattr(problem, f.name) for f in fields(problem)}))
 
 

@@ -21,7 +21,7 @@ TF32_SHARE = 0.5
 
 @dataclass(frozen=True)
 class LaunchTerms:
-    """Clocks of the fullest SM, and seconds of memory."""
+    """Clocks of the fullest SM, and bytes of memory."""
 
     tensor: float
     fp32: float
@@ -30,11 +30,11 @@ class LaunchTerms:
     shared: float
     l2: float
     chain: float
-    """One warp's instructions and waits, one after another, over all blocks that take turns in a slot."""
+    """One warp's instructions and waits, one after another, over all blocks that run in turn at one place of an SM."""
     fetch: float
     """Waits for loads that were not begun early enough."""
     ends: float
-    """First loads, last stores and merges of blocks that take turns in a slot."""
+    """First loads, last stores and merges of blocks that run in turn at one place of an SM."""
     dram_bytes: float
     """Bytes that come from or go to memory, not L2."""
     resident: int
@@ -53,11 +53,11 @@ class LaunchTerms:
 @dataclass(frozen=True)
 class _Turns:
     serial: float
-    """Steps of the slot that has most."""
+    """Steps of the place (where one block at a time is resident) that has most."""
     busy: float
     """Steps of the SM that has most, of all blocks on it."""
     rounds: float
-    """Blocks that take turns in that slot."""
+    """Blocks that run in turn at that place."""
     blocks_of_sm: float
 
 

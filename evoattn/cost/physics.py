@@ -41,7 +41,7 @@ class Physics:
 
 
 def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Physics | None:
-    """None if no block of a launch fits on an SM."""
+    """The launches' times in µs, added up; None if no block of one fits on an SM."""
     found = [launch_terms(work, gpu) for work in works]
     terms = [t for t in found if t is not None]
     if len(terms) < len(works):

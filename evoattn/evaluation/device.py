@@ -65,7 +65,7 @@ class DeviceEvaluator:
         self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
         self.seed = int.from_bytes(os.urandom(4))
         small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
-        self.ladder, memory = packed(small)  # so that the vault looks at one piece, not at forty
+        self.ladder, memory = packed(small)  # one piece of memory, not forty, for the vault below to compare
         self.own = make_case("the problem's own shape", problem, self.seed, dev)
         self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
         self.vault = Vault([memory, *tensors_of(self.own), *tensors_of(self.fresh)])

@@ -40,7 +40,7 @@ class Outcome:
 
 
 def nothing() -> None:
-    pass
+    """What runs between two looks at a worker where the caller has nothing to do."""
 
 
 class BaseWorker(ABC):
@@ -60,6 +60,7 @@ class BaseWorker(ABC):
 
     @property
     def idle(self) -> bool:
+        """Whether it is up and has no task."""
         return self.ready and not self.busy
 
     @property

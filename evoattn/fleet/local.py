@@ -25,12 +25,15 @@ class LocalFleet:
         self._visible = self.boards if visible is None else tuple(visible)
 
     def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
+        """`jobs` processes; `make_handler(*args)` makes each one's handler."""
         return [*processes(self.jobs, make_handler, args)]
 
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
+        """A process for each board, in the order of `boards`; each sees its own GPU alone."""
         return [Worker(partial(on_board, visible, make_handler), args) for visible in self._visible]
 
     def referee(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> BaseWorker:
+        """A second process on the first board, which times the peers and holds the final."""
         return Worker(partial(on_board, self._visible[0], make_handler), args)
 
     def stop(self) -> None:

@@ -91,11 +91,13 @@ class RayFleet:
             require_alike(name, facts, facts_here())
 
     def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> Sequence[BaseWorker]:
+        """`jobs` workers, each for one compile task at a time on any node with a free core."""
         from evoattn.fleet.ray_worker import RayCompiler
 
         return RayCompiler.several([RayCompiler(make_handler, args, facts_here()) for _ in range(self.jobs)])
 
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> Sequence[BaseWorker]:
+        """One worker for each GPU that the cluster lent, in the order of `boards`."""
         from evoattn.fleet.ray_worker import RayBoard
 
         for board in self._boards:

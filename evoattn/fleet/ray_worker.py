@@ -70,6 +70,7 @@ class RayWorker(BaseWorker):
             raise WorkerFailed(f"No node of the Ray cluster has taken work for {GONE_SECONDS:.0f} s.")
 
     def poll(self) -> Outcome | None:
+        """See `BaseWorker`. Raises `NodeDiffers` where a node has another version than this machine."""
         while self.connection.poll():
             self.connection.recv_bytes()
         if self._future is None:
@@ -129,7 +130,7 @@ class RayWorker(BaseWorker):
 
 
 class RayCompiler(RayWorker):
-    """A slot for one compile task, which runs on any node with a free core."""
+    """Has one compile task at a time, which runs on any node with a free core."""
 
     def __init__(self, make_handler: MakeHandler, args: tuple[Any, ...], wanted: Facts) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
-    """Raise `ValueError` unless `out` can take the answer."""
+    """Raise `ValueError` unless `out` has the answer's shape, query's dtype and device, and nothing wants gradients."""
     shape = (*query.shape[:-1], value.shape[-1])
     if tuple(out.shape) != shape or out.dtype != query.dtype or out.device != query.device:
         raise ValueError(

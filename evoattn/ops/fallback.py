@@ -50,6 +50,10 @@ def varied(
     """The answer of a variant of attention, and the log-sum-exp where it is wanted: SDPA with a mask tensor where it
     can say what is asked, else the formula, in float32 and some rows at a time. A query that sees no key has the
     output 0.
+
+    query `[batch, heads, seqlen_q, head_dim]`, key and value `[batch, kv_heads, seqlen_k, head_dim]`; the answer has
+    query's shape, the log-sum-exp is `[batch, heads, seqlen_q]` float32. `scores_at_once` bounds the scores in memory.
+    Raises `ValueError` where fewer K/V heads come without `enable_gqa`, and what SDPA raises.
     """
     seqlen_q, seqlen_k, heads = query.shape[-2], key.shape[-2], query.shape[-3]
     if key.shape[-3] != heads and not enable_gqa:

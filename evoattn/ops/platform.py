@@ -162,6 +162,7 @@ class CudaPlatform:
         ctypes.memmove(destination, tensor_map.encode(tensor, address).ctypes.data, tensor_map.BYTES)
 
     def move_map(self, destination: int, address: int) -> None:
+        """See `Platform`. Raises `LaunchError` where the driver refuses."""
         status = self._move_map(destination, address)
         if status in NO_CONTEXT:  # a thread's first call; the device is the current one
             self.make_context_current(self.current_device())
@@ -183,6 +184,7 @@ class CudaPlatform:
         return f"{(text.value or b'unknown error').decode()} (CUDA error {status})"
 
     def synchronize(self, index: int) -> None:
+        """See `Platform`. Raises `LaunchError` where a kernel failed."""
         try:
             torch.cuda.synchronize(index)
         except RuntimeError as error:

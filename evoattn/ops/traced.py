@@ -45,7 +45,7 @@ def traced(
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `evoattn.attention`."""
+    """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call."""
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (t.to(dtype) if t.dtype != torch.float64 else t for t in (query, key, value))

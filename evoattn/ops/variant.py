@@ -18,10 +18,15 @@ class Variant:
     """The arguments of `evoattn.attention` by which a call is more than plain attention, as they were given."""
 
     window: tuple[int, int] | None = None
+    """Keys that a query sees before and behind the diagonal; -1 leaves a side open."""
     softcap: float = 0.0
+    """0 for none."""
     sinks: Tensor | None = None
+    """`[heads]`."""
     slopes: Tensor | None = None
+    """`[heads]`."""
     bias: Tensor | None = None
+    """Broadcastable to `[batch, heads, seqlen_q, seqlen_k]`."""
 
     def require(self, query: Tensor, key: Tensor) -> None:
         """Raise `ValueError` where the arguments do not fit the tensors or each other."""

@@ -28,7 +28,9 @@ def attention(
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `evoattn.attention`."""
+    """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call, and `ValueError` for a
+    variant or an `out` that does not fit.
+    """
     kind, watched = query.device.type, torch.compiler.is_compiling() or not is_ordinary(query, key, value)
     if torch.is_autocast_enabled(kind):
         query, key, value = autocast(kind, query, key, value)

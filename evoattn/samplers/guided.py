@@ -30,6 +30,7 @@ takes 30 to 100 ms."""
 PRIOR_ERROR = 0.1
 """Of the log of a time: noise of this deviation keeps the first choices, by the prior alone, from being all alike."""
 PRIOR_OPINIONS = 8
+"""Predictions of each config that are made of the prior with such noise, as there are no trees yet."""
 STARTING = 10
 """Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
@@ -48,8 +49,8 @@ MOST_TRIALS = 800
 
 
 class GuidedSampler(ProposingSampler):
-    """The model learns by how much the prior errs on this problem. Each proposal is the best in the opinion of one of
-    its trees, so that what the trees disagree on is tried (Thompson sampling).
+    """The model learns by how much the prior errs on this problem. Each proposal is the best in the opinion (the
+    predicted times) of one of its trees, so that what the trees disagree on is tried (Thompson sampling).
 
     Without a prior, the first configs are random. Failures teach the model what to keep away from.
     """

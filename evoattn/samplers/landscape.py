@@ -78,6 +78,7 @@ class Landscape:
 
     @property
     def name(self) -> str:
+        """Its group and its number there, for tables."""
         return f"{self.group} {self.index}"
 
     @property

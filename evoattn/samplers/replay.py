@@ -83,12 +83,14 @@ class RecordedPool(ConfigPool):
         return recorded.configs[i]
 
     def mark(self, identity: str) -> bool:
+        """See `ConfigPool`; a marked config is no longer the nearest one to any other."""
         if identity in self._place:
             recorded, i = self._place[identity]
             recorded.open[i] = False
         return super().mark(identity)
 
     def near(self, family: str, params: Params, steps: int = REPAIR_STEPS) -> Params | None:
+        """The nearest recorded config that is still open, instead of a repaired one; None if there is none."""
         recorded = self._recorded[family]
         found = recorded.nearest(params) if recorded.configs else None
         return None if found is None else dict(recorded.configs[found].params)

@@ -21,7 +21,8 @@ Config = tuple[str, Params]
 
 
 class Thought(NamedTuple):
-    """A config that may be proposed. `prior` is the log of its time over the best, as other problems let expect."""
+    """A config that a sampler considers, and may propose. `prior` is the natural logarithm of its time over the best's,
+    as the cost model or times of other problems let expect."""
 
     family: str
     params: Params
@@ -48,6 +49,8 @@ class Encoder:
         }
 
     def row(self, family: str, params: Params) -> Array:
+        """`[columns]`: 1 for its family and 0 for the others, then each gene's place among its values, -1 where the
+        family has no such gene."""
         row = np.full(self._width, -1.0)
         row[: len(self._families)] = 0.0
         row[self._families.index(family)] = 1.0

@@ -78,6 +78,7 @@ class Boards:
 
     @property
     def workers(self) -> list[BaseWorker]:
+        """Those of all boards, and the referee's own if it has one."""
         return [*(device.worker for device in self.devices), *self.referee.workers]
 
     @property
@@ -152,5 +153,6 @@ class Boards:
             self.scale.refer_to(reference, device.board)
 
     def stop(self) -> None:
+        """End all workers; tasks under way are lost."""
         for worker in self.workers:
             worker.stop()

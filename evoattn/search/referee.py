@@ -32,7 +32,9 @@ class _Stage(Enum):
 
 
 class Referee:
-    """`make` starts its worker; it gives None where the board can have only one, `device`'s, which then does this too.
+    """Times the peers and holds the final, and so says which kernel is best.
+
+    `make` starts its worker; it gives None where the board can have only one, `device`'s, which then does this too.
 
     Where its own worker does not start, `device`'s takes over.
     """
@@ -147,5 +149,6 @@ class Referee:
             self._stage = _Stage.TIMING
 
     def stop(self) -> None:
+        """End its own worker, if it has one."""
         for worker in self.workers:
             worker.stop()

@@ -17,6 +17,7 @@ ROWS = 500
 
 
 def count_rows(connection: Connection, table: Table) -> int:
+    """Rows of a table, as its database counts them."""
     return int(connection.scalar(select(func.count()).select_from(table)) or 0)
 
 

@@ -110,6 +110,7 @@ class _Write(Generic[_T]):
 
 
 def is_postgresql(connection: Connection) -> bool:
+    """Whether a PostgreSQL server answers on the other side, not SQLite."""
     return connection.dialect.name == "postgresql"
 
 

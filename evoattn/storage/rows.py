@@ -48,6 +48,8 @@ def plain_text(value: Any) -> str:
 
 
 def checked(what: str, build: Callable[[], _Record]) -> _Record:
+    """What `build` makes of a row. Raises `StorageError`, which names `what`, if a value is missing or not of its
+    kind."""
     try:
         return build()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -8,7 +8,9 @@ from evoattn.correctness.arena import UNWRITTEN, Arena, bits
 
 
 class Witness:
-    """Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.
+    """Watches the timed replays of one contestant, a kernel or a peer, and says which did wrong (`fault`).
+
+    Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.
 
     The comparison is bit for bit; its counts stay on the device until `fault` reads them.
     """

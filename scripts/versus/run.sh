@@ -8,7 +8,9 @@ folder=$1; shift
 seconds=(${@:-15 60}); longest=${seconds[-1]}
 given=${VERSUS_GIVEN:-80}; problems=${VERSUS_PROBLEMS:-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
 mkdir -p "$folder"
-run() { "$python" -m "scripts.versus.$1" "${@:2}" >> "$folder/log" 2>&1 || { echo "$1 failed:"; tail -5 "$folder/log"; }; }
+run() {
+  "$python" -m "scripts.versus.$1" "${@:2}" >> "$folder/log" 2>&1 || { echo "$1 failed:"; tail -5 "$folder/log"; }
+}
 if [ "$given" != 0 ]; then
   run by_evoattn seed_h100 -o "$folder/same-evoattn.json" -- --family flash_mma --sampler random \
     --no-starting-configs --budget "${given}trials"

@@ -58,6 +58,7 @@ def test_a_wrong_value_is_refused_with_what_is_possible(words, expected):
 
 def test_what_is_left_out_comes_from_the_nearest_starting_config_or_is_changed_to_fit():
     starts = starting_configs(load_space("flash_mma", GPU), PROBLEM, GPU)
+    assert any(not FAMILY.why_invalid(PROBLEM, start, GPU) for start in starts)
     for start in starts:
         words = [f"{name}={start[name]}" for name in ("BLOCK_M", "BLOCK_N", "WARPS", "KEY_WARPS", "STAGES", "RESCALE")]
         if not FAMILY.why_invalid(PROBLEM, start, GPU):

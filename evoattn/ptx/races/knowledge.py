@@ -20,6 +20,7 @@ class Knowledge:
 
     @classmethod
     def of_nothing(cls, columns: int) -> Knowledge:
+        """Of nobody's accesses, for that many columns."""
         return cls(np.zeros(columns, np.int64))
 
     def join(self, other: Knowledge) -> None:

@@ -50,6 +50,7 @@ class Phases:
         self._last = ins
 
     def expect_bytes(self) -> None:
+        """The current phase waits for bytes of tensor copies as well."""
         self._bytes_expected = True
 
     def require_end(self, thread: int, ins: Instruction) -> None:

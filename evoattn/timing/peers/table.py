@@ -114,7 +114,10 @@ def _flash_attention(
 
 
 def fa3_peer(load: fa3.Load = import_module) -> Peer:
-    """FlashAttention 3, out of the modules that `load` imports."""
+    """FlashAttention 3, out of the modules that `load` imports.
+
+    Its call raises `PeerRefused` for a dtype that the installed build lacks.
+    """
 
     def prepare(problem: AttentionProblem) -> fa3.Prepare:
         try:
