@@ -101,10 +101,14 @@ class Run:
         require(not lost, f"{len(lost)} acknowledged trials are lost, the first is {lost[:1]}.")
         ours = [(study, config_id) for _, study, config_id, state in rows if state != "DUPLICATE"]
         require(len(ours) == len(set(ours)), f"{len(ours) - len(set(ours))} trials are there twice.")
+        self._check_whole()
+        return len(kept)
+
+    def _check_whole(self) -> None:
+        """By the database's own means."""
         for pragma, answer in (("integrity_check", [("ok",)]), ("foreign_key_check", [])):
             found = self._rows(f"PRAGMA {pragma}") if self.db.exists() else answer
             require(found == answer, f"PRAGMA {pragma} says {found[:2]}.")
-        return len(kept)
 
 
 def finish(process: subprocess.Popen, codes: tuple[int, ...], part: str = "", seconds: float = 180.0) -> str:

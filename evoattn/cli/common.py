@@ -49,6 +49,14 @@ ProblemOption = Annotated[
     str | None, typer.Option("--problem", help="The same by a name of `evoattn problems`.", metavar="NAME")
 ]
 GpuOfBest = Annotated[str | None, typer.Option("--gpu", help="With --shape or --problem: on this GPU.", metavar="NAME")]
+TrustSource = Annotated[
+    bool,
+    typer.Option(
+        "--trust-source",
+        help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the "
+        "database.",
+    ),
+]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Compile processes.", show_default="all cores", metavar="N")
 ]

@@ -16,6 +16,7 @@ from evoattn.cli.common import (
     ShapeOption,
     StudyName,
     TrialWord,
+    TrustSource,
     chosen,
     console,
     errors,
@@ -86,14 +87,7 @@ def reproduce(
     shape: ShapeOption = None,
     problem: ProblemOption = None,
     gpu: GpuOfBest = None,
-    trust_source: Annotated[
-        bool,
-        typer.Option(
-            "--trust-source",
-            help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the "
-            "database.",
-        ),
-    ] = False,
+    trust_source: TrustSource = False,
     db: Database = None,
 ) -> None:
     """Run a recorded trial again.

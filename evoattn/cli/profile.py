@@ -14,6 +14,7 @@ from evoattn.cli.common import (
     ShapeOption,
     StudyName,
     TrialWord,
+    TrustSource,
     chosen,
     console,
     errors,
@@ -29,14 +30,7 @@ def profile(
     raw: Annotated[
         Path | None, typer.Option("--raw", metavar="FOLDER", help="Folder for ncu's own tables, as CSV.")
     ] = None,
-    trust_source: Annotated[
-        bool,
-        typer.Option(
-            "--trust-source",
-            help="Run the recorded source even if today's template renders another: it is code, of whoever wrote the "
-            "database.",
-        ),
-    ] = False,
+    trust_source: TrustSource = False,
     study: StudyName = None,
     shape: ShapeOption = None,
     problem: ProblemOption = None,

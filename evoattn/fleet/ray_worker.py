@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,7 +23,7 @@ GONE_SECONDS = 300.0
 
 
 class RayWorker(BaseWorker):
-    """Waits for one answer of the cluster at a time."""
+    """Waits for one answer of the cluster at a time; a subclass says what runs there."""
 
     def __init__(self) -> None:
         import ray  # here: this module is imported where Ray is not
@@ -42,13 +43,13 @@ class RayWorker(BaseWorker):
             worker._siblings = workers
         return workers
 
+    @abstractmethod
     def _start(self) -> None:
         """Ask the cluster for a process; `poll` sees it come up."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self) -> None:
         """Have the cluster end the task at hand and its process."""
-        raise NotImplementedError
 
     def _watch(self, ref: Any, seconds: float) -> None:
         """Ring once the answer is there; it may take `seconds`."""

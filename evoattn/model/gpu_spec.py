@@ -65,11 +65,6 @@ class GpuSpec:
         changes: dict[str, Any] = dict(limits)
         return replace(self, **changes)
 
-    @property
-    def l2_gb_per_s(self) -> float:
-        """What L2 gives all SMs together at the boost clock."""
-        return self.l2_bytes_per_clock * self.sm_count * self.boost_clock_ghz
-
     def is_like(self, other: GpuSpec | None) -> bool:
         """Whether `other` is the same model with as many SMs, so that launches and times can be compared."""
         return other is not None and (self.name, self.sm_count) == (other.name, other.sm_count)

@@ -59,7 +59,7 @@ def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
         raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
 
 
-def _is_shared(out: Tensor, *inputs: Tensor) -> bool:
+def is_shared(out: Tensor, *inputs: Tensor) -> bool:
     """Whether `out` lies in the memory of an input, which a kernel may read after it has written."""
     start = out.untyped_storage().data_ptr()
     return any(tensor.untyped_storage().data_ptr() == start for tensor in inputs)
@@ -193,7 +193,7 @@ def run(
         query, key, value = autocast(runtime.device_type, query, key, value)
     if out is not None:
         require_out(out, query, value)
-        if _is_shared(out, query, key, value):
+        if is_shared(out, query, key, value):
             answer = runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
             return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
     return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
@@ -214,10 +214,4 @@ def _watched(
     """SDPA for tensor subclasses, modes and transforms: they know what to do with it."""
     if strict:
         require_ordinary(query, key, value)
-    answer = fallback.attention(
-        query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
-    )
-    answer = answer if out is None else out.copy_(answer)
-    if not return_lse:
-        return answer
-    return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+    return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)

@@ -34,6 +34,26 @@ def attention(
     return SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
+def call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call of `evoattn.attention` without a variant: the answer, in `out` if there is one, with `return_lse` the
+    log-sum-exp beside it."""
+    answer = attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal)
+    answer = answer if out is None else out.copy_(answer)
+    if not return_lse:
+        return answer
+    return answer, log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+
+
 def varied(
     query: Tensor,
     key: Tensor,
@@ -62,7 +82,7 @@ def varied(
     groups = heads // key.shape[-3]
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not variant.softcap and variant.sinks is None and variant.slopes is None and not wants_lse:
-        hidden = _hidden(query, key, variant, slice(0, seqlen_q), diagonal, is_causal)
+        hidden = _hidden(query, key, variant.window, slice(0, seqlen_q), diagonal, is_causal)
         mask = variant.bias if hidden is None else ~hidden
         if variant.bias is not None and hidden is not None:
             mask = variant.bias.masked_fill(hidden, -math.inf)
@@ -77,7 +97,7 @@ def varied(
             scores = variant.softcap * torch.tanh(scores / variant.softcap)
         if variant.slopes is not None or variant.bias is not None:
             scores = scores + _added(query, key, variant, chunk, diagonal)
-        if (hidden := _hidden(query, key, variant, chunk, diagonal, is_causal)) is not None:
+        if (hidden := _hidden(query, key, variant.window, chunk, diagonal, is_causal)) is not None:
             scores = scores.masked_fill(hidden, -math.inf)
         unseen = torch.isneginf(scores).all(-1, keepdim=True)
         if variant.sinks is not None:
@@ -99,14 +119,16 @@ def _added(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: 
     return -variant.slopes.float()[:, None, None] * distance
 
 
-def _hidden(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: int, is_causal: bool) -> Tensor | None:
+def _hidden(
+    query: Tensor, key: Tensor, window: tuple[int, int] | None, rows: slice, diagonal: int, is_causal: bool
+) -> Tensor | None:
     """Bool `[rows, seqlen_k]`: the keys that the mask and the window hide; None if they hide none."""
-    if not is_causal and variant.window is None:
+    if not is_causal and window is None:
         return None
     middle = torch.arange(rows.start, rows.stop, device=query.device)[:, None] + diagonal
     keys = torch.arange(key.shape[-2], device=query.device)
     hidden = torch.zeros(len(middle), len(keys), dtype=torch.bool, device=query.device)
-    past, ahead = variant.window or (-1, -1)
+    past, ahead = window or (-1, -1)
     if is_causal:
         ahead = 0
     if ahead >= 0:
@@ -126,13 +148,12 @@ def log_sum_exp(query: Tensor, key: Tensor, *, is_causal: bool, scale: float | N
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     keys = key.float().repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3).transpose(-1, -2)
     rows = max(1, SCORES_PER_CHUNK // max(1, query[..., 0, 0].numel() * seqlen_k))
-    offset = seqlen_k - seqlen_q if causal == "lower_right" else 0
-    columns = torch.arange(seqlen_k, device=query.device)
+    diagonal = seqlen_k - seqlen_q if causal == "lower_right" else 0
     parts = []
     for first in range(0, seqlen_q, rows):
-        scores = (query[..., first : first + rows, :].float() * factor) @ keys
-        if is_causal:
-            last = torch.arange(first, first + scores.shape[-2], device=query.device)[:, None] + offset
-            scores = scores.masked_fill(columns > last, -math.inf)
+        chunk = slice(first, min(first + rows, seqlen_q))
+        scores = (query[..., chunk, :].float() * factor) @ keys
+        if (hidden := _hidden(query, key, None, chunk, diagonal, is_causal)) is not None:
+            scores = scores.masked_fill(hidden, -math.inf)
         parts.append(torch.logsumexp(scores, dim=-1))
     return torch.cat(parts, dim=-1) if parts else query.new_empty(query.shape[:-1], dtype=torch.float32)

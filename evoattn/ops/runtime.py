@@ -110,13 +110,7 @@ class Runtime:
             reason = plan.kernel.failure or UNALIGNED
         if strict:
             raise NoKernel(f"No kernel serves this call: {reason}.")
-        answer = fallback.attention(
-            query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
-        )
-        answer = answer if out is None else out.copy_(answer)
-        if not return_lse:
-            return answer
-        return answer, fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+        return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
 
     def kept(self, call: tuple[object, ...]) -> CallPlan | Refusal | None:
         """What was decided for a call, if anything."""

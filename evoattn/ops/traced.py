@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, current, fallback
+from evoattn.ops.attention import autocast
 from evoattn.ops.custom_op import attention_lse_op, attention_op
 from evoattn.ops.runtime import GRADIENTS, NoKernel
 
@@ -47,23 +48,16 @@ def traced(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call."""
     if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (t.to(dtype) if t.dtype != torch.float64 else t for t in (query, key, value))
+        query, key, value = autocast(query.device.type, query, key, value)
     reason = why_not_traced(query, key, value, enable_gqa, scale)
-    if reason is None:
-        lse = None
-        if return_lse:
-            answer, lse = attention_lse_op(query, key, value, is_causal, causal, scale, strict)
-        else:
-            answer = attention_op(query, key, value, is_causal, causal, scale, strict)
-    else:
+    if reason is not None:
         if strict:
             raise NoKernel(f"No kernel serves this call: {reason}.")
-        answer = fallback.attention(
-            query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, causal=causal
-        )
-        lse = None
-        if return_lse:
-            lse = fallback.log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+        return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)
+    lse = None
+    if return_lse:
+        answer, lse = attention_lse_op(query, key, value, is_causal, causal, scale, strict)
+    else:
+        answer = attention_op(query, key, value, is_causal, causal, scale, strict)
     answer = answer if out is None else out.copy_(answer)
     return answer if lse is None else (answer, lse)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.ops import capture, current, fallback
-from evoattn.ops.attention import autocast, is_ordinary, require_out
+from evoattn.ops.attention import autocast, is_ordinary, is_shared, require_out
 from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, UNALIGNED, NoKernel, Runtime
 from evoattn.ops.variant import Variant
@@ -110,10 +110,7 @@ def _run(
     """As `_by_kernel`, of a decided call."""
     assert runtime.platform is not None
     terms = variant.for_kernel(query, key)  # named until the launches are enqueued
-    shared = out is not None and any(
-        t.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
-        for t in (query, key, value, *variant.tensors)
-    )
+    shared = out is not None and is_shared(out, query, key, value, *variant.tensors)
     answer = torch.empty_like(query) if out is None or shared else out
     lse = None
     if plan.lse_shape is not None:
