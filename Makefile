@@ -37,9 +37,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Before a commit: what takes seconds.
+# Before a commit: what takes seconds. Not the tests of other libraries: to import transformers alone takes five.
 check: lint types
-	$(PYTEST) -m 'not slow and not device and not postgres and not browser'
+	$(PYTEST) -m 'not slow and not device and not postgres and not browser' --ignore=tests/integrations
 
 test: lint types
 	$(PYTEST)

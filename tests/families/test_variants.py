@@ -65,12 +65,9 @@ STRUCTURES = {
 FAST = {
     ("flash_wgmma", "a warpgroup passes over tiles", "window, sink"),
     ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
-    ("flash_wgmma", "persistent, rows begin ahead", "bias, sink"),
     ("flash_wgmma", "one warpgroup", "alibi"),
     ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
     ("flash_mma", "overlapped", "bias, sink"),
-    ("split_kv", "mma by tensor maps", "window, sink"),
-    ("split_kv", "fma", "window both ways, softcap, alibi"),
     ("split_kv", "mma", "bias, sink"),
 }
 """What `make check` runs; `make test` runs all."""

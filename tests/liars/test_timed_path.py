@@ -111,6 +111,7 @@ def test_every_process_draws_its_own_inputs(evaluator):
     assert make_evaluator().seed != evaluator.seed
 
 
+@pytest.mark.slow
 def test_faster_than_the_hardware_is_implausible(evaluator):
     found = evaluate(evaluator, honest, us=1e-4)
     assert found.state is TrialState.IMPLAUSIBLE and "peak rates" in found.reason

@@ -62,7 +62,11 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
     assert seconds < 0.25  # a quarter of what the compile takes; 10 ms where nothing else runs
 
 
-@pytest.mark.parametrize("damage", [b"", b"not json\n", b"{}\nx", b'{"digest": 1, "source": ""}\nx', None])
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(text, marks=pytest.mark.slow) for text in (b"", b"not json\n", b"{}\nx")]
+    + [b'{"digest": 1, "source": ""}\nx', None],
+)
 def test_a_damaged_file_is_compiled_again_with_a_warning(tmp_path, damage):
     fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     (path,) = tmp_path.glob("*")
@@ -89,6 +93,7 @@ def test_the_import_of_the_op_is_light():
     assert not loaded & heavy
 
 
+@pytest.mark.slow
 def test_the_import_of_attention_adds_little_to_that_of_torch():
     names = "import sys, torch; before = set(sys.modules); import evoattn; evoattn.attention, evoattn.sdpa"
     code = f"{names}; print(*set(sys.modules) - before)"

@@ -14,7 +14,11 @@ from evoattn.model.space import Parameter, SearchSpace, config_id
 from evoattn.samplers.registry import SAMPLERS
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
-every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+SLOW = ("forest",)
+"""Fits that many trees that their tests are left to `make test`."""
+every_sampler = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SAMPLERS]
+)
 
 
 def space(family: str, *values: tuple, starting: tuple[dict, ...] = ()) -> SearchSpace:

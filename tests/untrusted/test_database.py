@@ -120,6 +120,7 @@ def test_an_export_of_a_hostile_database_is_the_kernel_and_comments(hostile):
         assert not line.startswith("// ") or not line.endswith("\\")
 
 
+@pytest.mark.slow
 def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
     before = sorted(tmp_path.iterdir())
     for words in (
