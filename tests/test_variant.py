@@ -22,6 +22,8 @@ SHAPE = "B=2,H=4,Hkv=2,Sq=37,Sk=53,D=24"
         ("sink=1", {"sink": True}, "sink"),
         ("alibi=true", {"alibi": True}, "alibi"),
         ("bias=HS", {"bias": "hs"}, "bias=hs"),
+        ("dv=16", {"value_dim": 16}, "D=24 Dv=16 fp16 full"),
+        ("Dv=16,shared_kv=1", {"value_dim": 16, "shared_kv": True}, "Dv=16 fp16 full shared_kv"),
         (
             "mask=causal,window=9:0,sink=1",
             {"mask": "causal_upper_left", "window": "9:0", "sink": True},
@@ -58,12 +60,39 @@ def test_records_without_variants_are_read_as_before():
         ("sink=2", "0 or 1"),
         ("bias=b", "bias must be one of s, hs, bs, bhs"),
         ("alibi=1,bias=s", "exclude each other"),
+        ("Dv=12", "value_dim must be 4 or a multiple of 8"),
+        ("Dv=32,shared_kv=1", "first columns of K"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(text, words):
     with pytest.raises(ProblemError, match=words) as error:
         parse_shape(f"{SHAPE},{text}")
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def test_a_head_dim_of_v_counts_in_shapes_flops_and_bytes():
+    plain = parse_shape(SHAPE)
+    assert plain.with_(value_dim=24) == plain.with_(value_dim=None) == plain
+    own = plain.with_(value_dim=16, layout="bshd")
+    assert (own.shape("k"), own.shape("v"), own.shape("o")) == ((2, 2, 53, 24), (2, 2, 53, 16), (2, 4, 37, 16))
+    assert own.strides("v") == (53 * 2 * 16, 16, 2 * 16, 1)
+    assert own.flops == 2 * (24 + 16) * 2 * 4 * 37 * 53
+    assert own.bytes == 2 * (2 * 4 * 37 * (24 + 16) + 2 * 2 * 53 * (24 + 16))
+    shared = own.with_(shared_kv=True, layout="bshd")
+    assert shared.strides("v") == shared.strides("k") == (53 * 2 * 24, 24, 2 * 24, 1)
+    assert own.bytes - shared.bytes == 2 * 2 * 2 * 53 * 16
+    assert set(reference.make_inputs(shared, 1, "cpu")) == {"q", "k"}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_reference_of_a_head_dim_of_v(shared):
+    problem = parse_shape(f"{SHAPE},Dv=16,mask=causal").with_(shared_kv=shared)
+    tensors = reference.make_inputs(problem, 3, "cpu")
+    q, k = tensors["q"].double(), tensors["k"].double()
+    v = k[..., :16] if shared else tensors["v"].double()
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    assert expected.shape == problem.shape("o")
+    torch.testing.assert_close(reference.make_answer(problem, tensors, double=True).exact, expected)
 
 
 def matrix(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

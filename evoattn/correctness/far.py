@@ -47,15 +47,15 @@ class FarKernel(BuiltKernel):
 
 def can_be_far(problem: AttentionProblem) -> bool:
     """Whether rows are whole units."""
-    return problem.head_dim * problem.element_bytes % _UNIT == 0
+    return problem.head_dim * problem.element_bytes % _UNIT == problem.head_dim_v * problem.element_bytes % _UNIT == 0
 
 
 def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
     """By tensor, for each unit of its compact memory: the span that it lies in, `[bytes / 16]`."""
     places = {}
-    for tensor in "qkvo":
+    for tensor in (*problem.tensors, "o"):
         shape, strides = problem.shape(tensor), problem.strides(tensor)
-        units = problem.head_dim * problem.element_bytes // _UNIT
+        units = shape[3] * problem.element_bytes // _UNIT
         spans = np.zeros(int(np.prod(shape[:3])) * units, np.uint16)
         rows = [stride * problem.element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]
         view = np.ndarray((*shape[:3], units), np.uint16, spans.data, 0, (*rows, spans.itemsize))

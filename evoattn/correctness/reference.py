@@ -29,8 +29,8 @@ KINDS = (
 def make_inputs(
     problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
 ) -> dict[str, torch.Tensor]:
-    """Random q, k and v of `problem` in its dtype and memory layout, each a view of logical shape `[batch, heads,
-    seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`).
+    """Random q, k and v of `problem` (no v where it lies within k) in its dtype and memory layout, each a view of
+    logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`).
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
@@ -44,7 +44,7 @@ def make_inputs(
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = torch_dtype(problem)
     tensors = {}
-    for name in "qkv":
+    for name in problem.tensors:
         values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
         if kind.startswith("large_logits") and name == "q":
             values *= 30 if kind == "large_logits" else 300
@@ -180,7 +180,7 @@ FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
 def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], double: bool = False) -> Answer:
     """The `Answer` for inputs made by `make_inputs`. `double` takes float64 as exact for 16-bit problems too, as the
     interpreter's check does."""
-    dtype, (q, k, v) = torch_dtype(problem), (tensors[name] for name in "qkv")
+    dtype, (q, k, v) = torch_dtype(problem), terms.qkv(problem, tensors)
     exact_dtype = torch.float64 if double or not problem.element.on_tensor_cores else torch.float32
     exact = exact_attention(problem, q, k, v, exact_dtype, others=tensors)
     low = exact_attention(problem, q, k, v, dtype, others=tensors)

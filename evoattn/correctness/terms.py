@@ -16,6 +16,14 @@ def torch_dtype(problem: AttentionProblem) -> torch.dtype:
     return dtype
 
 
+def qkv(
+    problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v out of the inputs of a problem; v is a view of k where it lies within."""
+    k = tensors["k"]
+    return tensors["q"], k, k[..., : problem.head_dim_v] if problem.shared_kv else tensors["v"]
+
+
 def make_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:

@@ -135,13 +135,18 @@ def softmax_scale_log2(problem: AttentionProblem) -> Scalar:
     return Scalar("float32", (problem.softcap or problem.softmax_scale) * math.log2(math.e), SOFTMAX_SCALE_LOG2)
 
 
+def buffer_of(problem: AttentionProblem, tensor: str) -> str:
+    """The name of the buffer in which `q`, `k`, `v` or `o` lies: V may be a part of K."""
+    return "k" if tensor == "v" and problem.shared_kv else tensor
+
+
 def attention_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     """The arguments that every fused forward kernel takes, in this order:
 
     `q, k, v, o` (pointers), `heads, kv_heads, seqlen_q, seqlen_k` (int32), the batch, head and row strides of q, k, v,
     o in elements (twelve int64), `softmax_scale_log2` (float32).
     """
-    args: list[KernelArg] = [Buffer(t) for t in "qkvo"]
+    args: list[KernelArg] = [Buffer(buffer_of(problem, t)) for t in "qkvo"]
     args += [Scalar("int32", n) for n in (problem.heads, problem.kv_heads, problem.seqlen_q, problem.seqlen_k)]
     args += [Scalar("int64", stride) for t in "qkvo" for stride in problem.strides(t)[:3]]
     args.append(softmax_scale_log2(problem))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evoattn.families.base import buffer_of
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
 
@@ -24,10 +25,10 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
     columns, dtype = head_dim * problem.element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
     if columns % CHUNK_COLUMNS:
         shape, strides_bytes = (columns, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
-        return TensorMap(tensor, dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
+        return TensorMap(buffer_of(problem, tensor), dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
     chunks = columns // CHUNK_COLUMNS
     return TensorMap(
-        tensor,
+        buffer_of(problem, tensor),
         dtype,
         (CHUNK_COLUMNS, seqlen, chunks, heads, batch),
         (row_bytes, ROW_BYTES, head_bytes, batch_bytes),

@@ -6,16 +6,14 @@ from typing import Any
 
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import VARIANTS, parse_window
-
-ALL_VARIANTS = VARIANTS
-"""For a family whose template includes `device/score.cuh`."""
+from evoattn.model.variant import SCORE_VARIANTS, parse_window
 
 
 def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
-    """One constant for each variant, and VARIANT, the header in `templates/device/variant` that names the arguments."""
-    flags = {name.upper(): name in problem.variants for name in VARIANTS}
-    return flags | {"VARIANT": "varied" if problem.variants else "plain"}
+    """One constant for each variant of the scores, and VARIANT, the header in `templates/device/variant` that names the
+    arguments."""
+    flags = {name.upper(): name in problem.variants for name in SCORE_VARIANTS}
+    return flags | {"VARIANT": "varied" if any(flags.values()) else "plain"}
 
 
 def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
@@ -24,7 +22,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
     `softmax_scale_log2`), and what is added is divided by it beforehand.
     """
-    if not problem.variants:
+    if not problem.score_variants:
         return ()
     past, ahead = parse_window(problem.window) if problem.window else (0, 0)
     last_scale = problem.softcap or problem.softmax_scale

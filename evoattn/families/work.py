@@ -119,8 +119,9 @@ def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
 
 
 def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
-    """Bytes of some of q, k, v and o."""
-    return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in tensors))
+    """Bytes of some of q, k, v and o; none of a V that lies within K."""
+    own = (t for t in tensors if t != "v" or not problem.shared_kv)
+    return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
 
 
 def up_to(count: float, step: int) -> int:

@@ -20,10 +20,11 @@ _SIZES = {
     "sq": ("seqlen_q",),
     "sk": ("seqlen_k",),
     "d": ("head_dim",),
+    "dv": ("value_dim",),
 }
 """What each key of a shape sets; keys are read in any case."""
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
-_SWITCHES = ("lse", "sink", "alibi")
+_SWITCHES = ("lse", "sink", "alibi", "shared_kv")
 _NUMBERS = ("scale", "softcap")
 _TEXTS = ("window", "bias")
 _SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout"}
@@ -32,7 +33,8 @@ SHAPE_SYNTAX = (
     "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full: batch, heads, length, head dimension; also Hkv (K/V heads), Sq and Sk "
     "(two lengths), layout=bhsd or bshd, lse=0 or 1; dtype is fp16, bf16 or fp32; mask is full, causal (the same as "
     "causal_upper_left) or causal_lower_right; scale=0.1, window=128:0 (keys before and behind the diagonal), "
-    "softcap=50, sink=0 or 1, alibi=0 or 1, bias=s, hs, bs or bhs"
+    "softcap=50, sink=0 or 1, alibi=0 or 1, bias=s, hs, bs or bhs; Dv (head dimension of V and the output), "
+    "shared_kv=1 (V is the first Dv columns of K)"
 )
 """All that `parse_shape` understands, in one line for people."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
@@ -137,10 +139,11 @@ def short_name(problem: AttentionProblem) -> str:
     parts = [f"b{p.batch}", f"h{p.heads}", f"kv{p.kv_heads}" if p.kv_heads != p.heads else ""]
     parts += [f"s{p.seqlen_q}"] if p.seqlen_q == p.seqlen_k else [f"sq{p.seqlen_q}", f"sk{p.seqlen_k}"]
     mask = p.masking.short or p.mask
-    parts += [f"d{p.head_dim}", p.dtype, mask, p.layout if p.layout != "bhsd" else "", "lse" if p.lse else ""]
+    dims = f"d{p.head_dim}v{p.value_dim}" if p.value_dim else f"d{p.head_dim}"
+    parts += [dims, p.dtype, mask, p.layout if p.layout != "bhsd" else "", "lse" if p.lse else ""]
     parts += [f"scale{_digits(p.scale)}" if p.scale else "", f"w{p.window.replace(':', '_')}" if p.window else ""]
     parts += [f"cap{_digits(p.softcap)}" if p.softcap else "", "sink" if p.sink else "", "alibi" if p.alibi else ""]
-    parts += [f"bias_{p.bias}" if p.bias else ""]
+    parts += [f"bias_{p.bias}" if p.bias else "", "shared_kv" if p.shared_kv else ""]
     return "_".join(part for part in parts if part)
 
 

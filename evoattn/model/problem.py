@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from evoattn.model.describe import describe
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
-from evoattn.model.variant import VARIANTS, parse_window, variant_fault
+from evoattn.model.variant import SCORE_VARIANTS, VARIANTS, parse_window, variant_fault
 
 LAYOUTS = ("bhsd", "bshd")
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
@@ -36,6 +37,8 @@ class AttentionProblem:
     Shapes are those of `torch.nn.functional.scaled_dot_product_attention`:
     Q and O `[batch, heads, seqlen_q, head_dim]`, K and V `[batch, kv_heads, seqlen_k, head_dim]`.
     `kv_heads < heads` is grouped-query attention; query head h reads K/V head `h // (heads // kv_heads)`.
+    `value_dim` gives V and O a head_dim of their own (0: that of Q and K; `head_dim_v` is the number either way); with
+    `shared_kv` V is the first `value_dim` columns of K, so that there is no tensor V (DeepSeek's decoding).
 
     `mask` names follow `torch.nn.attention.bias`: with `causal_upper_left` query i sees keys j <= i (SDPA's
     `is_causal=True`); with `causal_lower_right` keys j <= i + seqlen_k - seqlen_q (flash-attention, decoding).
@@ -76,8 +79,12 @@ class AttentionProblem:
     sink: bool = False
     alibi: bool = False
     bias: str = ""
+    value_dim: int = 0
+    shared_kv: bool = False
 
     def __post_init__(self) -> None:
+        if self.value_dim is None or self.value_dim == self.head_dim:
+            object.__setattr__(self, "value_dim", 0)  # one way to say it, so that equal problems are equal
         for field in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -87,12 +94,12 @@ class AttentionProblem:
                 f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides "
                 "heads."
             )
-        whole_steps = self.head_dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM
-        if not whole_steps and self.head_dim != SMALLEST_HEAD_DIM:
-            raise ProblemError(
-                f"head_dim must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to "
-                f"{MAX_HEAD_DIM}, not {self.head_dim}."
-            )
+        for field, dim in (("head_dim", self.head_dim), ("value_dim", self.head_dim_v)):
+            if isinstance(dim, bool) or not isinstance(dim, int) or not _is_head_dim(dim):
+                raise ProblemError(
+                    f"{field} must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to "
+                    f"{MAX_HEAD_DIM}, not {dim!r}."
+                )
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in allowed:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
@@ -100,12 +107,22 @@ class AttentionProblem:
             raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
         if fault := variant_fault(self):
             raise ProblemError(fault)
-        largest = max(self.shape("q"), self.shape("k"), key=math.prod)
+        largest = max((self.shape(tensor) for tensor in "qkvo"), key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(
                 f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "
                 "shape."
             )
+
+    @property
+    def head_dim_v(self) -> int:
+        """The head_dim of V and O."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def tensors(self) -> str:
+        """Letters of the input tensors: `qkv`, or `qk` where V is a part of K."""
+        return "qk" if self.shared_kv else "qkv"
 
     @property
     def group_size(self) -> int:
@@ -122,6 +139,11 @@ class AttentionProblem:
     def variants(self) -> tuple[str, ...]:
         """Names of the fields by which this is more than plain attention; `scale` is none, as every kernel takes it."""
         return tuple(name for name in VARIANTS if getattr(self, name))
+
+    @property
+    def score_variants(self) -> tuple[str, ...]:
+        """Those of `variants` that change the scores, as arguments of a launch say."""
+        return tuple(name for name in SCORE_VARIANTS if getattr(self, name))
 
     @property
     def causal(self) -> bool:
@@ -170,13 +192,14 @@ class AttentionProblem:
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
+        dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
         if tensor in ("q", "o"):
-            return self.batch, self.heads, self.seqlen_q, self.head_dim
-        return self.batch, self.kv_heads, self.seqlen_k, self.head_dim
+            return self.batch, self.heads, self.seqlen_q, dim
+        return self.batch, self.kv_heads, self.seqlen_k, dim
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1."""
-        _, heads, seqlen, dim = self.shape(tensor)
+        _, heads, seqlen, dim = self.shape("k" if tensor == "v" and self.shared_kv else tensor)
         if self.layout == "bshd":
             return seqlen * heads * dim, dim, heads * dim, 1
         return heads * seqlen * dim, seqlen * dim, dim, 1
@@ -188,19 +211,20 @@ class AttentionProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: two products of 2·head_dim each for every visible pair (flash-attention's
-        count)."""
-        return 4 * self.head_dim * self.visible_pairs
+        """Floating-point operations: 2·head_dim for a score and as many for its part of O, of V's head_dim, for every
+        visible pair (flash-attention's count)."""
+        return 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs
 
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O
         and the log-sum-exp, if any, written once."""
-        seen = len(self.masking.visible_keys(0, self.seqlen_q, self.seqlen_q, self.seqlen_k)) if self.window else None
-        tensors = 2 * math.prod(self.shape("q")) + math.prod(self.term_shapes.get("bias", (0,)))
-        tensors += (
-            2 * math.prod(self.shape("k")) if seen is None else 2 * self.batch * self.kv_heads * seen * self.head_dim
-        )
+        keys = self.seqlen_k
+        if self.window:
+            keys = len(self.masking.visible_keys(0, self.seqlen_q, self.seqlen_q, self.seqlen_k))
+        tensors = math.prod(self.shape("q")) + math.prod(self.shape("o"))
+        tensors += math.prod(self.term_shapes.get("bias", (0,)))
+        tensors += self.batch * self.kv_heads * keys * (self.head_dim + (0 if self.shared_kv else self.head_dim_v))
         return self.element_bytes * tensors + 4 * self.lse * math.prod(self.lse_shape)
 
     def with_(self, **changes: Any) -> AttentionProblem:
@@ -216,18 +240,8 @@ class AttentionProblem:
 
     def describe(self) -> str:
         """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`."""
-        heads = f"H={self.heads}" if self.kv_heads == self.heads else f"H={self.heads}/{self.kv_heads}"
-        seqlen = f"S={self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"Sq={self.seqlen_q} Sk={self.seqlen_k}"
-        text = f"B={self.batch} {heads} {seqlen} D={self.head_dim} {self.dtype} {self.mask}"
-        if self.layout != "bhsd":
-            text += f" {self.layout}"
-        if self.scale is not None:
-            text += f" scale={self.scale:g}"
-        for field in self.variants:
-            value = getattr(self, field)
-            text += (
-                f" {field}" if value is True else f" {field}={value:g}" if field == "softcap" else f" {field}={value}"
-            )
-        if self.lse:
-            text += " lse"
-        return f"{self.name}: {text}" if self.name else text
+        return describe(self)
+
+
+def _is_head_dim(dim: int) -> bool:
+    return dim == SMALLEST_HEAD_DIM or (dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM)

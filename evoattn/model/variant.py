@@ -1,7 +1,8 @@
 """The fields of a problem that make more of it than plain attention: their values, and which exclude each other.
 
 Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
-gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`.
+gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`, a head_dim of V and a V within K
+as in DeepSeek V2's latent attention.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Protocol
 
 from evoattn.model.mask import MASKS
 
-VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
+SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
+"""Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
+VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv")
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
@@ -36,6 +39,12 @@ class Varied(Protocol):
     def alibi(self) -> bool: ...
     @property
     def bias(self) -> str: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def head_dim_v(self) -> int: ...
+    @property
+    def shared_kv(self) -> bool: ...
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -47,7 +56,7 @@ def parse_window(text: str) -> tuple[int, int]:
 
 def variant_fault(problem: Varied) -> str:
     """One sentence if the fields cannot be, alone or together, else empty."""
-    for field in ("sink", "alibi"):
+    for field in ("sink", "alibi", "shared_kv"):
         if not isinstance(value := getattr(problem, field), bool):
             return f"{field} must be true or false, not {value!r}."
     scale, softcap = problem.scale, problem.softcap
@@ -61,6 +70,11 @@ def variant_fault(problem: Varied) -> str:
         )
     if problem.alibi and problem.bias:
         return "alibi and bias exclude each other: add the slopes to the bias, or take one of them out."
+    if problem.shared_kv and problem.head_dim_v > problem.head_dim:
+        return (
+            f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most the "
+            f"{problem.head_dim} of K."
+        )
     if not problem.window:
         return ""
     try:

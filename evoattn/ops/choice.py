@@ -33,9 +33,9 @@ class Picked(Protocol):
 
 Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
 
-KernelKey = tuple[str, str, int, str, str, bool, tuple[str, ...], str]
-"""Family, config, head_dim, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel serves (see
-`Family`)."""
+KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str]
+"""Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel
+serves (see `Family`)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Choice:
     @property
     def key(self) -> KernelKey:
         p = self.problem
-        return self.family.name, self.config.id, p.head_dim, p.dtype, p.mask, p.lse, p.variants, self.gpu.arch
+        dims = p.head_dim, p.head_dim_v
+        return self.family.name, self.config.id, *dims, p.dtype, p.mask, p.lse, p.variants, self.gpu.arch
 
     def launches(self, scale: float | None) -> tuple[KernelLaunch, ...]:
         """The launches of the problem, with the caller's softmax scale in place of 1/sqrt(head_dim)."""

@@ -68,7 +68,7 @@ class RecordedKernel:
         if ours.variants != problem.variants:
             return None
         both_causal = ours.causal and problem.causal and problem.seqlen_q == problem.seqlen_k  # then they are one mask
-        if (ours.head_dim, ours.dtype) != (problem.head_dim, problem.dtype):
+        if (ours.head_dim, ours.value_dim, ours.dtype) != (problem.head_dim, problem.value_dim, problem.dtype):
             return None
         last_query = ours.mask == "causal_lower_right" and problem.seqlen_q == 1  # which sees every key
         if ours.mask != problem.mask and not both_causal and not last_query:

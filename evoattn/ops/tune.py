@@ -121,7 +121,7 @@ def _groups(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
         able = [f for f in registry.FAMILIES if not registry.FAMILIES[f].why_unsupported(p, gpu) and f not in ELSEWHERE]
         if not able or p.lse:
             continue
-        key = p.dtype, p.head_dim, p.mask, p.variants
+        key = p.dtype, p.head_dim, p.value_dim, p.mask, p.variants
         group = groups.setdefault(key, Group(f"{p.dtype} d{p.head_dim} {p.mask}", [], tuple(able), 0.0))
         group.problems.append(p)
         group.families = tuple(dict.fromkeys((*group.families, *able)))

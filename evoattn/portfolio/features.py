@@ -26,14 +26,15 @@ SCALES = {
 
 def class_of(problem: AttentionProblem) -> str:
     """The class whose kernels serve the problem: bits, head_dim, mask, few or many queries, e.g. `16 d64 causal many`,
-    `16 d64 causal+window+sink many`.
+    `16 d64 causal+window+sink many`, `16 d192 causal+dv128 many`.
 
     fp16 and bf16 share their choices: the same instructions at the same rates. So do both causal masks, which differ
     by an offset.
     """
     bits = "32" if problem.dtype == "fp32" else "16"
     rows = "few" if problem.group_size * problem.seqlen_q <= FEW_ROWS else "many"
-    mask = "+".join(("causal" if problem.causal else "full", *problem.variants))
+    words = (f"dv{problem.value_dim}" if name == "value_dim" else name for name in problem.variants)
+    mask = "+".join(("causal" if problem.causal else "full", *words))
     return f"{bits} d{problem.head_dim} {mask} {rows}"
 
 

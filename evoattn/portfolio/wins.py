@@ -60,7 +60,7 @@ class Exact:
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
     p = problem
     mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
-    variant = p.scale, p.window, p.softcap, p.sink, p.alibi, p.bias
+    variant = p.scale, p.window, p.softcap, p.sink, p.alibi, p.bias, p.value_dim, p.shared_kv
     return (
         gpu,
         sm_count,

@@ -135,9 +135,10 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
     steps = total / gpu.sm_count
     rows = problem.batch * problem.heads * problem.seqlen_q
     merged = tiles.splits if tiles.splits > 1 else 0
-    partial = merged * rows * (problem.head_dim + STATE_VALUES) * PARTIAL_BYTES
-    out = rows * problem.head_dim * problem.element_bytes
-    read = total * params["BLOCK_N"] * problem.head_dim * 2 * problem.element_bytes
+    partial = merged * rows * (problem.head_dim_v + STATE_VALUES) * PARTIAL_BYTES
+    out = rows * problem.head_dim_v * problem.element_bytes
+    columns = problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v)
+    read = total * params["BLOCK_N"] * columns * problem.element_bytes
     return Work(
         1.0,
         waves,

@@ -49,6 +49,8 @@ VARIANTS = [
     {"bias": "bhs", "batch": 2},
     {"softcap": 3.0, "sink": True},
     {"sink": True, "alibi": True},
+    {"value_dim": 32},
+    {"value_dim": 8, "shared_kv": True, "window": "9:0"},
 ]
 
 

@@ -85,3 +85,4 @@ def test_classes_tell_few_queries_from_many():
     assert class_of(many) == "16 d64 causal many"
     assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few"
     assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full many"
+    assert class_of(many.with_(value_dim=32, sink=True)) == "16 d64 causal+sink+dv32 many"

@@ -11,13 +11,14 @@ from evoattn.families.flash_mma.refusals import why_redundant, why_too_big, why_
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
 from evoattn.families.flash_mma.work import launch_work
 from evoattn.families.residency import WARP
-from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
+from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.model.variant import SCORE_VARIANTS
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
@@ -30,7 +31,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = ALL_VARIANTS
+    variants: ClassVar[tuple[str, ...]] = SCORE_VARIANTS
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)

@@ -20,13 +20,14 @@ from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_b
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, tile_map
-from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
+from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.model.variant import SCORE_VARIANTS
 
 ARCH = "sm_90a"
 MAX_HEAD_DIM = 256
@@ -48,7 +49,7 @@ class FlashWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ALL_VARIANTS
+    variants: ClassVar[tuple[str, ...]] = SCORE_VARIANTS
 
     def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
         return FlashWgmmaGenes.of(config)

@@ -18,13 +18,14 @@ from evoattn.families.split_kv.refusals import (
 from evoattn.families.split_kv.resources import cluster_blocks, packed_rows, row_blocks, smem_bytes, split_of, warp_keys
 from evoattn.families.split_kv.work import launch_work
 from evoattn.families.tensor_tiles import tile_map
-from evoattn.families.variants import ALL_VARIANTS, variant_args, variant_constants
+from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.model.variant import SCORE_VARIANTS
 
 MAX_HEAD_DIM = 256
 MERGE_THREADS = 128
@@ -47,7 +48,7 @@ class SplitKv(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = ALL_VARIANTS
+    variants: ClassVar[tuple[str, ...]] = SCORE_VARIANTS
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
         return SplitKvGenes.of(config)

@@ -31,7 +31,7 @@ class Memory:
     def reserve(self, problem: AttentionProblem) -> None:
         """Make room for the problem. Tensors that were given out before stay as they are."""
         dtype = torch_dtype(problem)
-        elements = sum(_padded(problem, t) for t in "qkv") // problem.element_bytes
+        elements = sum(_padded(problem, t) for t in problem.tensors) // problem.element_bytes
         if dtype not in self._inputs or self._inputs[dtype].numel() < elements:
             self._inputs.pop(dtype, None)
             generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
@@ -39,16 +39,16 @@ class Memory:
             for first in range(0, elements, 1 << 27):
                 made[first : first + (1 << 27)].normal_(generator=generator)
             self._inputs[dtype] = made
-        if problem.variants:
+        if problem.term_shapes:
             generator = torch.Generator(device=self._backend.device).manual_seed(self._seed)
             self._terms[problem] = make_terms(problem, generator, self._backend.device, extreme=False)
         if self._out.numel() < _padded(problem, "o"):
             self._out = torch.empty(_padded(problem, "o"), dtype=torch.uint8, device=self._backend.device)
 
     def tensors(self, problem: AttentionProblem) -> dict[str, torch.Tensor]:
-        """`q`, `k`, `v`, `o` of a reserved problem, in its layout, and its other inputs."""
+        """`q`, `k`, `v` (unless it lies within k), `o` of a reserved problem, in its layout, and its other inputs."""
         memory, start, tensors = self._inputs[torch_dtype(problem)], 0, {}
-        for name in "qkv":
+        for name in problem.tensors:
             shape, strides = problem.shape(name), problem.strides(name)
             tensors[name] = memory.as_strided(shape, strides, start)
             start += _padded(problem, name) // problem.element_bytes

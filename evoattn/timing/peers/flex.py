@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from evoattn.correctness.terms import qkv
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.peers.refused import PeerRefused
 
@@ -30,7 +31,7 @@ def make(
     # Imported here, as it brings torch._dynamo: a second of every worker's start.
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    q, k, v = (tensors[name] for name in "qkv")
+    q, k, v = qkv(problem, tensors)
     lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
 
     def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import Answer
+from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.peers import fa3, flex
@@ -59,7 +60,7 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
         kind, lower_right = problem.masking.kind, problem.masking.corner == "lower_right"
         if kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"SDPA has no {problem.mask} but as a matrix of all scores.")
-        mask = added_to_scores(problem, tensors)
+        mask, (q, k, v) = added_to_scores(problem, tensors), qkv(problem, tensors)
         causal = kind is MaskKind.CAUSAL and mask is None
         if causal and lower_right:
             mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k)
@@ -67,9 +68,9 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
         def call() -> torch.Tensor:
             with sdpa_kernel(backend):
                 return scaled_dot_product_attention(
-                    tensors["q"],
-                    tensors["k"],
-                    tensors["v"],
+                    q,
+                    k,
+                    v,
                     attn_mask=mask,
                     is_causal=causal and not lower_right,
                     scale=problem.scale,
@@ -101,7 +102,7 @@ def _flash_attention(
             raise PeerRefused(
                 "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
             )
-        q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
+        q, k, v = (tensor.transpose(1, 2) for tensor in qkv(problem, tensors))
         function = prepare(problem)(q, k, v, MASKS[problem.mask].causal, options)
 
         def call() -> torch.Tensor:

@@ -29,8 +29,8 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
 
     Raises `PeerRefused` on a softcap and on sinks.
     """
-    refuse_all_but(("window", "alibi", "bias"), problem, "SDPA")
-    if not problem.variants:
+    refuse_all_but(("window", "alibi", "bias", "value_dim", "shared_kv"), problem, "SDPA")
+    if not problem.score_variants:
         return None
     rows, device = slice(0, problem.seqlen_q), tensors["q"].device
     everything = [
@@ -57,7 +57,7 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
 
     Raises `PeerRefused` on what it does not take.
     """
-    refuse_all_but(("window", "softcap", *(["sink"] if sinks else [])), problem, who)
+    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *(["sink"] if sinks else [])), problem, who)
     options: dict[str, Any] = {}
     if problem.scale is not None:
         options["softmax_scale"] = problem.scale
