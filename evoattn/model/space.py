@@ -51,6 +51,8 @@ class Parameter:
     name: str
     values: tuple[Value, ...]
     meaning: str
+    default: Value | None = None
+    """What configs did that were recorded before the parameter was there; None where it always was."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,17 @@ class SearchSpace:
     def names(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.parameters)
 
+    def completed(self, params: dict[str, Value]) -> dict[str, Value]:
+        """`params`, and the defaults of parameters that are younger than they are."""
+        return {p.name: p.default for p in self.parameters if p.default is not None} | params
+
     def make_config(self, params: dict[str, Value]) -> KernelConfig:
-        """The config with exactly this space's parameters, in its order.
+        """The config with exactly this space's parameters, in its order; younger ones than `params` have their
+        defaults.
 
         Raises `ConfigError` on a missing, surplus or foreign value.
         """
+        params = self.completed(params)
         missing = [p.name for p in self.parameters if p.name not in params]
         surplus = sorted(set(params) - set(self.names()))
         if missing or surplus:
@@ -140,24 +148,30 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _require_plain(parameters: tuple[Parameter, ...]) -> None:
-    """Raises `TypeError` on a value that is no number, word or truth value, or a name that is no identifier."""
+    """Raises `TypeError` on a value that is no number, word or truth value, a name that is no identifier, or a default
+    that is none of the values."""
     for p in parameters:
         if not (
             isinstance(p.name, str)
             and p.name.isidentifier()
             and p.values
             and all(isinstance(v, (int, float, str)) for v in p.values)
+            and (p.default is None or p.default in p.values)
         ):
             raise TypeError(
                 f"the parameter {str(p.name)[:40]!r} and its values are not a name and a list of numbers or words"
             )
 
 
-def _require_known(starting: object, known: dict[str, set[Value]]) -> None:
+def _require_known(starting: object, known: dict[str, set[Value]], defaults: dict[str, Value]) -> None:
     """Raises `TypeError` where a starting config has other parameters than these, or a value that none of the
-    architectures has."""
+    architectures has. It may leave out what has a default."""
     for row in starting if isinstance(starting, list) else [starting]:
-        if not isinstance(row, dict) or row.keys() != known.keys() or any(row[name] not in known[name] for name in row):
+        if (
+            not isinstance(row, dict)
+            or (defaults | row).keys() != known.keys()
+            or any(row[name] not in known[name] for name in row)
+        ):
             raise TypeError(f"the starting config {str(row)[:60]!r} does not have a known value of each parameter")
 
 
@@ -177,7 +191,7 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
         text = safe_yaml.load_file(path)
         overrides = (text.get("architectures") or {}).get(gpu.arch, {})
         parameters = tuple(
-            Parameter(name, tuple(overrides.get(name, row["values"])), row["meaning"])
+            Parameter(name, tuple(overrides.get(name, row["values"])), row["meaning"], row.get("default"))
             for name, row in text["parameters"].items()
         )
         _require_plain(parameters)
@@ -185,7 +199,10 @@ def load_space(family: str, gpu: GpuSpec, folder: Path = SEARCH_SPACES) -> Searc
         known = {name: set(row["values"]) for name, row in text["parameters"].items()}
         for values in (text.get("architectures") or {}).values():
             known |= {name: known[name] | set(others) for name, others in values.items()}
-        _require_known(starting, known)
+        defaults = {p.name: p.default for p in parameters if p.default is not None}
+        _require_known(starting, known, defaults)
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The search space {path} cannot be read: {error}.") from None
-    return SearchSpace(family, parameters, tuple(row for row in starting if _lies_in(row, parameters)))
+    return SearchSpace(
+        family, parameters, tuple(defaults | row for row in starting if _lies_in(defaults | row, parameters))
+    )

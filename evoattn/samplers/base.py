@@ -6,12 +6,12 @@ import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial, TrialState
-from evoattn.model.space import SearchSpace
+from evoattn.model.space import SearchSpace, config_id
 from evoattn.samplers.pool import ConfigPool, Params, WhyInvalid
 
 STARTING = "starting"
@@ -124,8 +124,11 @@ class ProposingSampler:
             self.pool.mark(trial.config_id)
             if trial.operator == STARTING and self._starting:  # proposed in order, recorded as it is or mended
                 self._starting.popleft()
-            if self.pool.fits(trial.family, trial.config):
-                self._learn(trial)
+            params = self.pool.known(trial.family, trial.config)
+            if params is not None:
+                identity = config_id(trial.family, params)  # another than the recorded one where a gene is younger
+                self.pool.mark(identity)
+                self._learn(replace(trial, config=params, config_id=identity))
         self.rng.seed(f"{self.rng.random()} after {count} trials")
 
     def watch(self, trial: Trial) -> None:

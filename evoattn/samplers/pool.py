@@ -48,14 +48,13 @@ class ConfigPool:
         self._seen.add(identity)
         return new
 
-    def fits(self, family: str, params: Params) -> bool:
-        """Whether the config is a point of today's spaces: a recorded one may be of a family left out, or of an older
-        YAML file."""
+    def known(self, family: str, params: Params) -> Params | None:
+        """The config as a point of today's spaces; None if it is none: a recorded one may be of a family left out, or
+        of an older YAML file."""
         try:
-            self.spaces[family].make_config(params)
+            return self.spaces[family].make_config(params).params
         except (KeyError, ConfigError):
-            return False
-        return True
+            return None
 
     def claim(self, family: str, params: Params, steps: int = REPAIR_STEPS) -> Params | None:
         """The config, or a valid new one near it, which is then the caller's to propose; None if there is none within

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from made_up_families import PROBLEM, SPACES, every_sampler, search, space, trial, typical, why_invalid
 
 from evoattn.model.records import Proposal, Trial, TrialState
-from evoattn.model.space import config_id
+from evoattn.model.space import Parameter, config_id
 from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
 
@@ -64,6 +65,22 @@ def test_recorded_trials_of_other_spaces_do_no_harm(name):
     sampler = make_sampler(name, SPACES, PROBLEM, 0, why_invalid)
     sampler.restore([old, *gone])
     assert all(p.operator == "random" for p in sampler.ask(5))  # the starting config is recorded
+
+
+@every_sampler
+def test_configs_recorded_before_a_gene_was_there_have_its_default(name):
+    tiny = space("tiny", (1, 2, 3, 4), (1, 2, 3))
+    young = replace(tiny, parameters=(*tiny.parameters, Parameter("YOUNG", (False, True), "new", False)))
+    measured = search("random", 1, 2)
+    old = ({"TILE": 1, "tiny_1": 1}, {"TILE": 2, "tiny_1": 3})
+    recorded = [
+        replace(t, family="tiny", config=params, config_id=config_id("tiny", params))
+        for t, params in zip(measured, old, strict=True)
+    ]
+    sampler = make_sampler(name, {"tiny": young}, PROBLEM, 0, lambda family, params: None)
+    sampler.restore(recorded)
+    seen = {tuple(p.params.values()) for _ in range(30) for p in sampler.ask(1)}
+    assert len(seen) == 4 * 3 * 2 - 2 and not seen & {(1, 1, False), (2, 3, False)}
 
 
 @every_sampler

@@ -69,6 +69,7 @@ def test_hostile_yaml_is_refused(tmp_path, text):
         "parameters: {A: {values: [[1]], meaning: x}}",
         "parameters: {'A;B': {values: [1], meaning: x}}",
         "parameters: {A: {values: [], meaning: x}}",
+        "parameters: {A: {values: [1], meaning: x, default: 2}}",
         "parameters: {A: {values: [1], meaning: x}}\nstarting_configs: [7]",
         "parameters: {A: {values: [1], meaning: x}}\nstarting_configs: [{config: [1]}]",
         "7",
@@ -79,3 +80,15 @@ def test_a_space_of_another_form_is_refused(tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_space("odd", gpu.GPUS["l4"], tmp_path)
+
+
+def test_a_parameter_with_a_default_may_be_left_out(tmp_path):
+    (tmp_path / "young.yaml").write_text(
+        "parameters: {A: {values: [1, 2], meaning: x}, B: {values: [no, yes], meaning: y, default: no}}\n"
+        "starting_configs: [{A: 1}, {A: 2, B: yes}]"
+    )
+    space = load_space("young", gpu.GPUS["l4"], tmp_path)
+    assert [c.params for c in space.starting_configs()] == [{"A": 1, "B": False}, {"A": 2, "B": True}]
+    assert space.make_config({"A": 2}) == space.make_config({"B": False, "A": 2})
+    with pytest.raises(ConfigError, match=r"missing \['A'\]"):
+        space.make_config({"B": True})

@@ -68,9 +68,12 @@ class Breeder:
         """A new kernel and the problem that it is bred for; None when nothing new was found in some tries."""
         while self._given and (self._first or self._rng.random() < GIVEN_SHARE):
             family, params = self._given.pop(0)
-            kernel = Kernel(family, dict(params), "given")
+            known = self._pool.known(family, params)
+            if known is None:
+                continue
+            kernel = Kernel(family, known, "given")
             valid = self._made_for(kernel)
-            if valid and self._pool.fits(family, params) and self._pool.mark(kernel.id):
+            if valid and self._pool.mark(kernel.id):
                 self._first = max(0, self._first - 1)
                 return kernel, self._rng.choice(valid)
         for _ in range(TRIES):
@@ -96,10 +99,11 @@ class Breeder:
             return family, {p.name: self._rng.choice(p.values) for p in self.spaces[family].parameters}, "random"
         parent = leaders[min(int(self._rng.expovariate(0.7)), len(leaders) - 1)]
         others = [k for k in leaders if k.family == parent.family and k is not parent]
-        params, origin = dict(parent.params), "mutation"
+        params, origin = self.spaces[parent.family].completed(parent.params), "mutation"
         if others and self._rng.random() < CROSSOVER_SHARE:
             other, origin = self._rng.choice(others), "crossover"
-            params = {name: (other.params if self._rng.random() < 0.5 else params)[name] for name in params}
+            others_params = self.spaces[other.family].completed(other.params)
+            params = {name: (others_params if self._rng.random() < 0.5 else params)[name] for name in params}
         child = self._pool.mutate(parent.family, params)
         if child == parent.params:
             child = self._pool.mutate(parent.family, params)
