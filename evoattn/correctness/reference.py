@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from evoattn.correctness import terms
+from evoattn.correctness import sequences, terms
 from evoattn.correctness.terms import torch_dtype as torch_dtype
 from evoattn.model.problem import AttentionProblem
 
@@ -30,7 +31,8 @@ def make_inputs(
     problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
 ) -> dict[str, torch.Tensor]:
     """Random q, k and v of `problem` (no v where it lies within k) in its dtype and memory layout, each a view of
-    logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`).
+    logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`). K and V
+    hold NaN behind the last key in use, and in pages that no sequence has.
 
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
@@ -45,7 +47,8 @@ def make_inputs(
     dtype = torch_dtype(problem)
     tensors = {}
     for name in problem.tensors:
-        values = torch.randn(problem.shape(name), generator=generator, device=device, dtype=torch.float32)
+        shape = sequences.whole_shape(problem, name)
+        values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         if kind.startswith("large_logits") and name == "q":
             values *= 30 if kind == "large_logits" else 300
         elif kind == "huge_keys_within" and name == "k":
@@ -60,8 +63,12 @@ def make_inputs(
             values += torch.linspace(0, 6, problem.seqlen_k, device=device)[None, None, :, None]
         elif kind == "equal_keys" and name == "k":
             values = values[:, :, :1].expand_as(values)
-        tensors[name] = _laid_out(problem, name, values.to(dtype))
-    return tensors | terms.make_terms(problem, generator, device, kind == "extreme_terms")
+        later = problem.seqused and name != "q"
+        tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
+    others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
+    for name in "kv" if problem.seqused else "":
+        tensors[name] = _laid_out(problem, name, sequences.stored(problem, tensors[name], others))
+    return tensors | others
 
 
 def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:
@@ -91,14 +98,18 @@ def exact_attention(
     rows = max(1, min(problem.seqlen_q, scores_at_once // problem.seqlen_k))
     heads = max(1, min(problem.group_size, scores_at_once // (problem.seqlen_k * rows)))
     for b in range(problem.batch):
+        own, (keys, values) = sequences.sequence(problem, b, others, k, v)
+        if own is None:
+            out[b] = 0
+            continue
         for kv_head in range(problem.kv_heads):
-            key, value = k[b, kv_head].to(dtype), v[b, kv_head].to(dtype)
+            key, value = keys[kv_head].to(dtype), values[kv_head].to(dtype)
             for head in range(kv_head * problem.group_size, (kv_head + 1) * problem.group_size, heads):
                 last = min(head + heads, (kv_head + 1) * problem.group_size)
                 for first in range(0, problem.seqlen_q, rows):
                     query = q[b, head:last, first : first + rows].to(dtype)
                     chunk = slice(first, first + query.shape[-2])
-                    added = terms.terms_of(problem, others, b, slice(head, last), chunk, q.device)
+                    added = terms.terms_of(own, others, b, slice(head, last), chunk, q.device)
                     out[b, head:last, first : first + rows] = _rows(problem, query, key, value, added)
     return out
 
@@ -127,26 +138,31 @@ def exact_lse(
     out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
     for b in range(problem.batch):
+        own, (keys,) = sequences.sequence(problem, b, others, k)
+        if own is None:
+            out[b] = (others or {})["sinks"][:, None] if problem.sink else -math.inf
+            continue
         for head in range(problem.heads):
-            key = k[b, head // problem.group_size].double()
+            key = keys[head // problem.group_size].double()
             for first in range(0, problem.seqlen_q, rows):
                 query = q[b, head : head + 1, first : first + rows].double()
                 chunk = slice(first, first + query.shape[-2])
-                added = terms.terms_of(problem, others, b, slice(head, head + 1), chunk, q.device)
+                added = terms.terms_of(own, others, b, slice(head, head + 1), chunk, q.device)
                 scores = added.with_sink(added.apply((query * problem.softmax_scale) @ key.T))
                 out[b, head, first : first + rows] = torch.logsumexp(scores, -1)[0]
     return out
 
 
-def largest_score(problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor) -> float:
+def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> float:
     """The largest scaled product of a query and a key, by magnitude, masked or not."""
     largest = 0.0
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
     for b in range(problem.batch):
-        for head in range(problem.heads):
-            key = k[b, head // problem.group_size].float()
+        own, (keys,) = sequences.sequence(problem, b, tensors, tensors["k"])
+        for head in range(problem.heads if own else 0):
+            key = keys[head // problem.group_size].float()
             for first in range(0, problem.seqlen_q, rows):
-                query = q[b, head, first : first + rows].float()
+                query = tensors["q"][b, head, first : first + rows].float()
                 largest = max(largest, ((query * problem.softmax_scale) @ key.T).abs().max().item())
     return largest
 
@@ -190,7 +206,7 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     allowed = 2 * difference.abs().max().item() + 2 * nudged.abs().max().item()
     allowed_rms = 2 * _rms(difference) + 2 * _rms(rounding)
     if problem.dtype == "fp32":
-        relative = FP32_RELATIVE + 2 * FP32_ROUNDING * largest_score(problem, q, k)
+        relative = FP32_RELATIVE + 2 * FP32_ROUNDING * largest_score(problem, tensors)
         allowed = max(allowed, relative * exact.abs().max().item())
         allowed_rms = max(allowed_rms, relative * _rms(exact))
     if not problem.lse:

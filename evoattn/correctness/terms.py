@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from evoattn.correctness.sequences import make_key_terms
 from evoattn.model.problem import AttentionProblem
 
 
@@ -27,16 +28,19 @@ def qkv(
 def make_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:
-    """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper.
+    """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
+    pages as `sequences.make_key_terms` makes them.
 
     `extreme`: sinks of -inf and of 30 by turns, slopes of which every other is steep
     and negative, and a bias that hides all keys of the first
     query, the last half of them from the second, every third one from the fourth, and has -10,000 elsewhere.
     The columns of a bias past the last key are NaN.
     """
-    made: dict[str, torch.Tensor] = {}
+    made = make_key_terms(problem, generator, device)
     heads = torch.arange(problem.heads, device=device)
     for name, shape in problem.term_shapes.items():
+        if name in made:
+            continue
         if name == "slopes":
             made[name] = torch.exp2(-8.0 * (heads + 1) / problem.heads).float()
             if extreme:

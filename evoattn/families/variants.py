@@ -6,13 +6,16 @@ from typing import Any
 
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import SCORE_VARIANTS, parse_window
+from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS, parse_window
+
+COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS)
+"""Those of which a template gets a constant each."""
 
 
 def variant_constants(problem: AttentionProblem) -> dict[str, Any]:
-    """One constant for each variant of the scores, and VARIANT, the header in `templates/device/variant` that names the
-    arguments."""
-    flags = {name.upper(): name in problem.variants for name in SCORE_VARIANTS}
+    """One constant for each variant of scores and keys, and VARIANT, the header in `templates/device/variant` that
+    names the arguments."""
+    flags = {name.upper(): name in problem.variants for name in COMPILED}
     return flags | {"VARIANT": "varied" if any(flags.values()) else "plain"}
 
 
@@ -22,7 +25,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     A kernel multiplies a score by its scale last, after the cap and what is added: with a cap the scale is the cap (see
     `softmax_scale_log2`), and what is added is divided by it beforehand.
     """
-    if not problem.score_variants:
+    if not set(COMPILED) & set(problem.variants):
         return ()
     past, ahead = parse_window(problem.window) if problem.window else (0, 0)
     last_scale = problem.softcap or problem.softmax_scale
@@ -40,4 +43,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         Scalar("float32", 1 / last_scale),
         *(Buffer(name) if name in shapes else null for name in ("sinks", "slopes", "bias")),
         *(Scalar("int64", stride) for stride in strides),
+        *(Buffer(name) if name in shapes else null for name in ("seqused", "table")),
+        Scalar("int32", problem.page.bit_length() - 1 if problem.page else 0),
+        Scalar("int32", problem.table_pages if problem.page else 0),
     )

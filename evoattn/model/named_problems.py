@@ -26,15 +26,16 @@ _SIZES = {
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 _SWITCHES = ("lse", "sink", "alibi", "shared_kv")
 _NUMBERS = ("scale", "softcap")
-_TEXTS = ("window", "bias")
-_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout"}
+_TEXTS = ("window", "bias", "seqused")
+_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 SHAPE_SYNTAX = (
     "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full: batch, heads, length, head dimension; also Hkv (K/V heads), Sq and Sk "
     "(two lengths), layout=bhsd or bshd, lse=0 or 1; dtype is fp16, bf16 or fp32; mask is full, causal (the same as "
     "causal_upper_left) or causal_lower_right; scale=0.1, window=128:0 (keys before and behind the diagonal), "
     "softcap=50, sink=0 or 1, alibi=0 or 1, bias=s, hs, bs or bhs; Dv (head dimension of V and the output), "
-    "shared_kv=1 (V is the first Dv columns of K)"
+    "shared_kv=1 (V is the first Dv columns of K); seqused=512:4096 (keys in use, from the shortest sequence to the "
+    "longest; log:16:4096 has more short ones), page=16, 32, 64, 128 or 256 (K and V in pages)"
 )
 """All that `parse_shape` understands, in one line for people."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
@@ -144,6 +145,7 @@ def short_name(problem: AttentionProblem) -> str:
     parts += [f"scale{_digits(p.scale)}" if p.scale else "", f"w{p.window.replace(':', '_')}" if p.window else ""]
     parts += [f"cap{_digits(p.softcap)}" if p.softcap else "", "sink" if p.sink else "", "alibi" if p.alibi else ""]
     parts += [f"bias_{p.bias}" if p.bias else "", "shared_kv" if p.shared_kv else ""]
+    parts += [f"used{p.seqused.replace(':', '_')}" if p.seqused else "", f"page{p.page}" if p.page else ""]
     return "_".join(part for part in parts if part)
 
 

@@ -6,18 +6,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from evoattn.model import least_work
 from evoattn.model.describe import describe
 from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
+from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
+from evoattn.model.term_shapes import term_shapes
 from evoattn.model.variant import SCORE_VARIANTS, VARIANTS, parse_window, variant_fault
 
 LAYOUTS = ("bhsd", "bshd")
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
 SMALLEST_HEAD_DIM = 4
 """The one head_dim under a whole step: for toy problems."""
-BIAS_ROW_STEP = 8
-"""Elements that the rows of a bias are multiples of."""
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
 
@@ -58,6 +59,10 @@ class AttentionProblem:
     - `window`: `past:ahead`, of the keys that the mask shows those from i + offset - past to i + offset + ahead;
     - `sink`: each head has one more score, without a value, that takes part in the sum of exponentials.
 
+    `seqused` is how many keys each batch has in use (`key_lengths`, at most seqlen_k): those behind them are no keys,
+    and masks end at the last one in use. With `page` K and V are `[pages, kv_heads, page, head_dim]`, a page of a
+    `bshd` layout in memory being `[page, kv_heads, head_dim]`, and a table says which pages a sequence has.
+
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
     """
@@ -81,6 +86,8 @@ class AttentionProblem:
     bias: str = ""
     value_dim: int = 0
     shared_kv: bool = False
+    seqused: str = ""
+    page: int = 0
 
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
@@ -146,6 +153,18 @@ class AttentionProblem:
         return tuple(name for name in SCORE_VARIANTS if getattr(self, name))
 
     @property
+    def key_lengths(self) -> tuple[int, ...]:
+        """Keys of each batch that are in use."""
+        if not self.seqused:
+            return (self.seqlen_k,) * self.batch
+        return tuple(min(length, self.seqlen_k) for length in parse_lengths(self.seqused).draw(self.batch))
+
+    @property
+    def table_pages(self) -> int:
+        """Pages that a row of the table has room for."""
+        return -(-self.seqlen_k // self.page)
+
+    @property
     def causal(self) -> bool:
         """See `Mask.causal`."""
         return self.masking.causal
@@ -181,20 +200,16 @@ class AttentionProblem:
 
     @property
     def term_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the contiguous inputs beside q, k and v: `sinks` (in the problem's dtype), `slopes` (float32) and
-        `bias` (in the problem's dtype), whose rows are `seqlen_k` rounded up to 8 elements, so that they begin at
-        multiples of 16 bytes; what lies past the last key means nothing."""
-        rows = self.batch if "b" in self.bias else 1, self.heads if "h" in self.bias else 1, self.seqlen_q
-        shapes: dict[str, tuple[int, ...]] = {"sinks": (self.heads,), "slopes": (self.heads,)}
-        shapes["bias"] = (*rows, -(-self.seqlen_k // BIAS_ROW_STEP) * BIAS_ROW_STEP)
-        asked = {"sinks": self.sink, "slopes": self.alibi, "bias": bool(self.bias)}
-        return {name: shape for name, shape in shapes.items() if asked[name]}
+        """See `evoattn.model.term_shapes`."""
+        return term_shapes(self)
 
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
         if tensor in ("q", "o"):
             return self.batch, self.heads, self.seqlen_q, dim
+        if self.page:
+            return self.batch * self.table_pages, self.kv_heads, self.page, dim
         return self.batch, self.kv_heads, self.seqlen_k, dim
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
@@ -207,25 +222,17 @@ class AttentionProblem:
     @property
     def visible_pairs(self) -> int:
         """Query-key pairs that the mask lets through, summed over batch and heads."""
-        return self.batch * self.heads * self.masking.visible_pairs(self.seqlen_q, self.seqlen_k)
+        return least_work.visible_pairs(self)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2·head_dim for a score and as many for its part of O, of V's head_dim, for every
-        visible pair (flash-attention's count)."""
-        return 2 * (self.head_dim + self.head_dim_v) * self.visible_pairs
+        """See `least_work.flops`."""
+        return least_work.flops(self)
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O
-        and the log-sum-exp, if any, written once."""
-        keys = self.seqlen_k
-        if self.window:
-            keys = len(self.masking.visible_keys(0, self.seqlen_q, self.seqlen_q, self.seqlen_k))
-        tensors = math.prod(self.shape("q")) + math.prod(self.shape("o"))
-        tensors += math.prod(self.term_shapes.get("bias", (0,)))
-        tensors += self.batch * self.kv_heads * keys * (self.head_dim + (0 if self.shared_kv else self.head_dim_v))
-        return self.element_bytes * tensors + 4 * self.lse * math.prod(self.lse_shape)
+        """See `least_work.moved_bytes`."""
+        return least_work.moved_bytes(self)
 
     def with_(self, **changes: Any) -> AttentionProblem:
         """A copy with fields changed; its name is dropped unless given."""

@@ -2,7 +2,7 @@
 
 Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
 gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`, a head_dim of V and a V within K
-as in DeepSeek V2's latent attention.
+as in DeepSeek V2's latent attention, used lengths and pages as `seqused_k` and `block_table` of FlashAttention 3.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import math
 import re
 from typing import Protocol
 
+from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
-VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv")
+KEY_VARIANTS = ("seqused", "page")
+"""Those that say which keys there are and where they lie."""
+VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS)
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
+PAGES = (16, 32, 64, 128, 256)
+"""Keys of a page of a cache."""
 _WINDOW = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 
@@ -45,6 +50,9 @@ class Varied(Protocol):
     def head_dim_v(self) -> int: ...
     @property
     def shared_kv(self) -> bool: ...
+    def seqused(self) -> str: ...
+    @property
+    def page(self) -> int: ...
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -75,6 +83,28 @@ def variant_fault(problem: Varied) -> str:
             f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most the "
             f"{problem.head_dim} of K."
         )
+    return _fault_of_keys(problem) or _fault_of_window(problem)
+
+
+def _fault_of_keys(problem: Varied) -> str:
+    """As `variant_fault`, of which keys there are and where they lie."""
+    if problem.seqused:
+        try:
+            parse_lengths(problem.seqused)
+        except (TypeError, ValueError):
+            return (
+                "seqused must be the lowest and the highest number of keys in use, lowest:highest, e.g. 512:4096, not "
+                f"{problem.seqused!r}."
+            )
+    if not problem.page:
+        return ""
+    if isinstance(problem.page, bool) or problem.page not in PAGES:
+        return f"page must be one of {', '.join(map(str, PAGES))} keys, not {problem.page!r}."
+    return "" if problem.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
+
+
+def _fault_of_window(problem: Varied) -> str:
+    """As `variant_fault`, of the window."""
     if not problem.window:
         return ""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evoattn.model.problem import BIAS_ROW_STEP
+from evoattn.model.term_shapes import BIAS_ROW_STEP
 
 
 @dataclass(frozen=True)

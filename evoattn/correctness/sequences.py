@@ -1,0 +1,85 @@
+"""Keys of which only some are in use, and pages: how inputs are made so, and what each sequence then is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from evoattn.model.problem import AttentionProblem
+
+NO_PAGE = 0x3FFFFFFF
+"""In the table where a sequence has no page: far outside of every cache."""
+
+
+def whole_shape(problem: AttentionProblem, tensor: str) -> tuple[int, int, int, int]:
+    """`[batch, heads, seqlen, head_dim]` of a tensor, as if K and V were not in pages."""
+    return (problem.with_(page=0) if problem.page else problem).shape(tensor)
+
+
+def make_key_terms(
+    problem: AttentionProblem, generator: torch.Generator, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """`seqused` and `table` of `AttentionProblem.term_shapes`, int32: pages in random order, and `NO_PAGE` behind the
+    last key in use."""
+    made: dict[str, torch.Tensor] = {}
+    if problem.seqused:
+        made["seqused"] = torch.tensor(problem.key_lengths, dtype=torch.int32, device=device)
+    if problem.page:
+        pages = torch.randperm(problem.shape("k")[0], generator=generator, device=device).int()
+        table = pages.view(problem.batch, problem.table_pages)
+        first_keys = torch.arange(problem.table_pages, device=device) * problem.page
+        made["table"] = table.masked_fill(first_keys >= made["seqused"][:, None], NO_PAGE)
+    return made
+
+
+def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """K or V as a kernel finds it: NaN behind the last key in use, in pages if the problem has them.
+
+    `values` is of `whole_shape` and changed in place; the result has the logical shape `problem.shape("k")`.
+    """
+    for row, keys in zip(values, problem.key_lengths, strict=True):
+        row[:, keys:] = float("nan")
+    if not problem.page:
+        return values
+    _, kv_heads, _, dim = values.shape
+    missing = problem.table_pages * problem.page - problem.seqlen_k
+    whole = torch.nn.functional.pad(values, (0, 0, 0, missing), value=float("nan"))
+    in_pages = whole.view(problem.batch, kv_heads, problem.table_pages, problem.page, dim).transpose(1, 2)
+    cache = torch.full(problem.shape("k"), float("nan"), dtype=values.dtype, device=values.device)
+    table = terms["table"]
+    cache[table[table != NO_PAGE].long()] = in_pages[table != NO_PAGE]
+    return cache
+
+
+def sequence(
+    problem: AttentionProblem, batch: int, others: Mapping[str, torch.Tensor] | None, *tensors: torch.Tensor
+) -> tuple[AttentionProblem | None, list[torch.Tensor]]:
+    """One batch's keys as a problem of its own length, and its part `[kv_heads, keys, head_dim]` of K and V.
+
+    None for a sequence without keys. Raises `KeyError` where `others` lacks the table.
+    """
+    if not problem.seqused:
+        return problem, [tensor[batch] for tensor in tensors]
+    keys = problem.key_lengths[batch]
+    if problem.page:
+        pages = (others or {})["table"][batch, : -(-keys // problem.page)].long()
+        parts = [tensor[pages].transpose(0, 1).flatten(1, 2)[:, :keys] for tensor in tensors]
+    else:
+        parts = [tensor[batch, :, :keys] for tensor in tensors]
+    return problem.with_(seqlen_k=keys, seqused="", page=0) if keys else None, parts
+
+
+def gathered(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs with K and V of `whole_shape`, copies with zeros behind the last key in use: what a peer that knows no
+    lengths can multiply by 0. The same inputs where all keys are in use."""
+    if not problem.seqused:
+        return dict(tensors)
+    made = dict(tensors)
+    for name in "kv":
+        whole = torch.zeros(whole_shape(problem, name), dtype=tensors[name].dtype, device=tensors[name].device)
+        for batch, keys in enumerate(problem.key_lengths):
+            _, (part,) = sequence(problem, batch, tensors, tensors[name])
+            whole[batch, :, :keys] = part
+        made[name] = whole
+    return made

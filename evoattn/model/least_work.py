@@ -1,0 +1,33 @@
+"""The least that a problem takes: pairs, operations and bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evoattn.model.problem import AttentionProblem
+
+
+def visible_pairs(problem: AttentionProblem) -> int:
+    """Query-key pairs that the mask lets through, summed over batch and heads."""
+    pairs = (problem.masking.visible_pairs(problem.seqlen_q, keys) for keys in problem.key_lengths)
+    return problem.heads * sum(pairs)
+
+
+def flops(problem: AttentionProblem) -> int:
+    """Floating-point operations: 2·head_dim for a score and as many for its part of O, of V's head_dim, for every
+    visible pair (flash-attention's count)."""
+    return 2 * (problem.head_dim + problem.head_dim_v) * visible_pairs(problem)
+
+
+def moved_bytes(problem: AttentionProblem) -> int:
+    """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O and
+    the log-sum-exp, if any, written once."""
+    p = problem
+    keys = sum(p.key_lengths)
+    if p.window:
+        keys = sum(len(p.masking.visible_keys(0, p.seqlen_q, p.seqlen_q, length)) for length in p.key_lengths)
+    elements = math.prod(p.shape("q")) + math.prod(p.shape("o")) + math.prod(p.term_shapes.get("bias", (0,)))
+    elements += p.kv_heads * keys * (p.head_dim + (0 if p.shared_kv else p.head_dim_v))
+    return p.element_bytes * elements + 4 * p.lse * math.prod(p.lse_shape)
