@@ -66,7 +66,7 @@ def make_inputs(
         later = problem.seqused and name != "q"
         tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
-    for name in "kv" if problem.seqused else "":
+    for name in problem.tensors[1:] if problem.seqused else "":
         tensors[name] = _laid_out(problem, name, sequences.stored(problem, tensors[name], others))
     return tensors | others
 

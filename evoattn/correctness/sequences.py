@@ -76,7 +76,7 @@ def gathered(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> 
     if not problem.seqused:
         return dict(tensors)
     made = dict(tensors)
-    for name in "kv":
+    for name in problem.tensors[1:]:
         whole = torch.zeros(whole_shape(problem, name), dtype=tensors[name].dtype, device=tensors[name].device)
         for batch, keys in enumerate(problem.key_lengths):
             _, (part,) = sequence(problem, batch, tensors, tensors[name])

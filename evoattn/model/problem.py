@@ -13,7 +13,7 @@ from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
 from evoattn.model.term_shapes import term_shapes
-from evoattn.model.variant import SCORE_VARIANTS, VARIANTS, parse_window, variant_fault
+from evoattn.model.variant import VARIANTS, parse_window, variant_fault
 
 LAYOUTS = ("bhsd", "bshd")
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
@@ -146,11 +146,6 @@ class AttentionProblem:
     def variants(self) -> tuple[str, ...]:
         """Names of the fields by which this is more than plain attention; `scale` is none, as every kernel takes it."""
         return tuple(name for name in VARIANTS if getattr(self, name))
-
-    @property
-    def score_variants(self) -> tuple[str, ...]:
-        """Those of `variants` that change the scores, as arguments of a launch say."""
-        return tuple(name for name in SCORE_VARIANTS if getattr(self, name))
 
     @property
     def key_lengths(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from evoattn.ops.platform import Platform
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
 TENSORS = ("q", "k", "v", "o", "lse")
-TERMS = ("sinks", "slopes", "bias")
+TERMS = ("sinks", "slopes", "bias", "seqused", "table")
 """The inputs of variants (`AttentionProblem.term_shapes`), after the scratch memory."""
 SCRATCH, ZEROED = 5, 6
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""

@@ -27,6 +27,10 @@ class Variant:
     """`[heads]`."""
     bias: Tensor | None = None
     """Broadcastable to `[batch, heads, seqlen_q, seqlen_k]`."""
+    seqused: Tensor | None = None
+    """`[batch]` int32: keys in use."""
+    table: Tensor | None = None
+    """`[batch, pages]` int32: key and value are caches of pages."""
 
     def require(self, query: Tensor, key: Tensor) -> None:
         """Raise `ValueError` where the arguments do not fit the tensors or each other."""
@@ -53,13 +57,23 @@ class Variant:
 
     def on_all(self, change: Callable[[Tensor], Tensor]) -> Variant:
         """The same with every tensor changed."""
-        sinks, slopes, bias = (None if t is None else change(t) for t in (self.sinks, self.slopes, self.bias))
-        return replace(self, sinks=sinks, slopes=slopes, bias=bias)
+
+        def changed(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        return replace(
+            self,
+            sinks=changed(self.sinks),
+            slopes=changed(self.slopes),
+            bias=changed(self.bias),
+            seqused=changed(self.seqused),
+            table=changed(self.table),
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that were given."""
-        return tuple(t for t in (self.sinks, self.slopes, self.bias) if t is not None)
+        return tuple(t for t in (self.sinks, self.slopes, self.bias, self.seqused, self.table) if t is not None)
 
     def fields(self, is_causal: bool, query: Tensor, key: Tensor) -> dict[str, Any]:
         """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences."""
@@ -74,12 +88,14 @@ class Variant:
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
         return fields
 
-    def for_kernel(self, query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Sinks in query's dtype, slopes in float32, and the bias with rows of whole 16 bytes: copies where the given
-        ones are not so."""
+    def for_kernel(self, query: Tensor, key: Tensor) -> tuple[Tensor | None, ...]:
+        """In the order of `kernel.TERMS`: sinks in query's dtype, slopes in float32, the bias with rows of whole 16
+        bytes, lengths and table contiguous: copies where the given ones are not so."""
         sinks = None if self.sinks is None else self.sinks.to(query.dtype).contiguous()
         slopes = None if self.slopes is None else self.slopes.to(torch.float32).contiguous()
-        return sinks, slopes, None if self.bias is None else _whole_rows(self.bias, query.shape[2], key.shape[2])
+        bias = None if self.bias is None else _whole_rows(self.bias, query.shape[2], key.shape[2])
+        seqused, table = (None if t is None else t.contiguous() for t in (self.seqused, self.table))
+        return sinks, slopes, bias, seqused, table
 
 
 def _whole_rows(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:

@@ -14,9 +14,9 @@ template <typename Element> struct VariantArguments {
   const float* slopes;   // [heads]
   const Element* bias;   // rows of whole 16 bytes over the keys
   int64_t bias_batch_stride, bias_head_stride, bias_row_stride;  // elements; 0 where it is the same for all
-  const int* seqused;              // [batch]: keys in use
-  const int* table;                // [batch, table_pages]: pages of K and V
-  int page_bits, table_pages;      // a page has 2^page_bits keys
+  const int* seqused;                                            // [batch]: keys in use
+  const int* table;                                              // [batch, table_pages]: pages of K and V
+  int page_bits, table_pages;                                    // a page has 2^page_bits keys
 };
 
 // What the rows of a head have in common.

@@ -10,7 +10,7 @@ import torch
 
 from evoattn.correctness.terms import terms_of, torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import parse_window
+from evoattn.model.variant import SCORE_VARIANTS, parse_window
 from evoattn.timing.peers.refused import PeerRefused
 
 Tensors = Mapping[str, torch.Tensor]
@@ -30,7 +30,7 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
     Raises `PeerRefused` on a softcap and on sinks.
     """
     refuse_all_but(("window", "alibi", "bias", "value_dim", "shared_kv"), problem, "SDPA")
-    if not problem.score_variants:
+    if not set(problem.variants) & set(SCORE_VARIANTS):
         return None
     rows, device = slice(0, problem.seqlen_q), tensors["q"].device
     everything = [

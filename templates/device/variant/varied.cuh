@@ -1,9 +1,9 @@
 // varied.cuh: the arguments of a kernel that computes a variant of attention, in the order of `VariantArguments`. Those
 // of variants that were not asked for are 0.
-#define VARIANT_PARAMETERS                                                                        \
-  , int window_past, int window_ahead, int diagonal, float score_scale, float term_unit,          \
-      const Element *__restrict__ sinks_gmem, const float *__restrict__ slopes_gmem,              \
-      const Element *__restrict__ bias_gmem, int64_t bias_batch_stride, int64_t bias_head_stride, \
+#define VARIANT_PARAMETERS                                                                               \
+  , int window_past, int window_ahead, int diagonal, float score_scale, float term_unit,                 \
+      const Element *__restrict__ sinks_gmem, const float *__restrict__ slopes_gmem,                     \
+      const Element *__restrict__ bias_gmem, int64_t bias_batch_stride, int64_t bias_head_stride,        \
       int64_t bias_row_stride, const int *__restrict__ seqused_gmem, const int *__restrict__ table_gmem, \
       int page_bits, int table_pages
 #define VARIANT_ARGUMENTS                                                                                             \

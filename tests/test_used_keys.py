@@ -1,0 +1,111 @@
+"""Lengths that a problem records, keys behind them, pages: shapes, counts, inputs and the reference."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from evoattn.correctness import reference, sequences
+from evoattn.model.lengths import Lengths, parse_lengths
+from evoattn.model.problem import AttentionProblem
+
+PLAIN = AttentionProblem(5, 4, 2, 3, 70, 16)
+
+
+def test_lengths_are_drawn_alike_each_time_and_mixed():
+    drawn = parse_lengths("512:4096").draw(32)
+    assert drawn == Lengths(512, 4096).draw(32)
+    assert (min(drawn), max(drawn), len(set(drawn))) == (512, 4096, 32)
+    assert abs(sum(drawn) / 32 - 2304) < 2
+    for half in (drawn[:16], drawn[16:]):  # neither half of the batch is the long one
+        assert 0.8 < sum(half) / 16 / 2304 < 1.2
+    assert parse_lengths("0:2").draw(3) == (0, 2, 1)
+    assert parse_lengths("7:9").draw(1) == (9,)
+
+
+def test_a_logarithmic_range_has_more_short_ones():
+    drawn = sorted(parse_lengths("log:16:4096").draw(65))
+    assert (drawn[0], drawn[32], drawn[-1]) == (16, 256, 4096)
+
+
+def test_only_keys_in_use_count():
+    used = PLAIN.with_(seqused="0:60")
+    assert used.key_lengths == (0, 45, 15, 60, 30)
+    assert used.with_(seqlen_k=20).key_lengths == (0, 20, 15, 20, 20)
+    assert used.visible_pairs == 4 * 3 * 150
+    assert used.flops == 4 * 16 * used.visible_pairs
+    assert used.bytes == 2 * (2 * 5 * 4 * 3 * 16 + 2 * 2 * 150 * 16)
+    assert used.with_(window="9:0").visible_pairs == 4 * 4 * 30
+    paged = used.with_(page=16)
+    assert (paged.bytes, paged.flops) == (used.bytes, used.flops)
+
+
+def test_a_page_is_one_piece_of_memory():
+    paged = PLAIN.with_(seqused="0:60", page=16, layout="bshd")
+    assert paged.shape("k") == (25, 2, 16, 16)
+    assert paged.strides("k") == (16 * 2 * 16, 16, 2 * 16, 1)
+    assert paged.term_shapes == {"seqused": (5,), "table": (5, 5)}
+    assert paged.shape("q") == PLAIN.shape("q")
+
+
+def test_what_is_no_key_is_nan_and_what_is_no_page_is_far_away():
+    problem = PLAIN.with_(seqused="0:60", page=16)
+    tensors = reference.make_inputs(problem, 1, "cpu")
+    table, used = tensors["table"], tensors["seqused"]
+    assert used.dtype == table.dtype == torch.int32
+    assert used.tolist() == list(problem.key_lengths)
+    pages = table[table != sequences.NO_PAGE].tolist()
+    assert len(pages) == len(set(pages)) == sum(-(-n // 16) for n in problem.key_lengths)
+    assert pages != sorted(pages)
+    assert [int((row != sequences.NO_PAGE).sum()) for row in table] == [-(-n // 16) for n in problem.key_lengths]
+    for name in "kv":
+        assert int((~tensors[name].isnan()).sum()) == sum(problem.key_lengths) * 2 * 16
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mask": "causal_lower_right"},
+        {"mask": "causal_upper_left"},
+        {"window": "9:4", "sink": True},
+        {"alibi": True},
+        {"mask": "causal_upper_left", "alibi": True},
+        {"bias": "bhs", "lse": True},
+        {"shared_kv": True, "value_dim": 8},
+    ],
+)
+def test_the_reference_is_that_of_each_sequence_alone(page, fields):
+    problem = PLAIN.with_(seqused="0:60", page=page, **fields)
+    tensors = reference.make_inputs(problem, 2, "cpu")
+    whole = sequences.gathered(problem, tensors)
+    v = whole["k"][..., :8] if problem.shared_kv else whole["v"]
+    answer = reference.make_answer(problem, tensors, double=True)
+    for b, keys in enumerate(problem.key_lengths):
+        if not keys:
+            assert not answer.exact[b].any()
+            continue
+        alone = problem.with_(batch=1, seqlen_k=keys, seqused="", page=0)
+        own = {name: whole[name][b : b + 1, :, :keys] if name == "k" else whole[name][b : b + 1] for name in "qk"}
+        for name in ("sinks", "slopes"):
+            if name in tensors:
+                own[name] = tensors[name]
+        if problem.bias:
+            own["bias"] = tensors["bias"][b : b + 1, ..., :keys]
+        exact = reference.exact_attention(alone, own["q"], own["k"], v[b : b + 1, :, :keys], torch.float64, others=own)
+        torch.testing.assert_close(answer.exact[b], exact[0])
+        if problem.lse:
+            torch.testing.assert_close(answer.lse[b], reference.exact_lse(alone, own["q"], own["k"], own)[0])
+        elif problem.mask == "full" and set(problem.variants) <= {"seqused", "page"}:
+            q, k = own["q"].double(), own["k"].double()
+            torch.testing.assert_close(
+                exact, scaled_dot_product_attention(q, k, v[b : b + 1, :, :keys].double(), enable_gqa=True)
+            )
+
+
+def test_a_sequence_without_keys_leaves_its_sink():
+    problem = PLAIN.with_(seqused="0:60", sink=True, lse=True)
+    tensors = reference.make_inputs(problem, 2, "cpu")
+    lse = reference.exact_lse(problem, tensors["q"], tensors["k"], tensors)
+    torch.testing.assert_close(lse[0], tensors["sinks"].double()[:, None].expand(4, 3))
+    assert reference.exact_lse(problem.with_(sink=False), tensors["q"], tensors["k"], tensors)[0].isneginf().all()
