@@ -25,7 +25,11 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.final_table import final_tables, timed_problems
 from evoattn.portfolio.workload import BUILD_SEEDS
+
+SAVE_SECONDS = 30.0
+"""Between two saves of what the final tables hold so far."""
 
 
 def earlier(
@@ -38,7 +42,7 @@ def earlier(
     best: dict[str, list[Kernel]] = {}
     for path in paths:
         _, groups, tables = campaign.load(path)
-        timed |= {p for g in groups if g.name in tables for p in g.problems}
+        timed |= {g.problems[i] for g in groups if g.name in tables for i in timed_problems(tables[g.name])}
         for group in groups:
             given.setdefault(group.name, []).extend((k.family, k.params) for k in campaign.leaders(group, 3))
             table = tables.get(group.name)
@@ -103,7 +107,11 @@ def main() -> None:
         }
         campaign.save(words.output, groups, about, {})
         print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
-        table = campaign.final_table(engine, words.most, words.rounds, best, words.final_seconds)
+        table: dict[str, Any] = {}
+        for table in final_tables(engine, words.most, words.rounds, best, words.final_seconds):
+            if time.monotonic() - said > SAVE_SECONDS:
+                said = time.monotonic()
+                campaign.save(words.output, groups, about, table)
         campaign.save(words.output, groups, about, table)
         print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
     for group in groups:

@@ -1,4 +1,4 @@
-"""A measuring campaign: search all classes at once, then time the best of each on all of its problems, in turns."""
+"""A measuring campaign: its groups of problems, which of their kernels are worth a careful comparison, and its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
 from evoattn.portfolio import cover
-from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.strata import by_class, spread
@@ -30,8 +29,6 @@ PROBLEMS |= {"16 d128": PROBLEMS["16 d64"], "32 d128": PROBLEMS["32 d64"]}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16 d96": 1.5, "16": 1.0, "32": 0.4, "32 d64": 0.8}
 WEIGHTS["32 d128"] = WEIGHTS["32 d64"]
-SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of splits that every kernel of split_kv is timed with: they cost no compile."""
 
 
 def _of_class(table: dict[str, Any], name: str) -> Any:
@@ -162,54 +159,6 @@ def source_of(kernel: Kernel) -> str:
     if "SPLITS" in params and params["MERGE"] != "cluster":
         params = params | {"SPLITS": 0, "MERGE": params["MERGE"]}
     return config_id(kernel.family, params)
-
-
-def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Kernel]:
-    """The kernels, and every number of splits that costs no other compile."""
-    found = {k.id: k for k in kernels}
-    for kernel in kernels:
-        if "SPLITS" not in kernel.params or kernel.params["MERGE"] == "cluster":
-            continue
-        for splits in SPLITS:
-            other = Kernel(kernel.family, kernel.params | {"SPLITS": splits}, "splits", "right", kernel.registers)
-            if engine.serves(group, other):
-                found.setdefault(other.id, other)
-                group.kernels.setdefault(other.id, other)
-    return list(found.values())
-
-
-def final_table(
-    engine: Engine, most: int, rounds: int, earlier: dict[str, list[Kernel]], seconds: float
-) -> dict[str, Any]:
-    """{group: {"kernels": [id], "us": [[µs by kernel] by problem]}} of the contenders and the `earlier` kernels, timed
-    in turns on every problem of their group. After `seconds` the groups that are left are left out; the weightiest come
-    first."""
-    end = time.monotonic() + seconds
-    groups = sorted(engine.groups, key=lambda g: -g.weight)
-    chosen = {}
-    for group in groups:
-        found = {k.id: k for k in [*earlier.get(group.name, []), *contenders(group, most)]}
-        for kernel in found.values():
-            group.kernels.setdefault(kernel.id, kernel)
-        chosen[group.name] = with_splits(list(found.values()), group, engine)
-    engine.compile_all([(g, k) for g in groups for k in chosen[g.name]])
-    table = {}
-    for group in groups:
-        if time.monotonic() > end:
-            break
-        table[group.name] = _final_rows(engine, group, chosen[group.name], rounds)
-    return table
-
-
-def _final_rows(engine: Engine, group: Group, kernels: list[Kernel], rounds: int) -> dict[str, Any]:
-    rows = []
-    able = {k.id: set(engine.serves(group, k)) for k in kernels}
-    for index in range(len(group.problems)):
-        valid = [k for k in kernels if index in able[k.id]]
-        ours, _, _ = engine.final(group, index, valid, rounds)
-        times = {k.id: us for k, us in zip(valid, ours, strict=True)}
-        rows.append([times.get(k.id) for k in kernels])
-    return {"kernels": [k.id for k in kernels], "us": rows}
 
 
 def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str, Any]) -> None:

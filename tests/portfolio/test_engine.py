@@ -11,6 +11,7 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.final_table import final_tables, in_turn, timed_problems
 
 GPU = GPUS["h100"]
 SHAPES = ("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full", "B=1,H=8,Sq=1,Sk=4000,D=64,dtype=bf16,mask=full")
@@ -50,12 +51,22 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
         right = [k for k in group.kernels.values() if k.state == "right"]
         assert right and all(k.times for k in right)
         assert any(k.state.startswith("launch") for k in group.kernels.values())
-        table = campaign.final_table(engine, 4, 1, {}, 60)
+        *_, table = final_tables(engine, 4, 1, {}, 60)
+        *_, none = final_tables(engine, 4, 1, {}, 0)
     made = table["16 d64 full"]
-    assert made["kernels"] and len(made["us"]) == len(SHAPES)
+    assert made["kernels"] and len(made["us"]) == len(SHAPES) and timed_problems(made)
+    assert none["16 d64 full"]["kernels"] == made["kernels"] and not timed_problems(none["16 d64 full"])
     campaign.save(tmp_path / "c.jsonl.gz", [group], {"device": "puppet"}, table)
     about, groups, tables = campaign.load(tmp_path / "c.jsonl.gz")
     assert about["device"] == "puppet" and tables == table
     assert {k.id: k.times.keys() for k in groups[0].kernels.values()} == {
         k.id: k.times.keys() for k in group.kernels.values()
     }
+
+
+def test_final_tables_broken_off_have_a_like_share_of_every_group():
+    large, small = (Group(name, [parse_shape(SHAPES[0])] * n, ()) for name, n in (("large", 30), ("small", 6)))
+    order = in_turn([large, small])
+    assert sorted(i for g, i in order if g is large) == list(range(30))
+    half = [g for g, _ in order[:18]]
+    assert half.count(large) == 15 and half.count(small) == 3

@@ -20,6 +20,8 @@ from evoattn.timing.timer import Timer
 
 FAR_BEHIND = 2.5
 """A first call that takes this many times the least so far is its time."""
+BEHIND = 1.5
+"""A kernel whose probe takes this many times the least has no rounds: what it takes exactly decides nothing."""
 REPLAYS = Protocol("final", 5, 700.0, most_calls=500)
 """How long a replay is; rounds are as many as are asked for."""
 
@@ -33,11 +35,15 @@ class Final:
     def run(
         self, kernels: list[BuiltKernel], peers: tuple[str, ...], rounds: int, seed: int
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
-        """Median µs of each kernel (None where it fails), of each peer, and why peers are missing.
+        """Median µs of each kernel (None where it fails; by its probe where it is far behind), of each peer, and why
+        peers are missing.
 
         All have one number of calls per replay, found by replay (`evoattn.timing.contestant`).
         """
-        firsts, ours = self._kernels(kernels)
+        firsts, probed = self._kernels(kernels)
+        least = min((c.us for c in probed.values()), default=0.0)
+        firsts = [probed[i].us if i in probed else us for i, us in enumerate(firsts)]
+        ours = {i: c for i, c in probed.items() if c.us <= BEHIND * least}
         theirs, refusals = self._peers(peers)
         contestants = [*ours.values(), *theirs.values()]
         if contestants:

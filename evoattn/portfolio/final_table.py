@@ -1,0 +1,76 @@
+"""The final table of a campaign: the best kernels of each group, timed in turns on as many of its problems as there is
+time for."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from evoattn.portfolio.campaign import contenders
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of splits that every kernel of split_kv is timed with: they cost no compile."""
+
+
+def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Kernel]:
+    """The kernels, and every number of splits that costs no other compile."""
+    found = {k.id: k for k in kernels}
+    for kernel in kernels:
+        if "SPLITS" not in kernel.params or kernel.params["MERGE"] == "cluster":
+            continue
+        for splits in SPLITS:
+            other = Kernel(kernel.family, kernel.params | {"SPLITS": splits}, "splits", "right", kernel.registers)
+            if engine.serves(group, other):
+                found.setdefault(other.id, other)
+                group.kernels.setdefault(other.id, other)
+    return list(found.values())
+
+
+def in_turn(groups: list[Group]) -> list[tuple[Group, int]]:
+    """Every problem of every group as (group, index), in an order that is broken off anywhere with an equal share of
+    each group's problems done, drawn at random within a group."""
+    order: list[tuple[float, Group, int]] = []
+    for group in groups:
+        indexes = list(range(len(group.problems)))
+        random.Random(group.name).shuffle(indexes)
+        order += [((place + 1) / len(indexes), group, index) for place, index in enumerate(indexes)]
+    return [(group, index) for _, group, index in sorted(order, key=lambda entry: entry[0])]
+
+
+def final_tables(
+    engine: Engine, most: int, rounds: int, earlier: dict[str, list[Kernel]], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """{group: {"kernels": [id], "us": [[µs by kernel] by problem]}} of `most` contenders and the `earlier` kernels,
+    timed in turns on the problems of their group; yielded again and again as rows fill. After `seconds` the problems
+    that are left keep rows of None."""
+    end = time.monotonic() + seconds
+    chosen: dict[str, list[Kernel]] = {}
+    for group in engine.groups:
+        found = {k.id: k for k in [*earlier.get(group.name, []), *contenders(group, most)]}
+        for kernel in found.values():
+            group.kernels.setdefault(kernel.id, kernel)
+        chosen[group.name] = with_splits(list(found.values()), group, engine)
+    engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
+    able = {g.name: {k.id: set(engine.serves(g, k)) for k in chosen[g.name]} for g in engine.groups}
+    table: dict[str, Any] = {}
+    for group in engine.groups:
+        ids = [k.id for k in chosen[group.name]]
+        table[group.name] = {"kernels": ids, "us": [[None] * len(ids) for _ in group.problems]}
+    for group, index in in_turn(engine.groups):
+        if time.monotonic() > end:
+            break
+        valid = [k for k in chosen[group.name] if index in able[group.name][k.id]]
+        ours, _, _ = engine.final(group, index, valid, rounds)
+        times = {k.id: us for k, us in zip(valid, ours, strict=True)}
+        table[group.name]["us"][index] = [times.get(k.id) for k in chosen[group.name]]
+        yield table
+    yield table
+
+
+def timed_problems(table: dict[str, Any]) -> list[int]:
+    """Indexes of the problems that a final table of a group has a time of."""
+    return [i for i, row in enumerate(table["us"]) if any(row)]
