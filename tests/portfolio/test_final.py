@@ -124,9 +124,20 @@ def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(me
 
 
 def test_all_in_a_final_are_called_as_often(memory):
-    quick, slower = Kernel(us=20.0), Kernel(us=200.0)
+    quick, slower = Kernel(us=20.0), Kernel(us=28.0)
     Final(memory, StopwatchTimer(), LARGE).run([quick, slower], (), 1, seed=1)
     before = quick.calls, slower.calls
     ours, _, _ = Final(memory, StopwatchTimer(), LARGE).run([quick, slower], (), 3, seed=1)
     per_round = (quick.calls - 2 * before[0]) // 2, (slower.calls - 2 * before[1]) // 2
-    assert ours == [20.0, 200.0] and per_round[0] == per_round[1] == 2 * 35
+    assert ours == [20.0, 28.0] and per_round[0] == per_round[1] == 2 * 35
+
+
+def test_what_its_probe_shows_far_behind_has_no_rounds(memory):
+    near, behind = Kernel(us=20.0), Kernel(us=32.0)
+    rounds = {}
+    for count in (1, 3):
+        near.calls = behind.calls = 0
+        ours, _, _ = Final(memory, StopwatchTimer(), LARGE).run([near, behind], (), count, seed=1)
+        rounds[count] = near.calls, behind.calls
+    assert ours == [20.0, 32.0]
+    assert rounds[3][0] > rounds[1][0] and rounds[3][1] == rounds[1][1]
