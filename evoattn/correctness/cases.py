@@ -86,7 +86,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     Lengths divide by no tile; some lie one beside a multiple of 64, and those of the plain cases are odd.
     """
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
-    small = problem.with_(batch=1, heads=2, kv_heads=1)
+    small = problem.with_(varlen="", batch=1, heads=2, kv_heads=1)
     ladder = [
         ("ragged", small.with_(batch=2, heads=4, kv_heads=2, seqlen_q=203, seqlen_k=239), "plain"),
         ("ragged, strided, Sq > Sk", small.with_(seqlen_q=415, seqlen_k=113, layout=other), "plain"),
@@ -100,7 +100,19 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     if problem.term_shapes:
         ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
     pasts = (64, 65, 128, 0, 127, 1000, 300, 33, 63)
-    return [(name, windowed(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts, strict=False)]
+    found = [(name, windowed(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts, strict=False)]
+    return [(name, sequenced(p), kind) for name, p, kind in found] if problem.varlen else found
+
+
+def sequenced(problem: AttentionProblem) -> AttentionProblem:
+    """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
+
+    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest.
+    """
+    rows, keys = problem.seqlen_q, problem.seqlen_k
+    queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
+    lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
+    return problem.with_(batch=len(queries), varlen="/".join(lengths))
 
 
 def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
@@ -153,12 +165,14 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
     - if there are terms beside the product, their extremes (`terms.make_terms`);
+    - packed sequences: each of these is the longest of some (`sequenced`);
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
     """
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
     laps = (2 * int(config.params.get("STAGES", 1)) + 2) * int(config.params.get("SPLITS", 1))
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
+    packs, problem = bool(problem.varlen), problem.with_(varlen="")
     one = problem.with_(batch=1, heads=1, kv_heads=1)
 
     def rows_for(keys: int) -> int:
@@ -201,4 +215,4 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         side = block_m + block_n + 5
         square = windowed(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
         cases.append(SmallCase("windows that begin at different tiles", square))
-    return cases
+    return [replace(case, problem=sequenced(case.problem)) for case in cases] if packs else cases

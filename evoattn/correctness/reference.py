@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from evoattn.correctness import sequences, terms
+from evoattn.correctness.packed_sequences import each, with_pairs
 from evoattn.correctness.terms import torch_dtype as torch_dtype
 from evoattn.model.problem import AttentionProblem
 
@@ -39,6 +40,7 @@ def make_inputs(
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
     `huge_keys_within` makes two keys far from either end 8 and 16 times as long, `rising_maximum` lets the largest
     score grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
+    Packed sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
     Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
@@ -49,26 +51,37 @@ def make_inputs(
     for name in problem.tensors:
         shape = sequences.whole_shape(problem, name)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        if kind.startswith("large_logits") and name == "q":
-            values *= 30 if kind == "large_logits" else 300
-        elif kind == "huge_keys_within" and name == "k":
-            values[:, :, problem.seqlen_k // 3] *= 8
-            values[:, :, problem.seqlen_k * 2 // 3] *= 16
-        elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
-            values[:, :, max(0, problem.seqlen_k - 3)] *= 12
-        elif kind == "rising_maximum" and name == "q":
-            values.abs_()
-        elif kind == "rising_maximum" and name == "k":
-            values *= 0.1
-            values += torch.linspace(0, 6, problem.seqlen_k, device=device)[None, None, :, None]
-        elif kind == "equal_keys" and name == "k":
-            values = values[:, :, :1].expand_as(values)
+        for one in each(problem):
+            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind)
+            if not one.lengths[0] and name != "q":
+                values[:, :, one.keys] = math.nan
         later = problem.seqused and name != "q"
         tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
     for name in problem.tensors[1:] if problem.seqused else "":
         tensors[name] = _laid_out(problem, name, sequences.stored(problem, tensors[name], others))
     return tensors | others
+
+
+def _bend(values: torch.Tensor, name: str, kind: str) -> None:
+    """Make of the values of a sequence, `[batch, heads, rows, head_dim]`, what `kind` says."""
+    rows = values.shape[2]
+    if not rows:
+        return
+    if kind.startswith("large_logits") and name == "q":
+        values *= 30 if kind == "large_logits" else 300
+    elif kind == "huge_keys_within" and name == "k":
+        values[:, :, rows // 3] *= 8
+        values[:, :, rows * 2 // 3] *= 16
+    elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
+        values[:, :, max(0, rows - 3)] *= 12
+    elif kind == "rising_maximum" and name == "q":
+        values.abs_()
+    elif kind == "rising_maximum" and name == "k":
+        values *= 0.1
+        values += torch.linspace(0, 6, rows, device=values.device)[None, None, :, None]
+    elif kind == "equal_keys" and name == "k":
+        values[:] = values[:, :, :1].clone()
 
 
 def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:
@@ -94,6 +107,12 @@ def exact_attention(
     than `scores_at_once` scores are held, or one row of them; a row that sees no key is 0. `others` are the inputs
     beside q, k and v that the problem has.
     """
+    if problem.varlen:
+        packed = torch.zeros(problem.shape("o"), dtype=dtype, device=q.device)
+        for one in with_pairs(problem):
+            parts = q[:, :, one.queries], k[:, :, one.keys], v[:, :, one.keys]
+            packed[:, :, one.queries] = exact_attention(one.alone(problem), *parts, dtype, scores_at_once, others)
+        return packed
     out = torch.empty(problem.shape("o"), dtype=dtype, device=q.device)
     rows = max(1, min(problem.seqlen_q, scores_at_once // problem.seqlen_k))
     heads = max(1, min(problem.group_size, scores_at_once // (problem.seqlen_k * rows)))
@@ -135,6 +154,13 @@ def exact_lse(
     """Σ exp of each query's scores, and of its sink, as a natural logarithm, `[batch, heads, seqlen_q]` float64; -inf
     for nothing to sum.
     """
+    if problem.varlen:
+        packed = torch.full(problem.lse_shape, -math.inf, dtype=torch.float64, device=q.device)
+        if problem.sink:
+            packed.copy_((others or {})["sinks"].double()[None, :, None])
+        for one in with_pairs(problem):
+            packed[:, :, one.queries] = exact_lse(one.alone(problem), q[:, :, one.queries], k[:, :, one.keys], others)
+        return packed
     out = torch.empty(problem.lse_shape, dtype=torch.float64, device=q.device)
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
     for b in range(problem.batch):
@@ -155,6 +181,10 @@ def exact_lse(
 
 def largest_score(problem: AttentionProblem, tensors: Mapping[str, torch.Tensor]) -> float:
     """The largest scaled product of a query and a key, by magnitude, masked or not."""
+    if problem.varlen:
+        q, k = tensors["q"], tensors["k"]
+        parts = ((one.alone(problem), q[:, :, one.queries], k[:, :, one.keys]) for one in with_pairs(problem))
+        return max((largest_score(alone, {"q": query, "k": key}) for alone, query, key in parts), default=0.0)
     largest = 0.0
     rows = max(1, min(problem.seqlen_q, SCORES_PER_CHUNK // problem.seqlen_k))
     for b in range(problem.batch):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.sequences import starts
 
 NO_PAGE = 0x3FFFFFFF
 """In the table where a sequence has no page: far outside of every cache."""
@@ -20,9 +21,13 @@ def whole_shape(problem: AttentionProblem, tensor: str) -> tuple[int, int, int, 
 def make_key_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str
 ) -> dict[str, torch.Tensor]:
-    """`seqused` and `table` of `AttentionProblem.term_shapes`, int32: pages in random order, and `NO_PAGE` behind the
-    last key in use."""
+    """`seqused`, `table`, `cu_seqlens_q` and `cu_seqlens_k` of `AttentionProblem.term_shapes`, int32: pages in random
+    order, and `NO_PAGE` behind the last key in use."""
     made: dict[str, torch.Tensor] = {}
+    if problem.varlen:
+        queries, keys = zip(*problem.sequences, strict=True)
+        for name, lengths in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
+            made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
     if problem.seqused:
         made["seqused"] = torch.tensor(problem.key_lengths, dtype=torch.int32, device=device)
     if problem.page:

@@ -8,7 +8,7 @@ from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS, parse_window
 
-COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS)
+COMPILED = (*SCORE_VARIANTS, *KEY_VARIANTS, "varlen")
 """Those of which a template gets a constant each."""
 
 

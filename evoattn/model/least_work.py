@@ -10,9 +10,8 @@ if TYPE_CHECKING:
 
 
 def visible_pairs(problem: AttentionProblem) -> int:
-    """Query-key pairs that the mask lets through, summed over batch and heads."""
-    pairs = (problem.masking.visible_pairs(problem.seqlen_q, keys) for keys in problem.key_lengths)
-    return problem.heads * sum(pairs)
+    """Query-key pairs that the mask lets through, summed over sequences and heads."""
+    return problem.heads * sum(problem.masking.visible_pairs(*lengths) for lengths in problem.sequences)
 
 
 def flops(problem: AttentionProblem) -> int:
@@ -25,9 +24,9 @@ def moved_bytes(problem: AttentionProblem) -> int:
     """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O and
     the log-sum-exp, if any, written once."""
     p = problem
-    keys = sum(p.key_lengths)
+    keys = sum(keys for _, keys in p.sequences)
     if p.window:
-        keys = sum(len(p.masking.visible_keys(0, p.seqlen_q, p.seqlen_q, length)) for length in p.key_lengths)
+        keys = sum(len(p.masking.visible_keys(0, rows, rows, count)) for rows, count in p.sequences)
     elements = math.prod(p.shape("q")) + math.prod(p.shape("o")) + math.prod(p.term_shapes.get("bias", (0,)))
     elements += p.kv_heads * keys * (p.head_dim + (0 if p.shared_kv else p.head_dim_v))
     return p.element_bytes * elements + 4 * p.lse * math.prod(p.lse_shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,7 @@ _SIZES = {
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 _SWITCHES = ("lse", "sink", "alibi", "shared_kv")
 _NUMBERS = ("scale", "softcap")
-_TEXTS = ("window", "bias", "seqused")
+_TEXTS = ("window", "bias", "seqused", "varlen")
 _SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
 SHAPE_SYNTAX = (
@@ -35,9 +36,12 @@ SHAPE_SYNTAX = (
     "causal_upper_left) or causal_lower_right; scale=0.1, window=128:0 (keys before and behind the diagonal), "
     "softcap=50, sink=0 or 1, alibi=0 or 1, bias=s, hs, bs or bhs; Dv (head dimension of V and the output), "
     "shared_kv=1 (V is the first Dv columns of K); seqused=512:4096 (keys in use, from the shortest sequence to the "
-    "longest; log:16:4096 has more short ones), page=16, 32, 64, 128 or 256 (K and V in pages)"
+    "longest; log:16:4096 has more short ones), page=16, 32, 64, 128 or 256 (K and V in pages), "
+    "varlen=16:4096 (B packed sequences of such lengths; 3+0+17/5+9+1 says each, of queries and of keys)"
 )
 """All that `parse_shape` understands, in one line for people."""
+LONGEST_LENGTHS = 40
+"""Characters of lengths that a file's name may have."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
 """The key of each field that a shape cannot do without."""
 
@@ -146,7 +150,17 @@ def short_name(problem: AttentionProblem) -> str:
     parts += [f"cap{_digits(p.softcap)}" if p.softcap else "", "sink" if p.sink else "", "alibi" if p.alibi else ""]
     parts += [f"bias_{p.bias}" if p.bias else "", "shared_kv" if p.shared_kv else ""]
     parts += [f"used{p.seqused.replace(':', '_')}" if p.seqused else "", f"page{p.page}" if p.page else ""]
+    parts.append(_lengths_name(p.varlen))
     return "_".join(part for part in parts if part)
+
+
+def _lengths_name(varlen: str) -> str:
+    """Lengths in letters, digits and underscores; long lists by a hash."""
+    if len(varlen) > LONGEST_LENGTHS:
+        return f"varlen_{hashlib.sha256(varlen.encode()).hexdigest()[:12]}"
+    for sign, word in (("/", "_k"), ("+", "_"), (":", "to")):
+        varlen = varlen.replace(sign, word)
+    return varlen and f"varlen_{varlen}"
 
 
 def _digits(number: float) -> str:

@@ -12,13 +12,12 @@ from evoattn.model.dtype import DTYPES, Dtype
 from evoattn.model.errors import WrongUse
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
+from evoattn.model.sequences import Sequences, parse_sequences
+from evoattn.model.size_fault import size_fault
 from evoattn.model.term_shapes import term_shapes
 from evoattn.model.variant import VARIANTS, parse_window, variant_fault
 
 LAYOUTS = ("bhsd", "bshd")
-MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_STEP = 8, 8192, 8
-SMALLEST_HEAD_DIM = 4
-"""The one head_dim under a whole step: for toy problems."""
 MAX_TENSOR_BYTES = 1 << 36
 """64 GiB: more than any card in `gpu.py` could hold beside the other three tensors."""
 
@@ -63,6 +62,10 @@ class AttentionProblem:
     and masks end at the last one in use. With `page` K and V are `[pages, kv_heads, page, head_dim]`, a page of a
     `bshd` layout in memory being `[page, kv_heads, head_dim]`, and a table says which pages a sequence has.
 
+    With `varlen` the sequences are packed end to end: `batch` of them, of the lengths in `sequences`, at most seqlen_q
+    and seqlen_k; a mask's diagonal is each sequence's own. Q and O are `[1, heads, all queries, head_dim]`, K and V
+    likewise, and the log-sum-exp is `[1, heads, all queries]`.
+
     Raises `ProblemError` on a size, dtype, mask or layout that is not one of the above, and on variants that exclude
     each other.
     """
@@ -88,25 +91,13 @@ class AttentionProblem:
     shared_kv: bool = False
     seqused: str = ""
     page: int = 0
+    varlen: str = ""
 
     def __post_init__(self) -> None:
         if self.value_dim is None or self.value_dim == self.head_dim:
             object.__setattr__(self, "value_dim", 0)  # one way to say it, so that equal problems are equal
-        for field in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ProblemError(f"{field} must be a whole number of at least 1, not {value!r}.")
-        if self.heads % self.kv_heads:
-            raise ProblemError(
-                f"{self.heads} query heads do not divide over {self.kv_heads} K/V heads; choose kv_heads that divides "
-                "heads."
-            )
-        for field, dim in (("head_dim", self.head_dim), ("value_dim", self.head_dim_v)):
-            if isinstance(dim, bool) or not isinstance(dim, int) or not _is_head_dim(dim):
-                raise ProblemError(
-                    f"{field} must be {SMALLEST_HEAD_DIM} or a multiple of {HEAD_DIM_STEP} from {MIN_HEAD_DIM} to "
-                    f"{MAX_HEAD_DIM}, not {dim!r}."
-                )
+        if fault := size_fault(self):
+            raise ProblemError(fault)
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
             if getattr(self, field) not in allowed:
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
@@ -190,8 +181,15 @@ class AttentionProblem:
         return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
+    def sequences(self) -> Sequences:
+        """(queries, keys) of each sequence."""
+        if self.varlen:
+            return parse_sequences(self.varlen, self.batch, self.seqlen_q, self.seqlen_k)
+        return tuple((self.seqlen_q, keys) for keys in self.key_lengths)
+
+    @property
     def lse_shape(self) -> tuple[int, int, int]:
-        return self.batch, self.heads, self.seqlen_q
+        return self.shape("o")[:3]
 
     @property
     def term_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -201,11 +199,14 @@ class AttentionProblem:
     def shape(self, tensor: str) -> tuple[int, int, int, int]:
         """Logical shape `[batch, heads, seqlen, head_dim]` of `q`, `k`, `v` or `o`."""
         dim = self.head_dim if tensor in ("q", "k") else self.head_dim_v
+        batch, rows, keys = self.batch, self.seqlen_q, self.seqlen_k
+        if self.varlen:
+            batch, (rows, keys) = 1, map(sum, zip(*self.sequences, strict=True))
         if tensor in ("q", "o"):
-            return self.batch, self.heads, self.seqlen_q, dim
+            return batch, self.heads, rows, dim
         if self.page:
             return self.batch * self.table_pages, self.kv_heads, self.page, dim
-        return self.batch, self.kv_heads, self.seqlen_k, dim
+        return batch, self.kv_heads, keys, dim
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1."""
@@ -243,7 +244,3 @@ class AttentionProblem:
     def describe(self) -> str:
         """One line for people, e.g. `seed_h100: B=1 H=16 S=1024 D=64 fp16 full`."""
         return describe(self)
-
-
-def _is_head_dim(dim: int) -> bool:
-    return dim == SMALLEST_HEAD_DIM or (dim % HEAD_DIM_STEP == 0 and MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM)

@@ -17,7 +17,8 @@ def term_shapes(problem: AttentionProblem) -> dict[str, tuple[int, ...]]:
     `sinks` is in the problem's dtype, `slopes` float32; `bias`, in the problem's dtype, has rows of `seqlen_k` rounded
     up to 8 elements, so that they begin at multiples of 16 bytes, and what lies past the last key means nothing.
     `seqused` holds the keys of each batch that are in use, `table` the pages of each batch's sequence in their order,
-    both int32; entries of pages behind the last key in use mean nothing.
+    both int32; entries of pages behind the last key in use mean nothing. `cu_seqlens_q` and `cu_seqlens_k`, int32, say
+    where packed sequences begin, and where the last one ends.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     if problem.sink:
@@ -32,4 +33,6 @@ def term_shapes(problem: AttentionProblem) -> dict[str, tuple[int, ...]]:
         shapes["seqused"] = (problem.batch,)
     if problem.page:
         shapes["table"] = (problem.batch, problem.table_pages)
+    if problem.varlen:
+        shapes |= {"cu_seqlens_q": (problem.batch + 1,), "cu_seqlens_k": (problem.batch + 1,)}
     return shapes

@@ -2,7 +2,8 @@
 
 Sources: windows and ALiBi as in FlashAttention 2 (`window_size`, `alibi_slopes`), softcap as in Gemma 2, sinks as in
 gpt-oss, the bias as `attn_mask` of `torch.nn.functional.scaled_dot_product_attention`, a head_dim of V and a V within K
-as in DeepSeek V2's latent attention, used lengths and pages as `seqused_k` and `block_table` of FlashAttention 3.
+as in DeepSeek V2's latent attention, used lengths and pages as `seqused_k` and `block_table` of FlashAttention 3,
+packed sequences as its `flash_attn_varlen_func`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Protocol
 
 from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import MASKS
+from evoattn.model.sequences import parse_sequences
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
 """Those that change scores: `templates/device/mask.cuh` and `score.cuh` serve them."""
 KEY_VARIANTS = ("seqused", "page")
 """Those that say which keys there are and where they lie."""
-VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS)
+VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
 """Each is compiled into a kernel where it is asked for, and a family says which it serves (`Family.variants`)."""
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
@@ -54,6 +56,14 @@ class Varied(Protocol):
     def seqused(self) -> str: ...
     @property
     def page(self) -> int: ...
+    @property
+    def varlen(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def seqlen_q(self) -> int: ...
+    @property
+    def seqlen_k(self) -> int: ...
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -84,7 +94,7 @@ def variant_fault(problem: Varied) -> str:
             f"shared_kv: V is the first columns of K, so that its head_dim of {problem.head_dim_v} must be at most the "
             f"{problem.head_dim} of K."
         )
-    return _fault_of_keys(problem) or _fault_of_window(problem)
+    return _fault_of_keys(problem) or _fault_of_sequences(problem) or _fault_of_window(problem)
 
 
 def _fault_of_keys(problem: Varied) -> str:
@@ -102,6 +112,22 @@ def _fault_of_keys(problem: Varied) -> str:
     if isinstance(problem.page, bool) or problem.page not in PAGES:
         return f"page must be one of {', '.join(map(str, PAGES))} keys, not {problem.page!r}."
     return "" if problem.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
+
+
+def _fault_of_sequences(problem: Varied) -> str:
+    """As `variant_fault`, of packed sequences."""
+    if not problem.varlen:
+        return ""
+    if problem.bias or problem.seqused:
+        other = "bias" if problem.bias else "seqused"
+        return (
+            f"varlen and {other} exclude each other: packed sequences have lengths of their own; take one of them out."
+        )
+    try:
+        parse_sequences(problem.varlen, problem.batch, problem.seqlen_q, problem.seqlen_k)
+    except (TypeError, ValueError) as error:
+        return f"{error}."
+    return ""
 
 
 def _fault_of_window(problem: Varied) -> str:

@@ -1,0 +1,59 @@
+"""Packed sequences: how long each is, as a problem records it, and where each begins.
+
+A text gives the lengths of the queries and those of the keys, with a slash between them where they are not the same:
+- `16:4096` or `log:16:4096`, a range (`evoattn.model.lengths`); lengths beyond the problem's longest are cut to it;
+- `3+0+17`, each length;
+- `sum:1000`, lengths as equal as can be with that sum: what a caller says who keeps his lengths on the device.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import accumulate
+
+from evoattn.model.lengths import parse_lengths
+
+_LIST = re.compile(r"\d{1,9}(\+\d{1,9})*", re.ASCII)
+_SUM = re.compile(r"sum:(\d{1,12})", re.ASCII)
+
+Sequences = tuple[tuple[int, int], ...]
+"""(queries, keys) of each."""
+
+
+def _lengths(text: str, count: int, longest: int) -> tuple[int, ...]:
+    """`count` lengths up to `longest`. Raises `ValueError`, one reason without a full stop."""
+    if match := _SUM.fullmatch(text):
+        each, more = divmod(int(match[1]), count)
+        lengths = tuple(each + (i < more) for i in range(count))
+    elif _LIST.fullmatch(text):
+        lengths = tuple(map(int, text.split("+")))
+    else:
+        try:
+            return tuple(min(length, longest) for length in parse_lengths(text).draw(count))
+        except ValueError:
+            raise ValueError(
+                f"varlen takes lengths such as 16:4096, log:16:4096, sum:1000 or 3+0+17, with a slash between those of "
+                f"queries and of keys, not {text!r}"
+            ) from None
+    if len(lengths) != count:
+        raise ValueError(f"varlen has {len(lengths)} lengths for {count} sequences (B)")
+    if max(lengths) > longest:
+        raise ValueError(f"varlen has a length of {max(lengths)}, above the longest of {longest} (S)")
+    return lengths
+
+
+@cache
+def parse_sequences(text: str, count: int, most_queries: int, most_keys: int) -> Sequences:
+    """(queries, keys) of `count` sequences of at most so many. Raises `ValueError`, one reason without a full stop."""
+    queries_text, slash, keys_text = text.partition("/")
+    queries = _lengths(queries_text, count, most_queries)
+    keys = _lengths(keys_text if slash else queries_text, count, most_keys)
+    if not (any(queries) and any(keys)):
+        raise ValueError("varlen leaves all queries or all keys empty; give one sequence a length")
+    return tuple(zip(queries, keys, strict=True))
+
+
+def starts(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Where each sequence begins, and where the last one ends: `cu_seqlens` of flash-attention."""
+    return (0, *accumulate(lengths))
