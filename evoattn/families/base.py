@@ -47,8 +47,9 @@ class Family(ABC):
             return f"{self.name} takes {_listed(self.dtypes)}, not {problem.dtype}."
         if problem.mask not in self.masks:
             return f"{self.name} takes the masks {_listed(self.masks)}, not {problem.mask}."
-        if foreign := [name for name in problem.variants if name not in self.variants]:
-            return f"{self.name} does not serve {_listed(tuple(foreign))}; take it out of the shape, or another family."
+        if foreign := tuple(name for name in problem.variants if name not in self.variants):
+            them = "it" if len(foreign) == 1 else "them"
+            return f"{self.name} does not serve {_listed(foreign)}; take {them} out of the shape, or another family."
         if reason := self.refuse(problem, gpu):
             return reason
         if problem.lse and not self.writes_lse:

@@ -87,7 +87,7 @@
   };
   auto clear_output = [&] {
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
+    for (int i = 0; i < VALUE_DIM / 2; ++i) o[i] = 0.f;
   };
   // All tiles of keys but the first.
   auto rest_of_keys = [&] {

@@ -34,17 +34,17 @@
     }
     if constexpr (STORE == Store::CHUNKS) {
 #pragma unroll
-      for (int chunk = 0; chunk < Tiles::CHUNKS; ++chunk) {
+      for (int chunk = 0; chunk < ValueTiles::CHUNKS; ++chunk) {
         if (chunk >= 2) {
           if (end_thread == 0) tma_store_wait_read<1>();
           named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the chunk before the last has read its place
         }
         const uint32_t chunk_smem = o_smem + chunk % 2 * Smem::O_CHUNK_BYTES;
         output_to_shared<Element>(o, inverse, chunk_smem, end_thread / 32, end_lane, 8 * chunk,
-                                  min(8 * chunk + 8, HEAD_DIM / 8));
+                                  min(8 * chunk + 8, VALUE_DIM / 8));
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
-        if (end_thread == 0) Tiles::store_chunk(o_map, chunk_smem, chunk, first_row(of), of.head, of.batch);
+        if (end_thread == 0) ValueTiles::store_chunk(o_map, chunk_smem, chunk, first_row(of), of.head, of.batch);
       }
     } else {
       // Over rows of Q, if any, that this warp alone multiplies.
@@ -52,12 +52,12 @@
       if constexpr (STORE == Store::TENSOR_MAP) {
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
-        if (end_thread == 0) Tiles::store<64>(o_map, o_smem, first_row(of), of.head, of.batch);
+        if (end_thread == 0) ValueTiles::store<64>(o_map, o_smem, first_row(of), of.head, of.batch);
       } else {
         __syncwarp();  // all rows of the warp are written
         Element* row_gmem = o_gmem + of.batch * o_batch_stride + of.head * o_head_stride + warp_row * o_row_stride;
-        rows_to_global<HEAD_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row,
-                                 end_thread / 32, end_lane);
+        rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row,
+                                  end_thread / 32, end_lane);
       }
     }
   };

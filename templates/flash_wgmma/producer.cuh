@@ -11,7 +11,8 @@
   if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
   if (warp == 4 * WARPGROUPS && lane == 0) {
     const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, k_smem, barrier(Smem::K_FULL, 0), barrier(Smem::K_EMPTY, 0)};
-    const TileRing<Tiles, BLOCK_N, STAGES> v_ring{v_map, v_smem, barrier(Smem::V_FULL, 0), barrier(Smem::V_EMPTY, 0)};
+    const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, v_smem, barrier(Smem::V_FULL, 0),
+                                                       barrier(Smem::V_EMPTY, 0)};
     Ring ring;  // of both: each tile of K goes before its V
     int index = blockIdx.x;
     KeyShare share;
@@ -37,7 +38,7 @@
       for (int i = 0; i < WARPGROUPS; ++i) {
         wait_for_q_place(i);
         const int row = tile.row_block * BLOCK_M + i * 64;
-        Tiles::load<64>(smem_address + i * Smem::Q_TILE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile.head,
+        Tiles::load<64>(smem_address + i * Smem::Q_PLACE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile.head,
                         tile.batch);
       }
       // Most need not wait for a division.

@@ -5,20 +5,20 @@
   named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
   if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
 
-  const uint32_t q_smem = smem_address + warpgroup * Smem::Q_TILE_BYTES,
+  const uint32_t q_smem = smem_address + warpgroup * Smem::Q_PLACE_BYTES,
                  o_smem = smem_address + Smem::O + warpgroup * Smem::O_BYTES;
   const uint64_t k_descriptor = matrix_descriptor(k_smem, 0);
   const uint64_t v_descriptor = matrix_descriptor(v_smem, BLOCK_N * 128);
   RowOperand<HEAD_DIM, Q_IN_REGISTERS> q;
   float s[BLOCK_N / 2];      // scores, then probabilities, of a tile
   uint32_t p[KEY_STEPS][4];  // probabilities of a tile, rounded
-  float o[HEAD_DIM / 2];
+  float o[VALUE_DIM / 2];
   float factor[2];  // by which the last softmax wants O rescaled
   RowState state;
 
   auto multiply_qk = [&](int stage) {  // S = Q Kᵀ
     wgmma_fence();
-    const uint64_t k_stage = k_descriptor + descriptor_step(Smem::KV_TILE_BYTES) * stage;
+    const uint64_t k_stage = k_descriptor + descriptor_step(Smem::K_TILE_BYTES) * stage;
 #pragma unroll
     for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
       wgmma_qk(s, q[step], k_stage + descriptor_step(Tiles::step_offset(step, BLOCK_N)), step > 0);
@@ -27,7 +27,7 @@
   };
   auto multiply_pv = [&](int stage) {  // O += P V
     wgmma_fence();
-    const uint64_t v_stage = v_descriptor + descriptor_step(Smem::KV_TILE_BYTES) * stage;
+    const uint64_t v_stage = v_descriptor + descriptor_step(Smem::V_TILE_BYTES) * stage;
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) wgmma_pv(o, p[step], v_stage + descriptor_step(step * 16 * 128), true);
     wgmma_commit();
@@ -66,7 +66,7 @@
     }
     return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED>(
         state, s, softmax_scale_log2, factor, [&] {
-          scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, k_smem + stage * Smem::KV_TILE_BYTES, thread / 32,
+          scores_again<Element, HEAD_DIM, BLOCK_N>(s, q, q_smem, k_smem + stage * Smem::K_TILE_BYTES, thread / 32,
                                                    lane);
           if constexpr (Terms::ANY) change_scores();
         });

@@ -1,23 +1,26 @@
 // shared_layout.cuh: the shared memory of a block of flash_wgmma, in bytes from its start: tiles of Q, the rings of K
 // and V, O_CHUNKS places for 64 columns of O per warpgroup, results of the other blocks of a cluster, then barriers.
-// Without O_CHUNKS, O takes the place of Q.
+// Without O_CHUNKS, O takes the place of Q, which is wide enough for both.
 #include "device/ptx/element.cuh"
 #include "device/ptx/mbarrier.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/merge/key_split.cuh"
 
-template <int HEAD_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int KEY_SPLIT> struct SharedLayout {
-  using Partial = PartialOutput<HEAD_DIM / 2>;
-  static constexpr int Q_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(64);  // of one warpgroup
-  static constexpr int KV_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(BLOCK_N);
+template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int KEY_SPLIT>
+struct SharedLayout {
+  using Partial = PartialOutput<VALUE_DIM / 2>;
+  static constexpr int WIDEST = O_CHUNKS || HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM;
+  static constexpr int Q_PLACE_BYTES = TensorTile<WIDEST>::bytes(64);  // of one warpgroup
+  static constexpr int K_TILE_BYTES = TensorTile<HEAD_DIM>::bytes(BLOCK_N);
+  static constexpr int V_TILE_BYTES = TensorTile<VALUE_DIM>::bytes(BLOCK_N);
   static constexpr int O_CHUNK_BYTES = 64 * 128,
-                       O_BYTES = O_CHUNKS ? O_CHUNKS * O_CHUNK_BYTES : Q_TILE_BYTES;  // of one warpgroup
-  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                      // the result of another block
-  static constexpr int K = WARPGROUPS * Q_TILE_BYTES;                                 // [STAGES] tiles
-  static constexpr int V = K + STAGES * KV_TILE_BYTES;                                // [STAGES]
-  static constexpr int O = O_CHUNKS ? V + STAGES * KV_TILE_BYTES : 0;                 // [WARPGROUPS]
+                       O_BYTES = O_CHUNKS ? O_CHUNKS * O_CHUNK_BYTES : Q_PLACE_BYTES;  // of one warpgroup
+  static constexpr int SLOT_BYTES = WARPGROUPS * Partial::BYTES;                       // the result of another block
+  static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                 // [STAGES] tiles
+  static constexpr int V = K + STAGES * K_TILE_BYTES;                                  // [STAGES]
+  static constexpr int O = O_CHUNKS ? V + STAGES * V_TILE_BYTES : 0;                   // [WARPGROUPS]
   // Results of the other blocks: [KEY_SPLIT - 1][WARPGROUPS].
-  static constexpr int PARTIALS = V + STAGES * KV_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;
+  static constexpr int PARTIALS = V + STAGES * V_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;
   static constexpr int Q_FULL = PARTIALS + (KEY_SPLIT - 1) * SLOT_BYTES;  // [WARPGROUPS] barriers
   static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                 // [WARPGROUPS]
   static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                 // [STAGES]

@@ -29,6 +29,9 @@ VARIANTS = {
     "bias over heads, window": PLAIN.with_(bias="hs", mask="causal_upper_left", window="128:0"),
     "softcap, fp32": PLAIN.with_(softcap=5.0, mask="causal_upper_left", dtype="fp32"),
     "bias over batches, head_dim 128": PLAIN.with_(bias="bs", head_dim=128),
+    "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),
+    "V wider than K": PLAIN.with_(head_dim=32, value_dim=88, mask="causal_lower_right", dtype="fp16"),
+    "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),
 }
 TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
 STRUCTURES = {
@@ -66,6 +69,8 @@ FAST = {
     ("flash_wgmma", "a warpgroup passes over tiles", "window, sink"),
     ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
     ("flash_wgmma", "one warpgroup", "alibi"),
+    ("flash_wgmma", "one warpgroup", "V wider than K"),
+    ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink"),
     ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
     ("flash_mma", "overlapped", "bias, sink"),
     ("split_kv", "mma", "bias, sink"),
@@ -105,6 +110,8 @@ def test_it_is_right(family, structure, variant):
 
 WGMMA_WINDOW = ("flash_wgmma", "a warpgroup passes over tiles", "window, sink")
 MMA_LAZY = ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi")
+WGMMA_NARROW = ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink")
+WGMMA_WIDE = ("flash_wgmma", "a warpgroup passes over tiles", "V wider than K")
 SPLIT_WINDOW = ("split_kv", "mma by tensor maps", "window, sink")
 BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
 WRONG = [
@@ -184,6 +191,21 @@ WRONG = [
         ("inverse = share.inverse() * factor;", "inverse = share.inverse();"),
     ),
     ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
+    (
+        "V tiles as far apart as those of K",
+        WGMMA_NARROW,
+        ("v_descriptor + descriptor_step(Smem::V_TILE_BYTES)", "v_descriptor + descriptor_step(Smem::K_TILE_BYTES)"),
+    ),
+    (
+        "O where the next warpgroup's Q lies",
+        WGMMA_WIDE,
+        ("warpgroup * Smem::Q_PLACE_BYTES,", "warpgroup * TensorTile<HEAD_DIM>::bytes(64),"),
+    ),
+    (
+        "O is stored over the columns of Q",
+        ("flash_wgmma", "scores again, a cluster", "V wider than K"),
+        ("rows_to_global<VALUE_DIM>(smem", "rows_to_global<HEAD_DIM>(smem"),
+    ),
     (
         "scores that come again are as they were",
         ("flash_wgmma", "scores again, a cluster", "alibi"),

@@ -49,7 +49,7 @@ class FlashWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = SCORE_VARIANTS
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv")
 
     def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
         return FlashWgmmaGenes.of(config)
@@ -57,13 +57,14 @@ class FlashWgmma(Family):
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.arch != ARCH:
             return f"flash_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
-        if problem.head_dim * ELEMENT_BYTES % MAP_STRIDE:
-            return (
-                f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, for tensor maps, not "
-                f"{problem.head_dim}."
-            )
-        if problem.head_dim > MAX_HEAD_DIM:
-            return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {problem.head_dim}."
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if dim * ELEMENT_BYTES % MAP_STRIDE:
+                return (
+                    f"flash_wgmma takes a head_dim whose rows are multiples of {MAP_STRIDE} bytes, for tensor maps, "
+                    f"not {dim}."
+                )
+            if dim > MAX_HEAD_DIM:
+                return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
         return None
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
@@ -106,6 +107,7 @@ class FlashWgmma(Family):
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
+            "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
             "AHEAD": begins_ahead(problem, genes),
@@ -123,7 +125,7 @@ class FlashWgmma(Family):
                 "wgmma_qk", genes.BLOCK_N, problem.dtype, genes.Q_IN_REGISTERS, b_transposed=False
             ),
             "WGMMA_PV": wgmma_function(
-                "wgmma_pv", problem.head_dim, problem.dtype, a_in_registers=True, b_transposed=True
+                "wgmma_pv", problem.head_dim_v, problem.dtype, a_in_registers=True, b_transposed=True
             ),
         }
 

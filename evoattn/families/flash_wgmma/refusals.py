@@ -13,7 +13,7 @@ from evoattn.families.flash_wgmma.registers import (
     warpgroups,
     widest_wgmma,
 )
-from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, O_CHUNK_PLACES, head_chunks, is_persistent, smem_bytes
+from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, O_CHUNK_PLACES, chunks_of, is_persistent, smem_bytes
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -39,11 +39,11 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
             "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show "
             "when it is passed."
         )
-    if genes.STORE == "chunks" and not (is_persistent(genes) and head_chunks(problem) > O_CHUNK_PLACES):
+    if genes.STORE == "chunks" and not (is_persistent(genes) and chunks_of(problem.head_dim_v) > O_CHUNK_PLACES):
         columns = O_CHUNK_PLACES * CHUNK_COLUMNS
         return (
-            f"STORE=chunks needs blocks that take several tiles and a head_dim over {columns}: it is for an O too big "
-            "to lie beside Q."
+            f"STORE=chunks needs blocks that take several tiles and a head_dim over {columns} of V: it is for an O too "
+            "big to lie beside Q."
         )
     if genes.CAUSAL_SKIP and not (problem.causal and consumers > 1):
         return "CAUSAL_SKIP needs a causal mask and several warpgroups: one alone sees every key tile of its block."

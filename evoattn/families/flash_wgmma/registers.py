@@ -79,11 +79,11 @@ def moved_registers(genes: FlashWgmmaGenes) -> tuple[int, int]:
     return producer, min(consumer, MAX_CONSUMER_REGISTERS)
 
 
-def _persistent_registers(head_dim: int, by_rows: bool) -> int:
+def _persistent_registers(value_dim: int, by_rows: bool) -> int:
     """What a loop over tiles of rows keeps, with `by_rows` its addresses of the rows of O."""
-    if head_dim > WIDE_HEAD_DIM:
+    if value_dim > WIDE_HEAD_DIM:
         return WIDE_ROWS_REGISTERS if by_rows else WIDE_PERSISTENT_REGISTERS
-    return UNEVEN_ROWS_REGISTERS if by_rows and head_dim % 64 else PERSISTENT_REGISTERS
+    return UNEVEN_ROWS_REGISTERS if by_rows and value_dim % 64 else PERSISTENT_REGISTERS
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -91,22 +91,22 @@ def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
 
     S, P, O, Q if it stays, and what the other genes keep beside them.
     """
-    block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM)
-    operands = block_n // 2 + block_n // 4 + problem.head_dim // 2
+    block_n, wide = genes.BLOCK_N, max(0, problem.head_dim - WIDE_HEAD_DIM, problem.head_dim_v - WIDE_HEAD_DIM)
+    operands = block_n // 2 + block_n // 4 + problem.head_dim_v // 2
     if genes.Q_IN_REGISTERS:
         operands += 4 * math.ceil(problem.head_dim / 16)
     others = FIXED_REGISTERS + math.ceil(wide * 5 / 32)
     if genes.SCHEDULE != "single":
-        others += _persistent_registers(problem.head_dim, genes.STORE == "rows")
+        others += _persistent_registers(problem.head_dim_v, genes.STORE == "rows")
     if genes.RESCALE == "lazy_after":
         others += LAZY_AFTER_REGISTERS + problem.head_dim // 16 + wide // 8
     if problem.bias:  # one register for two keys of two rows, loaded beside the product
         others += block_n // 4
-    return max(operands + others, _merge_registers(problem.head_dim) if genes.SCHEDULE == "balanced" else 0)
+    return max(operands + others, _merge_registers(problem.head_dim_v) if genes.SCHEDULE == "balanced" else 0)
 
 
-def _merge_registers(head_dim: int) -> int:
-    return head_dim + (WIDE_MERGE_REGISTERS if head_dim > WIDE_HEAD_DIM else MERGE_REGISTERS)
+def _merge_registers(value_dim: int) -> int:
+    return value_dim + (WIDE_MERGE_REGISTERS if value_dim > WIDE_HEAD_DIM else MERGE_REGISTERS)
 
 
 def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
@@ -124,7 +124,7 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
     registers = moved_registers(genes)[1] or registers_at_launch(genes)
     if (
         genes.SCHEDULE == "balanced"
-        and _merge_registers(problem.head_dim) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
+        and _merge_registers(problem.head_dim_v) + genes.BLOCK_N // 2 + AHEAD_MERGE_REGISTERS > registers
     ):
         return False
     wanted = AHEAD_ROWS_REGISTERS if genes.STORE == "rows" else 0
@@ -135,4 +135,4 @@ def begins_ahead(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
 
 def widest_wgmma(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Registers per thread that the widest wgmma needs at launch."""
-    return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim // 2 + 4) + REGISTERS_UNDER_WGMMA
+    return max(genes.BLOCK_N // 2 + 4 * genes.Q_IN_REGISTERS, problem.head_dim_v // 2 + 4) + REGISTERS_UNDER_WGMMA

@@ -21,31 +21,31 @@ def is_persistent(genes: FlashWgmmaGenes) -> bool:
     return genes.SCHEDULE != "single"
 
 
-def head_chunks(problem: AttentionProblem) -> int:
-    return math.ceil(problem.head_dim / CHUNK_COLUMNS)
+def chunks_of(dim: int) -> int:
+    """64-column chunks of a row."""
+    return math.ceil(dim / CHUNK_COLUMNS)
 
 
 def result_bytes(problem: AttentionProblem) -> int:
-    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim / 2 + 4 floats per
+    """What a warpgroup hands to another one: O before the division, shifts and sums, head_dim of V / 2 + 4 floats per
     thread."""
-    return WARPGROUP * (problem.head_dim // 2 + 4) * 4
+    return WARPGROUP * (problem.head_dim_v // 2 + 4) * 4
 
 
 def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """Dynamic shared memory of a block.
 
     Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks
-    of a cluster (head_dim / 2 + 4 floats per thread), barriers, what the producer says of two tiles.
+    of a cluster (`result_bytes`), barriers, what the producer says of two tiles.
     """
-    row_bytes = head_chunks(problem) * ROW_BYTES
-    q_bytes = genes.BLOCK_M * row_bytes
-    o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else head_chunks(problem)) if is_persistent(genes) else 0
+    chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
+    o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
+    q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
+    kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
     partial_bytes = (genes.KEY_SPLIT - 1) * warpgroups(genes) * result_bytes(problem)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
-    return (
-        q_bytes + 2 * genes.STAGES * genes.BLOCK_N * row_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
-    )
+    return q_bytes + kv_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
 
 
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:

@@ -25,12 +25,13 @@ SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3
 def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
     """The one launch. A step's `waits` leave out the products: they are in `tensor_flops`."""
     rows, keys, dim = genes.BLOCK_M, genes.BLOCK_N, up_to(problem.head_dim, 16)
+    value_dim = problem.head_dim_v
     scores, groups = rows * keys, warpgroups(genes)
     polynomial = genes.POLYNOMIAL_EIGHTHS / 8
-    rescaled = rows * problem.head_dim if genes.RESCALE == "always" else 0
+    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
-    flops = 2.0 * scores * (dim + problem.head_dim)
-    tile_bytes = 2 * keys * up_to(problem.head_dim, 64) * 2
+    flops = 2.0 * scores * (dim + value_dim)
+    tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * dim * 2)
     mean, most, count = row_steps(problem, rows, keys)
     split, tiles = genes.KEY_SPLIT, count * problem.heads * problem.batch
@@ -38,9 +39,9 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
     merges = (split - 1) * groups * result_bytes(problem)
     ends = Step(
-        instructions=rows * problem.head_dim / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * rows * problem.head_dim * 2 + merges,
-        loaded_bytes=2.0 * rows * problem.head_dim * 2 + merges,
+        instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
+        shared_bytes=2.0 * rows * value_dim * 2 + merges,
+        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
         waits=FIRST_WAIT + (CLUSTER_WAIT if split > 1 else 0),
     )
     return (
@@ -57,7 +58,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
                 scores * (1 - polynomial) + rescaled / 64,
                 lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
                 reads + tile_bytes,
-                2 * keys * problem.head_dim * 2,
+                keys * (problem.head_dim + value_dim) * 2,
                 SOFTMAX_WAIT + (40 if genes.PING_PONG else 0),
             ),
             mean / split,
@@ -66,7 +67,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             tensor="wgmma",
             schedule=genes.SCHEDULE,
             longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
-            in_flight_bytes=(2 * genes.STAGES - 1) * keys * problem.head_dim * 2,
+            in_flight_bytes=(genes.STAGES * (problem.head_dim + value_dim) - value_dim) * keys * 2,
             read_bytes=tensor_bytes(problem, "q", "k", "v"),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
@@ -91,7 +92,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
                 "store": ("tensor_map", "rows", "chunks").index(genes.STORE),
                 "begins ahead": begins_ahead(problem, genes),
                 "spare registers": have - need,
-                "wide rows": problem.head_dim % 64 != 0,
+                "wide rows": value_dim % 64 != 0,
             },
         ),
     )
