@@ -51,6 +51,8 @@ class Flow:
         self._starts = sorted(s for s in starts if s < self.count)
         self.polls = frozenset(start for start in self._starts if self._polls(start))
         """Where loops of one run begin that read memory until another thread has written there."""
+        self.understood = False
+        """Whether some machine has prepared every instruction, so that others need not, of what they never reach."""
         self._live_at_start = self._solve()
         self._live: dict[int, int] = {}
 
@@ -149,7 +151,7 @@ class Flow:
         return self._live[pc]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def flow_of(kernel: Kernel) -> Flow:
     """The kernel's flow, made on the first call. Raises `UnsupportedInstruction`."""
     return Flow(kernel)

@@ -19,7 +19,7 @@ _UFUNCS = {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maxim
 
 def operands(binder: Binder, ins: Instruction, kind: PtxType) -> tuple[Lanes, ...]:
     """All operands as views of one type: the sources, then the destination."""
-    return (*(binder.source(o, kind) for o in ins.operands[1:]), binder.destination(ins.operands[0], kind))
+    return (*[binder.source(o, kind) for o in ins.operands[1:]], binder.destination(ins.operands[0], kind))
 
 
 @instruction("add sub min max", WHOLE, kind="int")

@@ -170,8 +170,7 @@ def multiply_matrices(context: Context, ins: Instruction, fields: Fields) -> Act
     c = [context.source(o, _F32) for o in vector_parts(ins.operands[3])]
     shape = (context.threads.warp_count, 8, 4)
     views = [
-        (p, np.broadcast_to(s, (context.count,)).reshape(shape), t.reshape(shape))
-        for p, s, t in zip(fragments.products, c, targets)
+        (p, s.reshape(shape) if s.ndim else s, t.reshape(shape)) for p, s, t in zip(fragments.products, c, targets)
     ]
 
     def run(active: ActiveThreads) -> None:

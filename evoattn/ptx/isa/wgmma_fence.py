@@ -8,6 +8,8 @@ product.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from evoattn.ptx.isa.flow import flow_of
 from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.operands import operand_registers
@@ -19,6 +21,21 @@ class UnfencedWrites:
     """
 
     def __init__(self, kernel: Kernel) -> None:
+        self._runs = _runs_of(kernel)
+        self._dirty: dict[int, int] = {}
+
+    def run(self, lead: int, start: int, end: int) -> int | None:
+        """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or
+        None.
+        """
+        self._dirty[lead], wrong = self._runs.after(start, end, self._dirty.get(lead, self._runs.never))
+        return wrong
+
+
+class _Runs:
+    """What straight runs of one kernel leave without a fence; the same for all its machines."""
+
+    def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.flow = kernel, flow_of(kernel)
         self._products = {
             pc: self._bits([o for o in ins.operands[:2] if o.startswith("{")])
@@ -26,27 +43,23 @@ class UnfencedWrites:
             if ins.opcode.startswith("wgmma.mma_async")
         }
         self._watched = self._sources_of_products()
-        self._never = 1 << len(kernel.registers)
+        self.never = 1 << len(kernel.registers)
         """Stands among the registers for: no fence yet."""
-        self._dirty: dict[int, int] = {}
         self._known: dict[tuple[int, int, int], tuple[int, int | None]] = {}
 
-    def run(self, lead: int, start: int, end: int) -> int | None:
-        """The warpgroup executes `start` ≤ pc < `end`: the first pc of a product of registers that lack a fence, or
-        None.
-        """
-        key = start, end, self._dirty.get(lead, self._never)
+    def after(self, start: int, end: int, dirty: int) -> tuple[int, int | None]:
+        """(what lacks a fence after the run, the first pc of a product of such registers)."""
+        key = start, end, dirty
         if key not in self._known:
             self._known[key] = self._walk(*key)
-        self._dirty[lead], wrong = self._known[key]
-        return wrong
+        return self._known[key]
 
     def _walk(self, start: int, end: int, dirty: int) -> tuple[int, int | None]:
         wrong = None
         for pc in range(start, end):
             ins = self.kernel.instructions[pc]
             if pc in self._products:
-                if wrong is None and (self._products[pc] | self._never) & dirty:
+                if wrong is None and (self._products[pc] | self.never) & dirty:
                     wrong = pc
             elif ins.opcode.startswith("wgmma.fence"):
                 dirty = 0
@@ -77,3 +90,8 @@ class UnfencedWrites:
                 if written & watched:
                     watched |= sources
         return watched
+
+
+@lru_cache(maxsize=16)
+def _runs_of(kernel: Kernel) -> _Runs:
+    return _Runs(kernel)

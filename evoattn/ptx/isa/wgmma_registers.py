@@ -3,6 +3,8 @@ operand (PTX ISA, wgmma.mma_async). The next product of the same accumulators ma
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from evoattn.ptx.isa.flow import Flow, flow_of
 from evoattn.ptx.program.kernel import Kernel
 from evoattn.ptx.program.operands import operand_registers
@@ -14,14 +16,19 @@ _State = tuple[_Group, ...]
 _NOTHING: _Group = (frozenset(), 0)
 
 
+@lru_cache(maxsize=16)
+def _found_out(kernel: Kernel) -> tuple[dict[tuple[int, int, _State], int | None], dict[int, tuple[int, int]]]:
+    """What `_walk` and `_bits` have answered for this kernel, on whatever machine."""
+    return {}, {}
+
+
 class RegistersInFlight:
     """What each warpgroup has under way, by its first warp; a warpgroup with nothing has no state."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.flow = kernel, flow_of(kernel)
         self.states: dict[int, _State] = {}
-        self._known: dict[tuple[int, int, _State], int | None] = {}
-        self._operands: dict[int, tuple[int, int]] = {}
+        self._known, self._operands = _found_out(kernel)
 
     def issue(self, lead: int, pc: int) -> None:
         self.states[lead] = self._issued(self.states.get(lead, (_NOTHING,)), pc)

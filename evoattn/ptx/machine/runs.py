@@ -39,11 +39,21 @@ class Runs:
         self.context, self.flow = context, flow
         self.instructions = context.kernel.instructions
         self._everyone = ActiveThreads(context.threads, None)
-        self._prepared: list[Prepared] = [
-            entry.prepare(context, ins, fields) for ins, (entry, fields) in zip(self.instructions, flow.entries)
-        ]
+        self._prepared: dict[int, Prepared] = {}
+        for pc, (entry, _) in enumerate(flow.entries):
+            if not (flow.understood and entry.pure):  # others may keep watch from the start
+                self._prepare(pc)
+        flow.understood = True
         self._runs: dict[int, Run] = {}
         self._predicates: dict[int, Callable[[], Mask] | None] = {}
+
+    def _prepare(self, pc: int) -> Prepared:
+        """What the instruction at `pc` does on this machine. Raises `UnsupportedInstruction`."""
+        prepared = self._prepared.get(pc)
+        if prepared is None:
+            entry, fields = self.flow.entries[pc]
+            prepared = self._prepared[pc] = entry.prepare(self.context, self.instructions[pc], fields)
+        return prepared
 
     def run_from(self, pc: int) -> Run:
         """The run that is entered at `pc`."""
@@ -72,7 +82,7 @@ class Runs:
 
     def ending(self, pc: int) -> Ending:
         """What the instruction at `pc`, which ends a run, asks the scheduler to do."""
-        ending = self._prepared[pc]
+        ending = self._prepare(pc)
         assert isinstance(ending, Ending)
         return ending
 
@@ -96,14 +106,14 @@ class Runs:
     def _for_all(self, pc: int) -> Operation:
         """The instruction at `pc` for all threads together."""
         if self._is_pure(pc) and self._predicate(pc) is None:
-            return cast(Operation, self._prepared[pc])  # `Entry.pure` says which of the two it is
+            return cast(Operation, self._prepare(pc))  # `Entry.pure` says which of the two it is
         return partial(self._step(pc, 0), self._everyone)
 
     def _step(self, pc: int, wanted: int) -> Action:
         """The instruction at `pc` for a part of the threads; the registers `wanted` (bits) must stay as they are for
         all others.
         """
-        prepared, predicate = self._prepared[pc], self._predicate(pc)
+        prepared, predicate = self._prepare(pc), self._predicate(pc)
         if not self._is_pure(pc):
             action = cast(Action, prepared)
         elif predicate is None and not self.flow.bits(self.flow.written[pc]) & wanted:

@@ -24,7 +24,7 @@ _INSTRUCTION = re.compile(r"(?:@(!?)(\S+)\s+)?(\S+)\s*(.*)", re.S)
 _REGISTER = re.compile(r"%?[A-Za-z_$][\w$]*(?:\.[xyzw])?")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def parse_program(text: str) -> Program:
     """Parse a PTX module. Raises `UnsupportedInstruction` on text that this parser does not know."""
     text = re.sub(r"//[^\n]*|^\s*\.(?:loc|file)\b[^\n]*", "", text, flags=re.M)

@@ -20,6 +20,7 @@ from evoattn.ptx.races.granules import shared_granule
 from evoattn.ptx.races.remote import RemoteAccesses
 from evoattn.ptx.races.shared_accesses import SharedRaces
 from evoattn.ptx.races.watch import Races
+from evoattn.ptx.state.mbarrier import Mbarrier
 from evoattn.ptx.state.registers import Binder
 
 T = TypeVar("T")
@@ -83,6 +84,8 @@ class Context(Binder):
         """Called when threads exit, before they are gone."""
         self.before_run: list[Callable[[int, int, ActiveThreads], None]] = []
         """Called before threads execute a straight run of instructions, with the pcs of its start and end."""
+        self.at_phase_end: list[Callable[[Mbarrier], None]] = []
+        """Called with each mbarrier whose phase has ended."""
         self.apart: Mask | None = None
         """By warp: a part of it has gone its own way, and nothing has brought its threads together since; None if no
         warp has.
@@ -98,6 +101,15 @@ class Context(Binder):
         if key not in self._cached:
             self._cached[key] = make()
         return cast(T, self._cached[key])  # every key is asked for with one `make` alone
+
+    def release(self) -> None:
+        """The machine has ended: nobody is told of anything any more. What refers to itself through this context is
+        freed at once.
+        """
+        self._cached.clear()
+        self.before_run.clear()
+        self.at_exit.clear()
+        self.at_phase_end.clear()
 
     def require_whole_warps(self, active: ActiveThreads, ins: Instruction, members: Numbers | None = None) -> None:
         """Raise `NotConverged` unless every warp with an active thread has all its threads that are left active.

@@ -3,8 +3,6 @@ state that an arrival returns is the number of its phase. `phase_waits.py` has t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from evoattn.ptx.errors import AsyncFault
@@ -29,8 +27,6 @@ class Mbarriers:
         self.context, self.threads = context, context.threads
         self._barriers: dict[int, Mbarrier] = {}
         self._signatures = context.shared.elements(BYTES)
-        self.at_phase_end: list[Callable[[Mbarrier], None]] = []
-        """Called when a phase of an mbarrier has ended."""
 
     # ---- life
 
@@ -203,7 +199,7 @@ class Mbarriers:
         barrier.pending = barrier.count
         barrier.known.join(barrier.handed_over)
         barrier.cluster_known.join(barrier.cluster_over)
-        for told in self.at_phase_end:
+        for told in self.context.at_phase_end:
             told(barrier)
 
 

@@ -52,7 +52,7 @@ class PhaseWaits:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._barriers = mbarriers_of(context)
-        self._barriers.at_phase_end.append(self._wake)
+        context.at_phase_end.append(self._wake)
         self._parked: list[_Parked] = []
         self.woken: list[tuple[int, Mask]] = []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ _UNWRITTEN = {1: False, 8: 0x7E, 16: 0x7FFE, 32: 0x7FFE7FFE, 64: 0x7FFE7FFE7FFE7
 """What registers hold before they are written: a NaN in every float type, and no small number. On a GPU it is whatever
 was there before.
 """
+_BANK_BYTES = 1 << 16
+"""Of registers that are made together: to make one takes longer than to fill it."""
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)U?$")
 _FLOAT = re.compile(r"0([fF])([0-9A-Fa-f]{8})$|0([dD])([0-9A-Fa-f]{16})$")
 
@@ -39,6 +43,7 @@ class Binder:
         self.shared_symbols = shared_symbols
         self.parameters = parameters
         self._registers: dict[str, Lanes] = {}
+        self._unused = {bits: _rows(threads.count, bits) for bits in _UNWRITTEN}
         self._sources: dict[tuple[str, PtxType], Lanes] = {}
         self._scratch: dict[tuple[np.dtype, int], Lanes] = {}
 
@@ -55,7 +60,7 @@ class Binder:
             declared = self.kernel.registers.get(name)
             if declared is None:
                 raise UnsupportedInstruction(f'The operand "{name}" of {self.kernel.name} is not understood.')
-            array = self._registers[name] = np.full(self.count, _UNWRITTEN[declared.bits], UNSIGNED[declared.bits])
+            array = self._registers[name] = next(self._unused[declared.bits])
         return array
 
     def scratch(self, dtype: type | np.dtype, number: int = 0) -> Lanes:
@@ -90,11 +95,11 @@ class Binder:
         if operand == "_":
             return self.scratch(kind.dtype, -1)
         array = self.register(operand)
-        width = array.dtype.itemsize * 8 if array.dtype != np.bool_ else 1
-        if width < kind.bits or (kind.kind == "pred") != (width == 1):
-            raise UnsupportedInstruction(f'The register "{operand}" cannot hold a .{kind.kind}{kind.bits}.')
+        width = self.kernel.registers[operand].bits
         if width == kind.bits:
-            return array.view(kind.dtype)
+            return array if array.dtype is kind.dtype else array.view(kind.dtype)
+        if width < kind.bits or kind.bits == 1 or width == 1:
+            raise UnsupportedInstruction(f'The register "{operand}" cannot hold a .{kind.kind}{kind.bits}.')
         if kind.is_float:
             raise UnsupportedInstruction(
                 f'The register "{operand}" is wider than the .{kind.kind}{kind.bits} put into it.'
@@ -109,6 +114,8 @@ class Binder:
         return Address(self._constant(name, parse_type("u64")), offset)
 
     def _as(self, array: Lanes, kind: PtxType, operand: str) -> Lanes:
+        if array.dtype is kind.dtype:
+            return array
         if (array.dtype == np.bool_) != (kind.kind == "pred"):
             raise UnsupportedInstruction(f'The operand "{operand}" is not a .{kind.kind}{kind.bits}.')
         if array.dtype.itemsize == kind.dtype.itemsize:
@@ -118,18 +125,8 @@ class Binder:
         return array.view(kind.dtype)[:: array.dtype.itemsize // kind.dtype.itemsize]  # little endian: the low part
 
     def _constant(self, operand: str, kind: PtxType) -> Lanes:
-        if match := _FLOAT.match(operand):
-            single, double = match.group(2), match.group(4)
-            number: np.floating[Any] = np.uint64(int(double or "0", 16)).view(np.float64)
-            if single:
-                number = np.uint32(int(single, 16)).view(np.float32)
-            bits = number.astype(kind.dtype) if kind.kind == "f" else number.view(UNSIGNED[kind.bits])
-            return np.asarray(bits, kind.dtype)
-        if _INTEGER.match(operand):
-            value = int(operand.rstrip("U"), 0) & ((1 << max(kind.bits, 8)) - 1)
-            if kind.kind == "pred":
-                return np.asarray(value != 0)
-            return np.asarray(value, UNSIGNED[kind.bits]).view(kind.dtype)
+        if (number := _number(operand, kind)) is not None:
+            return number
         base, _, offset = operand.partition("+")
         base = base.strip()
         if base in self.shared_symbols or base in self.kernel.local:
@@ -141,3 +138,28 @@ class Binder:
         raise UnsupportedInstruction(
             f'The operand "{operand}" of {self.kernel.name} is outside the interpreter\'s whitelist.'
         )
+
+
+def _rows(threads: int, bits: int) -> Iterator[Lanes]:
+    """Registers without end: one after another out of arrays of several."""
+    several = max(1, _BANK_BYTES * 8 // max(bits, 8) // threads)
+    while True:
+        yield from np.full((several, threads), _UNWRITTEN[bits], UNSIGNED[bits])
+
+
+@lru_cache(maxsize=1 << 14)
+def _number(operand: str, kind: PtxType) -> Lanes | None:
+    """A literal as a 0-d array that nobody writes; None if it is none."""
+    if match := _FLOAT.match(operand):
+        single, double = match.group(2), match.group(4)
+        number: np.floating[Any] = np.uint64(int(double or "0", 16)).view(np.float64)
+        if single:
+            number = np.uint32(int(single, 16)).view(np.float32)
+        bits = number.astype(kind.dtype) if kind.kind == "f" else number.view(UNSIGNED[kind.bits])
+        return np.asarray(bits, kind.dtype)
+    if _INTEGER.match(operand):
+        value = int(operand.rstrip("U"), 0) & ((1 << max(kind.bits, 8)) - 1)
+        if kind.kind == "pred":
+            return np.asarray(value != 0)
+        return np.asarray(value, UNSIGNED[kind.bits]).view(kind.dtype)
+    return None
