@@ -54,6 +54,22 @@ def _why_wrong_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ..
     return None
 
 
+def out_like(query: torch.Tensor, value: torch.Tensor, device: str | None = None) -> torch.Tensor:
+    """An empty answer to a call: of query's order of dimensions in memory, with the head_dim of value; on query's
+    device unless another is given."""
+    if query.shape[-1] == value.shape[-1]:
+        return torch.empty_like(query, device=device)
+    if query.dim() == 4 and query.stride(1) < query.stride(2):
+        batch, heads, rows, _ = query.shape
+        return query.new_empty((batch, rows, heads, value.shape[3]), device=device).transpose(1, 2)
+    return query.new_empty((*query.shape[:-1], value.shape[-1]), device=device)
+
+
+def may_share(key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether value lies in memory as the first columns of key would; it is them if their addresses are equal too."""
+    return value.shape[-1] < key.shape[-1] and value.stride() == key.stride()
+
+
 def mask_name(is_causal: bool, causal: str) -> str:
     """The `AttentionProblem.mask` of SDPA's flag and of where the diagonal ends."""
     return f"causal_{causal}" if is_causal else "full"
@@ -71,10 +87,8 @@ def why_not_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
         return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"
     if not query.dim() == key.dim() == value.dim() == 4:
         return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
-    if value.shape[3] != query.shape[3]:
-        return f"the head_dim of value, {value.shape[3]}, is not that of query, {query.shape[3]}"
-    if key.shape != value.shape or key.shape[3] != query.shape[3] or key.shape[0] != query.shape[0]:
-        return "key and value are not of one shape with query's batch and head_dim"
+    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3] or key.shape[0] != query.shape[0]:
+        return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
     if key.shape[1] != query.shape[1] and not enable_gqa:
         return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
     return None
@@ -98,7 +112,8 @@ def problem_of(
         return reason
     if 0 in query.shape or 0 in key.shape:
         return "a tensor is empty"
-    element, shapes = query.element_size(), (query.shape, key.shape, value.shape, query.shape)
+    out_shape = (*query.shape[:3], value.shape[3])
+    element, shapes = query.element_size(), (query.shape, key.shape, value.shape, out_shape)
     strides = (query.stride(), key.stride(), value.stride(), out_strides)
     for name, shape, stride in zip(("query", "key", "value", "out"), shapes, strides, strict=True):
         if wrong := _why_wrong_strides(name, tuple(shape), stride, element):
@@ -111,6 +126,8 @@ def problem_of(
             seqlen_q=query.shape[2],
             seqlen_k=key.shape[2],
             head_dim=query.shape[3],
+            value_dim=value.shape[3],
+            shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
             dtype=DTYPES[query.dtype],
             mask=_mask_of(query.shape[2], is_causal, causal),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",

@@ -138,7 +138,9 @@ def attention(
     leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is that of
     the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention.
 
-    The answer has query's shape, dtype and order of dimensions in memory; `out` takes it instead of a new tensor.
+    The answer has query's shape, dtype and order of dimensions in memory, but value's head_dim, which may be another;
+    `out` takes it instead of a new tensor. A value that is the first columns of key, as `kv[..., :512]` in DeepSeek's
+    latent attention, is read once by kernels that know it.
     `return_lse` adds the natural logarithm of each query's sum of exponentials, `[batch, heads, seqlen_q]` float32,
     -inf where it sees no key.
 

@@ -60,7 +60,7 @@ def _problem(
     if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (torch.empty_like(t, dtype=dtype, device="meta") for t in (query, key, value))
-    strides = torch.empty_like(query, device="meta").stride()
+    strides = asked.out_like(query, value, "meta").stride()
     return asked.problem_of(
         query, key, value, strides, fields, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
     )

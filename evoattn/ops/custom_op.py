@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from evoattn.ops import current
+from evoattn.ops.asked import out_like
 
 ARGUMENTS = "(Tensor query, Tensor key, Tensor value, bool is_causal, str causal, float? scale, bool strict)"
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -28,7 +29,7 @@ def _attention(
 ) -> Tensor:
     """`evoattn.attention` with an answer laid out in memory as `query` is."""
     _require_no_gradient(query, key, value)
-    out = torch.empty_like(query)
+    out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
     current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
     return out
@@ -39,7 +40,7 @@ def _attention_lse(
 ) -> tuple[Tensor, Tensor]:
     """`_attention`, and the log-sum-exp."""
     _require_no_gradient(query, key, value)
-    out = torch.empty_like(query)
+    out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
     answer = current.runtime().attend(
         query, key, value, is_causal, scale, gqa, causal, True, out, strict, compiled=True
@@ -47,12 +48,12 @@ def _attention_lse(
     return out, answer[1]
 
 
-def _fake_attention(query: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(query)
+def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+    return out_like(query, value)
 
 
-def _fake_attention_lse(query: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+def _fake_attention_lse(query: Tensor, key: Tensor, value: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    return out_like(query, value), query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
 for _name, _returns, _compute in (

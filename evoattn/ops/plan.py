@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
+from evoattn.model.problem import AttentionProblem
 from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.packed import PackedLaunch
 from evoattn.ops.platform import NO_CONTEXT, Platform
@@ -75,6 +76,8 @@ class CallPlan:
         "kernel",
         "launches",
         "lse_shape",
+        "shared_kv",
+        "value_dim",
         "words",
     )
 
@@ -83,13 +86,15 @@ class CallPlan:
         words: str,
         kernel: LoadedKernel,
         launches: tuple[PackedLaunch, ...],
-        lse_shape: tuple[int, int, int] | None,
+        problem: AttentionProblem,
         scratch_bytes: int,
         zeroed_bytes: int,
         scratch: Scratch,
         platform: Platform,
     ) -> None:
-        self.words, self.kernel, self.lse_shape, self.index = words, kernel, lse_shape, kernel.index
+        self.words, self.kernel, self.index = words, kernel, kernel.index
+        self.lse_shape = problem.lse_shape if problem.lse else None
+        self.value_dim, self.shared_kv = problem.value_dim, problem.shared_kv
         self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._scratch = scratch_bytes, zeroed_bytes, scratch
         self._lock = threading.Lock()
@@ -109,13 +114,15 @@ class CallPlan:
         """Enqueue the call on torch's current stream. The device must be the current one. `terms` are the addresses of
         a variant's inputs.
 
-        False, with nothing enqueued, where an address is no multiple of 16 bytes. Raises `LaunchError` where the
-        driver refuses.
+        False, with nothing enqueued, where an address is no multiple of 16 bytes, or value does not lie in key as it
+        did when this was decided. Raises `LaunchError` where the driver refuses.
         """
         index = self.index
         stream = self._platform.stream(index)
         addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
+            return False
+        if self.shared_kv and addresses[1] != addresses[2]:
             return False
         if self._scratch_bytes or self._zeroed_bytes or lse is not None or terms:
             scratch = zeros = None  # named until the launches are enqueued, so that nobody else gets their memory

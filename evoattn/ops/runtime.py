@@ -92,7 +92,9 @@ class Runtime:
                 reason = plan.reason
         if reason is None:
             assert plan.__class__ is CallPlan and self.platform is not None
-            answer = torch.empty_like(query) if out is None else out
+            if out is None:
+                out = asked.out_like(query, value) if plan.value_dim else torch.empty_like(query)
+            answer = out
             lse = None
             if plan.lse_shape is not None:
                 lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
@@ -155,7 +157,7 @@ class Runtime:
         platform = self.platform
         if reason := asked.why_not_devices(query, key, value, self.device_type) or asked.why_not_scale(scale):
             return Refusal(reason)
-        out_strides = (torch.empty_like(query, device="meta") if out is None else out).stride()
+        out_strides = (asked.out_like(query, value, "meta") if out is None else out).stride()
         problem = asked.problem_of(
             query, key, value, out_strides, fields, is_causal=is_causal, causal=causal, enable_gqa=enable_gqa, lse=lse
         )
@@ -190,7 +192,8 @@ class Runtime:
             plan = choice if isinstance(choice, Refusal) else self.prepare(choice, query.get_device(), scale)
             if plan.__class__ is Refusal and plan.reason is COLD:
                 return plan
-            self.keep(call, plan)
+            if plan.__class__ is CallPlan or not asked.may_share(key, value):  # the next one may lie elsewhere
+                self.keep(call, plan)
             return plan
 
     def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
@@ -221,8 +224,7 @@ class Runtime:
                 self._failures[index, choice.key] = reason
                 self.say(f"{reason}; SDPA runs")
                 return Refusal(reason)
-            lse_shape = problem.lse_shape if problem.lse else None
-            return CallPlan(choice.words, kernel, packed, lse_shape, scratch_bytes, zeroed_bytes, scratch, platform)
+            return CallPlan(choice.words, kernel, packed, problem, scratch_bytes, zeroed_bytes, scratch, platform)
 
     def _load(self, choice: Choice, index: int) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
-from evoattn.ops import capture, current, fallback
+from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops.attention import autocast, is_ordinary, is_shared, require_out
 from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, UNALIGNED, NoKernel, Runtime
@@ -97,7 +97,7 @@ def _by_kernel(
             fields["scale"] = float(scale)
         choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, fields)
         plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, query.get_device())
-        if not (isinstance(plan, Refusal) and plan.reason is COLD):
+        if not (isinstance(plan, Refusal) and (plan.reason is COLD or asked.may_share(key, value))):
             runtime.keep(call, plan)
     if isinstance(plan, Refusal):
         return plan.reason
@@ -111,7 +111,7 @@ def _run(
     assert runtime.platform is not None
     terms = variant.for_kernel(query, key)  # named until the launches are enqueued
     shared = out is not None and is_shared(out, query, key, value, *variant.tensors)
-    answer = torch.empty_like(query) if out is None or shared else out
+    answer = asked.out_like(query, value) if out is None or shared else out
     lse = None
     if plan.lse_shape is not None:
         lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)

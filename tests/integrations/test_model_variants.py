@@ -5,7 +5,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 from fake_device import FakeDevice, fake_runtime  # noqa: E402
-from test_transformers import TINY, TOKENS, close, gemma3, mistral, t5  # noqa: E402
+from test_transformers import TINY, TOKENS, close, deepseek, gemma3, mistral, t5  # noqa: E402
 
 from evoattn.integrations.transformers import NAME, mask, register  # noqa: E402
 from evoattn.ops import current  # noqa: E402
@@ -42,6 +42,7 @@ EAGER = {
     "gemma3": lambda: gemma3(16),
     "gpt-oss": lambda: gpt_oss(16),
     "t5": t5,
+    "deepseek": deepseek,
 }
 
 

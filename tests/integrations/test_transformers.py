@@ -63,6 +63,16 @@ def mistral(window):
     return transformers.MistralForCausalLM, config, dict(input_ids=TOKENS)
 
 
+def deepseek():
+    """Queries and keys of 64 columns, of which 16 are rotated, and values of 32."""
+    config = transformers.DeepseekV3Config(
+        **TINY,
+        **dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=48, v_head_dim=32),
+        **dict(num_key_value_heads=4, first_k_dense_replace=2),
+    )
+    return transformers.DeepseekV3ForCausalLM, config, dict(input_ids=TOKENS)
+
+
 def vit():
     sizes = {name: size for name, size in TINY.items() if name not in ("vocab_size", "max_position_embeddings")}
     return (
@@ -100,6 +110,7 @@ MODELS = {
     "gemma3, a window wider than the text": (lambda: gemma3(512), 2),
     "gemma3, a narrow window": (lambda: gemma3(16), 2),
     "mistral, a narrow window": (lambda: mistral(16), 2),
+    "deepseek, values of another head_dim": (deepseek, 2),
     "vit": (vit, 2),
     "whisper": (whisper, 6),
     "bert": (bert, 2),

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from fake_variants import VARIED, changed, tensor_at
+from fake_variants import VARIED, changed, shapes_of, tensor_at
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.dependent_launch import LaunchConfig
 from evoattn.families.base import Family
+from evoattn.families.variants import COMPILED
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
@@ -49,8 +50,10 @@ MAPPED = [None] * 4 + [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 5 + [ctypes.c_i
 
 def build(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
     """In place of NVRTC: what the fake device has to know of the source."""
+    variants = [name for name in problem.variants if name in COMPILED]
     constants = dict(family=family.name, dtype=problem.dtype, mask=problem.mask, head_dim=problem.head_dim)
-    code = json.dumps({**constants, "lse": problem.lse, "variants": problem.variants, "config": config.id}).encode()
+    constants |= dict(head_dim_v=problem.head_dim_v, lse=problem.lse, variants=variants, config=config.id)
+    code = json.dumps(constants).encode()
     return Cubin(code, hashlib.sha256(code).hexdigest(), "source")
 
 
@@ -170,9 +173,7 @@ class FakeDevice:
     def _plain(self, kernel: dict, values: list) -> tuple[torch.Tensor, ...]:
         heads, kv_heads, seqlen_q, seqlen_k = values[4:8]
         batch = kernel.get("batch") or self._batch
-        shape_q = batch, heads, seqlen_q, kernel["head_dim"]
-        shape_k = batch, kv_heads, seqlen_k, kernel["head_dim"]
-        shapes = (shape_q, shape_k, shape_k, shape_q)
+        shapes = shapes_of(kernel, (batch, heads, seqlen_q), (batch, kv_heads, seqlen_k))
         strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]
         return tuple(tensor_at(values[i], shapes[i], strides[i], TORCH[kernel["dtype"]]) for i in range(4))
 
@@ -181,10 +182,9 @@ class FakeDevice:
 
     def _mapped(self, kernel: dict, values: list) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
         batch, heads, kv_heads, seqlen_q, seqlen_k = values[8:13]
-        shape_q = batch, heads, seqlen_q, kernel["head_dim"]
-        shape_k = batch, kv_heads, seqlen_k, kernel["head_dim"]
+        shapes = shapes_of(kernel, (batch, heads, seqlen_q), (batch, kv_heads, seqlen_k))
         tensors = []
-        for at, shape in zip(values[:4], (shape_q, shape_k, shape_k, shape_q), strict=True):
+        for at, shape in zip(values[:4], shapes, strict=True):
             address, number = (ctypes.c_uint64 * 2).from_address(at)
             tensor, _ = self.encoded[number]
             row, *others = tensor.strides_bytes
@@ -192,7 +192,7 @@ class FakeDevice:
             tensors.append(tensor_at(address, shape, strides, TORCH[kernel["dtype"]]))
         assert tensors[3].data_ptr() == values[4]
         assert tensors[3].stride()[:3] == tuple(values[13:16])
-        lse = tensor_at(values[5], shape_q[:3], (heads * seqlen_q, seqlen_q, 1), torch.float32) if values[5] else None
+        lse = tensor_at(values[5], shapes[0][:3], (heads * seqlen_q, seqlen_q, 1), torch.float32) if values[5] else None
         return tuple(tensors), lse
 
     def _attend(self, kernel: dict, q, k, v, o, lse, scale: float, others: list) -> None:

@@ -39,3 +39,9 @@ def changed(
         middle = rows + (0 if mask == "causal_upper_left" else seqlen_k - seqlen_q)
         scores = scores.masked_fill((columns < middle - past) | (columns > middle + ahead), -math.inf)
     return scores, sinks
+
+
+def shapes_of(kernel: dict, q: tuple[int, ...], k: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Of q, k, v and o."""
+    dims = (kernel["head_dim"], kernel["head_dim"], kernel["head_dim_v"], kernel["head_dim_v"])
+    return tuple((*rows, dim) for rows, dim in zip((q, k, k, q), dims, strict=True))

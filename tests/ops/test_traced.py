@@ -24,6 +24,8 @@ def cases():
     yield "views", tensors(layout="bshd"), (True, "upper_left", 0.2, False)
     yield "lower right, served by torch", tensors(dtype=torch.float32), (True, "lower_right", None, False)
     packed = torch.randn(2, 33, 3, 4, 64, dtype=torch.float16)
+    q, k, v = tensors(layout="bshd")
+    yield "a head_dim of value", (q, k, v[..., :32]), (True, "upper_left", None, False)
     yield "packed", tuple(packed[:, :, i].transpose(1, 2) for i in range(3)), (False, "upper_left", None, False)
 
 
