@@ -6,6 +6,9 @@ All groups of the drawn problems (`evoattn/portfolio/workload.py`, seeds 0 to 49
 given; then the best kernels of each are timed in turns on all of its problems. With --after, what earlier campaigns
 found is tried first, and their best kernels are among those that are timed at the end (--seconds 0: those alone).
 
+With --variants the problems are those of `evoattn/portfolio/variant_workload.py`, and the searches begin at the kernels
+that cover the plain class of each.
+
 A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
     CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
 """
@@ -26,7 +29,8 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems
-from evoattn.portfolio.workload import BUILD_SEEDS
+from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.workload import BUILD_SEEDS, draw
 
 SAVE_SECONDS = 30.0
 """Between two saves of what the final tables hold so far."""
@@ -64,6 +68,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=400)
     parser.add_argument("--problems", type=int, default=1, help="times as many problems as usual")
     parser.add_argument("--new", action="store_true", help="leave out the problems of the earlier final tables")
+    parser.add_argument("--variants", action="store_true", help="windows, caps and sinks as models use them")
     parser.add_argument("--only", default="", help="groups whose names begin so")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
@@ -74,7 +79,10 @@ def main() -> None:
     started = time.monotonic()
     given, best, timed = earlier(words.after, words.most)
     without = timed if words.new else set()
-    groups: list[Group] = campaign.make_groups(BUILD_SEEDS, words.each, gpu, given, words.problems, without)
+    problems = [p for seed in BUILD_SEEDS for p in (draw_variants if words.variants else draw)(seed, words.each)]
+    if words.variants:  # the kernels that cover plain classes come first, and must prove themselves
+        given = {name: [(k.family, k.params) for k in kernels] for name, kernels in best.items()}
+    groups: list[Group] = campaign.make_groups(problems, gpu, given, words.problems, without)
     part, parts = map(int, words.share.split("/"))
     groups = campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part]
     print(

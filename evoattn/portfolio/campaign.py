@@ -19,7 +19,6 @@ from evoattn.portfolio import cover
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.strata import by_class, spread
-from evoattn.portfolio.workload import draw
 
 FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar", "split_kv", "large_head")}
 """By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim
@@ -29,33 +28,40 @@ PROBLEMS |= {"16 d128": PROBLEMS["16 d64"], "32 d128": PROBLEMS["32 d64"]}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16 d96": 1.5, "16": 1.0, "32": 0.4, "32 d64": 0.8}
 WEIGHTS["32 d128"] = WEIGHTS["32 d64"]
+VARIANT_PROBLEMS = 24
+"""Of a group of a variant."""
 
 
 def _of_class(table: dict[str, Any], name: str) -> Any:
     return next(table[key] for key in sorted(table, key=len, reverse=True) if name == key or name.startswith(f"{key} "))
 
 
+def plain_name(name: str) -> str:
+    """The group of plain attention whose kernels a variant's group begins at, of its own name `name`."""
+    return name.partition("+")[0]
+
+
 def make_groups(
-    seeds: Iterable[int],
-    each: int,
+    drawn: Iterable[AttentionProblem],
     gpu: GpuSpec,
     given: dict[str, list[Any]] | None = None,
     times: int = 1,
     without: Collection[AttentionProblem] = (),
 ) -> list[Group]:
-    """A group per class of the problems drawn, `each` per seed. `given`: configs to try first, by class, in place of
-    the starting configs. `times` as many problems as usual; those `without` are left out."""
-    classes = by_class(p for seed in seeds for p in draw(seed, each))
+    """A group per class of the problems drawn. `given`: configs to try first, by class, in place of the starting
+    configs; a variant without any takes those of its plain class. `times` as many problems as usual; those `without`
+    are left out."""
     groups = []
-    for name, drawn in sorted(classes.items()):
-        counts = _of_class(PROBLEMS, name)
-        problems = [p for p in drawn if p not in without]
-        chosen = spread(problems, times * counts[name.endswith("causal")], gpu) if problems else []
+    for name, found in sorted(by_class(drawn).items()):
+        plain = plain_name(name)
+        count = VARIANT_PROBLEMS if name != plain else _of_class(PROBLEMS, name)[name.endswith("causal")]
+        problems = [p for p in found if p not in without]
+        chosen = spread(problems, times * count, gpu) if problems else []
         if not chosen:  # all of them were measured before, or are too long to be
             continue
         families = FAMILIES[name.split()[0]]
-        group = Group(name, chosen, families, _of_class(WEIGHTS, name))
-        group.given = list((given or {}).get(name, []))
+        group = Group(name, chosen, families, _of_class(WEIGHTS, name) if name == plain else 1.0)
+        group.given = list((given or {}).get(name) or (given or {}).get(plain, []))
         if not group.given:
             group.given = [(f, params) for f in families for params in load_space(f, gpu).starting]
         groups.append(group)

@@ -6,6 +6,7 @@ import math
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.variant import parse_window
 
 TILE_ROWS = 128
 """Rows of the tiles that are counted: the middle of what the families use."""
@@ -39,12 +40,14 @@ def class_of(problem: AttentionProblem) -> str:
 
 
 def features(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
-    """Base-2 logarithms, and the part of the last wave of tiles that is filled (0 to 1)."""
+    """Base-2 logarithms, and the part of the last wave of tiles that is filled (0 to 1). Keys are those that a query
+    can see: no more than a window shows."""
     heads = problem.batch * problem.heads
+    keys = min(problem.seqlen_k, sum(parse_window(problem.window)) + 1) if problem.window else problem.seqlen_k
     waves = math.ceil(problem.seqlen_q / TILE_ROWS) * heads / gpu.sm_count
     return {
         "queries": math.log2(problem.seqlen_q),
-        "keys": math.log2(problem.seqlen_k),
+        "keys": math.log2(keys),
         "rows per SM": math.log2(problem.seqlen_q * heads / gpu.sm_count),
         "tiles per SM": math.log2(waves),
         "last wave": waves - math.floor(waves) if waves > 1 else 1.0,

@@ -18,7 +18,7 @@ def canonical(problem: AttentionProblem) -> AttentionProblem:
     """The problem that stands for its class: bf16 for 16 bits, and the causal mask that all lengths have."""
     return problem.with_(
         dtype="fp32" if problem.dtype == "fp32" else "bf16",
-        mask="causal_lower_right" if problem.causal else "full",
+        mask="full" if problem.mask == "full" else "causal_lower_right",
     )
 
 

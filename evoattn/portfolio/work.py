@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.variant import parse_window
 
 PACKED = ("split_kv", "large_head")
 """Families whose tiles stack the query heads of one K/V head."""
@@ -86,16 +87,25 @@ def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[f
     return sum(steps_of) / count, max(steps_of), count
 
 
+def _keys_of_block(problem: AttentionProblem, block_m: int) -> int:
+    """The most keys that a block of stacked rows reads: all of them but under a window."""
+    if not problem.window:
+        return problem.seqlen_k
+    queries = min(problem.seqlen_q, math.ceil((block_m - 1) / problem.group_size) + 1)
+    return min(problem.seqlen_k, sum(parse_window(problem.window)) + queries)
+
+
 def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> Tiles:
     """The blocks of a config on a problem."""
     block_m, block_n, heads = params["BLOCK_M"], params["BLOCK_N"], problem.batch * problem.heads
     if family in PACKED:
         rows = math.ceil(problem.group_size * problem.seqlen_q / block_m)
-        splits, keys = params.get("DIM_SPLIT", 1), problem.seqlen_k
+        seen = _keys_of_block(problem, block_m)
+        splits, keys = params.get("DIM_SPLIT", 1), seen
         if "SPLITS" in params:
-            keys = math.ceil(math.ceil(problem.seqlen_k / params["SPLITS"]) / SPLIT_KEYS) * SPLIT_KEYS
-            splits = params["SPLITS"] if params["MERGE"] == "cluster" else math.ceil(problem.seqlen_k / keys)
-        steps = math.ceil(min(keys, problem.seqlen_k) / block_n)
+            keys = math.ceil(math.ceil(seen / params["SPLITS"]) / SPLIT_KEYS) * SPLIT_KEYS
+            splits = params["SPLITS"] if params["MERGE"] == "cluster" else math.ceil(seen / keys)
+        steps = math.ceil(min(keys, seen) / block_n)
         blocks = rows * problem.kv_heads * problem.batch * splits
         return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1)
     mean, longest, count = _row_steps(problem, block_m, block_n)

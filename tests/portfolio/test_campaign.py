@@ -3,8 +3,10 @@
 import pytest
 
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.campaign import Part, card, covering, make_groups, merged, shares
+from evoattn.portfolio.campaign import VARIANT_PROBLEMS, Part, card, covering, make_groups, merged, shares
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.workload import draw
 
 LONG, SHORT, ONE = (
     parse_shape(f"B=1,H=8,{lengths},D=64,dtype=bf16,mask=full") for lengths in ("S=4096", "S=256", "Sq=1,Sk=512")
@@ -61,9 +63,19 @@ def test_shares_weigh_about_the_same_and_lose_nothing(count):
 
 def test_a_group_whose_problems_were_all_measured_is_no_group():
     gpu = card("NVIDIA H200")
-    groups = make_groups(range(1), 25, gpu)
+    groups = make_groups(draw(0, 25), gpu)
     assert groups and all(g.problems for g in groups)
     measured = {p for g in groups[1:] for p in g.problems}
-    left = make_groups(range(1), 25, gpu, without=measured)
+    left = make_groups(draw(0, 25), gpu, without=measured)
     assert [g.name for g in left] == [groups[0].name]
     assert left[0].problems == groups[0].problems
+
+
+def test_a_variant_begins_at_its_plain_class_unless_it_has_kernels_of_its_own():
+    plain, own = ("flash_wgmma", {"BLOCK_M": 128}), ("flash_wgmma", {"BLOCK_M": 64})
+    given = {"16 d64 causal": [plain], "16 d64 causal+sink": [own]}
+    groups = {g.name: g for g in make_groups(draw_variants(0, 200), card("NVIDIA H200"), given)}
+    assert groups["16 d64 causal+window+sink"].given == [plain]
+    assert groups["16 d64 causal+sink"].given == [own]
+    assert len(groups["16 d256 full+softcap"].given) > 1, "the starting configs where nothing is given"
+    assert all(len(g.problems) <= VARIANT_PROBLEMS for g in groups.values())

@@ -69,6 +69,8 @@ def test_blocks_and_steps_of_a_config():
     decode = parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=5000,D=64,dtype=bf16,mask=full")
     split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 4, "MERGE": "kernel"}
     assert tiles_of("split_kv", split, decode).blocks == 2 * 2 * 4
+    seen = tiles_of("split_kv", split, decode.with_(window="127:0"))
+    assert (seen.blocks, seen.longest) == (2 * 2 * 3, 1), "132 keys at most, of which a split takes 64"
 
 
 def test_more_work_is_more_time():

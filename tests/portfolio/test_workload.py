@@ -1,7 +1,11 @@
 """The drawn problems are the same for the same seed, and those that others draw with the same rules."""
 
 from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.model.variant import parse_window
+from evoattn.portfolio.features import features
 from evoattn.portfolio.strata import by_class, group_of, spread
+from evoattn.portfolio.variant_workload import draw_variants
 from evoattn.portfolio.workload import draw
 
 SEED_7 = [
@@ -26,3 +30,27 @@ def test_spread_takes_problems_that_differ():
     assert all(group_of(p) == "16 d128 full" for p in chosen)
     keys = sorted(p.seqlen_k for p in chosen)
     assert keys[0] < 200 and keys[-1] > 8000
+
+
+def test_variants_are_those_of_models():
+    problems = draw_variants(3, 400)
+    assert draw_variants(3, 10) == problems[:10]
+    assert all(p.variants and set(p.variants) <= {"window", "softcap", "sink"} for p in problems)
+    assert {p.head_dim for p in problems} == {64, 128, 256}
+    windows = [p for p in problems if p.window]
+    assert any(p.mask == "full" for p in windows), "an encoder's window"
+    assert all(sum(parse_window(p.window)) < p.seqlen_k or p.mask == "full" for p in windows)
+    assert any(p.seqlen_q == 1 for p in problems) and any(p.seqlen_q == p.seqlen_k > 1000 for p in problems)
+
+
+def test_a_problem_stands_for_its_class_with_its_variants():
+    groups = by_class(draw_variants(1, 400))
+    assert {"16 d64 causal+window+sink", "16 d128 causal+window", "16 d256 causal+softcap"} <= groups.keys()
+    for name, problems in groups.items():
+        assert all(group_of(p) == name for p in problems)
+
+
+def test_keys_that_a_window_hides_are_no_keys():
+    wide, narrow = (p for p in (parse_shape(f"B=1,H=8,S=4096,D=64,mask=causal,window={w}:0") for w in (8000, 127)))
+    assert features(wide, GPUS["h100"])["keys"] == 12
+    assert features(narrow, GPUS["h100"])["keys"] == 7
