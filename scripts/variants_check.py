@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Variants of attention on the GPU that is here: each family's kernels against float64-checked answers.
 
-    python scripts/variants_check.py [--configs 4]
+    python scripts/variants_check.py [--configs 4] [--only value_dim,window]
 
 For each family and variant, starting configs with different structures are compiled and run on the ladder of small
 cases and on one larger problem, twice each between guarded memory (`correctness/validate.py`). A line for each family
@@ -75,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
     parser.add_argument("--peers", default="cudnn,efficient,fa3,fa4", help="that are asked for the larger problem too")
+    parser.add_argument("--only", default="", help="variants, of which a problem has one at least")
     words = parser.parse_args()
     device, started = detect_devices()[0], time.monotonic()
     gpu = device.spec
@@ -85,6 +86,8 @@ def main() -> int:
         family, space = FAMILIES[name], load_space(name, gpu)
         for fields in VARIANTS:
             problem = PLAIN.with_(**fields)
+            if words.only and not set(words.only.split(",")) & set(problem.variants):
+                continue
             if family.why_unsupported(problem, gpu):
                 continue
             able = [c for c in space.starting_configs() if not family.why_impossible(problem, c, gpu)]
