@@ -70,7 +70,7 @@ def test_blocks_and_steps_of_a_config():
     split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 4, "MERGE": "kernel"}
     assert tiles_of("split_kv", split, decode).blocks == 2 * 2 * 4
     seen = tiles_of("split_kv", split, decode.with_(window="127:0"))
-    assert (seen.blocks, seen.longest) == (2 * 2 * 3, 1), "132 keys at most, of which a split takes 64"
+    assert (seen.blocks, seen.longest) == (2 * 2 * 2, 1), "128 keys, of which a split takes 64"
 
 
 def test_more_work_is_more_time():
