@@ -39,7 +39,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate
-from evoattn.model.space import ConfigError, load_space
+from evoattn.model.space import ConfigError, Value, config_id, load_space
 
 ARCHES = ("sm_80", "sm_89", "sm_90a")
 COMPILERS = 2
@@ -75,10 +75,11 @@ def tokens_hash(source: str) -> str:
     return hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:HEX_DIGITS]
 
 
-def _key(problem: AttentionProblem, candidate: Candidate) -> str:
-    """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs and config."""
+def _key(problem: AttentionProblem, candidate: Candidate, params: dict[str, Value]) -> str:
+    """What a source is rendered from: family, architecture, head_dim, dtype, mask, outputs and config, `params` being
+    the config as it was recorded, which may be older than a parameter with a default."""
     kind = "-".join((f"d{problem.head_dim}", problem.dtype, problem.mask, *["lse"] * problem.lse, *problem.variants))
-    return f"{candidate.family}/{candidate.arch}/{kind}/{candidate.config_id[:HEX_DIGITS]}"
+    return f"{candidate.family}/{candidate.arch}/{kind}/{config_id(candidate.family, params)[:HEX_DIGITS]}"
 
 
 def known_candidates(families: list[str]) -> dict[str, Candidate]:
@@ -97,7 +98,7 @@ def known_candidates(families: list[str]) -> dict[str, Candidate]:
                         continue
                     if not family.why_invalid(problem, config, gpu):
                         candidate = render(family, problem, config, gpu)
-                        candidates[_key(problem, candidate)] = candidate
+                        candidates[_key(problem, candidate, params)] = candidate
     return candidates
 
 

@@ -166,6 +166,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
     - if there are terms beside the product, their extremes (`terms.make_terms`);
     - packed sequences: each of these is the longest of some (`sequenced`);
+    - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows;
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
     """
@@ -211,6 +212,11 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         keys = 3 * block_n + 3  # so that a schedule that shares keys gives some block a part that begins in the middle
         extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys)
         cases.append(SmallCase("extreme terms", windowed(extreme, block_n, 3), "extreme_terms"))
+    if config.params.get("GROUP_ROWS"):
+        keys = block_n + block_n // 2 + 1
+        rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
+        threes = problem.with_(batch=2, heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys, layout=other)
+        cases.append(SmallCase("three heads a group", windowed(threes, block_n // 2 - 1, 2)))
     if problem.window:
         side = block_m + block_n + 5
         square = windowed(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)

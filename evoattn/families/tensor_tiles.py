@@ -13,6 +13,27 @@ ELEMENT_BYTES = 2
 ROW_BYTES = CHUNK_COLUMNS * ELEMENT_BYTES
 
 
+def group_slots(problem: AttentionProblem) -> int:
+    """Rows of a query where the heads of a K/V head are rows: their number up to a power of two (`tile_rows.cuh`)."""
+    return 1 << (problem.group_size - 1).bit_length()
+
+
+def group_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
+    """The map of Q or O of tiles of `rows` rows, a power of two, each a query and one of the heads of a K/V head, a box
+    for each 64 columns: the heads of a query below one another, up to a power of two, where what is missing reads zero.
+    """
+    batch, _, seqlen, head_dim = problem.shape(tensor)
+    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    heads = min(rows, group_slots(problem))
+    return TensorMap(
+        tensor,
+        problem.dtype,
+        (head_dim, problem.group_size, seqlen, problem.kv_heads, batch),
+        (head_bytes, row_bytes, problem.group_size * head_bytes, batch_bytes),
+        (CHUNK_COLUMNS, heads, rows // heads, 1, 1),
+    )
+
+
 def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool = False) -> TensorMap:
     """The map of tiles of `rows` rows: all 64-column chunks in one box if head_dim is whole chunks, else, or
     `by_chunks`, a box a chunk.

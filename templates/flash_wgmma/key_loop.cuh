@@ -63,14 +63,18 @@
   Ring skipped;  // AHEAD: the first place of V that is passed over
   auto begin_rows = [&] {
     state.clear();
-    if constexpr (Terms::ADDED) head_terms = terms.head(tile.batch, tile.head);
+    if constexpr (Terms::ADDED) {
+#pragma unroll
+      for (int i = 0; i < (GROUP_ROWS ? 2 : 1); ++i)
+        head_terms[i] = terms.head(tile.batch, rows.head(tile, lane_row(tile) + 8 * i));
+    }
     q.load(q_smem, thread / 32, lane);
     // All lanes have read the warp's rows of Q, which its rows of O may overwrite.
     if constexpr (Q_IN_REGISTERS) __syncwarp();
     key_tile = SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
     if constexpr (CAUSAL_SKIP) {
       if constexpr (AHEAD) skipped = ring;
-      int last = max(0, mask.last_key(first_row(tile) + 63)) / BLOCK_N;
+      int last = max(0, mask.last_key(rows.query(first_row(tile) + 63))) / BLOCK_N;
       if constexpr (Mask::WINDOW) last = max(last, first_key_tile(tile.row_block));
       for (; key_tile > last && key_tile >= KEY_SPLIT; key_tile -= KEY_SPLIT) {
         mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);  // released unread, but not before it came
@@ -101,7 +105,8 @@
     }
     if constexpr (Mask::WINDOW) {
       const int first = first_key_tile(tile.row_block);
-      const int whole = Terms::MAY_HIDE ? key_tile + 1 : (mask.first_key(first_row(tile) + 63) + BLOCK_N - 1) / BLOCK_N;
+      const int whole =
+          Terms::MAY_HIDE ? key_tile + 1 : (mask.first_key(rows.query(first_row(tile) + 63)) + BLOCK_N - 1) / BLOCK_N;
 #pragma unroll 1
       for (;;) {  // twice at most: tiles at the upper edge and whole ones, then those at the lower edge
 #pragma unroll 1
@@ -164,7 +169,9 @@
       if constexpr (PERSISTENT && !Q_IN_REGISTERS) release(barrier(Smem::Q_EMPTY, warpgroup));
       if constexpr (OVERLAP) {
         start_pv();
-        if constexpr (INVERSE_BESIDE) inverse_sums(state, terms, tile.head, inverse);
+        if constexpr (INVERSE_BESIDE) {
+          inverse_sums(state, terms, [&](int row) { return rows.head(tile, lane_row(tile) + row); }, inverse);
+        }
         finish_pv();
       }
       if constexpr (KEY_SPLIT > 1) {

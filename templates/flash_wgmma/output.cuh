@@ -23,11 +23,18 @@
         Partial::add_left(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);
       }
     }
-    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, terms, of.head, inverse);
+    auto end_row = [&] { return first_row(of) + end_thread / 32 * 16 + end_lane / 4; };  // row g of this lane
+    auto head_of = [&](int row) { return rows.head(of, end_row() + row); };
+    if constexpr (!INVERSE_BESIDE) inverse_sums(of_rows, terms, head_of, inverse);
     const int warp_row = first_row(of) + end_thread / 32 * 16;
-    float* lse_head_gmem = lse_gmem + (int64_t(of.batch) * heads + of.head) * seqlen_q;  // [seqlen_q]
-    if constexpr (WRITE_LSE)
-      log_sums_to_global(of_rows, terms, of.head, lse_head_gmem, warp_row + end_lane / 4, seqlen_q, end_lane);
+    if constexpr (WRITE_LSE) {
+      log_sums_to_global(
+          of_rows, terms, head_of,
+          [&](int row) {
+            return lse_gmem + (int64_t(of.batch) * heads + head_of(row)) * seqlen_q + rows.query(end_row() + row);
+          },
+          [&](int row) { return rows.exists(end_row() + row); }, end_lane);
+    }
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
       if (end_thread == 0) tma_store_wait_read();
       named_barrier_sync<128>(O_TILE + warpgroup);  // the store of the last tile has read this memory
@@ -44,7 +51,7 @@
                                   min(8 * chunk + 8, VALUE_DIM / 8));
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
-        if (end_thread == 0) ValueTiles::store_chunk(o_map, chunk_smem, chunk, first_row(of), of.head, of.batch);
+        if (end_thread == 0) rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
       }
     } else {
       // Over rows of Q, if any, that this warp alone multiplies.
@@ -52,12 +59,22 @@
       if constexpr (STORE == Store::TENSOR_MAP) {
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
-        if (end_thread == 0) ValueTiles::store<64>(o_map, o_smem, first_row(of), of.head, of.batch);
+        if (end_thread == 0) rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
       } else {
         __syncwarp();  // all rows of the warp are written
-        Element* row_gmem = o_gmem + of.batch * o_batch_stride + of.head * o_head_stride + warp_row * o_row_stride;
-        rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row,
-                                  end_thread / 32, end_lane);
+        if constexpr (GROUP_ROWS) {
+          rows_to_places<VALUE_DIM>(
+              smem + (o_smem - smem_address),
+              [&](int row) {
+                return o_gmem + of.batch * o_batch_stride + rows.head(of, warp_row + row) * o_head_stride +
+                       rows.query(warp_row + row) * o_row_stride;
+              },
+              [&](int row) { return rows.exists(warp_row + row); }, end_thread / 32, end_lane);
+        } else {
+          Element* row_gmem = o_gmem + of.batch * o_batch_stride + of.head * o_head_stride + warp_row * o_row_stride;
+          rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row,
+                                    end_thread / 32, end_lane);
+        }
       }
     }
   };

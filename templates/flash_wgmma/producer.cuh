@@ -30,7 +30,7 @@
         break;
       }
       if constexpr (PERSISTENT) {
-        tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, heads, batch);
+        tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, rows.heads, batch);
         write_shared_word(tile_smem, tile.row_block), write_shared_word(tile_smem + 4, tile.head);
         write_shared_word(tile_smem + 8, tile.batch);
         if (SCHEDULE == Schedule::BALANCED) write_shared_word(tile_smem + 12, share.range.word);
@@ -38,11 +38,10 @@
       for (int i = 0; i < WARPGROUPS; ++i) {
         wait_for_q_place(i);
         const int row = tile.row_block * BLOCK_M + i * 64;
-        Tiles::load<64>(smem_address + i * Smem::Q_PLACE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile.head,
-                        tile.batch);
+        rows.load<Tiles>(smem_address + i * Smem::Q_PLACE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile);
       }
       // Most need not wait for a division.
-      const int kv_head = heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);
+      const int kv_head = GROUP_ROWS || heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);
       const int last = SCHEDULE == Schedule::BALANCED ? share.range.last() : last_key_tile(tile.row_block);
       const int first = SCHEDULE == Schedule::BALANCED ? share.range.first()
                         : Mask::WINDOW                 ? first_key_tile(tile.row_block)

@@ -42,17 +42,20 @@
     if constexpr (PING_PONG) named_barrier_arrive<256>(TURN + (warpgroup + 1) % WARPGROUPS);
   };
 
-  KeyRange range;                 // BALANCED: of this tile of rows
-  HeadTerms<Element> head_terms;  // of this tile of rows
-  int key_tile;                   // the next
+  KeyRange range;                                     // BALANCED: of this tile of rows
+  HeadTerms<Element> head_terms[GROUP_ROWS ? 2 : 1];  // of this tile of rows, of the lane's rows g and g + 8
+  int key_tile;                                       // the next
   auto first_row = [&](const Tile& of) { return of.row_block * BLOCK_M + warpgroup * 64; };  // of this warpgroup
+
+  auto lane_row = [&](const Tile& of) { return first_row(of) + thread / 32 * 16 + lane / 4; };  // row g of this lane
 
   BiasPair<Element> bias[Terms::BIASED ? BLOCK_N / 4 : 1];  // of the next tile of keys
 
   // The terms of the lane's rows g and g + 8 in the next tile of keys.
   auto row_terms = [&](int row) {
-    const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4, lane_key = key_tile * BLOCK_N + lane % 4 * 2;
-    return terms.row(head_terms, lane_row + row, lane_key, seqlen_q, seqlen_k);
+    const int lane_key = key_tile * BLOCK_N + lane % 4 * 2;
+    return terms.row(head_terms[GROUP_ROWS ? row / 8 : 0], rows.query(lane_row(tile) + row), lane_key, seqlen_q,
+                     seqlen_k);
   };
   // What a variant does to S.
   auto change_scores = [&] { change_tile(s, bias, terms, row_terms(0), row_terms(8)); };
@@ -61,8 +64,13 @@
     constexpr bool FIRST = decltype(first)::value, MASKED = decltype(masked)::value;
     if constexpr (Terms::ANY) change_scores();
     if (MASKED || (FIRST && (Mask::ROWS_DIFFER || (key_tile + 1) * BLOCK_N > seqlen_k))) {
-      const int lane_row = first_row(tile) + thread / 32 * 16 + lane / 4;  // row g of this lane
-      mask_scores(s, key_tile * BLOCK_N, mask.keys_from(lane_row, 0), lane);
+      if constexpr (GROUP_ROWS) {
+        const auto low = mask.keys_from(rows.query(lane_row(tile)), 0),
+                   high = mask.keys_from(rows.query(lane_row(tile) + 8), 0);
+        mask_scores(s, key_tile * BLOCK_N, KeysOfTwo{low, high}, lane);
+      } else {
+        mask_scores(s, key_tile * BLOCK_N, mask.keys_from(lane_row(tile), 0), lane);
+      }
     }
     return softmax_tile<RESCALE, LAZY_OCTAVES, POLYNOMIAL_EIGHTHS, FIRST, MASKED>(
         state, s, softmax_scale_log2, factor, [&] {
@@ -74,5 +82,5 @@
   // Not all rows of the warpgroup see this tile and the first key of the one before: a row's first visible key may be
   // in this one.
   auto crosses_diagonal = [&] {
-    return Mask::ROWS_DIFFER && (key_tile + KEY_SPLIT) * BLOCK_N > mask.last_key(first_row(tile));
+    return Mask::ROWS_DIFFER && (key_tile + KEY_SPLIT) * BLOCK_N > mask.last_key(rows.query(first_row(tile)));
   };

@@ -80,7 +80,10 @@ def test_refusals_say_why(genes, word):
     [
         (problem(dtype="fp32"), {}, "fp32"),
         (problem(head_dim=264), {}, "264"),
-        (problem(1, 4096), {"BLOCK_M": 128}, "1 queries"),
+        (problem(1, 4096), {"BLOCK_M": 128}, "1 rows"),
+        (problem(kv_heads=32), {"GROUP_ROWS": True}, "one of its own"),
+        (problem(5, 4096), {"GROUP_ROWS": True, "BLOCK_M": 128, "BLOCK_N": 64, "BLOCKS_PER_SM": 1}, "20 rows"),
+        (problem(17, 4096), {"GROUP_ROWS": True, "BLOCK_M": 128, "BLOCK_N": 64, "BLOCKS_PER_SM": 1}, None),
         (problem(4096, 64), {}, "64 keys"),
         (problem(4096, 250), {"STAGES": 3}, "STAGES=3"),
         (problem(1, 4096), {"TILE_ORDER": "heads_8"}, "row blocks"),

@@ -43,6 +43,15 @@ STRUCTURES = {
             "persistent, rows begin ahead": {**TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
             "scores again, a cluster": {"RESCALE": "lazy_after", "KEY_SPLIT": 2, "BLOCK_N": 64, "STORE": "rows"},
             "shared rows": {"SCHEDULE": "balanced", "BLOCK_N": 48},
+            "heads as rows": {"GROUP_ROWS": True, "BLOCK_N": 64, "STORE": "rows", "KEY_SPLIT": 2},
+            "heads as rows, by a tensor map": {
+                **TWO,
+                "GROUP_ROWS": True,
+                "CAUSAL_SKIP": True,
+                "SCHEDULE": "claimed",
+                "Q_IN_REGISTERS": True,
+                "BLOCK_N": 48,
+            },
         },
     ),
     "flash_mma": (
@@ -114,20 +123,21 @@ WGMMA_NARROW = ("flash_wgmma", "persistent, rows begin ahead", "V narrower than 
 WGMMA_WIDE = ("flash_wgmma", "a warpgroup passes over tiles", "V wider than K")
 SPLIT_WINDOW = ("split_kv", "mma by tensor maps", "window, sink")
 BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
+HEADS, HEADS_BY_MAP = (("flash_wgmma", f"heads as rows{how}", "window, sink") for how in ("", ", by a tensor map"))
 WRONG = [
     ("a window a key too long", WGMMA_WINDOW, ("- window.past) {}", "- window.past - 1) {}")),
     ("a window a key too short", MMA_LAZY, ("(WINDOWED ? window.ahead : 0)", "(WINDOWED ? window.ahead - 1 : 0)")),
     (
         "whole tiles a tile too early",
         WGMMA_WINDOW,
-        ("(mask.first_key(first_row(tile) + 63) + BLOCK_N - 1)", "(mask.first_key(first_row(tile)) + BLOCK_N - 1)"),
+        ("rows.query(first_row(tile) + 63)) + BLOCK_N - 1)", "rows.query(first_row(tile))) + BLOCK_N - 1)"),
     ),
     (
         "the first tile is not the row block's",
         WGMMA_WINDOW,
         (
-            "mask.first_key(row_block * BLOCK_M) / BLOCK_N)",
-            "(mask.first_key(row_block * BLOCK_M) + BLOCK_N - 1) / BLOCK_N)",
+            "mask.first_key(rows.query(row_block * BLOCK_M)) / BLOCK_N)",
+            "(mask.first_key(rows.query(row_block * BLOCK_M)) + BLOCK_N - 1) / BLOCK_N)",
         ),
     ),
     (
@@ -191,6 +201,15 @@ WRONG = [
         ("inverse = share.inverse() * factor;", "inverse = share.inverse();"),
     ),
     ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
+    ("three heads in two rows a query", HEADS, ("bits(32 - __clz(group - 1))", "bits(31 - __clz(group))")),
+    ("rows of heads that there are not", HEADS, ("return head_in_group(row) < group && query", "return query")),
+    ("rows of queries that there are not", HEADS, ("< group && query(row) < queries;", "< group;")),
+    ("a mask by rows, not by queries", HEADS_BY_MAP, ("rows.query(lane_row(tile) + 8)", "(lane_row(tile) + 8)")),
+    (
+        "a warpgroup passes over tiles that its last row sees",
+        HEADS_BY_MAP,
+        ("mask.last_key(rows.query(first_row(tile) + 63))", "mask.last_key(rows.query(first_row(tile)))"),
+    ),
     (
         "V tiles as far apart as those of K",
         WGMMA_NARROW,

@@ -19,7 +19,7 @@ from evoattn.families.flash_wgmma.registers import (
 from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_bytes, smem_bytes
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
-from evoattn.families.tensor_tiles import ELEMENT_BYTES, tile_map
+from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, tile_map
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -102,6 +102,7 @@ class FlashWgmma(Family):
             "CAUSAL_SKIP",
             "POLYNOMIAL_EIGHTHS",
             "Q_IN_REGISTERS",
+            "GROUP_ROWS",
         )
         return genes.named(*same) | {
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
@@ -133,10 +134,12 @@ class FlashWgmma(Family):
         genes = self.genes(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
-            tile_map(problem, "q", WARPGROUP_ROWS),
+            group_map(problem, "q", WARPGROUP_ROWS) if genes.GROUP_ROWS else tile_map(problem, "q", WARPGROUP_ROWS),
             tile_map(problem, "k", genes.BLOCK_N),
             tile_map(problem, "v", genes.BLOCK_N),
-            tile_map(problem, "o", WARPGROUP_ROWS, genes.STORE == "chunks"),
+            group_map(problem, "o", WARPGROUP_ROWS)
+            if genes.GROUP_ROWS
+            else tile_map(problem, "o", WARPGROUP_ROWS, genes.STORE == "chunks"),
             Buffer("o"),
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),

@@ -27,3 +27,4 @@ class FlashWgmmaGenes(Genes):
     POLYNOMIAL_EIGHTHS: int
     Q_IN_REGISTERS: bool
     STORE: Literal["tensor_map", "rows", "chunks"]
+    GROUP_ROWS: bool = False

@@ -13,8 +13,15 @@ from evoattn.families.flash_wgmma.registers import (
     warpgroups,
     widest_wgmma,
 )
-from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, O_CHUNK_PLACES, chunks_of, is_persistent, smem_bytes
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS
+from evoattn.families.flash_wgmma.resources import (
+    HEADS_IN_TURN,
+    O_CHUNK_PLACES,
+    chunks_of,
+    is_persistent,
+    row_tiles,
+    smem_bytes,
+)
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -53,10 +60,13 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
 def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
     """Configs that do on this problem what a smaller one does."""
     block_m, block_n, order = genes.BLOCK_M, genes.BLOCK_N, genes.TILE_ORDER
-    row_blocks, heads = math.ceil(problem.seqlen_q / block_m), problem.heads * problem.batch
+    row_blocks, heads = row_tiles(problem, genes)
+    rows = problem.seqlen_q * (group_slots(problem) if genes.GROUP_ROWS else 1)
     key_tiles, split = math.ceil(problem.seqlen_k / block_n), genes.KEY_SPLIT
-    if block_m > WARPGROUP_ROWS and block_m >= 2 * problem.seqlen_q:
-        return f"BLOCK_M={block_m} for {problem.seqlen_q} queries leaves half of the warpgroups or more without work."
+    if genes.GROUP_ROWS and problem.group_size == 1:
+        return "GROUP_ROWS needs query heads that share a K/V head, and here each has one of its own."
+    if block_m > WARPGROUP_ROWS and block_m >= 2 * rows:
+        return f"BLOCK_M={block_m} for {rows} rows leaves half of the warpgroups or more without work."
     if block_n > 48 and block_n >= 2 * problem.seqlen_k:
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if split > key_tiles:

@@ -6,7 +6,7 @@ import math
 
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import WARPGROUP, warpgroups
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -48,6 +48,13 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     return q_bytes + kv_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
 
 
+def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, int]:
+    """(tiles of rows, heads of all batches that have so many each): heads of Q, or of K and V with GROUP_ROWS."""
+    if genes.GROUP_ROWS:
+        return math.ceil(problem.seqlen_q * group_slots(problem) / genes.BLOCK_M), problem.kv_heads * problem.batch
+    return math.ceil(problem.seqlen_q / genes.BLOCK_M), problem.heads * problem.batch
+
+
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
     """Blocks: one wave if they are persistent, else KEY_SPLIT per tile of rows, in the dimensions that `block_tile.cuh`
     reads.
@@ -55,13 +62,13 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than
     the tiles of rows, so that even a small problem has tiles that two blocks share.
     """
-    row_blocks, heads = math.ceil(problem.seqlen_q / genes.BLOCK_M), problem.heads * problem.batch
+    row_blocks, heads = row_tiles(problem, genes)
     if is_persistent(genes):
         at_most = max(1, row_blocks * heads - 1) if genes.SCHEDULE == "balanced" else row_blocks * heads
         return min(at_most, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1
     turn, split = HEADS_IN_TURN[genes.TILE_ORDER], genes.KEY_SPLIT
     if turn == 0:
-        return problem.heads * split, problem.batch, row_blocks
+        return heads // problem.batch * split, problem.batch, row_blocks
     if turn == 1:
-        return row_blocks * split, problem.heads, problem.batch
+        return row_blocks * split, heads // problem.batch, problem.batch
     return turn * split, row_blocks, math.ceil(heads / turn)

@@ -44,3 +44,18 @@ __device__ __forceinline__ void rows_to_global(const unsigned char* tile_smem, E
     }
   }
 }
+
+// The same of rows that are not evenly apart: `row_gmem(row)` is where one begins, if it `exists(row)`.
+template <int HEAD_DIM, typename Place, typename Exists>
+__device__ __forceinline__ void rows_to_places(const unsigned char* tile_smem, Place row_gmem, Exists exists, int warp,
+                                               int lane) {
+  constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, a row
+#pragma unroll
+  for (int i = lane; i < 16 * PIECES; i += 32) {
+    const int row = i / PIECES, piece = i % PIECES;
+    const int offset = piece / 8 * 64 * 128 + (warp * 16 + row) * 128 + (piece % 8 ^ row % 8) * 16;
+    if (exists(row)) {
+      *reinterpret_cast<uint4*>(row_gmem(row) + piece * 8) = *reinterpret_cast<const uint4*>(tile_smem + offset);
+    }
+  }
+}

@@ -49,6 +49,15 @@ __device__ __forceinline__ void mask_scores(float (&s)[FLOATS], int first_key, c
   }
 }
 
+// As `Keys`, of rows g and g + 8 that are not 8 queries apart.
+template <class Keys> struct KeysOfTwo {
+  static constexpr bool WINDOW = Keys::WINDOW;
+  Keys low, high;
+  __device__ __forceinline__ int of(int row) const { return (row ? high : low).of(0); }
+  __device__ __forceinline__ int hidden_of(int row) const { return (row ? high : low).hidden_of(0); }
+};
+template <class Keys> KeysOfTwo(Keys, Keys) -> KeysOfTwo<Keys>;
+
 // The bias of the scores of rows g and g + 8, from this lane's first key on.
 template <int PAIRS, class Terms, class Pair, class Row>
 __device__ __forceinline__ void load_bias(Pair (&bias)[PAIRS], const Terms& terms, const Row& low, const Row& high) {
@@ -193,29 +202,30 @@ __device__ __forceinline__ float row_sum(const RowState& state, int row) {
   return sum;
 }
 
-// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows `row` and `row + 8` of `head`, if they are
-// below `rows`; -inf for no key, whose shift is finite.
-template <class Terms>
-__device__ __forceinline__ void log_sums_to_global(const RowState& state, const Terms& terms, int head, float* lse_gmem,
-                                                   int row, int rows, int lane) {
+// log Σ_j e^(score_j) = (shift + log2 Σ_j 2^(s_j - shift)) · ln 2 of rows g and g + 8; -inf for no key, whose shift is
+// finite. Of rows 0 and 8 from g on: `head(row)`, `lse_gmem(row)`, where it goes, and whether it `exists(row)`.
+template <class Terms, typename Head, typename Place, typename Exists>
+__device__ __forceinline__ void log_sums_to_global(const RowState& state, const Terms& terms, Head head, Place lse_gmem,
+                                                   Exists exists, int lane) {
   constexpr float LN_2 = 0.693147180559945309f;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float shift = state.shift[i], sum = row_sum(state, i);
-    if constexpr (Terms::SINK) terms.add_sink(shift, sum, head);
-    if (lane % 4 == 0 && row + 8 * i < rows) lse_gmem[row + 8 * i] = (shift + __log2f(sum)) * LN_2;
+    if constexpr (Terms::SINK) terms.add_sink(shift, sum, head(8 * i));
+    if (lane % 4 == 0 && exists(8 * i)) *lse_gmem(8 * i) = (shift + __log2f(sum)) * LN_2;
   }
 }
 
-// 1 / Σ of rows g and g + 8 of `head`; 0 for a row that saw no key, whose O is 0.
-template <class Terms>
-__device__ __forceinline__ void inverse_sums(const RowState& state, const Terms& terms, int head, float (&inverse)[2]) {
+// 1 / Σ of rows g and g + 8, of head(0) and head(8); 0 for a row that saw no key, whose O is 0.
+template <class Terms, typename Head>
+__device__ __forceinline__ void inverse_sums(const RowState& state, const Terms& terms, Head head,
+                                             float (&inverse)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float sum = row_sum(state, row);
     if constexpr (Terms::SINK) {
       float shift = state.shift[row];
-      const float factor = terms.add_sink(shift, sum, head);
+      const float factor = terms.add_sink(shift, sum, head(8 * row));
       inverse[row] = sum > 0.f ? __fdividef(factor, sum) : 0.f;
     } else {
       inverse[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;

@@ -1,0 +1,88 @@
+"""flash_wgmma with the heads of a group as rows: right for groups of any size, and its tensor maps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from source_edits import replaced
+from test_flash_wgmma import FAMILY, H100, TWO, config
+
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model.launch import TensorMap
+from evoattn.model.problem import AttentionProblem
+
+BY_MAP = {"GROUP_ROWS": True, "BLOCK_N": 64}
+BY_ROWS = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 2}
+BY_CHUNKS = {**TWO, "GROUP_ROWS": True, "SCHEDULE": "claimed", "STORE": "chunks"}
+
+
+def group_of(heads: int, seqlen_q: int, **rest) -> AttentionProblem:
+    """Two K/V heads of so many query heads each."""
+    given = {"head_dim": 64, "mask": "causal_lower_right", "lse": True, "layout": "bshd"} | rest
+    return AttentionProblem(1, 2 * heads, 2, seqlen_q, 150, **given)
+
+
+def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str] | None = None) -> str:
+    """What the interpreter says of the kernel on a GPU of so many SMs, its source edited or not."""
+    gpu, c = H100.with_limits({"sm_count": sms}), config(**genes)
+    candidate = render(FAMILY, p, c, gpu)
+    source = replaced(candidate.source, *edit, None) if edit else candidate.source
+    kernel = BuiltKernel(FAMILY, c, gpu, compile_source(source, candidate.arch))
+    return check(InterpreterBackend(), kernel, make_case("plain", p, 1, "cpu", "plain", double=True)).reason
+
+
+@pytest.mark.parametrize(
+    ("p", "genes", "sms"),
+    [
+        (group_of(4, 5), BY_MAP, 132),
+        (group_of(5, 11), BY_ROWS, 132),
+        (group_of(1, 70), BY_MAP, 132),
+        (group_of(70, 2), BY_MAP, 132),
+        (group_of(70, 2, mask="full"), BY_ROWS, 132),
+        (group_of(3, 40, head_dim=72), BY_MAP, 132),
+        (group_of(6, 19, head_dim=136), BY_CHUNKS, 1),
+        (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
+    ],
+)
+def test_groups_of_any_size_are_right(p, genes, sms):
+    assert fault(p, genes, sms) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("64 * i, head_in_group(first_row)", "64 * i, 0"),
+        ("* heads + head_of(row)) * seqlen_q", "* heads + head_of(0)) * seqlen_q"),
+        ("rows.head(tile, lane_row(tile) + 8 * i)", "rows.head(tile, lane_row(tile))"),
+        ("rows.head(tile, lane_row(tile) + row)", "rows.head(tile, lane_row(tile))"),
+        ("return (end_row + (1 << bits) - 1) >> bits;", "return end_row >> bits;"),
+    ],
+)
+def test_a_wrong_one_is_found(old, new):
+    p = group_of(70, 2, sink=True, alibi=True).with_(seqlen_k=130)
+    assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edit=(old, new))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 8, 33, 64, 65, 128])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_boxes_hold_64_rows_of_whole_queries_where_a_group_is_smaller(heads, layout):
+    p = group_of(heads, 9, layout=layout)
+    q, _, _, o = (a for a in FAMILY.launches(p, config(**BY_MAP), H100)[0].args if isinstance(a, TensorMap))
+    for m in (q, o):
+        assert math.prod(m.shape) == math.prod(p.shape(m.buffer)) and len(m.strides_bytes) == 4
+        assert m.box[0] == 64 and m.box[1] * m.box[2] == 64 and m.box[3:] == (1, 1)
+        assert m.box[1] >= min(heads, 64) > m.box[1] // 2
+        assert m.strides_bytes[2] == heads * m.strides_bytes[0]
+
+
+def test_one_block_takes_all_heads_of_a_group():
+    p = AttentionProblem(8, 32, 8, 5, 12000, 128, mask="causal_lower_right")
+    genes = {"BLOCK_N": 64, "KEY_SPLIT": 2, "BLOCKS_PER_SM": 1, "STAGES": 3, "STORE": "rows"}
+    assert FAMILY.launches(p, config(**genes, GROUP_ROWS=True), H100)[0].grid == (2, 8, 8)
+    assert FAMILY.launches(p, config(**genes), H100)[0].grid == (2, 32, 8)
