@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask
 from evoattn.model.gpu import GpuSpec
@@ -28,6 +29,7 @@ class CompileHandler(Handler):
 
         from evoattn.evaluation import evaluate
 
+        keep_freed_memory()
         torch.set_num_threads(1)  # the pool is as wide as the machine
         os.nice(POLITE)
         mark("compile worker: ready")
