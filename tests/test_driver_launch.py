@@ -1,14 +1,15 @@
-"""What the driver is given for a launch that may begin early: as cuda.h of CUDA 13.0 lays it out (offsetof by gcc on
+"""What the driver is given for a launch: as cuda.h of CUDA 13.0 lays it out (offsetof by gcc on
 x86-64)."""
 
 import ctypes
+import struct
+from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.dependent_launch import DependentLaunch, LaunchAttribute, LaunchConfig
+from evoattn.backends.driver_launch import DriverLaunch, LaunchAttribute, LaunchConfig
 from evoattn.model.launch import KernelLaunch
 
 LAUNCH = KernelLaunch("values", (3, 4, 5), (128, 2, 1), 70000, (), overlaps=True)
@@ -38,6 +39,7 @@ def test_what_the_driver_reads():
 
     def launch(config, function, parameters, extra):
         attribute = config.attributes[0]
+        assert parameters[2] % 64 == 0
         values = [ctypes.string_at(parameters[i], size) for i, size in enumerate((8, 4, 128))]
         grid, block = ([getattr(config, f"{what}_{axis}") for axis in "xyz"] for what in ("grid", "block"))
         overlap = attribute.id, attribute.value.programmatic_stream_serialization_allowed
@@ -46,17 +48,17 @@ def test_what_the_driver_reads():
         )
         return 0
 
-    tensor_map = np.frombuffer(bytes(range(128)), dtype=np.dtype((np.void, 128))).copy()
-    enqueue = DependentLaunch(
-        SimpleNamespace(ptr=0x1234), LAUNCH, (np.uint64(1 << 40), np.float32(0.5), tensor_map), launch
-    )
-    del tensor_map  # the launch keeps what it points to
-    enqueue(77)
-    enqueue(78)
-    arguments = [(1 << 40).to_bytes(8, "little"), np.float32(0.5).tobytes(), bytes(range(128))]
-    assert seen == [([3, 4, 5], [128, 2, 1], 70000, stream, 1, (6, 1), 0x1234, arguments, None) for stream in (77, 78)]
+    arguments = [(1 << 40).to_bytes(8, "little"), struct.pack("f", 0.5), bytes(range(128))]
+    for overlaps, streams in ((True, (77, 78)), (False, (79,))):
+        enqueue = DriverLaunch(SimpleNamespace(ptr=0x1234), replace(LAUNCH, overlaps=overlaps), arguments, launch)
+        for stream in streams:
+            enqueue(stream)
+    assert seen == [
+        ([3, 4, 5], [128, 2, 1], 70000, stream, count, (6, 1), 0x1234, arguments, None)
+        for stream, count in ((77, 1), (78, 1), (79, 0))
+    ]
 
 
 def test_a_refusal_is_a_sentence():
     with pytest.raises(LaunchError, match=r"^The launch of values failed \(CUDA error 1\)\.$"):
-        DependentLaunch(SimpleNamespace(ptr=0), LAUNCH, (), lambda *_: 1)(0)
+        DriverLaunch(SimpleNamespace(ptr=0), LAUNCH, (), lambda *_: 1)(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -51,4 +52,18 @@ class Backend(Protocol):
         Returns the faults that the run itself showed (a race, an access out of bounds), one sentence each; empty where
         there are none or the backend cannot see them. Raises `LaunchError` when a launch is refused or fails.
         """
+        ...
+
+
+class QueuedBackend(Backend, Protocol):
+    """A backend whose launches are enqueued, and waited for together."""
+
+    def prepare(
+        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, torch.Tensor]
+    ) -> Callable[[], object]:
+        """A call that enqueues `launches` once; safe to capture in a graph. Raises `LaunchError`."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for what is enqueued. Raises `LaunchError` or `ContextLost`."""
         ...

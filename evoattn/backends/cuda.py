@@ -4,53 +4,36 @@ context.
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import cupy
-import numpy as np
 import torch
 
 from evoattn.backends import tensor_map
 from evoattn.backends.base import ContextLost, DeviceBuffer, LaunchError, require_order_of_calls
-from evoattn.backends.dependent_launch import DependentLaunch
+from evoattn.backends.driver_launch import DriverLaunch
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, TensorMap
 from evoattn.model.records import CompiledKernel
 
-SCALAR_TYPES: dict[str, Callable[[int | float], np.generic]] = {
-    "int32": np.int32,
-    "int64": np.int64,
-    "float32": np.float32,
-}
+SCALARS = {"int32": struct.Struct("<i"), "int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
+ADDRESS = struct.Struct("<Q")
+_encoded = lru_cache(maxsize=4096)(tensor_map.encode)  # all candidates share the small cases' buffers, and many maps
 MODULES_KEPT = 32
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
 
 
-def _argument(argument: KernelArg, buffers: Mapping[str, DeviceBuffer]) -> np.generic | np.ndarray:
-    """A kernel argument as CuPy passes it by value. Raises `LaunchError` where a tensor map is refused."""
+def _argument(argument: KernelArg, buffers: Mapping[str, DeviceBuffer]) -> bytes:
+    """A kernel argument as it lies in memory. Raises `LaunchError` where a tensor map is refused."""
     if isinstance(argument, Buffer):
-        return np.uint64(buffers[argument.name].data_ptr())
+        return ADDRESS.pack(buffers[argument.name].data_ptr())
     if isinstance(argument, TensorMap):
-        return tensor_map.encode(argument, buffers[argument.buffer].data_ptr())
-    return SCALAR_TYPES[argument.ctype](argument.value)
-
-
-def _plain_launch(
-    function: cupy.cuda.function.Function,
-    launch: KernelLaunch,
-    args: tuple[np.generic | np.ndarray, ...],
-) -> Callable[[int], None]:
-    """A call that enqueues `launch` on CuPy's current stream, which the caller has made the one it names."""
-
-    def enqueue(_: int) -> None:
-        try:
-            function(launch.grid, launch.block, args, shared_mem=launch.smem_bytes)
-        except cupy.cuda.driver.CUDADriverError as error:
-            raise LaunchError(f"The launch failed: {error}.") from None
-
-    return enqueue
+        return _encoded(argument, buffers[argument.buffer].data_ptr())
+    return SCALARS[argument.ctype].pack(argument.value)
 
 
 def _is_sticky() -> bool:
@@ -89,7 +72,7 @@ class CudaBackend:
         require_order_of_calls(launches)
         try:
             module = self._module(compiled.cubin)
-            steps: list[Callable[[int], None]] = []
+            steps = []
             for launch in launches:
                 function = module.get_function(launch.kernel)
                 if launch.smem_bytes > STATIC_SMEM_LIMIT:
@@ -98,11 +81,7 @@ class CudaBackend:
                         cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                         launch.smem_bytes,
                     )
-                args = tuple(_argument(a, buffers) for a in launch.args)
-                if launch.overlaps:
-                    steps.append(DependentLaunch(function, launch, args))
-                else:
-                    steps.append(_plain_launch(function, launch, args))
+                steps.append(DriverLaunch(function, launch, [_argument(a, buffers) for a in launch.args]))
         except cupy.cuda.driver.CUDADriverError as error:
             raise LaunchError(f"The driver refused the kernel: {error}.") from None
 
@@ -111,9 +90,8 @@ class CudaBackend:
 
         def enqueue() -> None:
             stream = current_stream(index)
-            with cupy.cuda.ExternalStream(stream):
-                for step in steps:
-                    step(stream)
+            for step in steps:
+                step(stream)
 
         return enqueue
 

@@ -1,15 +1,14 @@
-"""A launch that may begin before the one before it has ended (sm_90); asks libcuda by ctypes, since CuPy knows no
-launch attributes.
+"""Launches by libcuda's own call, through ctypes: CuPy knows no launch attributes, and takes several times as long for
+a launch, of which a graph has hundreds.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Protocol
-
-import numpy as np
 
 from evoattn.backends.base import LaunchError
 from evoattn.model.launch import KernelLaunch
@@ -20,6 +19,8 @@ Call = Callable[..., int]
 # machine.
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 VALUE_BYTES = 64
+ALIGNMENT = 64
+"""Of an argument in host memory: what a tensor map asks for."""
 
 
 class LaunchAttributeValue(ctypes.Union):
@@ -57,7 +58,7 @@ def _launcher() -> Call:
     try:
         function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError) as error:
-        raise LaunchError(f"The driver has no dependent launches: {error}.") from None
+        raise LaunchError(f"The driver has no cuLaunchKernelEx: {error}.") from None
     function.argtypes = (
         ctypes.POINTER(LaunchConfig),
         ctypes.c_void_p,
@@ -75,29 +76,29 @@ class LoadedFunction(Protocol):
     ptr: int
 
 
-class DependentLaunch:
-    """`launch` of a loaded function, ready to be enqueued after another kernel; a graph that is captured gets a
-    programmatic edge.
+class DriverLaunch:
+    """`launch` of a loaded function, ready to be enqueued as often as is wanted. One that `overlaps` may begin before
+    the one before it has ended (sm_90); a graph that is captured gets a programmatic edge.
 
     Keeps the arguments and the function's module for as long as it can be called: the driver copies the arguments at
     each call.
     """
 
     def __init__(
-        self,
-        function: LoadedFunction,
-        launch: KernelLaunch,
-        arguments: tuple[np.generic | np.ndarray, ...],
-        call: Call | None = None,
+        self, function: LoadedFunction, launch: KernelLaunch, arguments: Sequence[bytes], call: Call | None = None
     ) -> None:
-        """`arguments` are passed by value, each of one item. Raises `LaunchError` if the driver is too old."""
+        """`arguments` are passed by value. Raises `LaunchError` if the driver is too old."""
         self._call, self._function, self._kernel = call or _launcher(), function, launch.kernel
-        self._values = [np.array(a) for a in arguments]
-        self._pointers = (ctypes.c_void_p * len(self._values))(*(value.ctypes.data for value in self._values))
+        starts = list(accumulate((-(-len(a) // ALIGNMENT) * ALIGNMENT for a in arguments), initial=0))
+        self._memory = ctypes.create_string_buffer(starts[-1] + ALIGNMENT)
+        begin = -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
+        for start, argument in zip(starts, arguments, strict=False):
+            ctypes.memmove(begin + start, argument, len(argument))
+        self._pointers = (ctypes.c_void_p * len(arguments))(*(begin + start for start in starts[:-1]))
         self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)
         self._attribute.value.programmatic_stream_serialization_allowed = 1
         self._config = LaunchConfig(
-            *launch.grid, *launch.block, launch.smem_bytes, None, ctypes.pointer(self._attribute), 1
+            *launch.grid, *launch.block, launch.smem_bytes, None, ctypes.pointer(self._attribute), int(launch.overlaps)
         )
 
     def __call__(self, stream: int) -> None:

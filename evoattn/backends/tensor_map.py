@@ -8,8 +8,6 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-import numpy as np
-
 from evoattn.backends.base import LaunchError
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import TensorMap
@@ -32,9 +30,8 @@ def _encoder() -> Callable[..., int]:
     return encode
 
 
-def encode(tensor_map: TensorMap, address: int) -> np.ndarray:
-    """The CUtensorMap of `tensor_map` over the buffer at device `address`, as an array of one 128-byte item: what CuPy
-    passes by value.
+def encode(tensor_map: TensorMap, address: int) -> bytes:
+    """The CUtensorMap of `tensor_map` over the buffer at device `address`.
 
     Raises `LaunchError` where the driver refuses (an address or a stride that is no multiple of 16 bytes, a box side
     over 256 …).
@@ -60,4 +57,4 @@ def encode(tensor_map: TensorMap, address: int) -> np.ndarray:
         raise LaunchError(
             f"The driver refused the tensor map of {tensor_map.buffer} (CUDA error {status}): {tensor_map}."
         )
-    return np.frombuffer(ctypes.string_at(aligned, BYTES), dtype=np.dtype((np.void, BYTES))).copy()
+    return ctypes.string_at(aligned, BYTES)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
-from evoattn.backends.base import ContextLost, LaunchError
+from evoattn.backends.base import ContextLost, LaunchError, QueuedBackend
 from evoattn.correctness.arena import Arena, Vault
-from evoattn.correctness.cases import Case, device_cases, make_case, packed, tensors_of
+from evoattn.correctness.cases import device_cases, make_case, packed, tensors_of
 from evoattn.correctness.first_wrong import first_wrong
+from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import OUTSIDE, check, make_arena, run_case
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate, Gauge, HoldFinal, Inspect
 from evoattn.families.built import BuiltKernel
@@ -36,7 +37,7 @@ from evoattn.timing.protocol import (
     CacheMode,
     Protocol,
 )
-from evoattn.timing.timed_run import TimedBackend, TimedRun, TimingSetup, why_implausible
+from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
 from evoattn.timing.timer import Timer
 
 
@@ -52,7 +53,7 @@ class DeviceEvaluator:
         problem: AttentionProblem,
         gpu: GpuSpec,
         cache: CacheMode = "warm",
-        backend: TimedBackend | None = None,
+        backend: QueuedBackend | None = None,
         timer: Timer | None = None,
         report: Callable[[str], None] = lambda name: None,
         peers: Mapping[str, Peer] = PEERS,
@@ -65,10 +66,11 @@ class DeviceEvaluator:
         self.clocks = Clocks(str(torch.cuda.get_device_properties(dev).uuid) if dev.type == "cuda" else "")
         self.seed = int.from_bytes(os.urandom(4))
         small = [make_case(name, case, self.seed, dev, kind) for name, case, kind in device_cases(problem)]
-        self.ladder, memory = packed(small)  # one piece of memory, not forty, for the vault below to compare
+        cases, memory = packed(small)  # one piece of memory, not forty, for the vault below to compare
+        self.ladder = Ladder(cases, dev)
         self.own = make_case("the problem's own shape", problem, self.seed, dev)
         self.fresh = make_case("fresh inputs after timing", problem, self.seed + 1, dev)
-        self.vault = Vault([memory, *tensors_of(self.own), *tensors_of(self.fresh)])
+        self.vault = Vault([memory, *self.ladder.tensors, *tensors_of(self.own), *tensors_of(self.fresh)])
         flush = benchmark.l2_flush(dev) if cache == "cold" else None
         self.setup = TimingSetup(self.backend, timer or Timer(), cache, self.own, self.fresh, flush)
         self._report, self._peers = report, peers
@@ -85,7 +87,7 @@ class DeviceEvaluator:
     def inspect(self, kernel: BuiltKernel) -> str:
         """The first wrong element in the first case that the kernel fails, in one sentence; empty if there is none."""
         self.broken = True  # a wrong kernel may have written anywhere
-        for case in (*self.ladder, self.own):
+        for case in (*self.ladder.cases, self.own):
             result, outputs = run_case(self.backend, kernel, case, repeat=True)
             if not result.passed:
                 sentence = first_wrong(outputs, case.answer) if outputs else ""
@@ -102,8 +104,8 @@ class DeviceEvaluator:
         return timing
 
     def evaluate(self, task: Evaluate) -> Evaluation:
-        """A small case, a race against `task.best_us`, and for who is near it the other small cases, the problem's own
-        shape twice, the timing, the check of the work that was timed, plausibility."""
+        """The small cases, a race against `task.best_us`, and for who is near it the problem's own shape twice, the
+        timing, the check of the work that was timed, plausibility."""
         started = time.perf_counter()
         checks: list[CheckResult] = []
         timings: list[Timing] = []
@@ -147,12 +149,11 @@ class DeviceEvaluator:
         return known is None or check(self.backend, known, self.own).passed
 
     def _climb(self, task: Evaluate, checks: list[CheckResult], timings: list[Timing]) -> tuple[TrialState, str]:
-        """The cheapest check, a race, and for who is near the best all other checks and the timing; what they find is
-        added to `checks` and `timings`."""
-        cheapest, *others = (*self.ladder, self.own)
-        _, reason = self._pass(task.kernel, [cheapest], checks)
-        if reason:
-            return TrialState.WRONG_RESULT, reason
+        """The small cases, a race, and for who is near the best the problem's own shape and the timing; what they find
+        is added to `checks` and `timings`."""
+        checks += self.ladder.climb(self.backend, task.kernel)
+        if not checks[-1].passed:
+            return TrialState.WRONG_RESULT, checks[-1].reason
         run = TimedRun(self.setup, task.kernel, None, self.timed_arena())
         contestant, best_us = run.contestant("candidate"), task.best_us
         raced = None if best_us is None else self._race(contestant, best_us)
@@ -160,9 +161,10 @@ class DeviceEvaluator:
             timings.append(raced)
             times = f"{raced.median_us / best_us:.2f} times the best so far"
             return TrialState.PRUNED, f"It takes {times}, and was not checked any further."
-        outputs, reason = self._pass(task.kernel, others, checks)
-        if reason:
-            return TrialState.WRONG_RESULT, reason
+        result, outputs = run_case(self.backend, task.kernel, self.own, repeat=True)
+        checks.append(result)
+        if not result.passed or outputs is None:
+            return TrialState.WRONG_RESULT, result.reason
         run.validated(outputs)
         if not contestant.calls:
             self._capture(contestant, None)
@@ -174,19 +176,6 @@ class DeviceEvaluator:
             return TrialState.WRONG_RESULT, checks[-1].reason
         reason = why_implausible(timings[-1], self.problem, self.gpu)
         return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
-
-    def _pass(
-        self, kernel: BuiltKernel, cases: Sequence[Case], checks: list[CheckResult]
-    ) -> tuple[dict[str, torch.Tensor], str]:
-        """The outputs of the last of `cases`, or why one was not passed."""
-        outputs: dict[str, torch.Tensor] = {}
-        for case in cases:
-            result, found = run_case(self.backend, kernel, case, repeat=True)
-            checks.append(result)
-            if not result.passed or found is None:
-                return {}, result.reason
-            outputs = found
-        return outputs, ""
 
     def _race(self, contestant: Contestant, best_us: float) -> Timing:
         """A time of few samples; one call's for who is hopeless."""
@@ -224,7 +213,7 @@ class DeviceEvaluator:
         return result
 
 
-def _cuda_backend() -> TimedBackend:
+def _cuda_backend() -> QueuedBackend:
     from evoattn.backends.cuda import CudaBackend  # makes a CUDA context: only where one is wanted
 
     return CudaBackend()

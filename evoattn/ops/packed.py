@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from evoattn.backends import tensor_map
-from evoattn.backends.dependent_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
+from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
 from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
 from evoattn.ops.platform import Platform
 

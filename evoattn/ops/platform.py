@@ -159,7 +159,7 @@ class CudaPlatform:
         self._require(status, f"give a block {smem_bytes} bytes of shared memory")
 
     def encode_map(self, tensor: TensorMap, address: int, destination: int) -> None:
-        ctypes.memmove(destination, tensor_map.encode(tensor, address).ctypes.data, tensor_map.BYTES)
+        ctypes.memmove(destination, tensor_map.encode(tensor, address), tensor_map.BYTES)
 
     def move_map(self, destination: int, address: int) -> None:
         """See `Platform`. Raises `LaunchError` where the driver refuses."""

@@ -4,22 +4,19 @@ timing."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from evoattn.backends.base import Backend
+from evoattn.backends.base import QueuedBackend
 from evoattn.correctness.arena import POISON_BYTE, Arena
 from evoattn.correctness.cases import Case
 from evoattn.correctness.judge import different, dirty_sentence, judge
 from evoattn.correctness.validate import OUTSIDE
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import KernelLaunch
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CheckResult, CompiledKernel, Timing
+from evoattn.model.records import CheckResult, Timing
 from evoattn.timing.contestant import Contestant
 from evoattn.timing.protocol import CacheMode
 from evoattn.timing.timer import Enqueue, Timer
@@ -44,21 +41,11 @@ def why_implausible(timing: Timing, problem: AttentionProblem, gpu: GpuSpec) -> 
     )
 
 
-class TimedBackend(Backend, Protocol):
-    """A backend whose launches can be enqueued many times, as timing does."""
-
-    def prepare(
-        self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: Mapping[str, torch.Tensor]
-    ) -> Enqueue:
-        """A call that enqueues `launches` once; safe to capture in a graph. Raises `LaunchError`."""
-        ...
-
-
 @dataclass(frozen=True)
 class TimingSetup:
     """What every candidate of a problem is timed with; `fresh` are other inputs of the same shape as `own`."""
 
-    backend: TimedBackend
+    backend: QueuedBackend
     timer: Timer
     cache: CacheMode
     own: Case

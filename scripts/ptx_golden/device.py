@@ -33,9 +33,11 @@ def run_from(first: int, folder: Path) -> None:
             for _ in range(2):
                 arrays = [cupy.asarray(a.reshape(-1).view(np.uint8)) for a in golden.before]
                 maps = [
-                    tensor_map.encode(
-                        TensorMap("", "fp16", m["shape"], m["strides_bytes"], m["box"], m["swizzle_bytes"]),
-                        arrays[m["address"]].data.ptr,
+                    np.void(
+                        tensor_map.encode(
+                            TensorMap("", "fp16", m["shape"], m["strides_bytes"], m["box"], m["swizzle_bytes"]),
+                            arrays[m["address"]].data.ptr,
+                        )
                     )
                     for m in golden.maps
                 ]

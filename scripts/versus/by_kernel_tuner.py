@@ -28,7 +28,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from evoattn.backends.compiler import OPTIONS  # noqa: E402
-from evoattn.backends.cuda import SCALAR_TYPES  # noqa: E402
 from evoattn.correctness.cases import make_case  # noqa: E402
 from evoattn.correctness.judge import judge_o  # noqa: E402
 from evoattn.families import registry  # noqa: E402
@@ -74,7 +73,7 @@ class Bench:
                 found.append(buffers[argument.name])
             else:
                 assert isinstance(argument, Scalar), "flash_mma takes no tensor maps"
-                found.append(SCALAR_TYPES[argument.ctype](argument.value))
+                found.append(np.dtype(argument.ctype).type(argument.value))
         return found
 
 

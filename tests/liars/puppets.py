@@ -90,6 +90,9 @@ class PuppetBackend:
         self.prepare(compiled, launches, buffers)()
         return ()
 
+    def synchronize(self) -> None:
+        pass
+
 
 class PuppetTimer(Timer):
     """Takes what the puppets say for a time."""

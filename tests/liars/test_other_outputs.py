@@ -6,7 +6,7 @@ from timed_liars import CHECKED, honest
 
 from evoattn.model.records import TrialState
 
-SECOND_WARM_UP = 3
+SECOND_WARM_UP = 17
 """The launch before which no scratch buffer is poisoned again."""
 
 

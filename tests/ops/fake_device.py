@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from fake_variants import VARIED, changed, shapes_of, tensor_at
 
 from evoattn.backends.base import LaunchError
-from evoattn.backends.dependent_launch import LaunchConfig
+from evoattn.backends.driver_launch import LaunchConfig
 from evoattn.families.base import Family
 from evoattn.families.variants import COMPILED
 from evoattn.model.gpu import GPUS, GpuSpec
