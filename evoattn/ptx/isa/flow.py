@@ -18,9 +18,19 @@ _ACTS = re.compile(r"cp\.async\.bulk\.wait|mbarrier\.(?:init|inval|try_wait|test
 _ENDS_RUN = re.compile(r"(?:bra|ret|exit|trap)\b|(?:bar|barrier)\.(?!warp)|mbarrier\.(?:try|test)_wait\b")
 
 
+@lru_cache(maxsize=4096)
+def _ends_run(opcode: str) -> bool:
+    return _ENDS_RUN.match(opcode) is not None
+
+
 def ends_run(ins: Instruction) -> bool:
     """Whether the scheduler must act on this instruction: a branch, an exit, a wait at a barrier."""
-    return _ENDS_RUN.match(ins.opcode) is not None
+    return _ends_run(ins.opcode)
+
+
+@lru_cache(maxsize=4096)
+def _acts(opcode: str) -> bool:
+    return _ACTS.match(opcode) is not None
 
 
 def acts(ins: Instruction) -> bool:
@@ -28,7 +38,7 @@ def acts(ins: Instruction) -> bool:
     waits. Branches around arithmetic, accesses, copies and arrivals join again behind them: compilers see to it, and
     kernels rely on it.
     """
-    return _ACTS.match(ins.opcode) is not None
+    return _acts(ins.opcode)
 
 
 class Flow:
@@ -43,7 +53,10 @@ class Flow:
         self.count = len(kernel.instructions)
         self._bit = {name: 1 << i for i, name in enumerate(kernel.registers)}
         self.written: list[tuple[str, ...]] = []
+        self.writes: list[int] = []
+        """As `written`, in bits."""
         self.reads: list[int] = []
+        self._named: dict[str, list[str]] = {}
         self._kills: list[int] = []
         for ins, (entry, _) in zip(kernel.instructions, self.entries):
             self._note_registers(ins, entry)
@@ -57,15 +70,23 @@ class Flow:
         self._live: dict[int, int] = {}
 
     def _note_registers(self, ins: Instruction, entry: Entry) -> None:
-        outputs = [name for o in ins.operands[: entry.writes] for name in operand_registers(o, self.kernel)]
-        inputs = [name for o in ins.operands[entry.writes :] for name in operand_registers(o, self.kernel)]
+        outputs = [name for o in ins.operands[: entry.writes] for name in self._registers_of(o)]
+        inputs = [name for o in ins.operands[entry.writes :] for name in self._registers_of(o)]
         if ins.predicate:
             if ins.predicate[0] not in self.kernel.registers:
                 raise UnsupportedInstruction(f"The predicate of {ins} is not declared.")
             inputs.append(ins.predicate[0])
         self.written.append(tuple(dict.fromkeys(outputs)))
         self.reads.append(self.bits(inputs))
-        self._kills.append(0 if ins.predicate else self.bits(outputs))
+        self.writes.append(self.bits(outputs))
+        self._kills.append(0 if ins.predicate else self.writes[-1])
+
+    def _registers_of(self, operand: str) -> list[str]:
+        """Their names; operands recur."""
+        names = self._named.get(operand)
+        if names is None:
+            names = self._named[operand] = operand_registers(operand, self.kernel)
+        return names
 
     def bits(self, registers: list[str] | tuple[str, ...]) -> int:
         result = 0

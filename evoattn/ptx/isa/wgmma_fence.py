@@ -63,7 +63,7 @@ class _Runs:
                     wrong = pc
             elif ins.opcode.startswith("wgmma.fence"):
                 dirty = 0
-            elif written := self.flow.bits(self.flow.written[pc]) & self._watched:
+            elif written := self.flow.writes[pc] & self._watched:
                 moved = ins.opcode.startswith("mov.") and not self._bits(ins.operands[1:]) & dirty
                 if not moved:
                     dirty |= written
@@ -80,7 +80,7 @@ class _Runs:
         for bits in self._products.values():
             watched |= bits
         moves = [
-            (self.flow.bits(self.flow.written[pc]), self._bits(ins.operands[1:]))
+            (self.flow.writes[pc], self._bits(ins.operands[1:]))
             for pc, ins in enumerate(self.kernel.instructions)
             if ins.opcode.startswith("mov.")
         ]

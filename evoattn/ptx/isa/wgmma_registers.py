@@ -70,7 +70,7 @@ class RegistersInFlight:
                 state = (*state, _NOTHING)
             elif ins.opcode.startswith("wgmma.wait_group"):
                 state = self._retired(state, int(ins.operands[0], 0))
-            elif self.flow.reads[pc] & accumulating or self.flow.bits(self.flow.written[pc]) & (accumulating | reading):
+            elif self.flow.reads[pc] & accumulating or self.flow.writes[pc] & (accumulating | reading):
                 return pc
         return None
 

@@ -26,8 +26,10 @@ class Run:
     end: int
     together: list[Operation]
     """For all threads at once."""
-    apart: dict[frozenset[int], list[Action]]
-    """For a part of the threads, by the pcs at which the others wait."""
+    apart: dict[int, list[Action]]
+    """For a part of the threads, by the registers (bits) that must stay as they are for the others."""
+    written: int
+    """Registers (bits) that it writes."""
     acts: bool
     """Whether it, or what ends it, does more than compute and read."""
 
@@ -60,24 +62,28 @@ class Runs:
         run = self._runs.get(pc)
         if run is None:
             end = self.flow.end_of_run(pc)
+            written = 0
+            for i in range(pc, end):
+                written |= self.flow.writes[i]
             run = self._runs[pc] = Run(
                 pc,
                 end,
                 [self._for_all(i) for i in range(pc, end)],
                 {},
+                written,
                 any(acts(ins) for ins in self.instructions[pc : end + 1] if ins.index < end or ends_run(ins)),
             )
         return run
 
     def steps_apart(self, run: Run, waiting: Iterable[int]) -> list[Action]:
         """The steps for threads that run while others are to go on at the pcs `waiting`."""
-        key = frozenset(waiting)
-        steps = run.apart.get(key)
+        wanted = 0
+        for pc in waiting:
+            wanted |= self.flow.live(pc)
+        wanted &= run.written
+        steps = run.apart.get(wanted)
         if steps is None:
-            wanted = 0
-            for pc in key:
-                wanted |= self.flow.live(pc)
-            steps = run.apart[key] = [self._step(i, wanted) for i in range(run.start, run.end)]
+            steps = run.apart[wanted] = [self._step(i, wanted) for i in range(run.start, run.end)]
         return steps
 
     def ending(self, pc: int) -> Ending:
@@ -105,7 +111,7 @@ class Runs:
 
     def _for_all(self, pc: int) -> Operation:
         """The instruction at `pc` for all threads together."""
-        if self._is_pure(pc) and self._predicate(pc) is None:
+        if self._is_pure(pc) and self.instructions[pc].predicate is None:
             return cast(Operation, self._prepare(pc))  # `Entry.pure` says which of the two it is
         return partial(self._step(pc, 0), self._everyone)
 
@@ -116,7 +122,7 @@ class Runs:
         prepared, predicate = self._prepare(pc), self._predicate(pc)
         if not self._is_pure(pc):
             action = cast(Action, prepared)
-        elif predicate is None and not self.flow.bits(self.flow.written[pc]) & wanted:
+        elif predicate is None and not self.flow.writes[pc] & wanted:
             operation = cast(Operation, prepared)
             return lambda active: operation()
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,7 @@ _ORDERS_BLOCKS = re.compile(
 )
 
 
+@lru_cache(maxsize=16)
 def orders_blocks(kernel: Kernel) -> bool:
     """Whether some instruction of the kernel can order what one block does before what another does."""
     return any(_ORDERS_BLOCKS.match(ins.opcode) for ins in kernel.instructions)

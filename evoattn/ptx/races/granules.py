@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from evoattn.ptx.program.kernel import Kernel
 
 
+@lru_cache(maxsize=16)
 def shared_granule(kernel: Kernel) -> int:
     """The smallest access in bytes that the kernel can make to shared memory: 1, 2, 4, 8 or 16."""
     smallest = 16
@@ -21,6 +23,7 @@ def shared_granule(kernel: Kernel) -> int:
     return smallest
 
 
+@lru_cache(maxsize=16)
 def global_granule(kernel: Kernel) -> int:
     """The smallest access in bytes that the kernel can make to global memory: 1, 2, 4, 8 or 16."""
     smallest, elsewhere = 16, {"shared", "shared::cluster", "shared::cta", "param", "local", "const"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar, cast
 
 import numpy as np
@@ -40,6 +41,12 @@ class NotConverged(Exception):
         self.ins, self.partial = ins, partial
 
 
+@lru_cache(maxsize=16)
+def _is_asynchronous(kernel: Kernel) -> bool:
+    """Whether others than threads may access its shared memory: bulk copies and matrix products."""
+    return any(ins.opcode.startswith(("mbarrier.", "cp.async.bulk.", "wgmma.")) for ins in kernel.instructions)
+
+
 class Context(Binder):
     """Everything of one machine that a prepared instruction may touch."""
 
@@ -71,10 +78,7 @@ class Context(Binder):
             "parameter", threads, np.zeros(threads.count, np.int64), 1, len(parameters), 0
         )
         self.parameter_memory.data[: len(parameters)] = parameters
-        asynchronous = any(
-            ins.opcode.startswith(("mbarrier.", "cp.async.bulk.", "wgmma.")) for ins in kernel.instructions
-        )
-        agents, readers = agent_names(threads) if asynchronous else ([], 0)
+        agents, readers = agent_names(threads) if _is_asynchronous(kernel) else ([], 0)
         self.races: Races | None = None
         if global_races is not None:
             shared = SharedRaces(threads, self.shared, shared_granule(kernel), agents, readers, global_races.grid_warps)
