@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
-from evoattn.correctness.cases import device_cases, sequenced
+from evoattn.correctness.case_shapes import sequenced
+from evoattn.correctness.cases import device_cases
 from evoattn.model.named_problems import parse_shape, short_name
 from evoattn.model.problem import AttentionProblem, ProblemError
 

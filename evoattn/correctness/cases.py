@@ -11,9 +11,9 @@ import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
+from evoattn.correctness.case_shapes import fitted, sequenced, used_cases, windowed
 from evoattn.correctness.far import FarKernel, can_be_far, far_places
 from evoattn.families.built import BuiltKernel
-from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -100,26 +100,10 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     if problem.term_shapes:
         ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
     pasts = (64, 65, 128, 0, 127, 1000, 300, 33, 63)
-    found = [(name, windowed(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts, strict=False)]
-    return [(name, sequenced(p), kind) for name, p, kind in found] if problem.varlen else found
-
-
-def sequenced(problem: AttentionProblem) -> AttentionProblem:
-    """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
-
-    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest.
-    """
-    rows, keys = problem.seqlen_q, problem.seqlen_k
-    queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
-    lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
-    return problem.with_(batch=len(queries), varlen="/".join(lengths))
-
-
-def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
-    """The problem with another window, if it has one: a kernel serves all. `ahead` is for masks that show such keys."""
-    if not problem.window:
-        return problem
-    return problem.with_(window=f"{past}:{0 if MASKS[problem.mask].causal else ahead}")
+    made = [(name, fitted(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts, strict=False)]
+    if problem.seqused:
+        made += [(name, windowed(p, 100, 30), "plain") for name, p in used_cases(problem, 256)]
+    return [(name, sequenced(p), kind) for name, p, kind in made] if problem.varlen else made
 
 
 @dataclass(frozen=True)
@@ -167,6 +151,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if there are terms beside the product, their extremes (`terms.make_terms`);
     - packed sequences: each of these is the longest of some (`sequenced`);
     - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows;
+    - if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
+      and of all keys, where a table ends;
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
     """
@@ -192,33 +178,35 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn, which would hide the group of heads
     single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=block_n + block_n // 2 + 1)
     cases = [
-        SmallCase("ragged, many key tiles", windowed(many, max(1, keys - block_n - 3), 5)),
+        SmallCase("ragged, many key tiles", fitted(many, max(1, keys - block_n - 3), 5)),
         SmallCase(
             "grouped, strided, logits x300, a late huge key",
-            windowed(grouped, 2, 1),
+            fitted(grouped, 2, 1),
             "large_logits" if str(config.params.get("S_TYPE")) in ("fp16", "bf16") else "large_logits_late_key",
             sms=1,
             far=can_be_far(grouped),
         ),
-        SmallCase("one query, many heads", windowed(single, block_n // 2, 3)),
-        SmallCase("whole tiles", windowed(whole, block_n - 1, block_n)),
-        SmallCase("part of one key tile", windowed(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
+        SmallCase("one query, many heads", fitted(single, block_n // 2, 3)),
+        SmallCase("whole tiles", fitted(whole, block_n - 1, block_n)),
+        SmallCase("part of one key tile", fitted(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]
     if str(config.params.get("RESCALE", "")).startswith("lazy"):
         within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * block_n + 1)
         rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
-        cases.append(SmallCase("a shift that rises late", windowed(rising, within, 5), "huge_keys_within"))
+        cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within"))
     if problem.term_shapes:
         keys = 3 * block_n + 3  # so that a schedule that shares keys gives some block a part that begins in the middle
         extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys)
-        cases.append(SmallCase("extreme terms", windowed(extreme, block_n, 3), "extreme_terms"))
+        cases.append(SmallCase("extreme terms", fitted(extreme, block_n, 3), "extreme_terms"))
     if config.params.get("GROUP_ROWS"):
         keys = block_n + block_n // 2 + 1
         rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
         threes = problem.with_(batch=2, heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys, layout=other)
-        cases.append(SmallCase("three heads a group", windowed(threes, block_n // 2 - 1, 2)))
+        cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
+    if problem.seqused:
+        cases += [SmallCase(name, windowed(p, block_n // 2, 1)) for name, p in used_cases(problem, block_n)]
     if problem.window:
         side = block_m + block_n + 5
-        square = windowed(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
+        square = fitted(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
         cases.append(SmallCase("windows that begin at different tiles", square))
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if packs else cases

@@ -69,6 +69,7 @@ STRUCTURES = {
             "mma": {},
             "mma, a cluster": {"MERGE": "cluster", "SPLITS": 4},
             "mma by tensor maps": {"LOAD": "tma", "STAGES": 2, "MERGE": "kernel"},
+            "mma, a ring": {"LOAD": "cp_async", "STAGES": 2, "BLOCK_N": 32},
             "fma": {**test_split_kv.FMA, "MERGE": "kernel"},
             "fma, a ring": {**test_split_kv.FMA, **test_split_kv.RING, "SPLITS": 1, "MERGE": "kernel"},
         },
@@ -96,10 +97,12 @@ ALL = [
 ]
 
 
-def faults(family: str, structure: str, variant: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
+def faults(
+    family: str, structure: str, variant: str | AttentionProblem, edits: tuple[tuple[str, str], ...] = ()
+) -> list[str]:
     """What the interpreter's cases find in the kernel's source with these edits; empty for a kernel that is right."""
     module, structures = STRUCTURES[family]
-    problem = VARIANTS[variant]
+    problem = VARIANTS[variant] if isinstance(variant, str) else variant
     config = load_space(family, H100).make_config(module.BASE | structures[structure])
     if impossible := module.FAMILY.why_impossible(problem, config, H100):
         pytest.skip(impossible)

@@ -25,7 +25,7 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import SCORE_VARIANTS
+from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 MAX_HEAD_DIM = 256
 MERGE_THREADS = 128
@@ -48,7 +48,7 @@ class SplitKv(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = SCORE_VARIANTS
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, *KEY_VARIANTS)
 
     def genes(self, config: KernelConfig) -> SplitKvGenes:
         return SplitKvGenes.of(config)
@@ -70,7 +70,7 @@ class SplitKv(Family):
         return (
             self.why_unsupported(problem, gpu)
             or why_wrong_shape(problem, genes)
-            or why_no_tensor_map(genes, gpu)
+            or why_no_tensor_map(problem, genes, gpu)
             or why_useless(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
@@ -81,7 +81,7 @@ class SplitKv(Family):
         return (
             self.why_unsupported(problem, gpu)
             or why_wrong_shape(problem, genes)
-            or why_no_tensor_map(genes, gpu)
+            or why_no_tensor_map(problem, genes, gpu)
             or why_not_on_card(genes, gpu)
             or why_too_big(problem, genes, gpu)
             or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)

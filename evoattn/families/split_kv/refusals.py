@@ -68,8 +68,8 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
     return None
 
 
-def why_no_tensor_map(genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
-    """What LOAD=tma asks for: Hopper, and tiles that its swizzle fits."""
+def why_no_tensor_map(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
+    """What LOAD=tma asks for: Hopper, tiles that its swizzle fits, and pages that hold a whole one."""
     if genes.LOAD != "tma":
         return None
     if gpu.capability < (9, 0):
@@ -84,6 +84,11 @@ def why_no_tensor_map(genes: SplitKvGenes, gpu: GpuSpec) -> str | None:
         return (
             f"LOAD=tma: BLOCK_N={genes.BLOCK_N} over WARPS={genes.WARPS} makes boxes of {keys} keys, which must be a "
             f"multiple of {TMA_KEYS} up to {MAX_BOX_KEYS}."
+        )
+    if problem.page and keys > problem.page:
+        return (
+            f"LOAD=tma: BLOCK_N={genes.BLOCK_N} over WARPS={genes.WARPS} makes boxes of {keys} keys, which must lie in "
+            f"one page of {problem.page}."
         )
     return None
 

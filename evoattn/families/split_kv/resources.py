@@ -79,20 +79,27 @@ def row_blocks(problem: AttentionProblem, genes: SplitKvGenes) -> int:
     return math.ceil(packed_rows(problem) / genes.BLOCK_M)
 
 
+def split_granule(problem: AttentionProblem, genes: SplitKvGenes) -> int:
+    """Keys that a split is a multiple of; with pages those of a warp's tile, which must not cross a border."""
+    return max(SPLIT_GRANULE, warp_keys(genes)) if problem.page else SPLIT_GRANULE
+
+
 def split_span(problem: AttentionProblem, genes: SplitKvGenes) -> int:
-    """The most keys that the rows of a block see together: all of them but under a window."""
+    """The most keys that the rows of a block see together: all of them but under a window, which with pages begins at a
+    granule."""
     if not problem.window:
         return problem.seqlen_k
     queries = min(problem.seqlen_q, math.ceil((genes.BLOCK_M - 1) / problem.group_size) + 1)
-    return min(problem.seqlen_k, sum(parse_window(problem.window)) + queries)
+    before = split_granule(problem, genes) - 1 if problem.page else 0
+    return min(problem.seqlen_k, sum(parse_window(problem.window)) + queries + before)
 
 
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
-    """(splits, keys a split): SPLITS or fewer, each a multiple of `SPLIT_GRANULE` keys and none of them empty, but in a
-    cluster, which is compiled for so many blocks.
+    """(splits, keys a split): SPLITS or fewer, each a multiple of `split_granule` keys and none of them empty, but in a
+    cluster, which is compiled for so many blocks, and in sequences that are shorter than the longest.
     """
-    span = split_span(problem, genes)
-    keys = math.ceil(math.ceil(span / genes.SPLITS) / SPLIT_GRANULE) * SPLIT_GRANULE
+    span, granule = split_span(problem, genes), split_granule(problem, genes)
+    keys = math.ceil(math.ceil(span / genes.SPLITS) / granule) * granule
     return max(cluster_blocks(genes), math.ceil(span / keys)), keys
 
 

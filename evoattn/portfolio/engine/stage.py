@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.correctness.cases import Case, make_case, windowed
+from evoattn.correctness.case_shapes import fitted
+from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation.process import Handler
 from evoattn.families.built import BuiltKernel
@@ -67,7 +68,7 @@ class Stage(Handler):
         grouped = any(p.group_size > 1 for p in problems)
         ragged = one.with_(heads=4 if grouped else 2, kv_heads=2, seqlen_q=203, seqlen_k=239)
         cases = [ragged] if one.causal else [ragged, one.with_(heads=8, kv_heads=2, seqlen_q=1, seqlen_k=799)]
-        cases = [windowed(case, 65, 30) for case in cases]
+        cases = [fitted(case, 65, 30) for case in cases]
         self._cases[group] = [make_case("quick", case, self._seed, self._backend.device) for case in cases]
 
     def _job(self, job: Job) -> dict[int, tuple[float, bool]] | str:

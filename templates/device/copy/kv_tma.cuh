@@ -5,7 +5,7 @@
 // bring the lanes that read together to the same banks (two to one with K, four to one with V), and rows with padding
 // between them are a request each, of 128 bytes or a few times that. A map swizzles, follows any stride of rows, and
 // reads zeros past the last key, where garbage could be a NaN (0 · NaN = NaN). Keys past the end of a split are another
-// split's, and masked.
+// split's, and masked. PAGED: a tile is a box of one page, and begins at a multiple of its keys.
 #include "device/ptx/element.cuh"
 #include "device/ptx/shared_address.cuh"
 #include "device/ptx/mbarrier.cuh"
@@ -17,7 +17,8 @@
 
 #define KV_SOURCE const __grid_constant__ TensorMap  // [batch, kv_heads, seqlen_k, HEAD_DIM], boxes of KEYS rows
 
-template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES> struct KeyTiles {
+template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, int STAGES, bool SEQUSED, bool PAGED>
+struct KeyTiles {
   using Tiles = TensorTile<HEAD_DIM* int(sizeof(Element)) / 2>;  // maps are of 16-bit columns
   static constexpr int KEYS = BLOCK_N / WARPS, TILE_BYTES = Tiles::bytes(KEYS);
   static constexpr int RING_BYTES = WARPS * STAGES * 2 * TILE_BYTES;  // for each warp tiles of K, tiles of V
@@ -35,8 +36,14 @@ template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, in
                    v_full_smem = k_full_smem + STAGES * 8;
     auto copy = [&](const TensorMap& map, const unsigned char* ring, uint32_t full_smem, int tile, int stage) {
       if (asks && tile < keys.tiles) {
-        Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
-                                   keys.first + tile * BLOCK_N, keys.kv_head, keys.batch);
+        if constexpr (PAGED) {
+          const int key = keys.first + tile * BLOCK_N;
+          Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
+                                     keys.row_in_page(key), keys.kv_head, keys.page_of(key));
+        } else {
+          Tiles::template load<KEYS>(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
+                                     keys.first + tile * BLOCK_N, keys.kv_head, keys.batch);
+        }
       }
     };
     // The tile STAGES ahead into a place that all lanes have read.
@@ -71,6 +78,10 @@ template <typename Element, int HEAD_DIM, class Rows, int WARPS, int BLOCK_N, in
       typename Rows::V v;
       mbarrier_wait(v_full_smem + 8 * at.stage, at.parity);
       v.template read_tile<KEYS>(v_ring + at.stage * TILE_BYTES, work.v_row(), work.v_column());
+      if constexpr (SEQUSED) {
+        const int left = keys.count - tile * BLOCK_N;
+        if (left < KEYS) v.clear_tile_from(left, work.v_row());  // their weight is 0, but 0 · NaN = NaN
+      }
       work.accumulate(v);
       copy_again(v_map, v_ring, v_full_smem, tile, at.stage);
       at.advance();

@@ -64,26 +64,27 @@ struct LanePieces {
     return PAIRED ? i / 4 * 16 + i % 4 / 2 * 8 + i % 2 : i * ROW_STEP;
   }
 
-  // `lane_gmem` is this lane's first piece, whose row has `rows` rows from it on, whose column `columns` columns.
-  __device__ __forceinline__ void load(const Element* lane_gmem, int64_t row_stride, int rows, int columns) {
+  // `row_gmem(offset)` is where the lane's first piece of the row `offset` rows behind its first one is; there are
+  // `rows` rows from its first on, and `columns` columns from its first on.
+  template <typename RowPointer> __device__ __forceinline__ void load(RowPointer row_gmem, int rows, int columns) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
       for (int c = 0; c < COLUMN_STEPS; ++c) {
-        load_streaming<VECTOR_BYTES>(at[i][c], lane_gmem + row_offset(i) * row_stride + c * COLUMN_STEP,
+        load_streaming<VECTOR_BYTES>(at[i][c], row_gmem(row_offset(i)) + c * COLUMN_STEP,
                                      row_offset(i) < rows && (WHOLE_ROWS || c * COLUMN_STEP < columns));
       }
   }
   // The same into this lane's places of a tile in a ring.
-  static __device__ __forceinline__ void copy(uint32_t lane_smem, const Element* lane_gmem, int64_t row_stride,
-                                              int rows, int columns) {
+  template <typename RowPointer>
+  static __device__ __forceinline__ void copy(uint32_t lane_smem, RowPointer row_gmem, int rows, int columns) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
       for (int c = 0; c < COLUMN_STEPS; ++c) {
         const bool valid = row_offset(i) < rows && (WHOLE_ROWS || c * COLUMN_STEP < columns);
         cp_async<VECTOR_BYTES>(lane_smem + (i * COLUMN_STEPS + c) * 32 * VECTOR_BYTES,
-                               lane_gmem + row_offset(i) * row_stride + c * COLUMN_STEP, valid ? VECTOR_BYTES : 0);
+                               row_gmem(row_offset(i)) + c * COLUMN_STEP, valid ? VECTOR_BYTES : 0);
       }
   }
   __device__ __forceinline__ void read(const unsigned char* lane_smem) {
@@ -112,5 +113,16 @@ struct LanePieces {
           read_words(at[i][c], tile_smem + byte / 128 * (TILE_ROWS * 128) + from * 128 + (byte % 128 ^ from % 8 * 16));
         }
       }
+  }
+  // After `read_tile`: zeros for rows of the tile from `rows` on, where there may be NaN.
+  __device__ __forceinline__ void clear_tile_from(int rows, int row) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      if (swizzled_row(row + row_offset(i) % 8) + row_offset(i) / 8 * 8 < rows) continue;
+#pragma unroll
+      for (int c = 0; c < COLUMN_STEPS; ++c)
+#pragma unroll
+        for (int word = 0; word < WORDS; ++word) at[i][c][word] = 0;
+    }
   }
 };

@@ -1,5 +1,5 @@
-// warp_keys.cuh: the keys that one warp of split_kv takes, in tiles. What brings their K and V to the warp is the
-// struct `KeyTiles` of one of the headers kv_registers, kv_cp_async, kv_tma.
+// warp_keys.cuh: the keys that one warp of split_kv takes, in tiles, and where in memory their rows are. What brings
+// their K and V to the warp is the struct `KeyTiles` of one of the headers kv_registers, kv_cp_async, kv_tma.
 #include "device/ptx/element.cuh"
 
 struct KvStrides {
@@ -11,11 +11,61 @@ struct WarpKeys {
   KvStrides k_strides, v_strides;
   int first, count;  // key `first` begins the first tile; those from `first + count` on are not seen
   int tiles;
+  const int* pages_gmem;  // PAGED: of the sequence, in their order; a batch of K and V is then a page
+  int page_bits;          // PAGED: a page has 2^page_bits keys
 
-  // Where column `column` of row `row` of the first tile lies.
-  template <typename Element>
-  __device__ __forceinline__ const Element* place(const Element* kv_gmem, const KvStrides& strides, int row,
-                                                  int column) const {
-    return kv_gmem + batch * strides.batch + kv_head * strides.head + (first + row) * strides.row + column;
+  // PAGED: the page of key `key`, or of the last one that is seen: entries behind it mean nothing.
+  __device__ __forceinline__ int page_of(int key) const {
+    return __ldg(pages_gmem + (min(key, first + count - 1) >> page_bits));
   }
+  __device__ __forceinline__ int row_in_page(int key) const { return key & ((1 << page_bits) - 1); }
+};
+
+// The pages of one tile that a lane copies rows of. PAGED: 16 keys from a multiple of 16 on, or the KEYS of a warp's
+// tile if they are fewer, lie in one page, and no lane's rows of such a group begin in another one.
+template <bool PAGED, int KEYS> struct TilePages {
+  // `first_key`: of the tile. It must be one of the warp's keys.
+  __device__ __forceinline__ void load(const WarpKeys&, int first_key, int lane_row) {}
+};
+template <int KEYS> struct TilePages<true, KEYS> {
+  int of_group[(KEYS + 15) / 16];
+
+  __device__ __forceinline__ void load(const WarpKeys& keys, int first_key, int lane_row) {
+#pragma unroll
+    for (int n = 0; n < (KEYS + 15) / 16; ++n) of_group[n] = keys.page_of(first_key + lane_row / 16 * 16 + n * 16);
+  }
+};
+
+// A lane's rows of K or of V in the tile that is copied next: `begin` is the lane's first row of the first tile.
+template <typename Element, bool PAGED> struct LaneRows {
+  const Element* next_gmem;
+  int64_t stride;
+
+  __device__ __forceinline__ LaneRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
+                                      int column)
+      : next_gmem(kv_gmem + keys.batch * strides.batch + keys.kv_head * strides.head +
+                  (keys.first + row) * strides.row + column),
+        stride(strides.row) {}
+  // Where the row `offset` rows behind the lane's first is.
+  template <class Pages> __device__ __forceinline__ const Element* at(int offset, const WarpKeys&, const Pages&) const {
+    return next_gmem + offset * stride;
+  }
+  __device__ __forceinline__ void next_tile(int rows) { next_gmem += rows * stride; }
+};
+template <typename Element> struct LaneRows<Element, true> {
+  const Element* head_gmem;
+  int64_t page_stride, stride;
+  int key;
+
+  __device__ __forceinline__ LaneRows(const Element* kv_gmem, const WarpKeys& keys, const KvStrides& strides, int row,
+                                      int column)
+      : head_gmem(kv_gmem + keys.kv_head * strides.head + column),
+        page_stride(strides.batch),
+        stride(strides.row),
+        key(keys.first + row) {}
+  template <class Pages>
+  __device__ __forceinline__ const Element* at(int offset, const WarpKeys& keys, const Pages& pages) const {
+    return head_gmem + pages.of_group[offset / 16] * page_stride + keys.row_in_page(key + offset) * stride;
+  }
+  __device__ __forceinline__ void next_tile(int rows) { key += rows; }
 };

@@ -52,7 +52,8 @@ struct FmaRows {
     for (int r = 0; r < ROWS; ++r) {
       const Element* lane_gmem = row_gmem(r);
       Q pieces;
-      pieces.load(lane_gmem + k_column(), 0, lane_gmem != nullptr, HEAD_DIM - k_column());
+      const Element* first_gmem = lane_gmem + k_column();
+      pieces.load([first_gmem](int) { return first_gmem; }, lane_gmem != nullptr, HEAD_DIM - k_column());
 #pragma unroll
       for (int v = 0; v < VECTORS; ++v) {
         float x[WIDTH];

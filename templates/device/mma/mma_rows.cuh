@@ -46,7 +46,8 @@ template <typename Element, int HEAD_DIM, int VECTOR_BYTES, int ROWS, int KEYS, 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const Element* lane_gmem = row_gmem(r * 8 + g);
-      q[r].load(lane_gmem + k_column(), 0, lane_gmem != nullptr, HEAD_DIM - k_column());
+      const Element* first_gmem = lane_gmem + k_column();
+      q[r].load([first_gmem](int) { return first_gmem; }, lane_gmem != nullptr, HEAD_DIM - k_column());
     }
   }
 

@@ -1,0 +1,46 @@
+"""Windows and lengths of the small cases, for the problems that have them."""
+
+from __future__ import annotations
+
+from evoattn.model.mask import MASKS
+from evoattn.model.problem import AttentionProblem
+
+
+def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
+    """The problem with another window, if it has one: a kernel serves all. `ahead` is for masks that show such keys."""
+    if not problem.window:
+        return problem
+    return problem.with_(window=f"{past}:{0 if MASKS[problem.mask].causal else ahead}")
+
+
+def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
+    """As `windowed`, and with lengths from a third to seven eighths of all keys, if only some are in use."""
+    keys = problem.seqlen_k
+    used = problem.with_(seqused=f"{keys // 3}:{-(-keys * 7 // 8)}") if problem.seqused else problem
+    return windowed(used, past, ahead)
+
+
+def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, AttentionProblem]]:
+    """(name, problem) of batches of sequences whose keys in use end at, beside and far from the ends of tiles."""
+    some = problem.with_(heads=2, kv_heads=1, seqlen_q=7)
+    rows = {
+        "sequences of 0, 1 and 2 keys": (3, 0, 2, tile + 1),
+        "sequences of whole tiles": (4, 0, 3 * tile, 3 * tile + 7),
+        "sequences of about a tile": (5, tile - 2, tile + 2, 2 * tile),
+        "sequences of all keys": (2, tile + 2, tile + 2, tile + 2),
+    }
+    return [
+        (name, some.with_(batch=batch, seqused=f"{low}:{high}", seqlen_k=keys))
+        for name, (batch, low, high, keys) in rows.items()
+    ]
+
+
+def sequenced(problem: AttentionProblem) -> AttentionProblem:
+    """Packed sequences of which the longest has the problem's lengths: others have one query, no queries or no keys.
+
+    The one without queries has keys that are NaN (`reference.make_inputs`), right behind those of the longest.
+    """
+    rows, keys = problem.seqlen_q, problem.seqlen_k
+    queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
+    lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
+    return problem.with_(batch=len(queries), varlen="/".join(lengths))

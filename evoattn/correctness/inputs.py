@@ -1,0 +1,90 @@
+"""Inputs of a problem, of the kinds that have caught wrong kernels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from evoattn.correctness import sequences, terms
+from evoattn.correctness.packed_sequences import each
+from evoattn.correctness.terms import torch_dtype
+from evoattn.model.problem import AttentionProblem
+
+KINDS = (
+    "plain",
+    "large_logits",
+    "late_huge_key",
+    "large_logits_late_key",
+    "huge_keys_within",
+    "rising_maximum",
+    "equal_keys",
+    "extreme_terms",
+)
+
+
+def make_inputs(
+    problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
+) -> dict[str, torch.Tensor]:
+    """Random q, k and v of `problem` (no v where it lies within k) in its dtype and memory layout, each a view of
+    logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`). K and V
+    hold NaN behind the last key in use, and in pages that no sequence has.
+
+    Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
+    q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
+    and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
+    `huge_keys_within` makes two keys far from either end 8 and 16 times as long, `rising_maximum` lets the largest
+    score grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
+    Packed sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
+    Raises `ValueError` on another kind: it would be plain unseen.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is none of {', '.join(KINDS)}.")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dtype = torch_dtype(problem)
+    tensors = {}
+    for name in problem.tensors:
+        shape = sequences.whole_shape(problem, name)
+        values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+        for one in each(problem):
+            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind)
+            if not one.lengths[0] and name != "q":
+                values[:, :, one.keys] = math.nan
+        if problem.seqused and name != "q":
+            for row, keys in zip(values, problem.key_lengths, strict=True):
+                _bend(row[None, :, :keys], name, kind)
+        later = problem.seqused and name != "q"
+        tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
+    others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
+    for name in problem.tensors[1:] if problem.seqused else "":
+        tensors[name] = _laid_out(problem, name, sequences.stored(problem, tensors[name], others))
+    return tensors | others
+
+
+def _bend(values: torch.Tensor, name: str, kind: str) -> None:
+    """Make of the values of a sequence, `[batch, heads, rows, head_dim]`, what `kind` says."""
+    rows = values.shape[2]
+    if not rows:
+        return
+    if kind.startswith("large_logits") and name == "q":
+        values *= 30 if kind == "large_logits" else 300
+    elif kind == "huge_keys_within" and name == "k":
+        values[:, :, rows // 3] *= 8
+        values[:, :, rows * 2 // 3] *= 16
+    elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
+        values[:, :, max(0, rows - 3)] *= 12
+    elif kind == "rising_maximum" and name == "q":
+        values.abs_()
+    elif kind == "rising_maximum" and name == "k":
+        values *= 0.1
+        values += torch.linspace(0, 6, rows, device=values.device)[None, None, :, None]
+    elif kind == "equal_keys" and name == "k":
+        values[:] = values[:, :, :1].clone()
+
+
+def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:
+    """A copy of `values` (its logical shape) with the strides that the problem's layout gives."""
+    out = torch.empty(values.numel(), dtype=values.dtype, device=values.device)
+    view = out.as_strided(problem.shape(name), problem.strides(name))
+    view.copy_(values)
+    return view
