@@ -8,6 +8,7 @@ from evoattn.export.provenance import comment, provenance
 from evoattn.export.recorded import Recorded
 from evoattn.export.target import Target
 from evoattn.families.base import starts_zeroed
+from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.paths import TEMPLATES
@@ -20,7 +21,7 @@ END = "// ==== evoattn: end of the recorded kernel ===="
 """Lines around the recorded source. The line break before END is the marker's, so that the text between is the source
 byte for byte."""
 CHECK = TEMPLATES / "export" / "check.cuh"
-TENSOR_MAP = TEMPLATES / "export" / "check_tensor_map.cuh"
+TENSOR_MAP = TEMPLATES / "export" / "check" / "tensor_map.cuh"
 HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda_runtime.h")
 TENSOR_MAP_HEADERS = ("cuda.h",)
 TENSOR_MAP_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
@@ -63,7 +64,7 @@ def export_source(storage: Storage, trial: Trial) -> str:
             "namespace evoattn_check {",
             _constants(problem, target.number, launches, workspace),
             _launcher(launches, _buffers(problem, workspace)),
-            CHECK.read_text().rstrip(),
+            resolve(CHECK.read_text(), TEMPLATES).rstrip(),
             "}  // namespace evoattn_check",
             "",
             "int main() { return evoattn_check::run(); }",
@@ -163,7 +164,7 @@ def _has_tensor_maps(launches: tuple[KernelLaunch, ...]) -> bool:
 
 
 def _tensor_map(tensor_map: TensorMap, buffers: list[str]) -> str:
-    """A call of `tensor_map` in `templates/export/check_tensor_map.cuh`."""
+    """A call of `tensor_map` in `templates/export/check/tensor_map.cuh`."""
     lists = ", ".join(
         f"{{{', '.join(map(str, values))}}}" for values in (tensor_map.shape, tensor_map.strides_bytes, tensor_map.box)
     )

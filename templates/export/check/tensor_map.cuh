@@ -1,4 +1,4 @@
-// check_tensor_map.cuh: tensor maps for the launches below, encoded by the driver without linking to it.
+// tensor_map.cuh: tensor maps for the launches below, encoded by the driver without linking to it.
 using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
 
 inline TensorMapEncoder tensor_map_encoder() {

@@ -1,0 +1,123 @@
+// reference.cuh: rows of O in double, and the same formula in DTYPE, from which the allowed error follows.
+#include "export/check/inputs.cuh"
+
+constexpr double CPU_BUDGET = 4294967296.0;  // multiply-adds of the reference: 2^32, a few seconds on one core
+
+struct Allowed {
+  double largest, rms;
+};
+struct Row {  // of O
+  long b, h, s;
+  std::vector<double> exact;  // [HEAD_DIM]
+  double lse;                 // logarithm of the sum of exponentials
+};
+
+// The rows to check: all of them, or first, last and one at random in each of equal strata of every head, as CPU_BUDGET
+// allows.
+inline std::vector<Row> choose_rows() {
+  double affordable = CPU_BUDGET / (4.0 * double(SEQLEN_K) * HEAD_DIM) / double(BATCH * HEADS);
+  long strata = std::max(1L, std::min(SEQLEN_Q, long(affordable)));
+  unsigned long long state = 4;
+  std::vector<Row> rows;
+  for (long b = 0; b < BATCH; b++)
+    for (long h = 0; h < HEADS; h++) {
+      long last = -1;
+      for (long i = 0; i < strata; i++) {
+        long begin = SEQLEN_Q * i / strata, end = SEQLEN_Q * (i + 1) / strata;
+        long s = i == 0            ? 0
+                 : i == strata - 1 ? SEQLEN_Q - 1
+                                   : begin + long(next_random(state) % (unsigned long long)(end - begin));
+        rows.push_back({b, h, last = s, {}, -INFINITY});
+      }
+      if (last != SEQLEN_Q - 1) rows.push_back({b, h, SEQLEN_Q - 1, {}, -INFINITY});
+    }
+  return rows;
+}
+
+// nvcc builds host code without optimization unless told, and the reference is all in these three loops.
+#if defined(__GNUC__) && !defined(__clang__)
+#define EVOATTN_FAST __attribute__((optimize("O3")))
+#else
+#define EVOATTN_FAST
+#endif
+
+// scores[j] = sum_d query[d] * keys_t[d][j] for j < keys, accumulated in T.
+template <typename T>
+EVOATTN_FAST void products(std::vector<T>& scores, const std::vector<T>& query, const std::vector<float>& keys_t,
+                           long keys) {
+  std::fill(scores.begin(), scores.end(), T(0));
+  T* s = scores.data();
+  for (long d = 0; d < HEAD_DIM; d++) {
+    const float* key = &keys_t[size_t(d) * SEQLEN_K];
+    const T q = query[d];
+    for (long j = 0; j < keys; j++) s[j] += q * T(key[j]);
+  }
+}
+// out[d] = sum_j weights[j] * values[j][d] for j < keys, accumulated in T.
+template <typename T>
+EVOATTN_FAST void weighted_sum(std::vector<T>& out, const std::vector<T>& weights, const std::vector<float>& values,
+                               long keys) {
+  std::fill(out.begin(), out.end(), T(0));
+  T* o = out.data();
+  for (long j = 0; j < keys; j++) {
+    const float* value = &values[size_t(j) * HEAD_DIM];
+    const T w = weights[j];
+    for (long d = 0; d < HEAD_DIM; d++) o[d] += w * T(value[d]);
+  }
+}
+// scores -> exp(score - max) / sum over the first `keys`; the others are left alone. Returns max + log(sum).
+template <typename T> EVOATTN_FAST T softmax(std::vector<T>& scores, long keys) {
+  T most = *std::max_element(scores.begin(), scores.begin() + keys), sum = 0, *s = scores.data();
+  for (long j = 0; j < keys; j++) sum += s[j] = std::exp(s[j] - most);
+  for (long j = 0; j < keys; j++) s[j] /= sum;
+  return most + std::log(sum);
+}
+
+// Fills `exact` of every row. flash-attention's rule (its tests/test_flash_attn.py):
+// max|out - exact| <= 2 max|low - exact| + 2 max|(exact + 0.3 - 0.3) - exact|; the root-mean-square error likewise.
+// For fp32, where `low` is nearly exact, 1e-5 of the largest output is allowed in any case.
+inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k, const Bytes& v) {
+  const double scale = 1.0 / std::sqrt(double(HEAD_DIM));
+  std::vector<float> keys_t(size_t(SEQLEN_K) * HEAD_DIM), values(keys_t.size()), low_query(HEAD_DIM),
+      low_scores(SEQLEN_K), low(HEAD_DIM);
+  std::vector<double> query(HEAD_DIM), scores(SEQLEN_K);
+  double low_most = 0, nudged_most = 0, low_squares = 0, rounding_squares = 0, most = 0, squares = 0;
+  long loaded_batch = -1, loaded_head = -1;
+  for (Row& row : rows) {
+    row.exact.assign(HEAD_DIM, 0.0);
+    long kv_head = row.h / (HEADS / KV_HEADS), keys = CAUSAL ? std::min(SEQLEN_K, row.s + CAUSAL_OFFSET + 1) : SEQLEN_K;
+    if (keys <= 0) continue;  // sees no key: O = 0
+    if (row.b != loaded_batch || kv_head != loaded_head) {
+      for (long j = 0; j < SEQLEN_K; j++)
+        for (long d = 0; d < HEAD_DIM; d++) {
+          keys_t[size_t(d) * SEQLEN_K + j] = load(k, offset(K_STRIDES, row.b, kv_head, j) + d);
+          values[size_t(j) * HEAD_DIM + d] = load(v, offset(V_STRIDES, row.b, kv_head, j) + d);
+        }
+      loaded_batch = row.b, loaded_head = kv_head;
+    }
+    for (long d = 0; d < HEAD_DIM; d++) {
+      float x = load(q, offset(Q_STRIDES, row.b, row.h, row.s) + d);
+      query[d] = x * scale, low_query[d] = rounded(x * float(scale));
+    }
+    products(scores, query, keys_t, keys);
+    row.lse = softmax(scores, keys);
+    weighted_sum(row.exact, scores, values, keys);
+    products(low_scores, low_query, keys_t, keys);
+    for (long j = 0; j < keys; j++) low_scores[j] = rounded(low_scores[j]);
+    softmax(low_scores, keys);
+    for (long j = 0; j < keys; j++) low_scores[j] = rounded(low_scores[j]);
+    weighted_sum(low, low_scores, values, keys);
+    for (long d = 0; d < HEAD_DIM; d++) {
+      double exact = row.exact[d], low_error = double(rounded(low[d])) - exact;
+      float nearest = rounded(float(exact)), nudged = rounded(rounded(nearest + 0.3f) - 0.3f);
+      low_most = std::max(low_most, std::fabs(low_error)),
+      nudged_most = std::max(nudged_most, std::fabs(double(nudged) - nearest));
+      low_squares += low_error * low_error, rounding_squares += (nearest - exact) * (nearest - exact);
+      most = std::max(most, std::fabs(exact)), squares += exact * exact;
+    }
+  }
+  const double n = double(rows.size()) * HEAD_DIM, floor = DTYPE == Dtype::fp32 ? 1e-5 : 0.0;
+  return {
+      std::max(2 * low_most + 2 * nudged_most, floor * most),
+      std::max(2 * std::sqrt(low_squares / n) + 2 * std::sqrt(rounding_squares / n), floor * std::sqrt(squares / n))};
+}
