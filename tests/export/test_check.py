@@ -2,11 +2,12 @@
 
 import hashlib
 import re
+import subprocess
 from dataclasses import replace
 
+import kernels
 import pytest
 
-from evoattn.export import check as export
 from evoattn.export.check import BEGIN, END, export_source
 from evoattn.families import registry
 from evoattn.families.base import attention_args
@@ -157,6 +158,15 @@ def test_the_architecture_that_the_family_needs(storage):
         and "defined(__CUDA_ARCH_FEAT_SM90_ALL)" in text
         and "MINIMUM_SM = 90;" in text
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, gpu, arch", [("flash_wgmma", "h100", "sm_90a"), ("flash_wmma", "a100", "sm_80")])
+def test_nvcc_compiles_the_file(database, tmp_path, nvcc, family, gpu, arch):
+    (tmp_path / "kernel.cu").write_text(export_source(database, kernels.record(database, family, gpu)))
+    command = [nvcc, f"-arch={arch}", "-c", tmp_path / "kernel.cu", "-o", tmp_path / "kernel.o"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0 and "evoattn_check" not in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize("source, name, number", [("KERNEL\n", "sm_80", 80), ("wgmma.mma_async.sync\n", "sm_90a", 90)])
