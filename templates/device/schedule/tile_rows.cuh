@@ -37,7 +37,8 @@ template <> struct TileRows<true> {
   int heads, count, group, bits, queries;  // group: query heads of a K/V head, of 2^bits rows a query
 
   __device__ __forceinline__ TileRows(int all_heads, int kv_heads, int seqlen_q)
-      : heads(kv_heads), group(all_heads / kv_heads), bits(32 - __clz(group - 1)), queries(seqlen_q) {
+      : heads(kv_heads), group(all_heads / kv_heads), queries(seqlen_q) {
+    bits = 32 - __clz(group - 1);  // not above: nvcc shows initializers to the host's compiler, which lacks __clz
     count = seqlen_q << bits;
   }
   __device__ __forceinline__ int query(int row) const { return row >> bits; }
