@@ -1,8 +1,10 @@
 """What the GPU worker does with its time: candidates checked and timed in this process, under Python's profiler.
 
     python scripts/device_profile.py [--problem seed_h100] [--family flash_wgmma] [--candidates 24] [--lines 40]
+                                     [--within capture_end]
 
-Prints ms per candidate by check and in timing, then the functions that took the most time of their own.
+Prints what it takes until the first candidate can be timed, ms per candidate by check and in timing, then the functions
+that took the most time of their own, and what is called `--within` those of a name.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from evoattn.model.space import KernelConfig, load_space  # noqa: E402
 from evoattn.samplers.pool import ConfigPool  # noqa: E402
 
 THREADS = 8
+STARTING_LINES = 12
 
 
 def main() -> int:
@@ -41,6 +44,7 @@ def main() -> int:
     parser.add_argument("--family", default="flash_wgmma")
     parser.add_argument("--candidates", type=int, default=24)
     parser.add_argument("--lines", type=int, default=40)
+    parser.add_argument("--within")
     words = parser.parse_args()
     devices = gpus.detect_devices()
     if not devices or devices[0].spec is None:
@@ -66,9 +70,10 @@ def main() -> int:
 
     with ThreadPoolExecutor(THREADS) as threads:
         kernels = [kernel for kernel in threads.map(build, configs) if kernel]
-    began = time.perf_counter()
-    evaluator = DeviceEvaluator(problem, gpu)
+    began, start = time.perf_counter(), cProfile.Profile()
+    evaluator = start.runcall(DeviceEvaluator, problem, gpu)
     print(f"{time.perf_counter() - began:.2f} s until the evaluator is made")
+    pstats.Stats(start).sort_stats("tottime").print_stats(STARTING_LINES)
     for number in (1, 2):
         began = time.perf_counter()
         evaluator.evaluate(Evaluate(kernels[0], None))
@@ -97,7 +102,10 @@ def main() -> int:
         )
         for name, seconds in parts.most_common():
             print(f"{1e3 * seconds / len(kernels):8.2f} ms  {name}")
-    pstats.Stats(profile).sort_stats("tottime").print_stats(words.lines)
+    stats = pstats.Stats(profile)
+    stats.sort_stats("tottime").print_stats(words.lines)
+    if words.within:
+        stats.print_callees(words.within)
     return 0
 
 

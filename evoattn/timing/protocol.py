@@ -34,7 +34,7 @@ FINAL = Protocol("final", 25, 1000.0)
 REPEAT_WITHIN = 1.05
 RACE = 2
 """Samples of the race that every candidate runs before it is proved in full."""
-PRUNE_BEYOND = 1.25
+PRUNE_BEYOND = 1.1
 """A candidate that takes this many times the best so far is not proved, and so cannot lead: it is left at that time."""
 HOPELESS, HOPELESS_US = 10.0, 300.0
 """One call of this many times the best so far, and of so many µs that its launch does not count, is a candidate's

@@ -81,7 +81,7 @@ def test_who_is_far_behind_the_best_is_pruned_after_the_small_cases_and_a_race(e
 
 
 @pytest.mark.parametrize(
-    "best_us, stages", [(40.0, ["screen"]), (48.0, ["screen", "repeat"]), (99.0, ["screen", "repeat"])]
+    "best_us, stages", [(46.0, ["screen"]), (48.0, ["screen", "repeat"]), (99.0, ["screen", "repeat"])]
 )
 def test_who_is_near_the_best_is_proved_in_full(evaluator, best_us, stages):
     found = evaluate(evaluator, honest, us=50.0, best_us=best_us)
