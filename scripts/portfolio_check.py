@@ -3,9 +3,10 @@
     python scripts/portfolio_check.py --seeds 71,72 --count 60 [--seconds 10] [--peers flash,cudnn,efficient,fa3,fa4]
     python scripts/portfolio_check.py --problem mistral_prefill --problem t5_bias [--seconds 10] [--peers cudnn,flex]
 
-For each problem the pick, the best kernels of a search of so many seconds that starts from it, and every peer are timed
-in turns. Regret is the pick's time over the best of ours. All searches run at once in one set of processes, each
-with its share of the time. -o FILE keeps all rows as JSON.
+For each problem the pick, the best kernels of a search of so many seconds that starts from it and from the families'
+starting configs (`--family NAME`: of these families alone), and every peer are timed in turns. Regret is the pick's
+time over the best of ours. All searches run at once in one set of processes, each with its share of the time. -o FILE
+keeps all rows as JSON.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pathlib import Path
 
 from evoattn.model.gpu import detect_devices
 from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.space import load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import draw
+from evoattn.search.starting import MOST_OF_A_FAMILY, starting_configs
 
 
 def main() -> None:
@@ -29,6 +32,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="71")
     parser.add_argument("--count", type=int, default=60, help="problems in all")
     parser.add_argument("--problem", action="append", default=[], help="a name or a shape, in place of drawn ones")
+    parser.add_argument("--family", action="append", default=[], help="that the searches look at; may be repeated")
     parser.add_argument("--seconds", type=float, default=10, help="of search per problem")
     parser.add_argument("--peers", default="flash,cudnn,efficient,fa3,fa4")
     parser.add_argument("--rounds", type=int, default=7)
@@ -41,6 +45,13 @@ def main() -> None:
     problems = [by_name_or_shape(text) for text in words.problem] or drawn
     picks = [pick(p, gpu) for p in problems]
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
+    for group in groups:
+        group.families = tuple(words.family) or group.families
+        group.given += [
+            (family, config.params)
+            for family in group.families
+            for config in starting_configs(load_space(family, gpu), group.problems[0], gpu)[:MOST_OF_A_FAMILY]
+        ]
     rows: list[Checked] = []
     started = time.monotonic()
     with Engine(groups, gpu, words.jobs, most=1) as engine:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Variants of attention on the GPU that is here: each family's kernels against float64-checked answers.
 
-    python scripts/variants_check.py [--configs 4] [--only value_dim,window]
+    python scripts/variants_check.py [--configs 4] [--only value_dim,window] [--gene GROUP_ROWS=true]
 
-For each family and variant, starting configs with different structures are compiled and run on the ladder of small
-cases and on one larger problem, twice each between guarded memory (`correctness/validate.py`). A line for each family
-and variant; what is wrong is said in full. Exit code 1 if anything is. Then a line for each variant says which peers
-serve it and are right.
+For each family and variant, starting configs (those with the values of every `--gene`) with different structures are
+compiled and run on the ladder of small cases and on one larger problem, twice each between guarded memory
+(`correctness/validate.py`). A line for each family and variant; what is wrong is said in full. Exit code 1 if anything
+is. Then a line for each variant says which peers serve it and are right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig, load_space, parse_choices
 from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
 
 SERVING = ("flash_wgmma", "flash_mma", "split_kv")
@@ -51,6 +51,8 @@ VARIANTS = (
     {"head_dim": 64, "value_dim": 256, "window": "300:20", "dtype": "bf16"},
     {"head_dim": 128, "value_dim": 72, "shared_kv": True},
     {"seqlen_q": 1, "seqlen_k": 5000, "sink": True, "dtype": "bf16"},
+    {"heads": 10, "seqlen_q": 11, "seqlen_k": 5000, "mask": "causal_lower_right", "head_dim": 128, "lse": True},
+    {"heads": 140, "seqlen_q": 3, "seqlen_k": 700, "mask": "causal_lower_right", "alibi": True, "sink": True},
     {"seqlen_q": 5, "seqlen_k": 5000, "mask": "causal_lower_right", "window": "700:0", "head_dim": 128},
     {"seqlen_q": 3, "seqlen_k": 2000, "dtype": "fp32", "bias": "s", "softcap": 5.0},
 )
@@ -76,14 +78,18 @@ def main() -> int:
     parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
     parser.add_argument("--peers", default="cudnn,efficient,fa3,fa4", help="that are asked for the larger problem too")
     parser.add_argument("--only", default="", help="variants, of which a problem has one at least")
+    parser.add_argument("--gene", action="append", default=[], help="NAME=VALUE that a config has; may be repeated")
     words = parser.parse_args()
+    genes = parse_choices(words.gene)
     device, started = detect_devices()[0], time.monotonic()
     gpu = device.spec
     if gpu is None:
         sys.exit(f"The {device.product} is not in the table of GPUs.")
     rows = []
     for name in SERVING:
-        family, space = FAMILIES[name], load_space(name, gpu)
+        family, space = FAMILIES[name], load_space(name, gpu).restricted(genes)
+        if set(genes) - set(space.names()):
+            continue
         for fields in VARIANTS:
             problem = PLAIN.with_(**fields)
             if words.only and not set(words.only.split(",")) & set(problem.variants):

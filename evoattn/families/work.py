@@ -84,10 +84,10 @@ class LaunchWork:
     """What else may matter, by names that families share, as numbers."""
 
 
-def row_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, int, int]:
-    """(mean, most, count): tiles of `keys` keys that the blocks of `rows` queries of one head visit, and how many
-    blocks there are."""
-    count = math.ceil(problem.seqlen_q / rows)
+def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int = 1) -> tuple[float, int, int]:
+    """(mean, most, count): tiles of `keys` keys that the blocks of `rows` rows of one head visit, and how many blocks
+    there are. Rows are queries, or as many of each query as its heads take."""
+    count = math.ceil(problem.seqlen_q * rows_a_query / rows)
     if problem.masking.kind is MaskKind.FULL:
         tiles = math.ceil(problem.seqlen_k / keys)
         return float(tiles), tiles, count
@@ -96,7 +96,8 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int) -> tuple[float, i
     visited = []
     for i in range(looked_at):
         block = i * (count - 1) // max(1, looked_at - 1)
-        seen = mask.visible_keys(block * rows, min((block + 1) * rows, sq), sq, sk)
+        end = min(math.ceil((block + 1) * rows / rows_a_query), sq)
+        seen = mask.visible_keys(block * rows // rows_a_query, end, sq, sk)
         visited.append(math.ceil(seen.stop / keys) - seen.start // keys if seen else 0)
     return sum(visited) / len(visited), max(visited), count
 

@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evoattn.families.tensor_tiles import group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
 
 PACKED = ("split_kv", "large_head")
-"""Families whose tiles stack the query heads of one K/V head."""
+"""Families whose tiles always stack the query heads of one K/V head."""
 SPLIT_KEYS = 64
 """Keys that a split of split_kv is a multiple of."""
 USUAL_TILE = 8192
@@ -108,10 +109,14 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
         steps = math.ceil(min(keys, seen) / block_n)
         blocks = rows * problem.kv_heads * problem.batch * splits
         return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1)
+    tiles_a_query = 1
+    if params.get("GROUP_ROWS"):
+        rows_a_query, heads = group_slots(problem), problem.batch * problem.kv_heads
+        tiles_a_query, block_m = max(1, rows_a_query // block_m), max(1, block_m // rows_a_query)
     mean, longest, count = _row_steps(problem, block_m, block_n)
     split = params.get("KEY_SPLIT", 1)
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
-    return Tiles(count * heads * split, mean / split, math.ceil(longest / split), schedule)
+    return Tiles(count * tiles_a_query * heads * split, mean / split, math.ceil(longest / split), schedule)
 
 
 def work_of(family: str, params: dict[str, Any], resident: int, problem: AttentionProblem, gpu: GpuSpec) -> Work:

@@ -6,7 +6,7 @@ import pytest
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.cover import UNSERVED, choose, fit, fit_source, judge, usual
-from evoattn.portfolio.work import Work, predicted_us, tiles_of, work_of
+from evoattn.portfolio.work import Tiles, Work, predicted_us, tiles_of, work_of
 
 GPU = GPUS["h100"]
 
@@ -67,6 +67,10 @@ def test_blocks_and_steps_of_a_config():
     causal = tiles_of("flash_wgmma", config, full.with_(mask="causal_upper_left"))
     assert causal.longest == 16 and 8 < causal.mean < 10
     decode = parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=5000,D=64,dtype=bf16,mask=full")
+    heads_as_rows = config | {"BLOCK_M": 64, "GROUP_ROWS": True}
+    assert tiles_of("flash_wgmma", heads_as_rows, decode) == Tiles(2 * 2, 79, 79)
+    assert tiles_of("flash_wgmma", heads_as_rows, decode.with_(seqlen_q=20)).blocks == 2 * 2 * 2
+    assert tiles_of("flash_wgmma", heads_as_rows, decode.with_(heads=200)).blocks == 2 * 2 * 2
     split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 4, "MERGE": "kernel"}
     assert tiles_of("split_kv", split, decode).blocks == 2 * 2 * 4
     seen = tiles_of("split_kv", split, decode.with_(window="127:0"))

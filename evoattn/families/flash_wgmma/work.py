@@ -12,8 +12,9 @@ from evoattn.families.flash_wgmma.registers import (
     threads,
     warpgroups,
 )
-from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, is_persistent, result_bytes, smem_bytes
+from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, is_persistent, result_bytes, row_tiles, smem_bytes
 from evoattn.families.residency import WARP
+from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
 from evoattn.model.problem import AttentionProblem
 
@@ -33,11 +34,13 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     flops = 2.0 * scores * (dim + value_dim)
     tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * dim * 2)
-    mean, most, count = row_steps(problem, rows, keys)
-    split, tiles = genes.KEY_SPLIT, count * problem.heads * problem.batch
+    rows_a_query = group_slots(problem) if genes.GROUP_ROWS else 1
+    mean, most, count = row_steps(problem, rows, keys, rows_a_query)
+    _, heads = row_tiles(problem, genes)
+    split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * problem.batch)
     fixed = registers or registers_at_launch(genes)
     need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
-    merges = (split - 1) * groups * result_bytes(problem)
+    merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
     ends = Step(
         instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * 2 + merges,
@@ -71,8 +74,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             read_bytes=tensor_bytes(problem, "q", "k", "v"),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=float(count * problem.group_size),
-            heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or problem.heads * problem.batch) / problem.group_size,
+            sweepers=float(count * sharers),
+            heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
             cluster=split,
             genes={
                 "warpgroups": groups,
