@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,9 +27,10 @@ from evoattn.families.render import render
 from evoattn.model.dtype import DTYPES
 from evoattn.model.gpu import GPUS
 from evoattn.model.mask import MASKS
-from evoattn.model.problem import AttentionProblem
+from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import TrialState
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.variant import BIASES, PAGES
 from evoattn.samplers.pool import ConfigPool
 
 HEAD_DIMS = (16, 24, 32, 64, 72, 96, 128, 192, 256)
@@ -36,7 +38,8 @@ LARGE_HEAD_DIMS = {"large_head": (256, 512, 1024), "large_head_mma": (264, 320, 
 LENGTHS = (1, 17, 64, 203, 512, 1025, 2048)
 SHORT_LENGTHS = (1, 5, 17, 64, 203)
 """For head_dims of hundreds: such problems have few rows, and few keys keep the cost model's own run short."""
-LSE_SHARE = 0.2
+LSE_SHARE, VARIANT_SHARE = 0.2, 0.4
+"""Of the problems: those that ask for the log-sum-exp; those with a variant of attention, where the family has any."""
 
 
 @dataclass
@@ -56,9 +59,9 @@ class Tally:
 
 
 def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
-    """A problem of the sizes that the family is for; it may still not serve its dtype or its lse."""
+    """A problem of the sizes that the family is for; it may still not serve its dtype, its lse or its variants."""
     kv_heads, lengths = rng.choice((1, 2, 4)), SHORT_LENGTHS if family in LARGE_HEAD_DIMS else LENGTHS
-    return AttentionProblem(
+    plain = AttentionProblem(
         rng.choice((1, 2)),
         kv_heads * rng.choice((1, 2, 4)),
         kv_heads,
@@ -70,6 +73,34 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         rng.choice(("bhsd", "bshd")),
         lse=rng.random() < LSE_SHARE,
     )
+    served = FAMILIES[family].variants
+    if not served or rng.random() > VARIANT_SHARE:
+        return plain
+    try:
+        return plain.with_(
+            **draw_variant(plain, rng.choice(served), rng) | draw_variant(plain, rng.choice(served), rng)
+        )
+    except ProblemError:  # two that exclude each other
+        return plain
+
+
+def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> dict[str, Any]:
+    """Fields that make the problem one of this variant."""
+    keys, queries = problem.seqlen_k, problem.seqlen_q
+    ahead = 0 if problem.masking.causal else rng.choice((0, 33))
+    fields: dict[str, dict[str, Any]] = {
+        "window": {"window": f"{rng.choice((0, 16, 100))}:{ahead}"},
+        "softcap": {"softcap": 20.0},
+        "sink": {"sink": True},
+        "alibi": {"alibi": True},
+        "bias": {"bias": rng.choice(BIASES)},
+        "value_dim": {"value_dim": rng.choice((64, 128, 256))},
+        "shared_kv": {"shared_kv": True, "value_dim": max(16, problem.head_dim // 32 * 16)},
+        "seqused": {"seqused": f"1:{keys}"},
+        "page": {"seqused": f"1:{keys}", "page": rng.choice(PAGES)},
+        "varlen": {"varlen": f"1:{queries}/1:{keys}"},
+    }
+    return fields[name]
 
 
 def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Random) -> KernelConfig | None:
