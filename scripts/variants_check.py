@@ -55,6 +55,12 @@ VARIANTS = (
     {"heads": 140, "seqlen_q": 3, "seqlen_k": 700, "mask": "causal_lower_right", "alibi": True, "sink": True},
     {"seqlen_q": 5, "seqlen_k": 5000, "mask": "causal_lower_right", "window": "700:0", "head_dim": 128},
     {"seqlen_q": 3, "seqlen_k": 2000, "dtype": "fp32", "bias": "s", "softcap": 5.0},
+    {"batch": 5, "seqlen_q": 1, "seqlen_k": 5000, "seqused": "0:5000", "dtype": "bf16"},
+    {"batch": 5, "seqlen_q": 5, "seqlen_k": 3000, "seqused": "2:2999", "mask": "causal_lower_right", "alibi": True},
+    {"batch": 5, "seqlen_q": 1, "seqlen_k": 5000, "seqused": "0:5000", "page": 16, "head_dim": 128, "layout": "bshd"},
+    {"batch": 5, "seqlen_q": 5, "seqlen_k": 3000, "seqused": "1:3000", "page": 64, "mask": "causal_lower_right"},
+    {"batch": 5, "seqlen_q": 2, "seqlen_k": 3000, "seqused": "9:3000", "page": 256, "window": "700:9", "dtype": "bf16"},
+    {"batch": 3, "seqlen_q": 1, "seqlen_k": 2000, "seqused": "9:1999", "page": 32, "dtype": "fp32", "sink": True},
 )
 STRUCTURE = ("SCHEDULE", "RESCALE", "KEY_SPLIT", "COMPUTE", "LOAD", "MERGE", "STORE", "BLOCK_M")
 

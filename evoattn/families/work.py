@@ -120,9 +120,13 @@ def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
 
 
 def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
-    """Bytes of some of q, k, v and o; none of a V that lies within K."""
-    own = (t for t in tensors if t != "v" or not problem.shared_kv)
-    return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
+    """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use."""
+    own = [t for t in tensors if t != "v" or not problem.shared_kv]
+    if not problem.seqused:
+        return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
+    rows = {t: problem.kv_heads * sum(problem.key_lengths) for t in "kv"}
+    counts = (rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own)
+    return float(problem.element_bytes * sum(counts))
 
 
 def up_to(count: float, step: int) -> int:

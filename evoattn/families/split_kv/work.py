@@ -124,9 +124,12 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
 
 def _visible_share(problem: AttentionProblem, genes: SplitKvGenes, row_tiles: int) -> float:
     """The part of all keys that the blocks visit, on average."""
-    if problem.masking.kind is MaskKind.FULL:
+    full = problem.masking.kind is MaskKind.FULL
+    if full and not problem.seqused:
         return 1.0
     pairs = problem.visible_pairs / (problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k)
+    if full:
+        return pairs
     return min(1.0, pairs + 0.5 / row_tiles)
 
 

@@ -3,7 +3,7 @@ forward alone as a wheel.
 
 Both have one Python interface. `num_splits=0` lets FA3 choose how many blocks share a row of queries: the default of
 its `flash_attn_func` is 1, which leaves most of the GPU idle in decode, that of its `flash_attn_with_kvcache` is 0.
-Where there are blocks enough, 0 chooses 1.
+Where there are blocks enough, 0 chooses 1. Keys in use and pages go to the latter (`cache_seqlens`, `page_table`).
 """
 
 from __future__ import annotations
@@ -49,27 +49,29 @@ def find(dtype: str, load: Load = importlib.import_module) -> Fa3:
     absent, lacking = [], []
     for stem, distribution in PACKAGES.items():
         try:
-            function = load(f"{stem}_interface").flash_attn_func
+            interface = load(f"{stem}_interface")
         except (ImportError, OSError) as error:  # OSError: a library built for another torch or CUDA does not load
             absent.append(" ".join(str(error).split())[:140])
             continue
         if dtype == "fp16" and _build_flags(stem, load).get("FLASHATTENTION_DISABLE_FP16"):
             lacking.append(f"{distribution} is built without fp16.")
             continue
-        return Fa3(partial(_prepare, function), f"{distribution} {_installed(distribution)}")
+        return Fa3(partial(_prepare, interface), f"{distribution} {_installed(distribution)}")
     if lacking:
         raise LacksDtype(lacking[0])
     raise ImportError("; ".join(absent))
 
 
 def _prepare(
-    function: Callable[..., Any],
+    interface: Any,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     causal: bool,
     options: Mapping[str, Any],
 ) -> Call:
+    """Lengths of a cache and pages are another function's of it."""
+    function = interface.flash_attn_with_kvcache if "cache_seqlens" in options else interface.flash_attn_func
     return partial(function, q, k, v, causal=causal, num_splits=0, **options)
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from evoattn.correctness.terms import qkv
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.variant import SCORE_VARIANTS
+from evoattn.timing.peers.caches import whole_keys
 from evoattn.timing.peers.refused import PeerRefused
+from evoattn.timing.peers.variants import refuse_all_but
 
 Tensors = dict[str, torch.Tensor]
 ScoreMod = Callable[..., torch.Tensor]
@@ -31,15 +33,23 @@ def make(
     # Imported here, as it brings torch._dynamo: a second of every worker's start.
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    q, k, v = qkv(problem, tensors)
+    refuse_all_but((*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused"), problem, "FlexAttention")
+    if problem.seqused and problem.alibi:
+        raise PeerRefused("FlexAttention is not asked for slopes of sequences of different lengths.")
+    q, (k, v) = tensors["q"], whole_keys(problem, tensors)()
+    used, at_end = tensors.get("seqused"), problem.masking.corner == "lower_right"
     lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
 
     def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return (j <= i + (highest or 0)) & (j >= i + (-problem.seqlen_k * 2 if lowest is None else lowest))
+        keys = problem.seqlen_k if used is None else used[b]
+        query = i + keys - problem.seqlen_k if at_end else i
+        past = -problem.seqlen_k * 2 if lowest is None else lowest
+        return (j < keys) & (j <= query + (problem.seqlen_k * 2 if highest is None else highest)) & (j >= query + past)
 
     blocks = None
-    if highest is not None:
-        blocks = create_block_mask(visible, None, None, problem.seqlen_q, problem.seqlen_k, device=str(q.device))
+    if highest is not None or used is not None:
+        batches = None if used is None else problem.batch
+        blocks = create_block_mask(visible, batches, None, problem.seqlen_q, problem.seqlen_k, device=str(q.device))
     score_mod, sinks = _score_mod(problem, tensors), tensors.get("sinks")
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.peers import fa3, flex
+from evoattn.timing.peers.caches import whole_keys, without_nan
 from evoattn.timing.peers.refused import PeerRefused as PeerRefused
 from evoattn.timing.peers.variants import added_to_scores, flash_options
 
@@ -60,12 +61,13 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
         kind, lower_right = problem.masking.kind, problem.masking.corner == "lower_right"
         if kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"SDPA has no {problem.mask} but as a matrix of all scores.")
-        mask, (q, k, v) = added_to_scores(problem, tensors), qkv(problem, tensors)
+        mask, q, keys = added_to_scores(problem, tensors), tensors["q"], whole_keys(problem, tensors)
         causal = kind is MaskKind.CAUSAL and mask is None
         if causal and lower_right:
             mask = causal_lower_right(problem.seqlen_q, problem.seqlen_k)
 
         def call() -> torch.Tensor:
+            k, v = keys()
             with sdpa_kernel(backend):
                 return scaled_dot_product_attention(
                     q,
@@ -94,11 +96,13 @@ def _flash_attention(
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         if not problem.element.on_tensor_cores:
             raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
+        tensors = without_nan(problem, tensors)
         options = flash_options(problem, tensors, sinks, "FlashAttention 4" if sinks else "FlashAttention 3")
         mask = problem.masking
         if mask.kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"FlashAttention is not asked for {problem.mask}.")
-        if mask.corner == "upper_left" and mask.kind is not MaskKind.FULL and problem.seqlen_q != problem.seqlen_k:
+        ends_alike = problem.seqlen_q == problem.seqlen_k and not problem.seqused
+        if mask.corner == "upper_left" and mask.kind is not MaskKind.FULL and not ends_alike:
             raise PeerRefused(
                 "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
             )

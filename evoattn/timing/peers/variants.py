@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from evoattn.correctness.sequences import sequence
 from evoattn.correctness.terms import terms_of, torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.variant import SCORE_VARIANTS, parse_window
+from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS, parse_window
 from evoattn.timing.peers.refused import PeerRefused
 
 Tensors = Mapping[str, torch.Tensor]
@@ -29,27 +30,27 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
 
     Raises `PeerRefused` on a softcap and on sinks.
     """
-    refuse_all_but(("window", "alibi", "bias", "value_dim", "shared_kv"), problem, "SDPA")
-    if not set(problem.variants) & set(SCORE_VARIANTS):
+    served = ("window", "alibi", "bias", "value_dim", "shared_kv", *KEY_VARIANTS)
+    refuse_all_but(served, problem, "SDPA")
+    if not set(problem.variants) & {*SCORE_VARIANTS, *KEY_VARIANTS}:
         return None
-    rows, device = slice(0, problem.seqlen_q), tensors["q"].device
-    everything = [
-        terms_of(problem, tensors, b, slice(0, problem.heads), rows, device) for b in range(_batches(problem))
-    ]
-    visible = everything[0].visible
-    columns, bias = -(-problem.seqlen_k // 8) * 8, everything[0].bias
-    shape = (len(everything), 1 if bias is None else bias.shape[0], problem.seqlen_q, columns)
-    mask = torch.zeros(shape, dtype=torch_dtype(problem), device=device)[..., : problem.seqlen_k]
-    for batch, terms in zip(mask, everything, strict=True):
+    rows, heads, device = slice(0, problem.seqlen_q), slice(0, problem.heads), tensors["q"].device
+    batches = problem.batch if problem.seqused or "b" in problem.bias else 1
+    shape = (batches, problem.heads if problem.alibi or "h" in problem.bias else 1, problem.seqlen_q)
+    columns = -(-problem.seqlen_k // 8) * 8
+    mask = torch.zeros(*shape, columns, dtype=torch_dtype(problem), device=device)[..., : problem.seqlen_k]
+    for index, batch in enumerate(mask):
+        own, _ = sequence(problem, index, tensors)
+        seen = batch[..., : own.seqlen_k if own else 0]
+        batch[..., seen.shape[-1] :] = float("-inf")
+        if own is None:
+            continue
+        terms = terms_of(own, tensors, index, heads, rows, device)
         if terms.bias is not None:
-            batch.copy_(terms.bias)
-        if visible is not None:
-            batch.masked_fill_(~visible, float("-inf"))
+            seen.copy_(terms.bias)
+        if terms.visible is not None:
+            seen.masked_fill_(~terms.visible, float("-inf"))
     return mask
-
-
-def _batches(problem: AttentionProblem) -> int:
-    return problem.batch if "b" in problem.bias else 1
 
 
 def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who: str) -> dict[str, Any]:
@@ -57,7 +58,8 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
 
     Raises `PeerRefused` on what it does not take.
     """
-    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *(["sink"] if sinks else [])), problem, who)
+    own = ("sink",) if sinks else KEY_VARIANTS
+    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *own), problem, who)
     options: dict[str, Any] = {}
     if problem.scale is not None:
         options["softmax_scale"] = problem.scale
@@ -67,4 +69,8 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
         options["softcap"] = float(problem.softcap)
     if problem.sink:
         options["learnable_sink"] = tensors["sinks"].to(torch.bfloat16)
+    if problem.seqused:
+        options["cache_seqlens"] = tensors["seqused"]
+    if problem.page:
+        options["page_table"] = tensors["table"]
     return options
