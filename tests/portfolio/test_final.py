@@ -10,6 +10,7 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.engine.clock import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, repeat
 from evoattn.portfolio.engine.final import Final
 from evoattn.portfolio.engine.memory import Memory
+from evoattn.timing.peers.table import PEERS, Peer
 from evoattn.timing.timer import Timer
 
 SMALL, LARGE = (parse_shape(f"B=1,H=2,S={n},D=64,dtype=fp16,mask=full") for n in (100, 300))
@@ -121,6 +122,23 @@ def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(me
     assert ours[:2] == [400.0, 2000.0] and ours[2] is None
     assert peers == {} and list(refusals) == ["nobody"]
     assert far.calls == 2 and near.calls > 3 * 2 * 2  # three rounds of a replay and the one before it, two calls each
+
+
+def test_a_peer_takes_part_if_its_answer_is_right(memory):
+    def peer(make):
+        return Peer(make, "torch")
+
+    def wrong(problem, tensors):
+        return lambda: torch.zeros(problem.shape("o"), dtype=torch.float16)
+
+    def absent(problem, tensors):
+        raise ImportError("no such module")
+
+    table = {"right": PEERS["math"], "wrong": peer(wrong), "absent": peer(absent)}
+    final = Final(memory, StopwatchTimer(), LARGE, table)
+    _, peers, refusals = final.run([Kernel(us=400.0)], tuple(table), 3, seed=1)
+    assert list(peers) == ["right"]
+    assert "answer is wrong" in refusals["wrong"] and "not installed" in refusals["absent"]
 
 
 def test_all_in_a_final_are_called_as_often(memory):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
 
 from evoattn.backends.base import LaunchError
+from evoattn.correctness.cases import make_case
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Call
 from evoattn.portfolio.engine.memory import Memory
 from evoattn.timing.contestant import Contestant, calls_for_all
-from evoattn.timing.peers.table import PEERS
+from evoattn.timing.peers.table import PEERS, Peer, peer_call
 from evoattn.timing.protocol import Protocol
 from evoattn.timing.timer import Timer
 
@@ -29,14 +30,16 @@ REPLAYS = Protocol("final", 5, 700.0, most_calls=500)
 class Final:
     """The contestants on one problem."""
 
-    def __init__(self, memory: Memory, timer: Timer, problem: AttentionProblem) -> None:
-        self._memory, self._timer, self._problem = memory, timer, problem
+    def __init__(
+        self, memory: Memory, timer: Timer, problem: AttentionProblem, table: Mapping[str, Peer] = PEERS
+    ) -> None:
+        self._memory, self._timer, self._problem, self._table = memory, timer, problem, table
 
     def run(
         self, kernels: list[BuiltKernel], peers: tuple[str, ...], rounds: int, seed: int
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
-        """Median µs of each kernel (None where it fails; by its probe where it is far behind), of each peer, and why
-        peers are missing.
+        """Median µs of each kernel (None where it fails; by its probe where it is far behind), of each peer whose
+        answer is right, on inputs that `seed` makes, and why peers are missing.
 
         All have one number of calls per replay, found by replay (`evoattn.timing.contestant`).
         """
@@ -44,7 +47,7 @@ class Final:
         least = min((c.us for c in probed.values()), default=0.0)
         firsts = [probed[i].us if i in probed else us for i, us in enumerate(firsts)]
         ours = {i: c for i, c in probed.items() if c.us <= BEHIND * least}
-        theirs, refusals = self._peers(peers)
+        theirs, refusals = self._peers(peers, seed)
         contestants = [*ours.values(), *theirs.values()]
         if contestants:
             calls = calls_for_all(contestants, self._timer.launch_us, REPLAYS, "warm")
@@ -77,14 +80,18 @@ class Final:
                 firsts[index:] = [None]
         return firsts, entered
 
-    def _peers(self, names: tuple[str, ...]) -> tuple[dict[str, Contestant], dict[str, str]]:
-        """Each peer that runs, and why the others do not."""
-        tensors = self._memory.tensors(self._problem)
+    def _peers(self, names: tuple[str, ...], seed: int) -> tuple[dict[str, Contestant], dict[str, str]]:
+        """Each peer that runs and whose answer is right, and why the others do not. Their first calls, which may
+        compile, come before any that is timed."""
         entered: dict[str, Contestant] = {}
         refusals: dict[str, str] = {}
+        if not names:
+            return entered, refusals
+        case = make_case("the problem's own shape", self._problem, seed, self._memory.device)
         for name in names:
             try:
-                contestant = Contestant(name, _dropping(PEERS[name].make(self._problem, tensors)), self._timer)
+                call = peer_call(self._table[name], self._problem, case.tensors, case.answer)
+                contestant = Contestant(name, _dropping(call), self._timer)
                 contestant.probe()
                 entered[name] = contestant
             except Exception as error:  # other people's code: it may raise anything

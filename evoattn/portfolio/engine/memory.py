@@ -28,6 +28,11 @@ class Memory:
         self._out = torch.empty(0, dtype=torch.uint8, device=backend.device)
         self._terms: dict[AttentionProblem, dict[str, torch.Tensor]] = {}
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._backend.device
+
     def reserve(self, problem: AttentionProblem) -> None:
         """Make room for the problem. Tensors that were given out before stay as they are."""
         dtype = torch_dtype(problem)
