@@ -115,4 +115,5 @@ def _argument(argument: KernelArg) -> ptx.Argument:
         return _SCALAR_TYPES[argument.ctype](argument.value)
     if isinstance(argument, Buffer):
         return argument.name
-    return ptx.TensorMap(argument.buffer, argument.shape, argument.strides_bytes, argument.box, argument.swizzle_bytes)
+    shape, strides = argument.shape, argument.strides_bytes
+    return ptx.TensorMap(argument.buffer, shape, strides, argument.box, argument.swizzle_bytes, argument.offset_bytes)

@@ -7,6 +7,7 @@ unless it says otherwise. Counts are of the steady state: boundary tiles count a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -85,8 +86,10 @@ class LaunchWork:
 
 
 def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int = 1) -> tuple[float, int, int]:
-    """(mean, most, count): tiles of `keys` keys that the blocks of `rows` rows of one head visit, and how many blocks
-    there are. Rows are queries, or as many of each query as its heads take."""
+    """(mean, most, count): tiles of `keys` keys that the blocks of `rows` rows of one head of one of `batches` visit,
+    and how many blocks there are. Rows are queries, or as many of each query as its heads take."""
+    if problem.varlen:
+        return _packed_row_steps(problem, rows, keys, rows_a_query)
     count = math.ceil(problem.seqlen_q * rows_a_query / rows)
     if problem.masking.kind is MaskKind.FULL:
         tiles = math.ceil(problem.seqlen_k / keys)
@@ -100,6 +103,18 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int
         seen = mask.visible_keys(block * rows // rows_a_query, end, sq, sk)
         visited.append(math.ceil(seen.stop / keys) - seen.start // keys if seen else 0)
     return sum(visited) / len(visited), max(visited), count
+
+
+def _packed_row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int) -> tuple[float, int, int]:
+    """As `row_steps`, over all sequences that have queries; blocks without a tile of rows are not counted."""
+    total, most, count = 0.0, 0, 0
+    for lengths, times in Counter(problem.sequences).items():
+        seqlen_q, seqlen_k = lengths
+        if seqlen_q and seqlen_k:
+            alone = problem.with_(batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, varlen="")
+            mean, longest, blocks = row_steps(alone, rows, keys, rows_a_query)
+            total, most, count = total + times * mean * blocks, max(most, longest), count + times * blocks
+    return (total / count, most, count) if count else (1.0, 1, 1)
 
 
 MOST_SAMPLED = 33

@@ -57,6 +57,7 @@
       read_shared_words(smem_address + Smem::TILE + Smem::TILE_BYTES * (round % 2), lane, words);
       tile = Tile{words[0], words[1], words[2]}, range.word = words[3];
       if (tile.row_block < 0) return false;
+      if constexpr (VARLEN) enter_sequence({words[4], words[5], 0, words[6]});
     }
     return true;
   };
@@ -126,38 +127,40 @@
   };
 
   if constexpr (AHEAD) {
-    take_tile(0);  // a block has one at least
-    begin_rows();
-    start_qk();
-    finish_qk(True{}, False{}, False{});
-    for (int round = 1;; ++round) {
-      for (; CAUSAL_SKIP && skipped.stage != ring.stage; skipped.advance()) {  // fewer than STAGES: stages tell
-        mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);
-        release(barrier(Smem::V_EMPTY, skipped.stage));
-      }
-      pack_probabilities<Element>(p, s);
-      before = ring;
-      ring.advance();
-      clear_output();
-      rest_of_keys();
-      const Tile last_tile = tile;
-      const KeyRange last_range = range;
-      if (!take_tile(round)) {  // no branch around products under way: ptxas would wait for each (C7514)
-        start_pv();
-        finish_pv();
-        finish_rows(last_tile, last_range, state);
-        break;
-      }
-      RowState last_state = state;
+    if (take_tile(0) || !VARLEN) {  // a block has one at least, but where sequences are packed
       begin_rows();
-      wait_for_turn();
       start_qk();
-      start_pv();
-      pass_turn();
-      finish_qk(True{}, False{}, True{});
-      finish_pv();
-      finish_rows(last_tile, last_range, last_state);
-      __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
+      finish_qk(True{}, False{}, False{});
+      for (int round = 1;; ++round) {
+        for (; CAUSAL_SKIP && skipped.stage != ring.stage; skipped.advance()) {  // fewer than STAGES: stages tell
+          mbarrier_wait(barrier(Smem::V_FULL, skipped.stage), skipped.parity);
+          release(barrier(Smem::V_EMPTY, skipped.stage));
+        }
+        pack_probabilities<Element>(p, s);
+        before = ring;
+        ring.advance();
+        clear_output();
+        rest_of_keys();
+        const Tile last_tile = tile;
+        const KeyRange last_range = range;
+        const Sequence last_sequence = sequence;
+        if (!take_tile(round)) {  // no branch around products under way: ptxas would wait for each (C7514)
+          start_pv();
+          finish_pv();
+          finish_rows(last_tile, last_sequence, last_range, state);
+          break;
+        }
+        RowState last_state = state;
+        begin_rows();
+        wait_for_turn();
+        start_qk();
+        start_pv();
+        pass_turn();
+        finish_qk(True{}, False{}, True{});
+        finish_pv();
+        finish_rows(last_tile, last_sequence, last_range, last_state);
+        __syncwarp();  // the thread that stored these rows is back: wgmma wants whole warps
+      }
     }
   } else {
     for (int round = 0;; ++round) {
@@ -180,7 +183,7 @@
                                         thread))
           break;
       }
-      finish_rows(tile, range, state);
+      finish_rows(tile, sequence, range, state);
       if constexpr (!PERSISTENT) break;
     }
   }

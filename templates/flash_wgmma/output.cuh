@@ -2,7 +2,7 @@
   float inverse[2];                                                          // of the sums of a tile of rows
   constexpr bool INVERSE_BESIDE = OVERLAP && KEY_SPLIT == 1 && !PERSISTENT;  // the last P V
   // O of a tile of rows, to global memory.
-  auto finish_rows = [&](const Tile& of, KeyRange of_keys, RowState& of_rows) {
+  auto finish_rows = [&](const Tile& of, const Sequence& of_sequence, KeyRange of_keys, RowState& of_rows) {
     // BALANCED has more branches than registers to keep addresses of the end through the loop over keys: they are made
     // here.
     const int end_thread = SCHEDULE == Schedule::BALANCED ? thread_read_again() : thread;
@@ -31,9 +31,14 @@
       log_sums_to_global(
           of_rows, terms, head_of,
           [&](int row) {
+            if constexpr (VARLEN) {
+              const int query = of_sequence.first_query + end_row() + row;
+              return lse_gmem + int64_t(of.head) * terms.given.total_queries + query;
+            }
             return lse_gmem + (int64_t(of.batch) * heads + head_of(row)) * seqlen_q + rows.query(end_row() + row);
           },
-          [&](int row) { return rows.exists(end_row() + row); }, end_lane);
+          [&](int row) { return VARLEN ? end_row() + row < of_sequence.queries : rows.exists(end_row() + row); },
+          end_lane);
     }
     if constexpr (PERSISTENT && STORE != Store::ROWS) {
       if (end_thread == 0) tma_store_wait_read();
@@ -51,7 +56,14 @@
                                   min(8 * chunk + 8, VALUE_DIM / 8));
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
-        if (end_thread == 0) rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
+        if (end_thread == 0) {
+          if constexpr (VARLEN) {
+            rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, packed.query_row(of_sequence, first_row(of)),
+                                         packed.query_tile(of_sequence, of.head));
+          } else {
+            rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
+          }
+        }
       }
     } else {
       // Over rows of Q, if any, that this warp alone multiplies.
@@ -59,7 +71,14 @@
       if constexpr (STORE == Store::TENSOR_MAP) {
         fence_proxy_async();
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
-        if (end_thread == 0) rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
+        if (end_thread == 0) {
+          if constexpr (VARLEN) {
+            rows.store<ValueTiles>(o_map, o_smem, packed.query_row(of_sequence, first_row(of)),
+                                   packed.query_tile(of_sequence, of.head));
+          } else {
+            rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
+          }
+        }
       } else {
         __syncwarp();  // all rows of the warp are written
         if constexpr (GROUP_ROWS) {
@@ -71,9 +90,11 @@
               },
               [&](int row) { return rows.exists(warp_row + row); }, end_thread / 32, end_lane);
         } else {
-          Element* row_gmem = o_gmem + of.batch * o_batch_stride + of.head * o_head_stride + warp_row * o_row_stride;
-          rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), row_gmem, o_row_stride, seqlen_q - warp_row,
-                                    end_thread / 32, end_lane);
+          Element* head_gmem = VARLEN ? o_gmem + of.head * o_head_stride + of_sequence.first_query * o_row_stride
+                                      : o_gmem + of.batch * o_batch_stride + of.head * o_head_stride;
+          const int queries = VARLEN ? of_sequence.queries : seqlen_q;
+          rows_to_global<VALUE_DIM>(smem + (o_smem - smem_address), head_gmem + warp_row * o_row_stride, o_row_stride,
+                                    queries - warp_row, end_thread / 32, end_lane);
         }
       }
     }

@@ -16,7 +16,19 @@
     Ring ring;  // of both: each tile of K goes before its V
     int index = blockIdx.x;
     KeyShare share;
+    // Every tile makes one claim, so that the counter wraps to 0 with the launch's last.
+    auto next_index = [&](int turn) {
+      return SCHEDULE == Schedule::CLAIMED ? blocks_read_again() + int(atomicInc(counters_zeroed, tiles - 1))
+                                           : fixed_tile<Mask::ROWS_DIFFER>(turn);
+    };
+    int turn = 0;  // VARLEN: rounds and slots without a tile
     for (int round = 0;; ++round) {
+      if constexpr (VARLEN && PERSISTENT) {
+        for (; index < tiles; index = next_index(++turn)) {
+          tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, heads, batches);
+          if (enter_slot(tile)) break;
+        }
+      }
       if constexpr (SCHEDULE == Schedule::BALANCED) index = share.next(round, tiles, key_tiles) ? share.index : tiles;
       // Consumers read the tile once their Q is full. Its place is that of the round before the last, in which all of
       // them released Q.
@@ -30,15 +42,24 @@
         break;
       }
       if constexpr (PERSISTENT) {
-        tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, rows.heads, batch);
+        if constexpr (!VARLEN) tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, rows.heads, batch);
         write_shared_word(tile_smem, tile.row_block), write_shared_word(tile_smem + 4, tile.head);
         write_shared_word(tile_smem + 8, tile.batch);
         if (SCHEDULE == Schedule::BALANCED) write_shared_word(tile_smem + 12, share.range.word);
+        if constexpr (VARLEN) {
+          write_shared_word(tile_smem + 16, sequence.first_query);
+          write_shared_word(tile_smem + 20, sequence.queries), write_shared_word(tile_smem + 24, sequence.keys);
+        }
       }
       for (int i = 0; i < WARPGROUPS; ++i) {
         wait_for_q_place(i);
         const int row = tile.row_block * BLOCK_M + i * 64;
-        rows.load<Tiles>(smem_address + i * Smem::Q_PLACE_BYTES, q_map, barrier(Smem::Q_FULL, i), row, tile);
+        const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
+        if constexpr (VARLEN) {
+          rows.load<Tiles>(place, q_map, full, packed.query_row(sequence, row), packed.query_tile(sequence, tile.head));
+        } else {
+          rows.load<Tiles>(place, q_map, full, row, tile);
+        }
       }
       // Most need not wait for a division.
       const int kv_head = GROUP_ROWS || heads == kv_heads ? tile.head : tile.head / (heads / kv_heads);
@@ -47,15 +68,14 @@
                         : Mask::WINDOW                 ? first_key_tile(tile.row_block)
                                                        : 0;
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
-        k_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
-        v_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
+        const int key = VARLEN ? packed.key_row(sequence, key_tile * BLOCK_N) : key_tile * BLOCK_N;
+        const int key_batch = VARLEN ? sequence.end_key() : tile.batch;
+        k_ring.load(ring, key, kv_head, key_batch);
+        v_ring.load(ring, key, kv_head, key_batch);
         ring.advance();
       }
       if constexpr (!PERSISTENT) break;
-      // Every tile that is worked on makes one claim, so that the counter wraps to 0 with the launch's last.
-      if constexpr (SCHEDULE == Schedule::CLAIMED)
-        index = blocks_read_again() + int(atomicInc(counters_zeroed, tiles - 1));
-      if constexpr (SCHEDULE == Schedule::FIXED) index = fixed_tile<Mask::ROWS_DIFFER>(round + 1);
+      if constexpr (SCHEDULE != Schedule::BALANCED) index = next_index(VARLEN ? ++turn : round + 1);
     }
   }
   if constexpr (KEY_SPLIT > 1) __syncwarp(), cluster_wait();

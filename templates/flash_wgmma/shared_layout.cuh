@@ -6,7 +6,8 @@
 #include "device/copy/tensor_tile.cuh"
 #include "device/merge/key_split.cuh"
 
-template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int KEY_SPLIT>
+template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int KEY_SPLIT,
+          int TILE_WORDS>
 struct SharedLayout {
   using Partial = PartialOutput<VALUE_DIM / 2>;
   static constexpr int WIDEST = O_CHUNKS || HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM;
@@ -29,7 +30,8 @@ struct SharedLayout {
   static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                     // [STAGES]
   static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
   static constexpr int TILE = PARTIALS_FULL + 8;  // [2] a tile of rows, as the producer hands it over
-  static constexpr int TILE_BYTES = 16;           // row block, head, batch, key tiles; row block -1: none
+  // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
+  static constexpr int TILE_BYTES = 4 * TILE_WORDS;
   static constexpr int BYTES = TILE + 2 * TILE_BYTES;
 
   // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one

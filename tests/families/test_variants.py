@@ -32,6 +32,9 @@ VARIANTS = {
     "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),
     "V wider than K": PLAIN.with_(head_dim=32, value_dim=88, mask="causal_lower_right", dtype="fp16"),
     "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),
+    "packed": PLAIN.with_(varlen="log:3:512", mask="causal_lower_right", layout="bshd", dtype="fp16"),
+    "packed, alibi, sink": PLAIN.with_(varlen="3:512", mask="causal_upper_left", alibi=True, sink=True),
+    "packed, window, V wider than K": PLAIN.with_(varlen="3:512", head_dim=32, value_dim=88, window="64:32"),
 }
 TWO = {**test_flash_wgmma.TWO, "PING_PONG": True}
 STRUCTURES = {
@@ -81,6 +84,7 @@ FAST = {
     ("flash_wgmma", "one warpgroup", "alibi"),
     ("flash_wgmma", "one warpgroup", "V wider than K"),
     ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink"),
+    ("flash_wgmma", "persistent, rows begin ahead", "packed"),
     ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
     ("flash_mma", "overlapped", "bias, sink"),
     ("split_kv", "mma", "bias, sink"),

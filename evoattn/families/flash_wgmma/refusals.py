@@ -41,6 +41,10 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
             "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
             "hides some."
         )
+    if genes.SCHEDULE == "balanced" and problem.varlen:
+        return "SCHEDULE=balanced needs sequences of one length: it gives blocks the same number of key tiles."
+    if genes.GROUP_ROWS and problem.varlen:
+        return "GROUP_ROWS needs sequences of one length: tiles of packed ones are of one head."
     if genes.RESCALE == "lazy_after" and genes.POLYNOMIAL_EIGHTHS:
         return (
             "RESCALE=lazy_after needs POLYNOMIAL_EIGHTHS=0: the polynomial holds up to 2^127 only, and does not show "

@@ -6,6 +6,7 @@ import math
 
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import WARPGROUP, warpgroups
+from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
@@ -13,8 +14,9 @@ from evoattn.model.problem import AttentionProblem
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
-TILE_WORDS = 4
-"""Words of the tile descriptor: row block, head, batch and key tiles of the next tile of rows."""
+TILE_WORDS, PACKED_TILE_WORDS = 4, 8
+"""Words of the tile descriptor: row block, head, batch and key tiles of the next tile of rows; also where its sequence
+lies."""
 
 
 def is_persistent(genes: FlashWgmmaGenes) -> bool:
@@ -40,19 +42,20 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
+    tile_words = PACKED_TILE_WORDS if problem.varlen else TILE_WORDS
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
     partial_bytes = (genes.KEY_SPLIT - 1) * warpgroups(genes) * result_bytes(problem)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
-    return q_bytes + kv_bytes + o_bytes + partial_bytes + barriers + 2 * TILE_WORDS * 4
+    return q_bytes + kv_bytes + o_bytes + partial_bytes + barriers + 2 * tile_words * 4
 
 
 def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, int]:
     """(tiles of rows, heads of all batches that have so many each): heads of Q, or of K and V with GROUP_ROWS."""
     if genes.GROUP_ROWS:
         return math.ceil(problem.seqlen_q * group_slots(problem) / genes.BLOCK_M), problem.kv_heads * problem.batch
-    return math.ceil(problem.seqlen_q / genes.BLOCK_M), problem.heads * problem.batch
+    return row_blocks(problem, genes.BLOCK_M), problem.heads * batches(problem)
 
 
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
@@ -62,13 +65,13 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than
     the tiles of rows, so that even a small problem has tiles that two blocks share.
     """
-    row_blocks, heads = row_tiles(problem, genes)
+    rows, heads = row_tiles(problem, genes)
     if is_persistent(genes):
-        at_most = max(1, row_blocks * heads - 1) if genes.SCHEDULE == "balanced" else row_blocks * heads
+        at_most = max(1, rows * heads - 1) if genes.SCHEDULE == "balanced" else rows * heads
         return min(at_most, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1
     turn, split = HEADS_IN_TURN[genes.TILE_ORDER], genes.KEY_SPLIT
     if turn == 0:
-        return heads // problem.batch * split, problem.batch, row_blocks
+        return heads // batches(problem) * split, batches(problem), rows
     if turn == 1:
-        return row_blocks * split, heads // problem.batch, problem.batch
-    return turn * split, row_blocks, math.ceil(heads / turn)
+        return rows * split, heads // batches(problem), batches(problem)
+    return turn * split, rows, math.ceil(heads / turn)

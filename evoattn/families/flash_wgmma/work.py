@@ -14,6 +14,7 @@ from evoattn.families.flash_wgmma.registers import (
 )
 from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, is_persistent, result_bytes, row_tiles, smem_bytes
 from evoattn.families.residency import WARP
+from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
 from evoattn.model.problem import AttentionProblem
@@ -37,7 +38,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     rows_a_query = group_slots(problem) if genes.GROUP_ROWS else 1
     mean, most, count = row_steps(problem, rows, keys, rows_a_query)
     _, heads = row_tiles(problem, genes)
-    split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * problem.batch)
+    split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
     fixed = registers or registers_at_launch(genes)
     need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
     merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads

@@ -41,11 +41,11 @@ class TensorMaps:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._found: dict[int, tuple[TiledMap, Lanes]] = {}
+        self._found: dict[int, tuple[TiledMap, Lanes | None]] = {}
 
-    def at(self, address: int, ins: Instruction) -> tuple[TiledMap, Lanes]:
-        """The map at a generic address or one of parameter space, and the tensor in memory, outermost dimension
-        first.
+    def at(self, address: int, ins: Instruction) -> tuple[TiledMap, Lanes | None]:
+        """The map at a generic address or one of parameter space, and the tensor in memory, outermost dimension first;
+        None of one that may reach outside of its buffer.
         """
         start = address - PARAMETER_WINDOW if address >= PARAMETER_WINDOW else address
         if start not in self._found:
@@ -55,7 +55,7 @@ class TensorMaps:
                 raise AsyncFault(f"The address {address:#x} is of no tensor map among the parameters, in {ins}.")
             if found.swizzle_bytes and found.box[0] * ELEMENT_BYTES != found.swizzle_bytes:
                 raise unsupported(ins, "a box narrower than its swizzle")
-            self._found[start] = found, found.view(self.context.global_memory)
+            self._found[start] = found, found.view(self.context.global_memory) if found.bounded else None
         return self._found[start]
 
 
@@ -97,7 +97,7 @@ class Boxes:
             for thread, address, place, *where in zip(active.index.tolist(), maps, places.tolist(), *columns)
         ]
 
-    def _box(self, thread: int, found: tuple[TiledMap, Lanes], place: int, where: list[int]) -> Box:
+    def _box(self, thread: int, found: tuple[TiledMap, Lanes | None], place: int, where: list[int]) -> Box:
         tiled, tensor = found
         shared = self.context.shared
         if len(where) != len(tiled.shape):
@@ -124,7 +124,8 @@ class Boxes:
         lows = [min(max(-c, 0), side) for c, side in zip(where, tiled.box)]
         highs = [max(min(n - c, side), low) for c, n, side, low in zip(where, tiled.shape, tiled.box, lows)]
         inside = tuple(slice(low, high) for low, high in zip(lows, highs))[::-1]
-        part = tensor[tuple(slice(max(c + low, 0), max(c + high, 0)) for c, low, high in zip(where, lows, highs))[::-1]]
+        slices = tuple(slice(max(c + low, 0), max(c + high, 0)) for c, low, high in zip(where, lows, highs))[::-1]
+        part = tiled.part(self.context.global_memory, slices) if tensor is None else tensor[slices]
         chunks = start // CHUNK + swizzled_chunks(size // CHUNK, tiled.swizzle_bytes)
         return Box(tiled, chunks, slice(start >> shift, start + size >> shift), inside, part)
 

@@ -20,7 +20,7 @@ MAX_BOX_SIDE = 256
 MAX_STRIDE_BYTES = 1 << 40
 _LOW = (1 << 32) - 1
 _MAGIC = 0x70614D2D78747074
-_FORMAT = struct.Struct("<QQII5Q4Q5I")
+_FORMAT = struct.Struct("<QqIHH5Q4Q5I")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class TiledMap:
     """Of every dimension but the innermost."""
     box: tuple[int, ...]
     swizzle_bytes: int
+    bounded: bool = True
+    """Whether the whole tensor lies in its buffer; else each box is looked at."""
 
     @property
     def box_bytes(self) -> int:
@@ -48,7 +50,7 @@ class TiledMap:
             raise ImpossibleLaunch(f"The driver would refuse a tensor map {self}: {why}.")
         pad = (0,) * (MAX_RANK - rank)
         numbers = (*self.shape, *pad, *self.strides_bytes, *pad, *self.box, *pad)
-        return _FORMAT.pack(_MAGIC, self.address, rank, self.swizzle_bytes, *numbers).ljust(BYTES, b"\0")
+        return _FORMAT.pack(_MAGIC, self.address, rank, self.swizzle_bytes, self.bounded, *numbers).ljust(BYTES, b"\0")
 
     def _why_refused(self) -> str:
         rank, inner = len(self.shape), self.box[0] * ELEMENT_BYTES
@@ -70,19 +72,29 @@ class TiledMap:
         """The tensor as it lies in memory, uint16, outermost dimension first. Raises `MemoryFault` if it reaches
         outside its buffer.
         """
-        start = self.address - GLOBAL_BASE
+        return self.part(memory, tuple(slice(0, n) for n in self.shape[::-1]))
+
+    def part(self, memory: GlobalMemory, slices: tuple[slice, ...]) -> NDArray[np.uint16]:
+        """Those elements of it, outermost dimension first; `slices` lie within the shape. Raises as `view` does."""
         # Of a buffer that is spread (`GlobalMemory.spread`) the low halves say where things are in its array.
-        strides = (ELEMENT_BYTES, *(stride & _LOW for stride in self.strides_bytes))
-        size = sum((n - 1) * s for n, s in zip(self.shape, strides)) + ELEMENT_BYTES
+        strides = (ELEMENT_BYTES, *(stride & _LOW for stride in self.strides_bytes))[::-1]
+        shape = tuple(part.stop - part.start for part in slices)
+        if not all(shape):
+            return np.empty(shape, np.uint16)
+        start = self.address - GLOBAL_BASE + sum(part.start * stride for part, stride in zip(slices, strides))
+        if not self.bounded:
+            start &= _LOW
+        size = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + ELEMENT_BYTES
         place = memory.place_outside(start, size)
         if place:
             raise MemoryFault(f"A tensor map reaches {place}: {self}.")
-        return np.ndarray(self.shape[::-1], np.uint16, memory.data, start, strides[::-1])
+        return np.ndarray(shape, np.uint16, memory.data, start, strides)
 
 
 def decode(raw: bytes) -> TiledMap | None:
     """The map that was encoded into these bytes; None if none was."""
-    magic, address, rank, swizzle, *rest = _FORMAT.unpack(raw[: _FORMAT.size])
+    magic, address, rank, swizzle, bounded, *rest = _FORMAT.unpack(raw[: _FORMAT.size])
     if magic != _MAGIC:
         return None
-    return TiledMap(address, tuple(rest[:rank]), tuple(rest[5 : 4 + rank]), tuple(rest[9 : 9 + rank]), swizzle)
+    sizes = tuple(rest[:rank]), tuple(rest[5 : 4 + rank]), tuple(rest[9 : 9 + rank])
+    return TiledMap(address, *sizes, swizzle, bool(bounded))

@@ -1,0 +1,23 @@
+"""How many tiles of rows a grid has."""
+
+from __future__ import annotations
+
+import math
+
+from evoattn.model.problem import AttentionProblem
+
+
+def row_blocks(problem: AttentionProblem, rows: int) -> int:
+    """Tiles of `rows` rows of one head of one of `batches`.
+
+    Of packed sequences, slots for all of them: as many as `templates/device/schedule/sequences.cuh` counts, of which
+    each sequence leaves at most one empty.
+    """
+    if problem.varlen:
+        return problem.shape("q")[2] // rows + problem.batch
+    return math.ceil(problem.seqlen_q / rows)
+
+
+def batches(problem: AttentionProblem) -> int:
+    """Batches of the grid: packed sequences are one."""
+    return 1 if problem.varlen else problem.batch

@@ -1,0 +1,45 @@
+"""Faults planted in kernels of packed sequences, all of which the interpreter's cases find (`test_variants.py` has the
+kernels as they are)."""
+
+import pytest
+from test_variants import faults
+
+PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
+PACKED_BY_ROWS = ("flash_wgmma", "scores again, a cluster", "packed")
+WRONG = [
+    ("a slot too few for each sequence", PACKED, ("[sequence]) / ROWS) + sequence;", "[sequence]) / ROWS);")),
+    ("a block without a tile waits for one", PACKED, ("if (take_tile(0) || !VARLEN) {", "if (take_tile(0) || true) {")),
+    ("slots without a tile make no claim", PACKED, ("index = next_index(++turn)) {", "++index) {")),
+    (
+        "rows end where those of the next tile's sequence do",
+        PACKED,
+        ("last_sequence, last_range, last_state);", "sequence, last_range, last_state);"),
+    ),
+    (
+        "the diagonal of the longest sequence",
+        PACKED,
+        ("mask = Mask(seqlen_q, seqlen_k,", "mask = Mask(packed.most_queries, seqlen_k,"),
+    ),
+    ("keys of the sequence behind", PACKED, ("return row + most_keys - of.keys;", "return row;")),
+    (
+        "V of the sequence behind",
+        PACKED,
+        ("v_ring.load(ring, key, kv_head, key_batch);", "v_ring.load(ring, key - 7, kv_head, key_batch + 7);"),
+    ),
+    (
+        "O over the sequence behind",
+        PACKED_BY_ROWS,
+        ("VARLEN ? of_sequence.queries : seqlen_q;", "VARLEN ? of_sequence.queries + 1 : seqlen_q;"),
+    ),
+    (
+        "slopes from the first key",
+        ("flash_wgmma", "one warpgroup", "packed, alibi, sink"),
+        ("CAUSAL && !CAUSAL_LOWER_RIGHT ? 0 : seqlen_k - seqlen_q;", "seqlen_k - seqlen_q;"),
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_a_wrong_one_is_found(kernel, edit):
+    assert faults(*kernel, (edit,))
