@@ -31,7 +31,7 @@ from evoattn.model.records import Trial  # noqa: E402
 from evoattn.search.machines import Machines, machines_of  # noqa: E402
 from evoattn.search.progress import Progress  # noqa: E402
 from evoattn.search.request import SearchWords, plan, read_words  # noqa: E402
-from evoattn.search.setup import begin_study, make_search, sampler_of  # noqa: E402
+from evoattn.search.setup import begin_study, make_search  # noqa: E402
 from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.storage.versions import collect  # noqa: E402
@@ -170,8 +170,7 @@ def search(given: argparse.Namespace) -> Row:
         storage = TimedStorage.open(given.db, create=False)
         storage.use_environment(collect(wanted.device))
         prepared = replace(prepared, storage=storage)
-        sampler = sampler_of(prepared.study.sampler, wanted.spaces, wanted.problem, wanted.gpu, prepared.study.seed)
-        running = make_search(prepared, sampler, machines, tools)
+        running = make_search(prepared, machines, tools)
         fleet = machines.fleet(words, wanted)
         row = Row(given.mode, len(fleet.boards), fleet.jobs)
         progress = running.run(prepared.budget, Observer(running.progress, row, journal, given.kill))

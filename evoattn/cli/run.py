@@ -15,7 +15,7 @@ from evoattn.samplers.base import Sampler
 from evoattn.search.errors import SearchError
 from evoattn.search.machines import Machines
 from evoattn.search.progress import Progress
-from evoattn.search.setup import PreparedSearch, make_search, sampler_of
+from evoattn.search.setup import PreparedSearch, make_search
 from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect, differences
 
@@ -79,8 +79,7 @@ def run_search(prepared: PreparedSearch, machines: Machines, console: Console, t
 
 def _search(prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None) -> None:
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
-    sampler = sampler_of(study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed)
-    running = make_search(prepared, sampler, machines, tools)
+    running = make_search(prepared, machines, tools)
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
     with (
         storage.lock_study(study),
@@ -88,7 +87,7 @@ def _search(prepared: PreparedSearch, machines: Machines, console: Console, tool
     ):
         progress = running.run(budget, display.refresh)
     if running.exhausted and not progress.recorded and progress.best is None:
-        raise SearchError(_why_nothing(sampler))
+        raise SearchError(_why_nothing(running.sampler))
     ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"
     print_text(
         console,

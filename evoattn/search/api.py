@@ -13,7 +13,7 @@ from evoattn.model.records import Trial
 from evoattn.search.machines import Machines, machines_of
 from evoattn.search.progress import Progress, value_of
 from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
-from evoattn.search.setup import begin_study, make_search, sampler_of
+from evoattn.search.setup import begin_study, make_search
 from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect
 
@@ -102,8 +102,7 @@ def _run(
     storage, record = prepared.storage, prepared.study
     try:
         storage.use_environment(collect(chosen.device))
-        proposals = sampler_of(record.sampler, chosen.spaces, wanted, chosen.gpu, record.seed)
-        running = make_search(prepared, proposals, machines, tools)
+        running = make_search(prepared, machines, tools)
         with storage.lock_study(record):
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)

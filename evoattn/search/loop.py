@@ -19,7 +19,7 @@ from evoattn.model.records import Evaluation, Proposal, Study, TrialState
 from evoattn.model.space import SearchSpace
 from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
-from evoattn.search import finalists
+from evoattn.search import ahead, finalists
 from evoattn.search.boards import Boards
 from evoattn.search.budget import RESERVE_MOST, Budget, Clock, reserve_of
 from evoattn.search.candidates import Pending, Ready, given_back, tried_again
@@ -88,6 +88,7 @@ class Search:
             self.interrupted = True
         finally:
             self._pool.stop()
+            ahead.stop(self.sampler)
             if self._boards:
                 self._boards.stop()
         mark("the search ends")
@@ -96,26 +97,24 @@ class Search:
 
     def _start_workers(self) -> None:
         args = self.problem, self.gpu, self.study.offline
-        if self.study.offline:
-            self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
-            return
-        of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
-        self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
+        if not self.study.offline:
+            of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
+            self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
         self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
-        if reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1):
+        if self._boards and (reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1)):
             self._boards.scale.refer_to(reference)
 
     def _loop(self) -> None:
         while not self._clock.spent(self.progress.recorded):
-            workers = [*self._pool.workers, *(self._boards.workers if self._boards else [])]
+            of_boards = self._boards.workers if self._boards else []
+            workers = [*ahead.listen(self.sampler), *self._pool.workers, *of_boards]
             self._start_clock()
             self._feed_boards()  # before the database is written: a board does not wait for the disk
             self._recorder.flush()
             self._feed_pool()
             if self.exhausted and not self._on_the_way():
                 return
-            heard = wait_for_any(workers, POLL_SECONDS)
-            for outcome in self._pool.poll(heard):
+            for outcome in self._pool.poll(wait_for_any(workers, POLL_SECONDS)):
                 self._compiled(outcome)
             self._poll_boards()
             check_all(workers)
@@ -159,7 +158,7 @@ class Search:
             for _ in range(wanted):
                 proposals = self.sampler.ask(1)
                 if not proposals:
-                    self.exhausted = not self._on_the_way()
+                    self.exhausted = not self._on_the_way() and not ahead.has_more(self.sampler)
                     return
                 self._enter(proposals[0])
                 self._poll_boards()  # no board waits until the whole pool has work

@@ -16,6 +16,7 @@ from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.base import Sampler, SamplerAids
 from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import make_sampler
+from evoattn.search.ahead import AheadSampler
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
 from evoattn.search.machines import Machines
@@ -126,9 +127,12 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
     return PreparedSearch(storage, study, SearchPlan(problem, spec, device, spaces, boards), request.budget, words)
 
 
-def make_search(prepared: PreparedSearch, sampler: Sampler, machines: Machines, tools: Tools | None = None) -> Search:
-    """The study, ready to run on these machines."""
+def make_search(prepared: PreparedSearch, machines: Machines, tools: Tools | None = None) -> Search:
+    """The study, ready to run on these machines. Where kernels are timed its sampler has a process of its own, so that
+    no GPU waits for its thoughts."""
     study, wanted, words = prepared.study, prepared.plan, prepared.words
+    made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed
+    sampler = sampler_of(*made_of) if study.offline else AheadSampler.start(sampler_of, *made_of)
     return Search(
         prepared.storage,
         study,

@@ -1,0 +1,126 @@
+"""A sampler in a process of its own, which thinks of the next proposals before they are wanted."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.workers import BaseWorker, Worker
+from evoattn.model.records import Proposal, Trial
+from evoattn.samplers.base import Sampler
+from evoattn.search.errors import SearchError
+
+AHEAD = 12
+"""Proposals that wait at most: few, as they do not know of the results since; half a board's second of them."""
+THINK_SECONDS = 120.0
+"""An answer of the sampler that takes longer ends the search; `AHEAD` proposals take it 0.05 to 0.2 s."""
+
+
+@dataclass(frozen=True)
+class Think:
+    """For the sampler's process: take in what is known, then propose. The answer is `Proposed`."""
+
+    count: int
+    restored: tuple[Trial, ...] = ()
+    told: tuple[tuple[Proposal, Trial], ...] = ()
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """Fewer proposals than were asked for: there are no more."""
+
+    proposals: list[Proposal]
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+class Thinking(Handler):
+    """The sampler's process."""
+
+    def __init__(self, make: Callable[..., Sampler], *args: Any) -> None:
+        self._sampler = make(*args)
+
+    def __call__(self, task: Think) -> Proposed:
+        if task.restored:
+            self._sampler.restore(task.restored)
+        for proposal, trial in task.told:
+            self._sampler.tell(proposal, trial)
+        return Proposed(self._sampler.ask(task.count), self._sampler.rejected)
+
+
+class AheadSampler:
+    """A `Sampler` whose `ask` never waits: it gives what was thought of so far, at times nothing. `has_more` tells that
+    from the end."""
+
+    def __init__(self, worker: BaseWorker) -> None:
+        """`worker` runs `Thinking`."""
+        self.worker, self.rejected, self.has_more = worker, Counter[str](), True
+        self._proposals: deque[Proposal] = deque()
+        self._restored: tuple[Trial, ...] = ()
+        self._told: list[tuple[Proposal, Trial]] = []
+
+    @classmethod
+    def start(cls, make: Callable[..., Sampler], *args: Any) -> AheadSampler:
+        """With a process in which `make(*args)` makes the sampler."""
+        return cls(Worker(Thinking, (make, *args)))
+
+    def ask(self, n: int) -> list[Proposal]:
+        """Up to `n` proposals that are there. Raises `SearchError` where the sampler's process failed."""
+        self.listen()
+        taken = [self._proposals.popleft() for _ in range(min(n, len(self._proposals)))]
+        self._think()
+        return taken
+
+    def tell(self, proposal: Proposal, trial: Trial) -> None:
+        """What became of a proposal; the sampler hears of it when it is asked next."""
+        self._told.append((proposal, _bare(trial)))
+
+    def restore(self, trials: Iterable[Trial]) -> None:
+        """See `Sampler.restore`."""
+        self._restored = tuple(map(_bare, trials))
+
+    def listen(self) -> None:
+        """Take in an answer that has come, and ask for more. Raises `SearchError`."""
+        was_up, outcome = self.worker.ready, self.worker.poll()
+        if outcome and outcome.ending is not Ending.RESULT:
+            raise SearchError(f"The sampler cannot go on: {outcome.value}")
+        if was_up and not self.worker.ready:  # a fresh one would know nothing of what it proposed
+            raise SearchError("The sampler cannot go on: its process ended.")
+        if outcome:
+            answer: Proposed = outcome.value
+            self._proposals += answer.proposals
+            self.has_more, self.rejected = len(answer.proposals) == outcome.tag, answer.rejected
+        self._think()
+
+    def _think(self) -> None:
+        wanted = AHEAD - len(self._proposals)
+        if self.worker.idle and self.has_more and wanted >= AHEAD // 2:
+            task = Think(wanted, self._restored, tuple(self._told))
+            self._restored, self._told = (), []
+            self.worker.submit(wanted, task, THINK_SECONDS)
+
+
+def has_more(sampler: Sampler) -> bool:
+    """Whether a sampler that has just given nothing may give more later: only one that thinks ahead does."""
+    return isinstance(sampler, AheadSampler) and sampler.has_more
+
+
+def listen(sampler: Sampler) -> list[BaseWorker]:
+    """Have a sampler that thinks ahead take in what came; the worker that it has then, to wait for."""
+    if not isinstance(sampler, AheadSampler):
+        return []
+    sampler.listen()
+    return [sampler.worker]
+
+
+def stop(sampler: Sampler) -> None:
+    """End the process of a sampler that has one."""
+    if isinstance(sampler, AheadSampler):
+        sampler.worker.stop()
+
+
+def _bare(trial: Trial) -> Trial:
+    """The trial without what no sampler looks at."""
+    return replace(trial, reason="", source_hash=None, compile_info=None, validation=None)

@@ -1,0 +1,131 @@
+"""A sampler in a process of its own."""
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+from search_puppets import cost
+from studies_of_puppets import GPU, PROBLEM, make_search, puppets, space_of, why_invalid
+
+from evoattn.evaluation.workers import wait_for_any
+from evoattn.fleet.local import LocalFleet
+from evoattn.model.records import Proposal, TrialState
+from evoattn.samplers.registry import make_sampler
+from evoattn.search.ahead import AHEAD, AheadSampler, has_more, listen, stop
+from evoattn.search.budget import Budget
+from evoattn.search.errors import SearchError
+from evoattn.search.loop import Search
+
+SMALL = {"WARPS": "4", "STAGES": "1", "KEY_WARPS": "1", "BLOCK_N": "64"}
+
+
+def make_random(spaces):
+    return make_sampler("random", spaces, PROBLEM, 0, why_invalid)
+
+
+class Echo:
+    """Proposes the number of results that it was told of; none once it was restored from a trial."""
+
+    def __init__(self):
+        self.told, self.restored, self.rejected = 0, 0, Counter(never=1)
+
+    def ask(self, n):
+        return [] if self.restored else [Proposal("flash_mma", {"told": self.told})] * n
+
+    def tell(self, proposal, trial):
+        self.told += 1
+        assert trial.validation is None and trial.config_id
+
+    def restore(self, trials):
+        self.restored += len(tuple(trials))
+
+
+class Raises(Echo):
+    def ask(self, n):
+        raise ValueError("No idea.")
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def begin(*words):
+        started.append(AheadSampler.start(*words))
+        return started[-1]
+
+    yield begin
+    for sampler in started:
+        stop(sampler)
+
+
+def asked(sampler, count):
+    """That many proposals, waited for."""
+    taken = []
+    while len(taken) < count and has_more(sampler):
+        taken += sampler.ask(count - len(taken))
+        if len(taken) < count:
+            wait_for_any(listen(sampler), 5)
+    return taken
+
+
+def trial_of(storage):
+    """One of a search."""
+    make_search(storage, space_of(**SMALL), puppets(), offline=True).run(Budget(trials=1))
+    return next(iter(storage.iter_trials(storage.find_study("fake"))))
+
+
+def test_it_proposes_what_the_sampler_would_and_has_some_before_they_are_wanted(start):
+    spaces = space_of(WARPS="4", STAGES="1")
+    sampler = start(make_random, spaces)
+    assert sampler.ask(5) == [] and has_more(sampler), "its process has not started"
+    taken = asked(sampler, 3 * AHEAD)
+    assert taken == make_random(spaces).ask(3 * AHEAD)
+    while not sampler.ask(1):
+        wait_for_any(listen(sampler), 5)
+    assert not has_more(make_random(spaces)) and listen(make_random(spaces)) == []
+
+
+def test_it_hears_of_results_before_it_thinks_again(start, storage):
+    sampler, trial = start(Echo), trial_of(storage)
+    first = asked(sampler, 1)[0]
+    for _ in range(3):
+        sampler.tell(first, trial)
+    later = asked(sampler, 3 * AHEAD)
+    assert first.params == {"told": 0} and later[-1].params == {"told": 3}
+
+
+def test_it_is_restored_and_says_when_nothing_is_left(start, storage):
+    sampler = start(Echo)
+    sampler.restore([trial_of(storage)])
+    assert asked(sampler, 1) == [] and not has_more(sampler) and sampler.rejected == Counter(never=1)
+
+
+def test_a_search_ends_when_its_space_is_used_up(start, storage):
+    spaces = space_of(**SMALL)
+    study = storage.create_study("ahead", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
+    sampler = start(make_random, spaces)
+    running = Search(storage, study, PROBLEM, GPU, spaces, sampler, LocalFleet(2), tools=puppets())
+    running.run(Budget(trials=9999))
+    trials = list(storage.iter_trials(study))
+    everything = make_random(spaces).ask(9999)
+    assert running.exhausted and len(trials) == len(everything) > AHEAD
+    best = min(t.timing.median_us for t in trials if t.state is TrialState.COMPLETE)
+    assert best == min(cost(p.params) for p in everything)
+
+
+def test_a_sampler_that_fails_ends_the_search_with_a_sentence(start):
+    with pytest.raises(SearchError, match=r"^The sampler cannot go on: ValueError: No idea\.$"):
+        asked(start(Raises), 1)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
+    sampler = start(Echo)
+    asked(sampler, 1)
+    while sampler.worker.busy != busy:
+        sampler.ask(int(busy))
+        wait_for_any(listen(sampler), 0.01)
+    os.kill(sampler.worker._process.pid, signal.SIGKILL)
+    with pytest.raises(SearchError, match="^The sampler cannot go on: .*ended"):
+        asked(sampler, 5 * AHEAD)
