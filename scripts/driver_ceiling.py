@@ -1,9 +1,10 @@
 """How many candidates per second the process with sampler and database can drive, with workers that answer at once.
 
-    python scripts/driver_ceiling.py [--seconds 10] [--boards 8] [--sampler genetic] [--db FILE] [--profile]
+    python scripts/driver_ceiling.py [--seconds 10] [--boards 8] [--sampler guided] [--db FILE] [--inside] [--profile]
 
-Compile workers and GPU workers are objects of this process, so that all CPU time is the driver's: asking the sampler,
-rendering, writing to the database, telling the sampler, and the loop. A real search also passes each candidate's source
+Compile workers and GPU workers are objects of this process, so that all CPU time is the driver's: rendering, writing to
+the database, passing on what the sampler thought of, and the loop. The sampler has a process of its own, as in a
+search; with `--inside` it is in this one. A real search also passes each candidate's source
 and machine code to processes; `--pickle` adds what that costs, with machine code of the usual size. Prints what one
 candidate costs by part, and the bound that follows.
 """
@@ -31,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from evoattn.evaluation.process import Ending  # noqa: E402
 from evoattn.evaluation.tasks import Compile, Compiled, Gauge, HoldFinal  # noqa: E402
-from evoattn.evaluation.workers import BaseWorker, Outcome  # noqa: E402
+from evoattn.evaluation.workers import BaseWorker, Outcome, nothing, wait_for_any  # noqa: E402
 from evoattn.model.gpu import GPUS  # noqa: E402
 from evoattn.model.named_problems import lookup  # noqa: E402
 from evoattn.model.records import (  # noqa: E402
@@ -43,6 +44,8 @@ from evoattn.model.records import (  # noqa: E402
     TrialState,
     ValidationReport,
 )
+from evoattn.search import ahead  # noqa: E402
+from evoattn.search.ahead import AheadSampler  # noqa: E402
 from evoattn.search.budget import Budget  # noqa: E402
 from evoattn.search.loop import Search  # noqa: E402
 from evoattn.search.request import choose_spaces  # noqa: E402
@@ -151,12 +154,28 @@ class Meter:
         return measured
 
 
+class Core:
+    """CPU seconds of another process of this machine since it is looked at."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat, self._before, self.seconds = Path(f"/proc/{pid}/stat"), 0.0, 0.0
+        self.look()
+        self._before, self.seconds = self.seconds, 0.0
+
+    def look(self) -> None:
+        """Bring `seconds` up to date; a process that has ended keeps them."""
+        with suppress(OSError):
+            fields = self._stat.read_text().rpartition(")")[2].split()
+            self.seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") - self._before
+
+
 def measured(given: argparse.Namespace, db: str) -> None:
     problem, gpu, meter = lookup(given.problem), GPUS["h200"], Meter()
     spaces = choose_spaces((), (), True, problem, gpu)
     storage = Storage.open(db)
     study = storage.create_study("ceiling", problem, gpu, False, given.sampler, 0, tuple(spaces), {}, {})
-    sampler = sampler_of(given.sampler, spaces, problem, gpu, 0)
+    made_of = given.sampler, spaces, problem, gpu, 0
+    sampler = sampler_of(*made_of) if given.inside else AheadSampler.start(sampler_of, *made_of)
     for name in ("ask", "tell"):
         setattr(sampler, name, meter.around(name, getattr(sampler, name)))
     storage.record_all = meter.around("write", storage.record_all)  # type: ignore[method-assign]
@@ -164,10 +183,13 @@ def measured(given: argparse.Namespace, db: str) -> None:
     tools = Tools(render=meter.around("render", tools.render), compile=lambda candidate: CompiledKernel(b"", "", INFO))
     fleet = FleetAtOnce(given.boards, given.jobs, given.pickle)
     running = Search(storage, study, problem, gpu, spaces, sampler, fleet, tools=tools)
+    while isinstance(sampler, AheadSampler) and not sampler.worker.ready:
+        wait_for_any(ahead.listen(sampler), 1.0)
+    thinking = Core(sampler.worker.pid) if isinstance(sampler, AheadSampler) else None
     cpu, profile = time.process_time(), cProfile.Profile()
     if given.profile:
         profile.enable()
-    progress = running.run(Budget(seconds=given.seconds))
+    progress = running.run(Budget(seconds=given.seconds), thinking.look if thinking else nothing)
     profile.disable()
     cpu = time.process_time() - cpu
     storage.close()
@@ -182,6 +204,8 @@ def measured(given: argparse.Namespace, db: str) -> None:
             f"{1e3 * meter.wall[name] / count:6.2f} ms of wall time"
         )
     print(f"  others  {1e3 * rest / count:6.2f} ms of CPU a candidate")
+    if thinking:
+        print(f"the sampler's own process: {1e3 * thinking.seconds / count:.2f} ms of CPU a candidate")
     if given.profile:
         pstats.Stats(profile).sort_stats("cumulative").print_stats(35)
 
@@ -190,11 +214,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--problem", default="seed_h100")
-    parser.add_argument("--sampler", default="genetic")
+    parser.add_argument("--sampler", default="guided")
     parser.add_argument("--boards", type=int, default=8)
     parser.add_argument("--jobs", type=int, default=64)
     parser.add_argument("--db")
     parser.add_argument("--pickle", action="store_true")
+    parser.add_argument("--inside", action="store_true")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     with TemporaryDirectory() as folder:

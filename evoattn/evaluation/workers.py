@@ -150,6 +150,11 @@ class Worker(BaseWorker):
         self.ready = False
         self._deadline = time.monotonic() + self._start_seconds
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid or 0
+
     def submit(self, tag: Any, task: Any, seconds: float) -> None:
         self._begin(tag)
         self._deadline = self._started + seconds

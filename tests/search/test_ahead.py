@@ -126,6 +126,6 @@ def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
     while sampler.worker.busy != busy:
         sampler.ask(int(busy))
         wait_for_any(listen(sampler), 0.01)
-    os.kill(sampler.worker._process.pid, signal.SIGKILL)
-    with pytest.raises(SearchError, match="^The sampler cannot go on: .*ended"):
+    os.kill(sampler.worker.pid, signal.SIGKILL)
+    with pytest.raises(SearchError, match=r"^The sampler cannot go on: .*ended"):
         asked(sampler, 5 * AHEAD)
