@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
+from evoattn.families.work import row_steps
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
@@ -68,7 +70,9 @@ class Tiles:
 
 
 def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
-    """(mean, most, count): steps of the row blocks of one head."""
+    """(mean, most, count): steps of the row blocks of one head, of all sequences if they are packed."""
+    if problem.varlen:
+        return row_steps(problem, block_m, block_n)
     count = math.ceil(problem.seqlen_q / block_m)
     if problem.window:
         seen = [
@@ -98,7 +102,7 @@ def _keys_of_block(problem: AttentionProblem, block_m: int) -> int:
 
 def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> Tiles:
     """The blocks of a config on a problem."""
-    block_m, block_n, heads = params["BLOCK_M"], params["BLOCK_N"], problem.batch * problem.heads
+    block_m, block_n, heads = params["BLOCK_M"], params["BLOCK_N"], batches(problem) * problem.heads
     if family in PACKED:
         rows = math.ceil(problem.group_size * problem.seqlen_q / block_m)
         seen = _keys_of_block(problem, block_m)
@@ -148,7 +152,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
     cached = L2_SHARE * gpu.l2_bytes / gpu.dram_gb_per_s / 1e3
     tile = params["BLOCK_M"] * params["BLOCK_N"] / USUAL_TILE
     steps = total / gpu.sm_count
-    rows = problem.batch * problem.heads * problem.seqlen_q
+    rows = math.prod(problem.shape("o")[:3])
     merged = tiles.splits if tiles.splits > 1 else 0
     partial = merged * rows * (problem.head_dim_v + STATE_VALUES) * PARTIAL_BYTES
     out = rows * problem.head_dim_v * problem.element_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from evoattn.backends.base import ContextLost, LaunchError
-from evoattn.correctness.case_shapes import fitted
+from evoattn.correctness.case_shapes import fitted, sequenced
 from evoattn.correctness.cases import Case, make_case
 from evoattn.correctness.validate import run_case
 from evoattn.evaluation.process import Handler
@@ -64,11 +64,11 @@ class Stage(Handler):
         self._problems[group] = problems
         for problem in problems:
             self._memory.reserve(problem)
-        one = problems[0].with_(batch=2, layout="bhsd")
+        one = problems[0].with_(batch=2, layout="bhsd", varlen="")
         grouped = any(p.group_size > 1 for p in problems)
         ragged = one.with_(heads=4 if grouped else 2, kv_heads=2, seqlen_q=203, seqlen_k=239)
         cases = [ragged] if one.causal else [ragged, one.with_(heads=8, kv_heads=2, seqlen_q=1, seqlen_k=799)]
-        cases = [fitted(case, 65, 30) for case in cases]
+        cases = [sequenced(case) if problems[0].varlen else fitted(case, 65, 30) for case in cases]
         self._cases[group] = [make_case("quick", case, self._seed, self._backend.device) for case in cases]
 
     def _job(self, job: Job) -> dict[int, tuple[float, bool]] | str:

@@ -70,8 +70,11 @@ def _prepare(
     causal: bool,
     options: Mapping[str, Any],
 ) -> Call:
-    """Lengths of a cache and pages are another function's of it."""
+    """Lengths of a cache and pages are another function's of it, and packed sequences, `[total, heads, head_dim]`, of a
+    third."""
     function = interface.flash_attn_with_kvcache if "cache_seqlens" in options else interface.flash_attn_func
+    if "cu_seqlens_q" in options:
+        function = interface.flash_attn_varlen_func
     return partial(function, q, k, v, causal=causal, num_splits=0, **options)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex")
+PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex", "varlen")
 """Those of `table.PEERS`, in its order. That module imports torch."""
-FLASH_ATTENTION = {"fa3": "FlashAttention 3", "fa4": "FlashAttention 4", "flex": "FlexAttention"}
+FLASH_ATTENTION = {
+    "fa3": "FlashAttention 3",
+    "fa4": "FlashAttention 4",
+    "flex": "FlexAttention",
+    "varlen": "torch varlen_attn",
+}
 """Those of `table.PEERS` that are no SDPA backend."""
 
 

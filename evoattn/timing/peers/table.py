@@ -19,7 +19,7 @@ from evoattn.correctness.reference import Answer
 from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import fa3, flex
+from evoattn.timing.peers import fa3, flex, torch_varlen
 from evoattn.timing.peers.caches import whole_keys, without_nan
 from evoattn.timing.peers.refused import PeerRefused as PeerRefused
 from evoattn.timing.peers.variants import added_to_scores, flash_options
@@ -101,17 +101,16 @@ def _flash_attention(
         mask = problem.masking
         if mask.kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"FlashAttention is not asked for {problem.mask}.")
-        ends_alike = problem.seqlen_q == problem.seqlen_k and not problem.seqused
-        if mask.corner == "upper_left" and mask.kind is not MaskKind.FULL and not ends_alike:
-            raise PeerRefused(
-                "FlashAttention's causal mask is causal_lower_right, another one than this where Sq and Sk differ."
-            )
+        torch_varlen.require_lower_right(problem, "FlashAttention")
         q, k, v = (tensor.transpose(1, 2) for tensor in qkv(problem, tensors))
+        if problem.varlen:
+            q, k, v = q[0], k[0], v[0]
         function = prepare(problem)(q, k, v, MASKS[problem.mask].causal, options)
 
         def call() -> torch.Tensor:
             out = function()
-            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+            out = out[0] if isinstance(out, tuple) else out
+            return (out[None] if problem.varlen else out).transpose(1, 2)
 
         return call
 
@@ -151,6 +150,7 @@ PEERS: dict[str, Peer] = {
     "fa3": fa3_peer(),
     "fa4": fa4_peer(),
     "flex": Peer(flex.make, "torch"),
+    "varlen": Peer(torch_varlen.make, "torch"),
 }
 """The one table of peers: those of torch by the name of their backend."""
 

@@ -58,7 +58,7 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
 
     Raises `PeerRefused` on what it does not take.
     """
-    own = ("sink",) if sinks else KEY_VARIANTS
+    own = ("sink",) if sinks else (*KEY_VARIANTS, "varlen")
     refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *own), problem, who)
     options: dict[str, Any] = {}
     if problem.scale is not None:
@@ -73,4 +73,7 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
         options["cache_seqlens"] = tensors["seqused"]
     if problem.page:
         options["page_table"] = tensors["table"]
+    if problem.varlen:
+        options |= {name: tensors[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        options |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
     return options
