@@ -78,9 +78,9 @@ def test_every_refusal_is_a_sentence_with_numbers(p, genes, words):
 
 
 def test_small_heads_and_too_many_are_unsupported():
-    assert (
-        FAMILY.why_unsupported(problem(head_dim=248), L4) and FAMILY.why_unsupported(problem(head_dim=256), L4) is None
-    )
+    assert FAMILY.why_unsupported(problem(head_dim=24), L4) and FAMILY.why_unsupported(problem(head_dim=32), L4) is None
+    assert "256 to 8192 in bf16" in FAMILY.why_unsupported(problem(head_dim=248, dtype="bf16"), L4)
+    assert FAMILY.why_unsupported(problem(head_dim=256, dtype="bf16"), L4) is None
     assert "65536 times 2" in FAMILY.why_unsupported(AttentionProblem(65536, 2, 2, 1, 1, 256), L4)
 
 

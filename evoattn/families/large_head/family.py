@@ -19,7 +19,9 @@ from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 256, 8192
+MAX_HEAD_DIM = 8192
+MIN_HEAD_DIM = {"fp16": 256, "bf16": 256, "fp32": 32}
+"""By dtype: below it other families have tensor cores for 16 bits, but for fp32 this alone has them."""
 
 
 class LargeHead(Family):
@@ -37,8 +39,9 @@ class LargeHead(Family):
         return LargeHeadGenes.of(config)
 
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
-        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
-            return f"large_head serves head_dim {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        least = MIN_HEAD_DIM[problem.dtype]
+        if not least <= problem.head_dim <= MAX_HEAD_DIM:
+            return f"large_head serves head_dim {least} to {MAX_HEAD_DIM} in {problem.dtype}, not {problem.head_dim}."
         if problem.batch * problem.kv_heads > MAX_GRID_YZ:
             return (
                 f"large_head puts {problem.batch} times {problem.kv_heads} K/V heads in grid z, which ends at "
