@@ -13,6 +13,7 @@ _HOMES = {
     "NoKernel": "evoattn.ops.runtime",
     "Shapes": "evoattn.ops.shapes",
     "attention": "evoattn.ops.attention",
+    "attention_paged": "evoattn.ops.paged",
     "capture": "evoattn.ops.sdpa",
     "disable": "evoattn.ops.sdpa",
     "enable": "evoattn.ops.sdpa",

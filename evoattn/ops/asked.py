@@ -22,9 +22,15 @@ SIZE_NAMES = ("batch", "head", "row")
 
 @dataclass(frozen=True)
 class StridedProblem(AttentionProblem):
-    """A problem whose tensors lie as a caller's do: `strides_of` holds the strides of q, k, v and o in elements."""
+    """A problem whose tensors lie as a caller's do: `strides_of` holds the strides of q, k, v and o in elements,
+    `pages` how many pages the caches have, if there are pages."""
 
     strides_of: tuple[tuple[int, int, int, int], ...] = ()
+    pages: int = 0
+
+    def shape(self, tensor: str) -> tuple[int, int, int, int]:
+        shape = super().shape(tensor)
+        return (self.pages, *shape[1:]) if self.pages and tensor in "kv" else shape
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         return self.strides_of["qkvo".index(tensor)]
@@ -80,14 +86,17 @@ def _mask_of(seqlen_q: int, is_causal: bool, causal: str) -> str:
     return "full" if seqlen_q == 1 and causal == "lower_right" else mask_name(is_causal, causal)
 
 
-def why_not_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> str | None:
+def why_not_shapes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool, paged: bool = False
+) -> str | None:
     """One reason, without a full stop, why tensors of these shapes and dtypes are no problem of a kernel, or None."""
     if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
         found = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (query, key, value)))
         return f"kernels take tensors of one dtype out of float16, bfloat16 and float32, not {found}"
     if not query.dim() == key.dim() == value.dim() == 4:
         return "kernels take tensors of four dimensions, [batch, heads, seqlen, head_dim]"
-    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3] or key.shape[0] != query.shape[0]:
+    of_batch = paged or key.shape[0] == query.shape[0]
+    if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3] or not of_batch:
         return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
     if key.shape[1] != query.shape[1] and not enable_gqa:
         return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
@@ -108,7 +117,8 @@ def problem_of(
 ) -> StridedProblem | str:
     """The problem of a call, or one reason, without a full stop, why no kernel takes it. `fields` are those of a
     variant."""
-    if reason := why_not_shapes(query, key, value, enable_gqa):
+    paged = "page" in fields
+    if reason := why_not_shapes(query, key, value, enable_gqa, paged):
         return reason
     if 0 in query.shape or 0 in key.shape:
         return "a tensor is empty"
@@ -124,7 +134,6 @@ def problem_of(
             heads=query.shape[1],
             kv_heads=key.shape[1],
             seqlen_q=query.shape[2],
-            seqlen_k=key.shape[2],
             head_dim=query.shape[3],
             value_dim=value.shape[3],
             shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
@@ -132,7 +141,8 @@ def problem_of(
             mask=_mask_of(query.shape[2], is_causal, causal),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
             lse=lse,
-            **fields,
+            **{"seqlen_k": key.shape[2], **fields},
+            pages=key.shape[0] if paged else 0,
             strides_of=tuple(_plain_strides(tuple(s), t) for s, t in zip(shapes, strides, strict=True)),
         )
     except ProblemError as error:

@@ -83,6 +83,7 @@ def attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    seqused_k: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -104,6 +105,7 @@ def attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    seqused_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -124,6 +126,7 @@ def attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    seqused_k: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -136,7 +139,8 @@ def attention(
     takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads, seqlen_q, seqlen_k]` and of query's
     dtype, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead alone, -1
     leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is that of
-    the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention.
+    the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the device,
+    says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
 
     The answer has query's shape, dtype and order of dimensions in memory, but value's head_dim, which may be another;
     `out` takes it instead of a new tensor. A value that is the first columns of key, as `kv[..., :512]` in DeepSeek's
@@ -151,10 +155,11 @@ def attention(
     """
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
-    if softcap or window is not None or sinks is not None or alibi_slopes is not None or bias is not None:
+    others = sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None
+    if softcap or window is not None or others:
         from evoattn.ops import varied  # it imports this module
 
-        variant = Variant(window, softcap, sinks, alibi_slopes, bias)
+        variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k)
         return varied.attention(
             query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict
         )

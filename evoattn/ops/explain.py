@@ -11,11 +11,12 @@ from torch import Tensor
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
-from evoattn.ops.asked import StridedProblem
+from evoattn.ops.asked import PLAIN, StridedProblem
 from evoattn.ops.attention import autocast
 from evoattn.ops.choice import choose
 from evoattn.ops.plan import ADDRESS_BITS, Refusal
 from evoattn.ops.runtime import GRADIENTS, UNALIGNED
+from evoattn.ops.variant import Variant
 
 
 def explain(
@@ -30,12 +31,25 @@ def explain(
     enable_gqa: bool = False,
     causal: Literal["upper_left", "lower_right"] = "upper_left",
     return_lse: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or
-    why torch's SDPA runs.
+    why torch's SDPA runs. With `block_table` query, key and value are those of `evoattn.attention_paged`, whose causal
+    mask is `lower_right`.
 
     Nothing is compiled, loaded or launched.
     """
+    if block_table is not None:
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        enable_gqa, causal = True, "lower_right"
+    variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
+    variant.require(query, key)
     runtime = current.runtime()
     reason = None
     if attn_mask is not None:
@@ -47,7 +61,8 @@ def explain(
     if reason is None:
         if torch.is_autocast_enabled(runtime.device_type):
             query, key, value = autocast(runtime.device_type, query, key, value)
-        choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None)
+        fields = PLAIN if variant.plain else variant.fields(is_causal, query, key)
+        choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, fields)
         if isinstance(choice, Refusal):
             reason = choice.reason
         elif failure := runtime.failure(choice, query.get_device()):

@@ -75,14 +75,17 @@ def varied(
     query's shape, the log-sum-exp is `[batch, heads, seqlen_q]` float32. `scores_at_once` bounds the scores in memory.
     Raises `ValueError` where fewer K/V heads come without `enable_gqa`, and what SDPA raises.
     """
+    if variant.seqused is not None:
+        key, value = keys_in_use(key, value, variant.seqused, variant.table)
     seqlen_q, seqlen_k, heads = query.shape[-2], key.shape[-2], query.shape[-3]
     if key.shape[-3] != heads and not enable_gqa:
         raise ValueError(f"{key.shape[-3]} K/V heads for {heads} query heads need enable_gqa=True.")
-    diagonal = 0 if is_causal and causal == "upper_left" else seqlen_k - seqlen_q
+    ends = seqlen_k if variant.seqused is None else variant.seqused[:, None, None, None]
+    diagonal = 0 if is_causal and causal == "upper_left" else ends - seqlen_q
     groups = heads // key.shape[-3]
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not variant.softcap and variant.sinks is None and variant.slopes is None and not wants_lse:
-        hidden = _hidden(query, key, variant.window, slice(0, seqlen_q), diagonal, is_causal)
+        hidden = _hidden(query, key, variant, slice(0, seqlen_q), diagonal, is_causal)
         mask = variant.bias if hidden is None else ~hidden
         if variant.bias is not None and hidden is not None:
             mask = variant.bias.masked_fill(hidden, -math.inf)
@@ -97,7 +100,7 @@ def varied(
             scores = variant.softcap * torch.tanh(scores / variant.softcap)
         if variant.slopes is not None or variant.bias is not None:
             scores = scores + _added(query, key, variant, chunk, diagonal)
-        if (hidden := _hidden(query, key, variant.window, chunk, diagonal, is_causal)) is not None:
+        if (hidden := _hidden(query, key, variant, chunk, diagonal, is_causal)) is not None:
             scores = scores.masked_fill(hidden, -math.inf)
         unseen = torch.isneginf(scores).all(-1, keepdim=True)
         if variant.sinks is not None:
@@ -109,7 +112,17 @@ def varied(
     return torch.cat(answers, dim=-2), torch.cat(sums, dim=-1) if wants_lse else None
 
 
-def _added(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: int) -> Tensor:
+def keys_in_use(key: Tensor, value: Tensor, used: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
+    """K and V `[batch, kv_heads, seqlen_k, head_dim]` with zeros behind the last key in use, where anything may lie:
+    copies, out of pages `[pages, kv_heads, page, head_dim]` if there is a table `[batch, pages]`. Waits for nothing."""
+    if table is not None:
+        places = table.long().clamp(0, key.shape[0] - 1)
+        key, value = (t.transpose(1, 2)[places].flatten(1, 2).transpose(1, 2) for t in (key, value))
+    behind = (torch.arange(key.shape[2], device=key.device) >= used[:, None])[:, None, :, None]
+    return key.masked_fill(behind, 0), value.masked_fill(behind, 0)
+
+
+def _added(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: int | Tensor) -> Tensor:
     """What slopes or a bias add to the scores of some rows: float32 slopes, a bias in its own dtype."""
     if variant.bias is not None:
         return variant.bias if variant.bias.dim() < 2 or variant.bias.shape[-2] == 1 else variant.bias[..., rows, :]
@@ -120,21 +133,24 @@ def _added(query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: 
 
 
 def _hidden(
-    query: Tensor, key: Tensor, window: tuple[int, int] | None, rows: slice, diagonal: int, is_causal: bool
+    query: Tensor, key: Tensor, variant: Variant, rows: slice, diagonal: int | Tensor, is_causal: bool
 ) -> Tensor | None:
-    """Bool `[rows, seqlen_k]`: the keys that the mask and the window hide; None if they hide none."""
-    if not is_causal and window is None:
+    """Bool `[rows, seqlen_k]`, or `[batch, 1, rows, seqlen_k]`: the keys that the mask and the window hide, and those
+    that are not in use; None if there are none."""
+    if not is_causal and variant.window is None and variant.seqused is None:
         return None
     middle = torch.arange(rows.start, rows.stop, device=query.device)[:, None] + diagonal
     keys = torch.arange(key.shape[-2], device=query.device)
-    hidden = torch.zeros(len(middle), len(keys), dtype=torch.bool, device=query.device)
-    past, ahead = window or (-1, -1)
+    hidden = torch.zeros(middle.shape[-2], len(keys), dtype=torch.bool, device=query.device)
+    if variant.seqused is not None:
+        hidden = hidden | (keys >= variant.seqused[:, None, None, None])
+    past, ahead = variant.window or (-1, -1)
     if is_causal:
         ahead = 0
     if ahead >= 0:
-        hidden |= keys > middle + ahead
+        hidden = hidden | (keys > middle + ahead)
     if past >= 0:
-        hidden |= keys < middle - past
+        hidden = hidden | (keys < middle - past)
     return hidden
 
 
@@ -153,7 +169,7 @@ def log_sum_exp(query: Tensor, key: Tensor, *, is_causal: bool, scale: float | N
     for first in range(0, seqlen_q, rows):
         chunk = slice(first, min(first + rows, seqlen_q))
         scores = (query[..., chunk, :].float() * factor) @ keys
-        if (hidden := _hidden(query, key, None, chunk, diagonal, is_causal)) is not None:
+        if (hidden := _hidden(query, key, Variant(), chunk, diagonal, is_causal)) is not None:
             scores = scores.masked_fill(hidden, -math.inf)
         parts.append(torch.logsumexp(scores, dim=-1))
     return torch.cat(parts, dim=-1) if parts else query.new_empty(query.shape[:-1], dtype=torch.float32)

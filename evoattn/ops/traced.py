@@ -16,7 +16,7 @@ from evoattn.ops.runtime import GRADIENTS, NoKernel
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _kernels_run_on() -> str:
+def kernels_run_on() -> str:
     """The kind of device that kernels run on in this process, empty if there is none."""
     platform = current.runtime().platform
     return platform.device_type if platform else ""
@@ -26,7 +26,7 @@ def why_not_traced(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, 
     """One reason, without a full stop, why a trace takes SDPA at once; what else may speak against a kernel shows when
     it runs.
     """
-    kind = _kernels_run_on()
+    kind = kernels_run_on()
     if not kind or not query.device.type == key.device.type == value.device.type == kind:
         return f"the tensors are on the {query.device.type.upper()}"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):

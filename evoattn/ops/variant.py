@@ -1,4 +1,4 @@
-"""What a call asks for beyond plain attention: a window, a cap, sinks, slopes or a bias."""
+"""What a call asks for beyond plain attention: a window, a cap, sinks, slopes, a bias, keys in use or pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from evoattn.model.term_shapes import BIAS_ROW_STEP
+
+INTEGERS = (torch.int32, torch.int64)
+"""Dtypes of lengths and page tables; kernels read int32, and others are copied."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,12 @@ class Variant:
         for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.slopes)):
             if tensor is not None and tuple(tensor.shape) != (heads,):
                 raise ValueError(f"{name} must have one value for each of the {heads} heads, not {list(tensor.shape)}.")
+        for name, tensor, dimensions in (("seqused_k", self.seqused, 1), ("block_table", self.table, 2)):
+            if tensor is None:
+                continue
+            if tensor.dtype not in INTEGERS or tensor.dim() != dimensions or tensor.shape[0] != batch:
+                found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+                raise ValueError(f"{name} must be int32 [{batch}{', pages' * (dimensions - 1)}], not {found}.")
         if self.bias is None:
             return
         if self.slopes is not None:
@@ -54,6 +63,10 @@ class Variant:
             raise ValueError(f"bias must be broadcastable to {list(whole)}, not {list(self.bias.shape)}.")
         if self.bias.dtype != query.dtype:
             raise ValueError(f"bias must be of query's dtype {query.dtype}, as in SDPA, not {self.bias.dtype}.")
+
+    def seqlen_k(self, key: Tensor) -> int:
+        """Keys that a sequence has room for."""
+        return key.shape[2] if self.table is None else self.table.shape[1] * key.shape[2]
 
     def on_all(self, change: Callable[[Tensor], Tensor]) -> Variant:
         """The same with every tensor changed."""
@@ -71,16 +84,28 @@ class Variant:
         )
 
     @property
+    def plain(self) -> bool:
+        """Whether nothing was asked for."""
+        return self.window is None and not self.softcap and not self.tensors
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that were given."""
         return tuple(t for t in (self.sinks, self.slopes, self.bias, self.seqused, self.table) if t is not None)
 
     def fields(self, is_causal: bool, query: Tensor, key: Tensor) -> dict[str, Any]:
-        """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences."""
+        """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences; how many keys are in
+        use is known to the device alone, so that it is anything from none to all.
+        """
         fields: dict[str, Any] = {"softcap": float(self.softcap)}
         fields |= {"sink": self.sinks is not None, "alibi": self.slopes is not None}
+        seqlen_k = self.seqlen_k(key)
+        if self.seqused is not None:
+            fields["seqused"] = f"0:{seqlen_k}"
+        if self.table is not None:
+            fields |= {"page": key.shape[2], "seqlen_k": seqlen_k}
         if self.window is not None:
-            everything = query.shape[2] + key.shape[2]
+            everything = query.shape[2] + seqlen_k
             past, ahead = (everything if side < 0 else min(side, everything) for side in self.window)
             fields["window"] = f"{past}:{0 if is_causal else ahead}"
         if self.bias is not None:
@@ -90,11 +115,11 @@ class Variant:
 
     def for_kernel(self, query: Tensor, key: Tensor) -> tuple[Tensor | None, ...]:
         """In the order of `kernel.TERMS`: sinks in query's dtype, slopes in float32, the bias with rows of whole 16
-        bytes, lengths and table contiguous: copies where the given ones are not so."""
+        bytes, lengths and table int32 and contiguous: copies where the given ones are not so."""
         sinks = None if self.sinks is None else self.sinks.to(query.dtype).contiguous()
         slopes = None if self.slopes is None else self.slopes.to(torch.float32).contiguous()
         bias = None if self.bias is None else _whole_rows(self.bias, query.shape[2], key.shape[2])
-        seqused, table = (None if t is None else t.contiguous() for t in (self.seqused, self.table))
+        seqused, table = (None if t is None else t.to(torch.int32).contiguous() for t in (self.seqused, self.table))
         return sinks, slopes, bias, seqused, table
 
 

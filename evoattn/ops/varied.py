@@ -38,6 +38,12 @@ def attention(
     if out is not None:
         require_out(out, query, value)
     variant.require(query, key)
+    if watched and variant.seqused is not None and out is None and not return_lse:
+        from evoattn.ops.cache_op import traced  # imports torch._dynamo, which whoever traces has done already
+
+        answer = traced(query, key, value, variant, is_causal, scale, enable_gqa, causal, strict)
+        if answer is not None:
+            return answer
     reason = WATCHED
     if not watched:
         if capture.thread.shapes:
@@ -45,7 +51,7 @@ def attention(
             with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
                 pass
         runtime = current.runtime()
-        done = _by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out)
+        done = by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out)
         if not isinstance(done, str):
             return done
         reason = done
@@ -66,7 +72,7 @@ def attention(
     return answer if lse is None else (answer, lse)
 
 
-def _by_kernel(
+def by_kernel(
     runtime: Runtime,
     query: Tensor,
     key: Tensor,
@@ -107,7 +113,7 @@ def _by_kernel(
 def _run(
     runtime: Runtime, plan: CallPlan, query: Tensor, key: Tensor, value: Tensor, variant: Variant, out: Tensor | None
 ) -> Tensor | tuple[Tensor, Tensor] | str:
-    """As `_by_kernel`, of a decided call."""
+    """As `by_kernel`, of a decided call."""
     assert runtime.platform is not None
     terms = variant.for_kernel(query, key)  # named until the launches are enqueued
     shared = out is not None and is_shared(out, query, key, value, *variant.tensors)

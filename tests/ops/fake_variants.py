@@ -6,8 +6,9 @@ import math
 import torch
 
 VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
+VARIED += [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2
 """Behind the others in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the
-bias."""
+bias, keys in use and the table of pages, its size and a page's in bits."""
 
 
 def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

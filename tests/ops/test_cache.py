@@ -1,0 +1,239 @@
+"""Keys in use and pages by `evoattn.attention` and `evoattn.attention_paged`: torch's answer and a kernel's are the
+reference's, whatever lies behind the last key; compiled code calls one op; what does not fit is one sentence."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+from fake_device import TORCH, FakeDevice, Pick, fake_runtime
+from fake_variants import VARIED, changed, tensor_at
+
+import evoattn
+from evoattn.backends.driver_launch import LaunchConfig
+from evoattn.correctness import reference
+from evoattn.correctness.judge import judge
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.ops import current
+from evoattn.ops.cache_op import attention_cache_op
+from evoattn.ops.runtime import NoKernel
+
+USED = AttentionProblem(5, 4, 2, 3, 70, 64, "fp16", seqused="0:60", layout="bshd")
+CASES = [
+    {},
+    {"mask": "causal_lower_right"},
+    {"window": "9:4"},
+    {"mask": "causal_lower_right", "window": "9:0", "sink": True, "scale": 0.2},
+    {"alibi": True, "softcap": 3.0},
+]
+CONFIG = {
+    **dict(COMPUTE="fma", LOAD="registers", BLOCK_M=4, BLOCK_N=32, WARPS=2, STAGES=1, VECTOR_BYTES=16, DOT_LANES=8),
+    **dict(SPLITS=1, MERGE="kernel", DEPENDENT_LAUNCH="none", BLOCKS_PER_SM=1),
+}
+SPLIT_KV = [ctypes.c_uint64] * 4 + [ctypes.c_int32] * 4 + [ctypes.c_int64] * 12 + [ctypes.c_float]
+SPLIT_KV += [ctypes.c_int32] * 4 + [ctypes.c_uint64] * 3 + VARIED
+"""The arguments of split_kv with variants."""
+
+
+class CacheDevice(FakeDevice):
+    """Computes what the arguments of a launch of split_kv say of keys in use and pages."""
+
+    def launch(self, config, function, arguments, _):
+        kernel, name = self._functions[(function.value or 0) - 1]
+        pointers = (ctypes.c_void_p * len(SPLIT_KV)).from_address(arguments.value)
+        values = [kind.from_address(at).value for at, kind in zip(pointers, SPLIT_KV, strict=True)]
+        heads, kv_heads, seqlen_q, seqlen_k = values[4:8]
+        batch, dtype, dim = LaunchConfig.from_address(config.value).grid_z, TORCH[kernel["dtype"]], kernel["head_dim"]
+        strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]
+        scale, others = values[20] / math.log2(math.e), values[28:]
+        seqused, table, page_bits, table_pages = others[11:]
+        q, o = (tensor_at(values[i], (batch, heads, seqlen_q, dim), strides[i], dtype) for i in (0, 3))
+        for b, keys in enumerate(tensor_at(seqused, (batch,), (1,), torch.int32).tolist()):
+            if not keys:
+                o[b] = 0
+                continue
+            if table:
+                row = tensor_at(table, (batch, table_pages), (table_pages, 1), torch.int32)[b]
+                pages = row[: -(-keys >> page_bits)].long()
+                shape = (int(pages.max()) + 1, kv_heads, 1 << page_bits, dim)
+                caches = (tensor_at(values[i], shape, strides[i], dtype)[pages] for i in (1, 2))
+                k, v = (t.transpose(0, 1).flatten(1, 2)[:, :keys] for t in caches)
+            else:
+                shape = (batch, kv_heads, seqlen_k, dim)
+                k, v = (tensor_at(values[i], shape, strides[i], dtype)[b, :, :keys] for i in (1, 2))
+            k, v = (t.double().repeat_interleave(heads // kv_heads, dim=0) for t in (k, v))
+            others[2] += keys - seqlen_k
+            products = q[b : b + 1].double() @ k[None].transpose(-1, -2)
+            scores, sinks = changed(products, kernel["variants"], kernel["mask"], others[:11], dtype)
+            others[2] -= keys - seqlen_k
+            scores = scores * scale
+            if kernel["mask"] == "causal_lower_right":
+                seen = torch.ones(seqlen_q, keys, dtype=torch.bool).tril(keys - seqlen_q)
+                scores = scores.masked_fill(~seen, -math.inf)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+                v = torch.cat((v, torch.zeros_like(v[:, :1])), 1)
+            o[b] = (torch.softmax(scores, -1).nan_to_num(0) @ v)[0]
+        self.launches.append(name)
+        return 0
+
+
+@pytest.fixture
+def cache_device(tmp_path):
+    def pick(problem, gpu):
+        return Pick("split_kv", load_space("split_kv", gpu).make_config(CONFIG))
+
+    fake = CacheDevice()
+    with current.use(fake_runtime(fake, tmp_path, pick)):
+        yield fake
+
+
+def words(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> dict[str, object]:
+    """What both functions are asked beside tensors and masks."""
+    made: dict[str, object] = {"scale": problem.scale, "softcap": problem.softcap}
+    if problem.window:
+        made["window"] = tuple(map(int, problem.window.split(":")))
+    names = {"sinks": "sinks", "slopes": "alibi_slopes"}
+    return made | {names[name]: tensors[name] for name in problem.term_shapes if name in names}
+
+
+def asked(problem: AttentionProblem, tensors: dict[str, torch.Tensor], **more: object) -> torch.Tensor:
+    """The op's answer, of the problem's logical shape."""
+    q, k, v = (tensors[t] for t in "qkv")
+    others = words(problem, tensors) | more
+    causal = problem.mask != "full"
+    if not problem.page:
+        others |= {"causal": "lower_right", "seqused_k": tensors["seqused"], "enable_gqa": True}
+        return evoattn.attention(q, k, v, is_causal=causal, **others)
+    tensors_paged = (t.transpose(1, 2) for t in (q, k, v))
+    return evoattn.attention_paged(
+        *tensors_paged, tensors["table"], tensors["seqused"], causal=causal, **others
+    ).transpose(1, 2)
+
+
+@pytest.mark.parametrize("page", [0, 16, 64])
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_torch_gives_the_reference_s_answer(fields, page):
+    problem = USED.with_(**fields, page=page)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    assert judge({"o": asked(problem, tensors)}, reference.make_answer(problem, tensors, double=True))[0] == ""
+
+
+@pytest.mark.parametrize("page", [0, 16, 64])
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_a_kernel_gets_the_right_arguments(cache_device, fields, page):
+    problem = USED.with_(**fields, page=page)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    answer = reference.make_answer(problem, tensors, double=True)
+    for integers in (torch.int32, torch.int64):
+        tensors |= {name: tensors[name].to(integers) for name in ("seqused", "table") if name in tensors}
+        launched = len(cache_device.launches)
+        assert judge({"o": asked(problem, tensors, strict=True)}, answer)[0] == ""
+        assert len(cache_device.launches) > launched
+
+
+def test_other_lengths_and_pages_take_the_same_plan(cache_device):
+    problem = USED.with_(page=16)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    asked(problem, tensors, strict=True)
+    launched, loads = len(cache_device.launches), cache_device.loads
+    other = problem.with_(seqused="3:70")
+    tensors = reference.make_inputs(other, 6, "cpu")
+    answer = reference.make_answer(other, tensors, double=True)
+    assert judge({"o": asked(other, tensors, strict=True)}, answer)[0] == ""
+    assert (len(cache_device.launches), cache_device.loads) == (launched + 1, loads)
+
+
+def test_the_answer_has_the_queries_layout(cache_device):
+    problem = USED.with_(page=16)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
+    arguments = (q, k, v, tensors["table"], tensors["seqused"])
+    answer = evoattn.attention_paged(*arguments)
+    assert answer.shape == q.shape == (5, 3, 4, 64) and answer.is_contiguous()
+    out = torch.empty_like(q)
+    assert evoattn.attention_paged(*arguments, out=out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, answer)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_compiled_code_calls_the_op(cache_device, page):
+    problem = USED.with_(mask="causal_lower_right", window="9:0", sink=True, page=page)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    compiled = torch.compile(lambda given: asked(problem, given, strict=True), backend="aot_eager", fullgraph=True)
+    answer = reference.make_answer(problem, tensors, double=True)
+    launched = len(cache_device.launches)
+    assert judge({"o": compiled(tensors)}, answer)[0] == ""
+    assert len(cache_device.launches) > launched
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_the_op_is_what_torch_expects_of_one(page):
+    problem = USED.with_(page=page)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    q, k, v = (tensors[t] for t in "qkv")
+    arguments = (q, k, v, tensors["seqused"], tensors.get("table"), True, "lower_right", 0.5, [9, 0], 0.0, None, None)
+    torch.library.opcheck(attention_cache_op, (*arguments, False))
+    with pytest.raises(NoKernel):
+        attention_cache_op(*arguments, True)
+
+
+def test_explain_and_capture_say_what_is_asked(cache_device):
+    problem = USED.with_(page=16)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
+    said = evoattn.explain(q, k, v, block_table=tensors["table"], seqused_k=tensors["seqused"])
+    assert said.startswith("split_kv") and not cache_device.loads
+    odd = torch.zeros(4, 24, 2, 64, dtype=torch.float16)
+    assert "page must be one of" in evoattn.explain(
+        q, odd, odd, block_table=tensors["table"], seqused_k=tensors["seqused"]
+    )
+    with evoattn.capture() as shapes:
+        asked(problem, tensors)
+    assert [entry.problem.describe() for entry in shapes.entries] == [
+        "B=5 H=4/2 Sq=3 Sk=80 D=64 fp16 full bshd seqused=0:80 page=16"
+    ]
+
+
+def test_pages_of_any_size_are_answered_by_torch(cache_device):
+    problem = USED.with_(page=16, seqused="60:60")
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    whole = {name: tensors[name][tensors["table"].clamp(0, 24).long()].transpose(2, 3).flatten(1, 2) for name in "kv"}
+    caches = (whole[name].unflatten(1, (2, 40)).flatten(0, 1) for name in "kv")
+    table = torch.arange(10, dtype=torch.int32).view(5, 2)
+    odd = evoattn.attention_paged(tensors["q"].transpose(1, 2), *caches, table, tensors["seqused"])
+    torch.testing.assert_close(odd.transpose(1, 2), asked(problem, tensors), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"seqused_k": torch.zeros(4, dtype=torch.int32)}, r"seqused_k must be int32 \[5\], not int32 \[4\]"),
+        ({"seqused_k": torch.zeros(5)}, r"seqused_k must be int32 \[5\], not float32"),
+        ({"block_table": torch.zeros(5, dtype=torch.int32)}, r"block_table must be int32 \[5, pages\]"),
+        ({"block_table": torch.zeros(4, 5, dtype=torch.int32)}, "block_table must be int32"),
+        ({"k_cache": torch.zeros(25, 2, 16, dtype=torch.float16)}, "k_cache must have four dimensions"),
+        ({"v_cache": torch.zeros(24, 16, 2, 64, dtype=torch.float16)}, "the same pages and heads"),
+        ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "has not the head_dim"),
+        ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not divide"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_raises_a_sentence(change, said):
+    tensors = reference.make_inputs(USED.with_(page=16), 5, "cpu")
+    q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
+    given = dict(query=q, k_cache=k, v_cache=v, block_table=tensors["table"], seqused_k=tensors["seqused"]) | change
+    with pytest.raises(ValueError, match=said) as error:
+        evoattn.attention_paged(**given)
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def test_gradients_flow():
+    tensors = reference.make_inputs(USED.with_(dtype="fp32"), 5, "cpu")
+    q, k, v = (tensors[t].clone().requires_grad_() for t in "qkv")
+    evoattn.attention(q, k, v, enable_gqa=True, seqused_k=tensors["seqused"]).sum().backward()
+    assert q.grad.abs().sum() > 0 and not v.grad[1, :, USED.key_lengths[1] :].any()
