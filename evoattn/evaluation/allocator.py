@@ -7,7 +7,9 @@ import ctypes
 # malloc.h of glibc: parameters of mallopt.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 KEPT_BYTES = 1 << 30
-"""Freed memory at the end of the heap that is not given back, and the least piece that gets pages of its own."""
+"""Freed memory at the end of the heap that is not given back."""
+LEAST_MAPPED_BYTES = 1 << 25
+"""A larger piece gets pages of its own: the most that every glibc takes."""
 GROWTH_BYTES = 1 << 26
 """By which the heap grows."""
 
@@ -20,6 +22,6 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    wanted = {TRIM_THRESHOLD: KEPT_BYTES, TOP_PAD: GROWTH_BYTES, MMAP_THRESHOLD: KEPT_BYTES}
+    wanted = {TRIM_THRESHOLD: KEPT_BYTES, TOP_PAD: GROWTH_BYTES, MMAP_THRESHOLD: LEAST_MAPPED_BYTES}
     taken = [mallopt(parameter, ctypes.c_int(value)) for parameter, value in wanted.items()]
     return all(taken)
