@@ -48,4 +48,5 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         Scalar("int32", problem.table_pages if problem.page else 0),
         *(Buffer(name) if name in shapes else null for name in ("cu_seqlens_q", "cu_seqlens_k")),
         Scalar("int32", problem.shape("q")[2] if problem.varlen else 0),
+        Scalar("int32", problem.batch if problem.varlen else 0),
     )

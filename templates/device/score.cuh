@@ -18,7 +18,7 @@ template <typename Element> struct VariantArguments {
   const int* table;                                              // [batch, table_pages]: pages of K and V
   int page_bits, table_pages;                                    // a page has 2^page_bits keys
   const int *query_starts, *key_starts;                          // [sequences + 1]: where packed ones begin
-  int total_queries;                                             // of all of them
+  int total_queries, sequences;                                  // of all of them; their number
 };
 
 // What the rows of a head have in common.

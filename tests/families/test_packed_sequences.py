@@ -32,6 +32,16 @@ WRONG = [
         ("VARLEN ? of_sequence.queries : seqlen_q;", "VARLEN ? of_sequence.queries + 1 : seqlen_q;"),
     ),
     (
+        "K of a sequence where its Q begins",
+        ("flash_mma", "together", "packed"),
+        ("k_gmem += sequence.first_key *", "k_gmem += sequence.first_query *"),
+    ),
+    (
+        "rows of the longest sequence",
+        ("flash_mma", "split", "packed"),
+        ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
+    ),
+    (
         "slopes from the first key",
         ("flash_wgmma", "one warpgroup", "packed, alibi, sink"),
         ("CAUSAL && !CAUSAL_LOWER_RIGHT ? 0 : seqlen_k - seqlen_q;", "seqlen_k - seqlen_q;"),

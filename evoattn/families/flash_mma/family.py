@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import Family, attention_args
@@ -11,6 +10,7 @@ from evoattn.families.flash_mma.refusals import why_redundant, why_too_big, why_
 from evoattn.families.flash_mma.resources import block_warps, ring_stages, smem_bytes
 from evoattn.families.flash_mma.work import launch_work
 from evoattn.families.residency import WARP
+from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
@@ -31,7 +31,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = SCORE_VARIANTS
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "varlen")
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
@@ -41,10 +41,10 @@ class FlashMma(Family):
             return f"flash_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
         if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
             return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
-        if max(problem.heads, problem.batch) > MAX_GRID_YZ:
+        if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
             return (
                 f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
-                f"{max(problem.heads, problem.batch)}."
+                f"{max(problem.heads, batches(problem))}."
             )
         return None
 
@@ -92,9 +92,9 @@ class FlashMma(Family):
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
-        rows = math.ceil(problem.seqlen_q / genes.BLOCK_M)
+        rows, batch = row_blocks(problem, genes.BLOCK_M), batches(problem)
         heads_fastest = genes.BLOCK_ORDER.startswith("heads")
-        grid = (problem.heads, problem.batch, rows) if heads_fastest else (rows, problem.heads, problem.batch)
+        grid = (problem.heads, batch, rows) if heads_fastest else (rows, problem.heads, batch)
         args = attention_args(problem) + variant_args(problem)
         return (KernelLaunch(self.name, grid, (WARP * block_warps(genes), 1, 1), smem_bytes(problem, genes), args),)
 

@@ -7,6 +7,7 @@ import math
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.resources import block_warps, registers_needed, smem_bytes
 from evoattn.families.residency import why_not_resident, why_same_code, why_too_few_registers
+from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -46,7 +47,7 @@ def why_wrong_ring(genes: FlashMmaGenes) -> str | None:
 def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None:
     """Configs that do what a smaller one does."""
     block_m, block_n, key_warps, order = (genes.BLOCK_M, genes.BLOCK_N, genes.KEY_WARPS, genes.BLOCK_ORDER)
-    rows, tiles = math.ceil(problem.seqlen_q / block_m), math.ceil(problem.seqlen_k / block_n)
+    rows, tiles = row_blocks(problem, block_m), math.ceil(problem.seqlen_k / block_n)
     if block_m > 16 and block_m >= 2 * problem.seqlen_q:
         return f"BLOCK_M={block_m} for {problem.seqlen_q} queries leaves half of the block or more without work."
     if block_n > 16 * key_warps and block_n >= 2 * problem.seqlen_k:
@@ -65,17 +66,15 @@ def why_redundant(problem: AttentionProblem, genes: FlashMmaGenes) -> str | None
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} that {problem.seqlen_k} keys make."
     if order.endswith("reversed") and not problem.causal:
         return f"BLOCK_ORDER={order} only matters with a causal mask: without one all row blocks take the same time."
-    if order != "rows" and (rows == 1 or (order == "heads" and problem.heads * problem.batch == 1)):
-        return (
-            f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {problem.heads * problem.batch} "
-            "heads."
-        )
+    heads = problem.heads * batches(problem)
+    if order != "rows" and (rows == 1 or (order == "heads" and heads == 1)):
+        return f"BLOCK_ORDER={order} is the same order as rows for {rows} row blocks of {heads} heads."
     return None
 
 
 def why_too_big(problem: AttentionProblem, genes: FlashMmaGenes, gpu: GpuSpec) -> str | None:
     """Grid, shared memory, threads and registers against the limits of the GPU and of BLOCKS_PER_SM."""
-    rows = math.ceil(problem.seqlen_q / genes.BLOCK_M)
+    rows = row_blocks(problem, genes.BLOCK_M)
     if genes.BLOCK_ORDER.startswith("heads") and rows > MAX_GRID_YZ:
         return f"BLOCK_ORDER={genes.BLOCK_ORDER} puts {rows} row blocks in grid z, which ends at {MAX_GRID_YZ}."
     blocks, warps, smem = genes.BLOCKS_PER_SM, block_warps(genes), smem_bytes(problem, genes)

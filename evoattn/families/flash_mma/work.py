@@ -5,6 +5,7 @@ from __future__ import annotations
 from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.resources import block_warps, registers_needed, ring_stages, smem_bytes, smem_row_bytes
 from evoattn.families.residency import WARP, register_cap
+from evoattn.families.row_blocks import batches
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
 from evoattn.model.problem import AttentionProblem
 
@@ -33,7 +34,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     waits = chained * (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT * 2 + barriers * BARRIER_WAIT
     waits += (2 * SHUFFLE_WAIT if genes.RESCALE != "lazy" else 10) + 40
     mean, most, count = row_steps(problem, rows, keys)
-    heads = problem.heads * problem.batch
+    heads = problem.heads * batches(problem)
     merge = (genes.KEY_WARPS - 1) * rows * problem.head_dim * 4 * 2
     ends = Step(
         instructions=rows * problem.head_dim / WARP * 1.5 + 40 * warps,
@@ -61,7 +62,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * problem.group_size),
-            heads_in_turn=problem.kv_heads * problem.batch if order.startswith("heads") else 1.0,
+            heads_in_turn=problem.kv_heads * batches(problem) if order.startswith("heads") else 1.0,
             genes={
                 "rows per warp": rows / genes.WARPS,
                 "key warps": genes.KEY_WARPS,
