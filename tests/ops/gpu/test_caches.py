@@ -1,0 +1,62 @@
+"""Keys in use and pages by the op on a GPU: right, without waiting for the device, and right again in the replay of a
+graph after lengths and pages have changed."""
+
+import pytest
+import torch
+from gpu_problems import ON_A_GPU
+
+import evoattn
+from evoattn.correctness.judge import judge_o
+from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.model.named_problems import parse_shape
+
+pytestmark = ON_A_GPU
+CACHES = [
+    "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,layout=bshd,seqused=0:4000,page=16",
+    "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,layout=bshd,seqused=0:4000,page=64",
+    "B=3,H=8,Hkv=2,Sq=5,Sk=1000,D=64,dtype=fp16,layout=bshd,seqused=5:1000,page=256",
+    "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,seqused=0:4000",
+]
+
+
+def call(problem, tensors):
+    """The op's answer, of the problem's logical shape."""
+    q, k, v = (tensors[name] for name in "qkv")
+    if not problem.page:
+        return evoattn.attention(q, k, v, enable_gqa=True, seqused_k=tensors["seqused"], strict=True)
+    caches = (t.transpose(1, 2) for t in (q, k, v))
+    return evoattn.attention_paged(*caches, tensors["table"], tensors["seqused"], strict=True).transpose(1, 2)
+
+
+def require_right(problem, tensors, out):
+    assert judge_o(out, make_answer(problem, tensors, double=True))[0] == ""
+
+
+@pytest.mark.parametrize("shape", CACHES)
+def test_right_without_waiting(shape):
+    problem = parse_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    call(problem, tensors)  # compiles, loads and checks
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = call(problem, tensors)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    require_right(problem, tensors, out)
+
+
+@pytest.mark.parametrize("shape", CACHES)
+def test_a_graph_replays_with_other_lengths_and_pages(shape):
+    problem = parse_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    call(problem, tensors)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(problem, tensors)
+    lowest, highest = 7, problem.seqlen_k
+    for seed, other in ((2, problem), (3, problem.with_(seqused=f"{lowest}:{highest}"))):
+        for name, fresh in make_inputs(other, seed, "cuda").items():
+            tensors[name].copy_(fresh)
+        graph.replay()
+        require_right(other, tensors, out)
