@@ -54,6 +54,7 @@ def _flash_wgmma(problem: AttentionProblem, config: KernelConfig) -> Fields:
         "claimed": genes.SCHEDULE == "claimed",
         "balanced": genes.SCHEDULE == "balanced",
         "store_chunks": genes.STORE == "chunks",
+        "group_rows": genes.GROUP_ROWS,
     }
 
 

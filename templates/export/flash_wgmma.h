@@ -3,19 +3,20 @@
 struct Config : Compiled {
   int block_m, block_n, blocks_per_sm, key_split, heads_in_turn, warpgroups, warpgroup_rows, threads, smem_bytes;
   int result_bytes, max_key_tiles;
-  bool persistent, claimed, balanced, store_chunks;
+  bool persistent, claimed, balanced, store_chunks, group_rows;
 };
 
 inline Size grid_of(const Problem& p, const Config& c, int sm_count) {
-  const int64_t row_blocks = ceil_div(p.seqlen_q, c.block_m), heads = int64_t(p.heads) * p.batch;
-  const int64_t tiles = row_blocks * heads, split = c.key_split, turn = c.heads_in_turn;
+  const int64_t rows = p.seqlen_q * (c.group_rows ? group_slots(p) : 1), row_blocks = ceil_div(rows, c.block_m);
+  const int64_t heads = c.group_rows ? p.kv_heads : p.heads, all_heads = heads * p.batch;
+  const int64_t tiles = row_blocks * all_heads, split = c.key_split, turn = c.heads_in_turn;
   if (c.persistent) {  // balanced blocks wait for one another: one wave, and fewer than the tiles, which they share
     const int64_t at_most = c.balanced ? larger(1, tiles - 1) : tiles;
     return {smaller(at_most, int64_t(sm_count) * c.blocks_per_sm), 1, 1};
   }
-  if (turn == 0) return {p.heads * split, p.batch, row_blocks};
-  if (turn == 1) return {row_blocks * split, p.heads, p.batch};
-  return {turn * split, row_blocks, ceil_div(heads, turn)};
+  if (turn == 0) return {heads * split, p.batch, row_blocks};
+  if (turn == 1) return {row_blocks * split, heads, p.batch};
+  return {turn * split, row_blocks, ceil_div(all_heads, turn)};
 }
 
 inline Plan plan(const Problem& p, const Config& c, int sm_count) {
@@ -27,10 +28,10 @@ inline Plan plan(const Problem& p, const Config& c, int sm_count) {
   Launch& launch = plan.add("flash_wgmma", grid, c.threads, c.smem_bytes);
   launch.cluster.x = c.key_split;
 
-  launch.map(tile_map(p, c, Q, c.warpgroup_rows));
+  launch.map(c.group_rows ? group_map(p, c, Q, c.warpgroup_rows) : tile_map(p, c, Q, c.warpgroup_rows));
   launch.map(tile_map(p, c, K, c.block_n));
   launch.map(tile_map(p, c, V, c.block_n));
-  launch.map(tile_map(p, c, O, c.warpgroup_rows, c.store_chunks));
+  launch.map(c.group_rows ? group_map(p, c, O, c.warpgroup_rows) : tile_map(p, c, O, c.warpgroup_rows, c.store_chunks));
   launch.buffer(O);
   if (c.writes_lse) launch.buffer(LSE);
   else launch.int64(0);

@@ -128,3 +128,22 @@ inline TensorMap tile_map(const Problem& p, const Compiled& c, int id, int rows,
           {row, CHUNK_BYTES, head, entry},
           {CHUNK_COLUMNS, tile, boxed, 1, 1}};
 }
+
+// Rows of a query where the query heads of a K/V head are rows: their number up to a power of two.
+inline int64_t group_slots(const Problem& p) {
+  int64_t slots = 1;
+  while (slots < p.heads / p.kv_heads) slots *= 2;
+  return slots;
+}
+// The map of tiles of `rows` such rows of Q or O, a box for each 64 columns.
+inline TensorMap group_map(const Problem& p, const Compiled& c, int id, int rows) {
+  const Strides& s = id == Q ? p.q : p.o;
+  const uint64_t group = p.heads / p.kv_heads, head = s.head * c.element_bytes;
+  const uint32_t heads = smaller(rows, group_slots(p)), queries = rows / heads;
+  return {id,
+          c.map_dtype,
+          5,
+          {uint64_t(c.head_dim), group, uint64_t(p.seqlen_q), uint64_t(p.kv_heads), uint64_t(p.batch)},
+          {head, uint64_t(s.row * c.element_bytes), group * head, uint64_t(s.batch * c.element_bytes)},
+          {CHUNK_COLUMNS, heads, queries, 1, 1}};
+}
