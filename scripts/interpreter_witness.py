@@ -35,6 +35,8 @@ from evoattn.samplers.pool import ConfigPool
 
 HEAD_DIMS = (16, 24, 32, 64, 72, 96, 128, 192, 256)
 LARGE_HEAD_DIMS = {"large_head": (256, 512, 1024), "large_head_mma": (264, 320, 512)}
+LATENT_DIMS = ((576, 512), (192, 128), (256, 256), (320, 128))
+"""Of K and V, for latent_wgmma."""
 LENGTHS = (1, 17, 64, 203, 512, 1025, 2048)
 SHORT_LENGTHS = (1, 5, 17, 64, 203)
 """For head_dims of hundreds: such problems have few rows, and few keys keep the cost model's own run short."""
@@ -61,6 +63,8 @@ class Tally:
 def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
     """A problem of the sizes that the family is for; it may still not serve its dtype, its lse or its variants."""
     kv_heads, lengths = rng.choice((1, 2, 4)), SHORT_LENGTHS if family in LARGE_HEAD_DIMS else LENGTHS
+    if family == "latent_wgmma":
+        return draw_latent_problem(kv_heads, rng)
     plain = AttentionProblem(
         rng.choice((1, 2)),
         kv_heads * rng.choice((1, 2, 4)),
@@ -82,6 +86,24 @@ def draw_problem(family: str, rng: random.Random) -> AttentionProblem:
         )
     except ProblemError:  # two that exclude each other
         return plain
+
+
+def draw_latent_problem(kv_heads: int, rng: random.Random) -> AttentionProblem:
+    """One whose V lies within K."""
+    dim, value_dim = rng.choice(LATENT_DIMS)
+    return AttentionProblem(
+        1,
+        kv_heads * rng.choice((1, 16, 70)),
+        kv_heads,
+        rng.choice((1, 3)),
+        rng.choice(SHORT_LENGTHS),
+        dim,
+        rng.choice(("fp16", "bf16")),
+        rng.choice(tuple(MASKS)),
+        rng.choice(("bhsd", "bshd")),
+        value_dim=value_dim,
+        shared_kv=True,
+    )
 
 
 def draw_variant(problem: AttentionProblem, name: str, rng: random.Random) -> dict[str, Any]:

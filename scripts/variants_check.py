@@ -34,7 +34,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space, parse_choices
 from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
 
-SERVING = ("flash_wgmma", "flash_mma", "split_kv")
+SERVING = ("flash_wgmma", "flash_mma", "split_kv", "latent_wgmma")
 PLAIN = AttentionProblem(2, 8, 2, 1500, 1500, 64, "fp16")
 VARIANTS = (
     {"mask": "causal_upper_left", "window": "128:0", "sink": True, "dtype": "bf16"},
@@ -60,6 +60,17 @@ VARIANTS = (
     },
     {"batch": 20, "varlen": "1:1500/1:900", "mask": "causal_upper_left", "alibi": True, "sink": True},
     {"batch": 40, "varlen": "0:300", "layout": "bshd", "head_dim": 256, "window": "100:30", "softcap": 30.0},
+    {
+        "heads": 160,
+        "seqlen_q": 1,
+        "seqlen_k": 5000,
+        "head_dim": 576,
+        "value_dim": 512,
+        "shared_kv": True,
+        "dtype": "bf16",
+    },
+    {"heads": 32, "kv_heads": 1, "seqlen_q": 3, "seqlen_k": 2900, "mask": "causal_lower_right", "head_dim": 192}
+    | {"value_dim": 128, "shared_kv": True},
     {"seqlen_q": 1, "seqlen_k": 5000, "sink": True, "dtype": "bf16"},
     {"heads": 10, "seqlen_q": 11, "seqlen_k": 5000, "mask": "causal_lower_right", "head_dim": 128, "lse": True},
     {"heads": 140, "seqlen_q": 3, "seqlen_k": 700, "mask": "causal_lower_right", "alibi": True, "sink": True},

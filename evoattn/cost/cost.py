@@ -37,6 +37,8 @@ BOUNDS = {
 """What bounds a kernel, by the part that is largest."""
 SHOWN, LEAST = 4, 0.05
 """Parts that a sentence names, and of what share."""
+WEIGHED_AS = {"latent_wgmma": "flash_wgmma"}
+"""Families without a fit of their own, and those whose weights they have until the next one."""
 MOST_CORRECTION = 1.5
 """Natural logarithm: trees that ask for more stand before something that they never saw."""
 
@@ -124,4 +126,4 @@ def physical_part(
 ) -> Physics | None:
     """The cost before the trees."""
     works = registry.lookup(config.family).work(problem, config, registers)
-    return physics(works, gpu, fitted.weights[config.family])
+    return physics(works, gpu, fitted.weights[WEIGHED_AS.get(config.family, config.family)])

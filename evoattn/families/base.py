@@ -40,6 +40,8 @@ class Family(ABC):
     """Whether it writes the log-sum-exp where the problem asks for it."""
     variants: ClassVar[tuple[str, ...]] = ()
     """The fields of `model/variant.py` that it serves."""
+    plain: ClassVar[bool] = True
+    """Whether it serves attention without any of them."""
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if no config of this family can serve the problem on this GPU, else None."""

@@ -9,6 +9,7 @@ from evoattn.families.flash_wgmma.family import FlashWgmma
 from evoattn.families.flash_wmma.family import FlashWmma
 from evoattn.families.large_head.family import LargeHead
 from evoattn.families.large_head_mma.family import LargeHeadMma
+from evoattn.families.latent_wgmma.family import LatentWgmma
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
@@ -29,6 +30,7 @@ FAMILIES: dict[str, Family] = {
         ThreeKernel(),
         LargeHead(),
         LargeHeadMma(),
+        LatentWgmma(),
     )
 }
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
 
+from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.campaign import FAMILIES
@@ -66,7 +67,9 @@ class Checked:
 
 def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
     """A search of one problem that starts from the pick and the other kernels of its class."""
-    group = Group(f"{index} {problem.describe()}", [problem], FAMILIES[class_of(problem).split()[0]])
+    families: tuple[str, ...] = FAMILIES[class_of(problem).split()[0]]
+    families += tuple(f.name for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu)))
+    group = Group(f"{index} {problem.describe()}", [problem], families)
     first = [(chosen.family, chosen.config.params)] if chosen else []
     group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
     return group

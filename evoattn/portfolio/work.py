@@ -18,7 +18,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
 
-PACKED = ("split_kv", "large_head")
+PACKED = ("split_kv", "large_head", "latent_wgmma")
 """Families whose tiles always stack the query heads of one K/V head."""
 SPLIT_KEYS = 64
 """Keys that a split of split_kv is a multiple of."""
@@ -109,7 +109,7 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
         splits, keys = params.get("DIM_SPLIT", 1), seen
         if "SPLITS" in params:
             keys = math.ceil(math.ceil(seen / params["SPLITS"]) / SPLIT_KEYS) * SPLIT_KEYS
-            splits = params["SPLITS"] if params["MERGE"] == "cluster" else math.ceil(seen / keys)
+            splits = params["SPLITS"] if params.get("MERGE") == "cluster" else math.ceil(seen / keys)
         steps = math.ceil(min(keys, seen) / block_n)
         blocks = rows * problem.kv_heads * problem.batch * splits
         return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1)

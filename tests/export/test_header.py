@@ -14,9 +14,11 @@ from evoattn.export.recorded import Recorded
 from evoattn.families.registry import FAMILIES
 from evoattn.model.errors import WrongUse
 
+PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain]
+"""Kernels of variants are not exported."""
 TARGETS = [
-    *((family, "h100", "sm_90a", HOPPER_GENES.get(family, {})) for family in FAMILIES),
-    *((family, "a100", "sm_80", {}) for family in FAMILIES if family != "flash_wgmma"),
+    *((family, "h100", "sm_90a", HOPPER_GENES.get(family, {})) for family in PLAIN_FAMILIES),
+    *((family, "a100", "sm_80", {}) for family in PLAIN_FAMILIES if family != "flash_wgmma"),
     *((family, "l4", "sm_89", {}) for family in ("flash_mma", "split_kv", "large_head")),
     ("split_kv", "h100", "sm_90a", {"MERGE": "cluster"}),
     ("flash_wgmma", "h100", "sm_90a", {"KEY_SPLIT": 2}),

@@ -12,10 +12,7 @@ from evoattn.model.space import load_space
 
 A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec: spec.dram_bytes)}
 PAIRS = [
-    (gpu, f)
-    for gpu in A_CARD_EACH.values()
-    for f in FAMILIES.values()
-    if f.name != "flash_wgmma" or gpu.arch == "sm_90a"
+    (gpu, f) for gpu in A_CARD_EACH.values() for f in FAMILIES.values() if f.devices != "sm_90a" or gpu.arch == "sm_90a"
 ]
 EACH = 4
 """Configs of a family that are compiled for each architecture, evenly out of its list: all of them take ten minutes."""

@@ -1,0 +1,155 @@
+"""Attention over a latent cache on Hopper, whose V is the first columns of K: a tile of K is loaded once and used
+twice; sm_90a only."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from evoattn.families.base import Family, softmax_scale_log2
+from evoattn.families.flash_wgmma.text import wgmma_function
+from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
+from evoattn.families.latent_wgmma.refusals import why_redundant, why_too_big, why_too_long
+from evoattn.families.latent_wgmma.resources import (
+    CONSUMER_REGISTERS,
+    MERGE_THREADS,
+    PRODUCER_REGISTERS,
+    THREADS,
+    row_blocks,
+    smem_bytes,
+    split_of,
+)
+from evoattn.families.latent_wgmma.work import launch_work
+from evoattn.families.residency import why_no_memory
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, tile_map
+from evoattn.families.work import LaunchWork
+from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.mask import FULL_AND_CAUSAL
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+ARCH = "sm_90a"
+MAX_VALUE_DIM = 512
+"""Two of the widest wgmma."""
+RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8)}
+PARTIAL, STATE = "partial", "state"
+
+
+class LatentWgmma(Family):
+    """The `Family` of `templates/latent_wgmma.cu.j2`."""
+
+    name: ClassVar[str] = "latent_wgmma"
+    summary: ClassVar[str] = "Hopper's wgmma over a latent cache, whose V is the first columns of K; fp16 and bf16"
+    devices: ClassVar[str] = ARCH
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv")
+    plain: ClassVar[bool] = False
+
+    def genes(self, config: KernelConfig) -> LatentWgmmaGenes:
+        return LatentWgmmaGenes.of(config)
+
+    def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
+        if gpu.arch != ARCH:
+            return f"latent_wgmma needs wgmma and tensor maps of {ARCH}, and {gpu.name} is {gpu.arch}."
+        if not problem.shared_kv:
+            return "latent_wgmma is for a V that is the first columns of K: take another family, or shared_kv=1."
+        if problem.head_dim % CHUNK_COLUMNS or problem.head_dim_v % (2 * CHUNK_COLUMNS):
+            return (
+                f"latent_wgmma takes a head_dim of whole {CHUNK_COLUMNS} columns and of V of whole "
+                f"{2 * CHUNK_COLUMNS}, not {problem.head_dim} and {problem.head_dim_v}."
+            )
+        if problem.head_dim_v > MAX_VALUE_DIM:
+            return f"latent_wgmma takes a head_dim of V of at most {MAX_VALUE_DIM}, not {problem.head_dim_v}."
+        if max(problem.kv_heads, problem.batch) > MAX_GRID_YZ:
+            return (
+                f"latent_wgmma takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
+                f"{max(problem.kv_heads, problem.batch)}."
+            )
+        return None
+
+    def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        return self.why_impossible(problem, config, gpu) or (
+            None if self.why_unsupported(problem, gpu) else why_redundant(problem, self.genes(config), gpu)
+        )
+
+    def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
+        genes = self.genes(config)
+        return (
+            self.why_unsupported(problem, gpu)
+            or why_too_big(problem, genes, gpu)
+            or why_too_long(problem, genes)
+            or why_no_memory(problem, self.workspace(problem, config, gpu), gpu)
+        )
+
+    def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
+        genes = self.genes(config)
+        rescale, octaves = RESCALES[genes.RESCALE]
+        half, dtype = problem.head_dim_v // 2, problem.dtype
+        return genes.named("BLOCK_M", "BLOCK_N", "STAGES") | {
+            "ELEMENT": problem.element.cuda,
+            "HEAD_DIM": problem.head_dim,
+            "VALUE_DIM": problem.head_dim_v,
+            **problem.masking.constants(),
+            "RESCALE": rescale,
+            "LAZY_OCTAVES": octaves,
+            "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
+            "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
+            "SMEM_BYTES": smem_bytes(problem, genes),
+            "MERGE_THREADS": MERGE_THREADS,
+            "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
+            "WGMMA_PV": wgmma_function("wgmma_pv", half, dtype, a_in_registers=True, b_transposed=True),
+            "WGMMA_PV_SHARED": wgmma_function("wgmma_pv_shared", half, dtype, a_in_registers=False, b_transposed=True),
+        }
+
+    def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
+        genes = self.genes(config)
+        splits, split_tiles = split_of(problem, genes)
+        o_strides = tuple(Scalar("int64", stride) for stride in problem.strides("o")[:3])
+        p, null = problem, Scalar("int64", 0)
+        partials: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
+        sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
+        args: tuple[KernelArg, ...] = (
+            _heads_map(problem, genes.BLOCK_M),
+            tile_map(problem, "k", genes.BLOCK_N),
+            Buffer("o"),
+            *partials,
+            *(Scalar("int32", size) for size in sizes),
+            *o_strides,
+            softmax_scale_log2(problem),
+        )
+        grid = row_blocks(problem, genes) * splits, p.kv_heads, p.batch
+        first = KernelLaunch(self.name, grid, (THREADS, 1, 1), smem_bytes(problem, genes), args)
+        if splits == 1:
+            return (first,)
+        args = (
+            Buffer("o"),
+            *partials,
+            *(Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size, splits)),
+            *o_strides,
+        )
+        grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
+        return first, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, args)
+
+    def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
+        genes = self.genes(config)
+        splits, _ = split_of(problem, genes)
+        rows = row_blocks(problem, genes) * problem.kv_heads * problem.batch * splits * genes.BLOCK_M
+        return {PARTIAL: rows * problem.head_dim_v * 4, STATE: rows * 8} if splits > 1 else {}
+
+    def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
+        return launch_work(problem, self.genes(config), registers)
+
+
+def _heads_map(problem: AttentionProblem, heads: int) -> TensorMap:
+    """The map of Q whose rows are the heads of one query: all 64-column chunks in one box."""
+    batch, all_heads, seqlen, head_dim = problem.shape("q")
+    batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides("q")[:3])
+    chunks = head_dim // CHUNK_COLUMNS
+    return TensorMap(
+        "q",
+        problem.dtype,
+        (CHUNK_COLUMNS, all_heads, chunks, seqlen, batch),
+        (head_bytes, ROW_BYTES, row_bytes, batch_bytes),
+        (CHUNK_COLUMNS, heads, chunks, 1, 1),
+    )

@@ -1,0 +1,98 @@
+"""What the kernels of latent_wgmma do: see `evoattn.families.work`."""
+
+from __future__ import annotations
+
+from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
+from evoattn.families.latent_wgmma.resources import (
+    MERGE_THREADS,
+    THREADS,
+    row_blocks,
+    smem_bytes,
+    split_of,
+)
+from evoattn.families.residency import WARP
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
+from evoattn.model.problem import AttentionProblem
+
+SOFTMAX_WAIT, FIRST_WAIT, MERGE_WAIT = 350, 1500, 600
+"""Clocks: of a tile's softmax, beside which no product runs; of a block's first loads and last stores; of a merge."""
+LAUNCH_REGISTERS = 168
+SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0}
+
+
+def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
+    """The launch over the keys, and with several splits that which merges them."""
+    rows, keys, dim, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.head_dim_v
+    scores, (splits, split_tiles) = rows * keys, split_of(problem, genes)
+    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
+    lanes = scores * SCORE_OPERATIONS[genes.RESCALE] + rescaled
+    tile_bytes = keys * dim * 2.0
+    p_bytes = 2.0 * rows * keys * 2
+    out_bytes = rows * value_dim * (2.0 if splits == 1 else 4.0)
+    tiles = row_blocks(problem, genes) * problem.kv_heads * problem.batch
+    mean, most, _ = row_steps(problem, 1, keys)
+    scratch = float(tiles * splits * rows * (value_dim * 4 + 8)) if splits > 1 else 0.0
+    common = {
+        "stages": genes.STAGES,
+        "rescale": ("always", "lazy_5", "lazy_8").index(genes.RESCALE),
+        "splits": splits,
+        "filled rows": problem.group_size * problem.seqlen_q / (row_blocks(problem, genes) * rows),
+    }
+    first = LaunchWork(
+        "latent_wgmma",
+        tiles * splits,
+        THREADS,
+        8,
+        smem_bytes(problem, genes),
+        registers or LAUNCH_REGISTERS,
+        Step(
+            2.0 * scores * (dim + value_dim),
+            lanes,
+            scores + rescaled / 64,
+            lanes / WARP + scores / WARP + 40 * 8,
+            tile_bytes * (2 + value_dim / dim) + rows * dim * 2.0 + 2 * p_bytes,
+            tile_bytes,
+            SOFTMAX_WAIT,
+        ),
+        max(1.0, mean / splits),
+        max(1, min(split_tiles, most)),
+        Step(
+            instructions=rows * value_dim / WARP * 1.5 + 60 * 8,
+            shared_bytes=2.0 * out_bytes,
+            loaded_bytes=rows * dim * 2.0 + out_bytes,
+            waits=FIRST_WAIT,
+        ),
+        tensor="wgmma",
+        in_flight_bytes=(genes.STAGES - 1) * tile_bytes,
+        read_bytes=tensor_bytes(problem, "q", "k", "v"),
+        write_bytes=scratch or tensor_bytes(problem, "o"),
+        sweep_bytes=tensor_bytes(problem, "k", "v"),
+        sweepers=float(row_blocks(problem, genes)),
+        heads_in_turn=float(row_blocks(problem, genes)),
+        genes=common,
+    )
+    if splits == 1:
+        return (first,)
+    merge = Step(
+        fp32=splits * value_dim * 2.0,
+        instructions=splits * value_dim / 4 / WARP * 6 + 100,
+        loaded_bytes=splits * (value_dim * 4 + 8) + value_dim * 2.0,
+        waits=MERGE_WAIT,
+    )
+    return first, LaunchWork(
+        "latent_wgmma_merge",
+        problem.heads * problem.seqlen_q * problem.batch,
+        MERGE_THREADS,
+        MERGE_THREADS // WARP,
+        4096,
+        32,
+        Step(),
+        0.0,
+        0.0,
+        merge,
+        in_flight_bytes=MERGE_THREADS * 16.0,
+        read_bytes=scratch,
+        write_bytes=tensor_bytes(problem, "o"),
+        scratch_bytes=scratch,
+        genes=common,
+    )

@@ -1,0 +1,120 @@
+"""latent_wgmma: right on the interpreter's cases in every structure, wrong where a place that matters is changed, and
+refusals that know the problem."""
+
+import pytest
+from source_edits import replaced
+
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.validate import check_small_cases
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.space import load_space
+
+H100, FAMILY = GPUS["h100"], FAMILIES["latent_wgmma"]
+NARROW = parse_shape("B=2,H=8,Hkv=1,Sq=1,Sk=3000,D=192,Dv=128,dtype=bf16,shared_kv=1")
+BASE = dict(BLOCK_M=64, BLOCK_N=32, STAGES=2, RESCALE="always", SPLITS=1)
+CASES = {
+    "one split": (NARROW, {}),
+    "splits, causal, a ring of three": (
+        NARROW.with_(mask="causal_lower_right", dtype="fp16"),
+        {"SPLITS": 3, "STAGES": 3, "BLOCK_N": 48},
+    ),
+    "lazy, two chunks of P": (NARROW.with_(mask="causal_upper_left"), {"RESCALE": "lazy_5", "BLOCK_N": 96}),
+    "all of V in K": (NARROW.with_(head_dim=256, value_dim=256), {"RESCALE": "lazy_8", "SPLITS": 2}),
+    "DeepSeek's widths": (lookup("mla_decode"), {"BLOCK_N": 64, "RESCALE": "lazy_8", "SPLITS": 2}),
+}
+FAST = ("one split", "splits, causal, a ring of three")
+
+
+def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
+    """What the interpreter's cases find in the kernel with these edits; empty for a right one."""
+    problem, genes = CASES[name]
+    config = load_space("latent_wgmma", H100).make_config(BASE | genes)
+    candidate = render(FAMILY, problem, config, H100)
+    source = candidate.source
+    for old, new in edits:
+        source = replaced(source, old, new)
+    kernel = BuiltKernel(FAMILY, config, H100, compile_source(source, candidate.arch))
+    assert not kernel.compiled.info.spill_bytes
+    results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
+    return [result.reason for result in results if not result.passed]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in CASES])
+def test_it_is_right(name):
+    assert faults(name) == []
+
+
+WRONG = {
+    "P is overwritten while it is read": ("one split", "named_barrier_sync<CONSUMERS>(P_FREE);", ";"),
+    "P is read before it is written": ("one split", "named_barrier_sync<CONSUMERS>(P_READY);", ";"),
+    "K is given back while P V reads it": (
+        "one split",
+        "      wgmma_wait<1>();\n      pin_registers(o);\n      release(before);",
+        "      release(before);\n      wgmma_wait<1>();\n      pin_registers(o);",
+    ),
+    "the second half does not follow the shift": ("one split", "scale_rows(o, factor);\n      }", "{}\n      }"),
+    "an old factor where nothing rose": (
+        "lazy, two chunks of P",
+        "if (!rescale) factor[0] = factor[1] = 1.f;",
+        "if (!rescale) factor[0] = factor[1] = 0.5f;",
+    ),
+    "both halves of O are the first": ("one split", "half * (HALF / 64) * BLOCK_N * 128", "0"),
+    "the last keys are not hidden": ("one split", "KeysFrom<false>{0, keys}", "KeysFrom<false>{0, keys + 1}"),
+    "keys of the next query": (
+        "splits, causal, a ring of three",
+        "Mask(seqlen_q, seqlen_k).keys_of(query)",
+        "Mask(seqlen_q, seqlen_k).keys_of(query + 1)",
+    ),
+    "a split begins a tile late": (
+        "splits, causal, a ring of three",
+        "first_tile = split * split_tiles;",
+        "first_tile = split * split_tiles + (split > 0);",
+    ),
+    "heads of the next group": (
+        "one split",
+        "rows_to_global<HALF>(smem + o_offset, row_gmem + half * HALF, o_head_stride, heads",
+        "rows_to_global<HALF>(smem + o_offset, row_gmem + half * HALF, o_head_stride, 64 + heads",
+    ),
+    "the second tile of heads is the first": (
+        "one split",
+        "row_block % head_blocks * 64;",
+        "row_block % head_blocks * 0;",
+    ),
+    "a merge of other rows": ("splits, causal, a ring of three", "+ group_head / 64;", "+ 0;"),
+    "sums are not handed over": ("one split", "named_barrier_sync<CONSUMERS>(ROWS_DONE);", ";"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_one_is_found(fault):
+    name, old, new = WRONG[fault]
+    assert faults(name, ((old, new),))
+
+
+@pytest.mark.parametrize(
+    "changes, genes, words",
+    [
+        ({}, {}, None),
+        ({"shared_kv": False}, {}, "first columns of K"),
+        ({"head_dim": 200}, {}, "whole 64 columns"),
+        ({"value_dim": 64}, {}, "of V of whole 128, not 192 and 64"),
+        ({"head_dim": 640, "value_dim": 640}, {}, "at most 512"),
+        ({"head_dim": 576, "value_dim": 512}, {"BLOCK_N": 96, "STAGES": 2}, "shared memory"),
+        ({"lse": True}, {}, "log-sum-exp"),
+        ({"sink": True}, {}, "does not serve sink"),
+        ({"seqlen_k": 16}, {"BLOCK_N": 32}, "half of the tile"),
+        ({"seqlen_k": 60}, {"BLOCK_N": 32, "STAGES": 3}, "STAGES=3 is more than"),
+        ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only"),
+        ({"batch": 600}, {"SPLITS": 4}, "waves"),
+    ],
+)
+def test_refusals(changes, genes, words):
+    problem = NARROW.with_(**changes)
+    reason = FAMILY.why_invalid(problem, load_space("latent_wgmma", H100).make_config(BASE | genes), H100)
+    assert reason is None if words is None else words in reason
