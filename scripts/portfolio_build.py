@@ -11,7 +11,6 @@ over the best measured, each problem left out of the fit that judges it.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ import numpy as np
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, lookup
-from evoattn.portfolio import campaign, cover
+from evoattn.portfolio import campaign, cover, shipped
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of, features
 from evoattn.portfolio.likeness import scaled, smooth, spread_points
-from evoattn.portfolio.shipped import DATA
 from evoattn.portfolio.work import work_of
 
 FEWEST = 7
@@ -199,11 +197,9 @@ def main() -> None:
         f"all {len(every)} problems, left out: geomean {np.exp(np.log(every).mean()):.4f}, 95th percentile "
         f"{np.quantile(every, 0.95):.3f}, worst {every.max():.3f}"
     )
-    output = words.output or DATA / f"{lookup(words.cards.split(',')[0]).arch}.json"
+    output = words.output or shipped.DATA / f"{lookup(words.cards.split(',')[0]).arch}{shipped.SUFFIX}"
     output.parent.mkdir(exist_ok=True)
-    output.write_text(
-        json.dumps({"cards": words.cards.split(","), "about": abouts, "classes": classes}, separators=(",", ":"))
-    )
+    shipped.save(output, words.cards.split(","), abouts, classes)
     print(f"wrote {output}, {output.stat().st_size / 1024:.0f} KiB")
 
 

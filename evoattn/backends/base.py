@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.records import CompiledKernel
+
+if TYPE_CHECKING:  # the op launches without it
+    from evoattn.model.records import CompiledKernel
 
 
 class LaunchError(RuntimeError):

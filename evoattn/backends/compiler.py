@@ -13,11 +13,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from evoattn.backends.compiler_options import OPTIONS
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
-
-OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
-"""NVRTC's own cache would answer a repeated compile without the log that says registers and spills."""
 
 
 class CompileError(RuntimeError):

@@ -16,7 +16,6 @@ def own_folder(name: str) -> Path:
 
 
 TEMPLATES = own_folder("templates")
-DEVICE_HEADERS = TEMPLATES / "device"
 SEARCH_SPACES = own_folder("search_spaces")
 REPORT_TEMPLATES = own_folder("reports")
 MIGRATIONS = own_folder("db")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 
@@ -38,6 +37,8 @@ class Timing:
     @property
     def median_us(self) -> float:
         """Comparable between boards: the samples' median over `board_factor`. Infinite where there are no samples."""
+        from statistics import median  # with decimal and fractions: a process that only runs kernels needs none of them
+
         return median(self.samples_us) / self.board_factor if self.samples_us else math.inf
 
     def interleaved_with(self, other: Timing) -> bool:

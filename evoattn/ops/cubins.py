@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 
+from evoattn.backends.compiler_options import OPTIONS
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.paths import DEVICE_HEADERS, TEMPLATES
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -33,10 +34,11 @@ class Cubin:
 
 
 @cache
-def _template_digest(name: str) -> str:
-    """sha256 over a family's template and every device header: with the constants, all that the source is made of."""
-    files = [TEMPLATES / f"{name}.cu.j2", *sorted(DEVICE_HEADERS.rglob("*.cuh"))]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+def template_digest(name: str, folder: Path = TEMPLATES) -> str:
+    """sha256 over a family's template, its own headers and those for all: with the constants, all that the source is
+    made of."""
+    headers = sorted(path for own in ("device", name) for path in (folder / own).rglob("*.cuh"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in (folder / f"{name}.cu.j2", *headers))).hexdigest()
 
 
 @cache
@@ -55,10 +57,8 @@ def recipe(family: Family, problem: AttentionProblem, config: KernelConfig, gpu:
 
     As good as the hash of the rendered source, without rendering it.
     """
-    from evoattn.backends.compiler import OPTIONS
-
     constants = json.dumps(family.constants(problem, config, gpu), sort_keys=True, default=str)
-    parts = (family.name, _template_digest(family.name), constants, gpu.arch, _compiler_version(), *OPTIONS)
+    parts = (family.name, template_digest(family.name), constants, gpu.arch, _compiler_version(), *OPTIONS)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -56,14 +56,13 @@ def _fake_attention_lse(query: Tensor, key: Tensor, value: Tensor, *others: obje
     return out_like(query, value), query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-for _name, _returns, _compute in (
-    ("attention", "Tensor", _attention),
-    ("attention_lse", "(Tensor, Tensor)", _attention_lse),
+for _name, _returns, _compute, _fake in (
+    ("attention", "Tensor", _attention, _fake_attention),
+    ("attention_lse", "(Tensor, Tensor)", _attention_lse, _fake_attention_lse),
 ):
     _library.define(f"{_name}{ARGUMENTS} -> {_returns}", tags=TAGS)  # type: ignore[no-untyped-call]
     _library.impl(_name, _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("evoattn::attention", _fake_attention, lib=_library)
-torch.library.register_fake("evoattn::attention_lse", _fake_attention_lse, lib=_library)
+    _library.impl(_name, _fake, "Meta")  # type: ignore[no-untyped-call]
 attention_op = torch.ops.evoattn.attention.default
 attention_lse_op = torch.ops.evoattn.attention_lse.default
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from evoattn.backends.base import LaunchError
 from evoattn.families.base import starts_zeroed
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.records import CompiledKernel
 from evoattn.ops.packed import PackedLaunch, Place
 from evoattn.ops.platform import Platform
+
+if TYPE_CHECKING:  # only a check has one
+    from evoattn.model.records import CompiledKernel
 
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""

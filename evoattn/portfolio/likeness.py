@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+if TYPE_CHECKING:  # the first call of the op comes here, and would wait for it
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 
 LENGTHS = {
     "queries": 4.0,

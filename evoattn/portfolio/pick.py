@@ -63,7 +63,7 @@ def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Ite
 
 
 def _class_in(portfolio: Portfolio, own: str) -> str | None:
-    return own if own in portfolio.rows else _nearest_class(own, list(portfolio.rows))
+    return own if own in portfolio.lines else _nearest_class(own, list(portfolio.lines))
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:

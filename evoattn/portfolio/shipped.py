@@ -1,8 +1,11 @@
-"""The portfolios that come with evoattn, one JSON file per architecture: plain data, read once."""
+"""The portfolios that come with evoattn, one file per architecture: plain data, read once.
+
+The first line of a file is a JSON object: the cards, what was measured, and the names of the classes. One line of JSON
+per class follows, in the order of the names, so that a process parses only those that it asks for.
+"""
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +22,7 @@ if TYPE_CHECKING:  # NumPy is imported when the first class is read: a wrong wor
     from evoattn.portfolio.likeness import Array
 
 DATA = Path(__file__).parent / "data"
+SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,8 @@ class Portfolio:
     """Cards that it was judged on, and on which it may run without being asked for."""
     about: list[dict[str, Any]]
     """Of each campaign: card, driver, date, seconds."""
-    rows: dict[str, dict[str, Any]]
-    """Of each class, as in the file."""
+    lines: dict[str, str]
+    """Of each class, its JSON, as in the file."""
 
     @property
     def measured_on(self) -> str:
@@ -95,7 +99,7 @@ class Portfolio:
         """One class. Raises `KeyError` where there is none of this name."""
         import numpy as np
 
-        row = self.rows[name]
+        row = json.loads(self.lines[name])
         kernels = tuple(_kernel(k) for k in row["kernels"])
         return KernelClass(kernels, row["regret"], row["worst"], np.array(row["points"]))
 
@@ -110,16 +114,19 @@ def _kernel(row: dict[str, Any]) -> ShippedKernel:
 
 @cache
 def load(arch: str, folder: Path = DATA) -> Portfolio | None:
-    """The portfolio of an architecture, e.g. `sm_90a`, or None where there is none."""
+    """The portfolio of an architecture, e.g. `sm_90a`, or None where there is none.
+
+    Raises `ValueError` or `KeyError` on a damaged file.
+    """
     try:
-        text = (folder / f"{arch}.json").read_text()
+        first, *lines = (folder / f"{arch}{SUFFIX}").read_text().splitlines()
     except OSError:
         return None
-    collects = gc.isenabled()
-    gc.disable()  # beside torch's objects a collection takes 0.2 s, and so many new lists would bring one about
-    try:
-        found = json.loads(text)
-    finally:
-        if collects:
-            gc.enable()
-    return Portfolio(arch, tuple(found["cards"]), found["about"], found["classes"])
+    head = json.loads(first)
+    return Portfolio(arch, tuple(head["cards"]), head["about"], dict(zip(head["classes"], lines, strict=True)))
+
+
+def save(path: Path, cards: list[str], about: list[dict[str, Any]], classes: dict[str, dict[str, Any]]) -> None:
+    """Write the file of a portfolio. Raises `OSError`."""
+    rows = [{"cards": cards, "about": about, "classes": list(classes)}, *classes.values()]
+    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))

@@ -10,7 +10,8 @@ from typing import Any
 
 from interpreter_witness import draw_config, draw_problem
 
-from evoattn.backends.compiler import OPTIONS, CompileError, first_error, include_options
+from evoattn.backends.compiler import CompileError, first_error, include_options
+from evoattn.backends.compiler_options import OPTIONS
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS

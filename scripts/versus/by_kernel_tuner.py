@@ -27,7 +27,7 @@ from typing import Any  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from evoattn.backends.compiler import OPTIONS  # noqa: E402
+from evoattn.backends.compiler_options import OPTIONS  # noqa: E402
 from evoattn.correctness.cases import make_case  # noqa: E402
 from evoattn.correctness.judge import judge_o  # noqa: E402
 from evoattn.families import registry  # noqa: E402

@@ -1,5 +1,7 @@
 """Compiled kernels on disk: what is found again, what is not trusted, and what a process that finds them imports."""
 
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -10,6 +12,7 @@ from fake_device import WGMMA
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import cubins
@@ -36,6 +39,22 @@ def test_the_key_covers_what_the_machine_code_depends_on():
         key(config=KernelConfig("flash_wgmma", WGMMA), gpu=GPUS["h100"], family=FAMILIES["flash_wgmma"]),
     ]
     assert len({same, *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_key_covers_every_file_that_the_source_is_made_of(name, tmp_path):
+    shutil.copytree(TEMPLATES, tmp_path / "templates")
+    files = [tmp_path / "templates" / f"{name}.cu.j2"]
+    own = [*(tmp_path / "templates" / name).rglob("*.cuh"), *(tmp_path / "templates" / "device").rglob("*.cuh")]
+    for file in files + own:
+        for included in re.findall(r'#include "(.*)"', file.read_text()):
+            assert included.startswith(("device/", f"{name}/")), f"{file.name} includes {included}"
+    seen = {cubins.template_digest(name)}
+    for file in (files[0], own[0], own[-1]):
+        file.write_text(file.read_text() + "// changed\n")
+        cubins.template_digest.cache_clear()
+        seen.add(cubins.template_digest(name, tmp_path / "templates"))
+    assert len(seen) == 4
 
 
 def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
@@ -101,5 +120,15 @@ def test_the_import_of_attention_adds_little_to_that_of_torch():
     assert not [
         name
         for name in added
-        if name.startswith(("torch._dynamo", "torch._inductor", "sympy", "yaml", "evoattn.correctness"))
+        if name.startswith(
+            (
+                "torch._dynamo",
+                "torch._inductor",
+                "sympy",
+                "yaml",
+                "decimal",
+                "evoattn.correctness",
+                "evoattn.model.records",
+            )
+        )
     ]

@@ -53,7 +53,7 @@ def test_a_pick_takes_less_than_50_milliseconds():
 def test_every_class_has_few_kernels():
     portfolio = shipped.load("sm_90a")
     assert portfolio
-    for name in portfolio.rows:
+    for name in portfolio.lines:
         made = portfolio.kernel_class(name)
         assert 1 <= len(made.kernels) <= MOST_KERNELS, name
         assert len({source(k) for k in made.kernels}) == len(made.kernels), name
@@ -62,8 +62,23 @@ def test_every_class_has_few_kernels():
         assert all(k.errors.shape == (len(k.variants()), len(made.points)) for k in made.kernels)
 
 
+def test_a_file_is_read_class_by_class(tmp_path):
+    kernel = {"family": "flash_mma", "params": {"BLOCK_M": 64}, "resident": 2, "constants": [1.5], "errors": [[0.1]]}
+    row = {"points": [[1.0, 2.0]], "kernels": [kernel], "regret": 1.0, "worst": 1.2}
+    shipped.save(tmp_path / "sm_80.jsonl", ["a100"], [{"device": "A100"}], {"first": row, "second": row})
+    text = (tmp_path / "sm_80.jsonl").read_text()
+    (tmp_path / "sm_80.jsonl").write_text(text[: text.rindex('{"points')] + "damaged\n")
+    portfolio = shipped.load("sm_80", tmp_path)
+    assert portfolio.cards == ("a100",) and portfolio.measured_on == "A100"
+    read = portfolio.kernel_class("first")
+    assert read.worst == 1.2 and read.points.tolist() == row["points"]
+    assert read.kernels[0].config.params == kernel["params"] and read.kernels[0].errors.tolist() == kernel["errors"]
+    with pytest.raises(ValueError):
+        portfolio.kernel_class("second")
+
+
 def test_the_data_is_small():
-    assert sum(f.stat().st_size for f in shipped.DATA.glob("*.json")) < 1 << 20
+    assert sum(f.stat().st_size for f in shipped.DATA.iterdir()) < 1 << 20
 
 
 def test_a_head_dim_that_was_not_measured_takes_the_next_and_says_so():
