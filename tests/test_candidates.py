@@ -6,15 +6,18 @@ from evoattn.evaluation.workers import Outcome
 from evoattn.families.registry import FAMILIES
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Proposal
 from evoattn.model.space import KernelConfig
+from evoattn.samplers.base import STARTING
 from evoattn.search.candidates import Pending, Ready, Seen, tried_again
 
 KERNEL = CompiledKernel(b"", "", CompileInfo())
 
 
-def pending(name: str) -> Pending:
+def pending(name: str, operator: str = "") -> Pending:
     family = FAMILIES["flash_mma"]
     candidate = Candidate(family.name, {}, name, name, "sm_90a")
-    return Pending(Proposal(family.name, {}), family, KernelConfig(family.name, {}), candidate, (name, ()))
+    return Pending(
+        Proposal(family.name, {}, operator=operator), family, KernelConfig(family.name, {}), candidate, (name, ())
+    )
 
 
 def names(ready: Ready) -> list[str]:
@@ -26,6 +29,13 @@ def test_the_most_promising_comes_first_and_equals_in_their_order():
     for name, cost in (("slow", 9.0), ("fast", 1.0), ("first equal", 5.0), ("second equal", 5.0), ("unknown", None)):
         ready.add(pending(name), Compiled(KERNEL, None, cost))
     assert names(ready) == ["unknown", "fast", "first equal", "second equal", "slow"]
+
+
+def test_what_a_search_begins_with_goes_before_what_looks_better():
+    ready = Ready()
+    for name, cost, operator in (("known", 9.0, STARTING), ("bred", 1.0, "guided"), ("portfolio", 8.0, STARTING)):
+        ready.add(pending(name, operator), Compiled(KERNEL, None, cost))
+    assert names(ready) == ["portfolio", "known", "bred"]
 
 
 def test_a_second_evaluation_goes_before_all_others_and_keeps_what_the_compile_found():

@@ -16,6 +16,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.records import Candidate, CompiledKernel, Proposal
 from evoattn.model.space import KernelConfig
+from evoattn.samplers.base import STARTING
 
 Identity = tuple[str, tuple[KernelLaunch, ...]]
 """What tells one behaviour from another: the source's hash, and how it is launched."""
@@ -60,10 +61,10 @@ def tried_again(pending: Pending, outcome: Outcome) -> Pending:
 
 
 class Ready:
-    """Compiled candidates that wait for the device, the most promising first."""
+    """Compiled candidates that wait for the device: those that a search begins with, then the most promising."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Pending]] = []
+        self._heap: list[tuple[bool, float, int, Pending]] = []
         self._order = itertools.count()
 
     def __len__(self) -> int:
@@ -74,15 +75,16 @@ class Ready:
         which they came."""
         cost = compiled.relative_cost
         ready = replace(pending, kernel=compiled.kernel, relative_cost=cost)
-        heapq.heappush(self._heap, (0.0 if cost is None else cost, next(self._order), ready))
+        later = pending.proposal.operator != STARTING
+        heapq.heappush(self._heap, (later, 0.0 if cost is None else cost, next(self._order), ready))
 
     def add_again(self, pending: Pending) -> None:
         """Before all others: another evaluation."""
-        heapq.heappush(self._heap, (-math.inf, next(self._order), pending))
+        heapq.heappush(self._heap, (False, -math.inf, next(self._order), pending))
 
     def take(self) -> Pending:
         """The most promising. Raises `IndexError` if none waits."""
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self._heap)[-1]
 
 
 class Seen:
