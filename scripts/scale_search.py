@@ -105,7 +105,7 @@ class Observer:
         row.driver = (time.process_time() - self._cpu) / max(1e-9, row.seconds - self._from)
         if self._kill_after is not None and row.seconds > self._kill_after and not row.killed:
             workers = [int(line.split()[2]) for line in self._journal.read_text().splitlines()]
-            os.kill(workers[-1], signal.SIGKILL)
+            os.kill(workers[row.boards - 1], signal.SIGKILL)  # later ones may be the referee's
             row.killed = 1
 
 
