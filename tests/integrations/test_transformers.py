@@ -166,11 +166,24 @@ def test_padding_is_masked_by_torch(device):
     assert not device.launches
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation(device, cache):
+def test_padding_beside_a_position_bias(device):
+    """Of T5 the encoder and the cross attention have a mask; the decoder has none."""
+    mask = torch.ones(1, 48, dtype=torch.long)
+    mask[:, -5:] = 0
+    theirs = logits(t5, "sdpa", attention_mask=mask)
+    logits(t5, NAME, attention_mask=mask)  # loads and checks the kernel
+    before = len(device.launches)
+    assert close(logits(t5, NAME, attention_mask=mask), theirs)
+    assert len(device.launches) - before == 2
+    assert not torch.allclose(theirs, logits(t5, "sdpa"), atol=0.1), "the mask is of consequence"
+
+
+@pytest.mark.parametrize("make, cache", [(llama, "dynamic"), (llama, "static"), (t5, "dynamic")])
+def test_generation(device, make, cache):
     answers = {}
     for name in ("sdpa", NAME):
-        model, inputs = build(llama, name)
+        model, inputs = build(make, name)
+        inputs = {"input_ids": inputs["input_ids"]}
         words = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, disable_compile=True)
         if cache == "static":
             words["cache_implementation"] = "static"

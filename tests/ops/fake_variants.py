@@ -26,14 +26,14 @@ def changed(
     rows, columns, sinks = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k), None
     if not variants:
         return scores, None
-    past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at, *strides = arguments
+    past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at = arguments[:8]
     if "softcap" in variants:
         scores = torch.tanh(scores * score_scale)
     if "alibi" in variants:
         slopes = tensor_at(slopes_at, (heads, 1, 1), (1, 1, 1), torch.float32)
         scores = scores - slopes * (columns - rows - diagonal).abs() * unit
     if "bias" in variants:
-        scores = scores + tensor_at(bias_at, scores.shape, (*strides, 1), dtype) * unit
+        scores = scores + tensor_at(bias_at, scores.shape, (*arguments[8:11], 1), dtype) * unit
     if "sink" in variants:
         sinks = tensor_at(sinks_at, (heads, 1, 1), (1, 1, 1), dtype).double()
     if "window" in variants:
