@@ -14,6 +14,7 @@ _HOMES = {
     "Shapes": "evoattn.ops.shapes",
     "attention": "evoattn.ops.attention",
     "attention_paged": "evoattn.ops.paged",
+    "attention_varlen": "evoattn.ops.varlen",
     "capture": "evoattn.ops.sdpa",
     "disable": "evoattn.ops.sdpa",
     "enable": "evoattn.ops.sdpa",

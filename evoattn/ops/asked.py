@@ -130,18 +130,16 @@ def problem_of(
             return wrong
     try:
         return StridedProblem(
-            batch=query.shape[0],
             heads=query.shape[1],
             kv_heads=key.shape[1],
-            seqlen_q=query.shape[2],
             head_dim=query.shape[3],
             value_dim=value.shape[3],
             shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
             dtype=DTYPES[query.dtype],
-            mask=_mask_of(query.shape[2], is_causal, causal),
+            mask=_mask_of(fields.get("seqlen_q", query.shape[2]), is_causal, causal),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
             lse=lse,
-            **{"seqlen_k": key.shape[2], **fields},
+            **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
             pages=key.shape[0] if paged else 0,
             strides_of=tuple(_plain_strides(tuple(s), t) for s, t in zip(shapes, strides, strict=True)),
         )

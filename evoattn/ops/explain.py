@@ -38,17 +38,26 @@ def explain(
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or
-    why torch's SDPA runs. With `block_table` query, key and value are those of `evoattn.attention_paged`, whose causal
-    mask is `lower_right`.
+    why torch's SDPA runs. With `block_table` query, key and value are those of `evoattn.attention_paged`, with
+    `cu_seqlens_q` and the other three those of `evoattn.attention_varlen`; their causal mask is `lower_right`.
 
     Nothing is compiled, loaded or launched.
     """
     if block_table is not None:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         enable_gqa, causal = True, "lower_right"
-    variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
+    starts = None
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        enable_gqa, causal, starts = True, "lower_right", (cu_seqlens_q, cu_seqlens_k)
+    longest = max_seqlen_q, max_seqlen_k
+    variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts, longest)
     variant.require(query, key)
     runtime = current.runtime()
     reason = None

@@ -75,6 +75,10 @@ def varied(
     query's shape, the log-sum-exp is `[batch, heads, seqlen_q]` float32. `scores_at_once` bounds the scores in memory.
     Raises `ValueError` where fewer K/V heads come without `enable_gqa`, and what SDPA raises.
     """
+    if variant.starts is not None:
+        from evoattn.ops import padded  # it imports this module
+
+        return padded.attention(query, key, value, variant, is_causal=is_causal, scale=scale, wants_lse=wants_lse)
     if variant.seqused is not None:
         key, value = keys_in_use(key, value, variant.seqused, variant.table)
     seqlen_q, seqlen_k, heads = query.shape[-2], key.shape[-2], query.shape[-3]

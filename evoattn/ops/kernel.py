@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # only a check has one
 STATIC_SMEM_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
 TENSORS = ("q", "k", "v", "o", "lse")
-TERMS = ("sinks", "slopes", "bias", "seqused", "table")
+TERMS = ("sinks", "slopes", "bias", "seqused", "table", "cu_seqlens_q", "cu_seqlens_k")
 """The inputs of variants (`AttentionProblem.term_shapes`), after the scratch memory."""
 SCRATCH, ZEROED = 5, 6
 """Indices, after the tensors, of the two allocations that hold a call's scratch buffers."""

@@ -1,4 +1,5 @@
-"""What a call asks for beyond plain attention: a window, a cap, sinks, slopes, a bias, keys in use or pages."""
+"""What a call asks for beyond plain attention: a window, a cap, sinks, slopes, a bias, keys in use, pages or packed
+sequences."""
 
 from __future__ import annotations
 
@@ -34,6 +35,10 @@ class Variant:
     """`[batch]` int32: keys in use."""
     table: Tensor | None = None
     """`[batch, pages]` int32: key and value are caches of pages."""
+    starts: tuple[Tensor, Tensor] | None = None
+    """`[sequences + 1]` int32 each, of queries and of keys: batch 1 is packed sequences, which begin and end there."""
+    longest: tuple[int, int] = (0, 0)
+    """The most queries and keys of a packed sequence."""
 
     def require(self, query: Tensor, key: Tensor) -> None:
         """Raise `ValueError` where the arguments do not fit the tensors or each other."""
@@ -53,6 +58,8 @@ class Variant:
             if tensor.dtype not in INTEGERS or tensor.dim() != dimensions or tensor.shape[0] != batch:
                 found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
                 raise ValueError(f"{name} must be int32 [{batch}{', pages' * (dimensions - 1)}], not {found}.")
+        if self.starts is not None:
+            _require_packed(self.starts, self.longest, (query.shape[2], key.shape[2]))
         if self.bias is None:
             return
         if self.slopes is not None:
@@ -81,6 +88,7 @@ class Variant:
             bias=changed(self.bias),
             seqused=changed(self.seqused),
             table=changed(self.table),
+            starts=None if self.starts is None else (change(self.starts[0]), change(self.starts[1])),
         )
 
     @property
@@ -91,11 +99,13 @@ class Variant:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that were given."""
-        return tuple(t for t in (self.sinks, self.slopes, self.bias, self.seqused, self.table) if t is not None)
+        given = self.sinks, self.slopes, self.bias, self.seqused, self.table, *(self.starts or ())
+        return tuple(t for t in given if t is not None)
 
     def fields(self, is_causal: bool, query: Tensor, key: Tensor) -> dict[str, Any]:
         """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences; how many keys are in
-        use is known to the device alone, so that it is anything from none to all.
+        use is known to the device alone, so that it is anything from none to all, and of packed sequences how long
+        all of them are together.
         """
         fields: dict[str, Any] = {"softcap": float(self.softcap)}
         fields |= {"sink": self.sinks is not None, "alibi": self.slopes is not None}
@@ -104,6 +114,9 @@ class Variant:
             fields["seqused"] = f"0:{seqlen_k}"
         if self.table is not None:
             fields |= {"page": key.shape[2], "seqlen_k": seqlen_k}
+        if self.starts is not None:
+            fields |= {"batch": len(self.starts[0]) - 1, "seqlen_q": self.longest[0], "seqlen_k": self.longest[1]}
+            fields["varlen"] = f"sum:{query.shape[2]}/sum:{key.shape[2]}"
         if self.window is not None:
             everything = query.shape[2] + seqlen_k
             past, ahead = (everything if side < 0 else min(side, everything) for side in self.window)
@@ -119,8 +132,22 @@ class Variant:
         sinks = None if self.sinks is None else self.sinks.to(query.dtype).contiguous()
         slopes = None if self.slopes is None else self.slopes.to(torch.float32).contiguous()
         bias = None if self.bias is None else _whole_rows(self.bias, query.shape[2], key.shape[2])
-        seqused, table = (None if t is None else t.to(torch.int32).contiguous() for t in (self.seqused, self.table))
-        return sinks, slopes, bias, seqused, table
+        integers = (self.seqused, self.table, *(self.starts or (None, None)))
+        return sinks, slopes, bias, *(None if t is None else t.to(torch.int32).contiguous() for t in integers)
+
+
+def _require_packed(starts: tuple[Tensor, Tensor], longest: tuple[int, int], totals: tuple[int, int]) -> None:
+    """Raise `ValueError` where sequences of these starts and longest lengths cannot be packed in so many rows."""
+    for side, tensor, most, total in zip("qk", starts, longest, totals, strict=True):
+        if tensor.dtype not in INTEGERS or tensor.dim() != 1 or not len(tensor) == len(starts[0]) > 1:
+            found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            raise ValueError(
+                f"cu_seqlens_{side} must be int32 [sequences + 1], as many of queries as of keys, not {found}."
+            )
+        if most < 0 or total > most * (len(tensor) - 1):
+            raise ValueError(
+                f"max_seqlen_{side}={most} is too short: {total} rows are more than {len(tensor) - 1} sequences have."
+            )
 
 
 def _whole_rows(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:

@@ -65,17 +65,23 @@ def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ..
     return (
         gpu,
         sm_count,
-        p.batch,
         p.heads,
         p.kv_heads,
-        p.seqlen_q,
-        p.seqlen_k,
+        *_lengths(p),
         p.head_dim,
         p.dtype,
         mask,
         p.lse,
         variant,
     )
+
+
+def _lengths(problem: AttentionProblem) -> tuple[object, ...]:
+    """Batch and lengths; of packed sequences, whose lengths change with every call, how long they get, to a power of
+    two."""
+    if problem.varlen:
+        return "packed", problem.seqlen_q.bit_length(), problem.seqlen_k.bit_length()
+    return problem.batch, problem.seqlen_q, problem.seqlen_k
 
 
 class Wins:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from fake_variants import VARIED, changed, shapes_of, tensor_at
+from fake_variants import VARIED, attend, sequences, shapes_of, tensor_at
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.driver_launch import LaunchConfig
@@ -137,7 +137,7 @@ class FakeDevice:
         if address % 16 or any(stride % 16 for stride in tensor.strides_bytes):
             raise LaunchError("The driver refused the tensor map.")
         self.encoded.append((tensor, address))
-        (ctypes.c_uint64 * 2).from_address(destination)[:] = [address, len(self.encoded) - 1]
+        (ctypes.c_uint64 * 2).from_address(destination)[:] = [address + tensor.offset_bytes, len(self.encoded) - 1]
 
     def move_map(self, destination: int, address: int) -> None:
         self.moved.append(address)
@@ -163,16 +163,26 @@ class FakeDevice:
         pointers = (ctypes.c_void_p * len(types)).from_address(arguments.value or 0)
         values = [at if kind is None else kind.from_address(at).value for at, kind in zip(pointers, types, strict=True)]
         values, others = values[: len(plain)], values[len(plain) :]
-        tensors, lse = self._mapped(kernel, values) if plain is MAPPED else (self._plain(kernel, values), None)
+        packed = sequences(others) if "varlen" in kernel["variants"] else []
+        totals = (packed[-1][0].stop, packed[-1][1].stop) if packed else None
+        if plain is MAPPED:
+            tensors, lse = self._mapped(kernel, values, totals)
+        else:
+            tensors, lse = self._plain(kernel, values, totals), None
         grid = launch.grid_x, launch.grid_y, launch.grid_z
         addresses = tuple(t.data_ptr() for t in tensors)
         self.launches.append(Launched(name, launch.stream or 0, grid, launch.smem_bytes, addresses, values[-1]))
-        self._attend(kernel, *tensors, lse, values[-1] / math.log2(math.e), others)
+        q, k, v, o = tensors
+        for rows, keys in packed or [(slice(None), slice(None))]:
+            parts = q[:, :, rows], k[:, :, keys], v[:, :, keys], o[:, :, rows], None if lse is None else lse[..., rows]
+            attend(kernel, *parts, values[-1] / math.log2(math.e), others, self.error)
         return 0
 
-    def _plain(self, kernel: dict, values: list) -> tuple[torch.Tensor, ...]:
+    def _plain(self, kernel: dict, values: list, totals: tuple[int, int] | None) -> tuple[torch.Tensor, ...]:
         heads, kv_heads, seqlen_q, seqlen_k = values[4:8]
         batch = kernel.get("batch") or self._batch
+        if totals:
+            batch, (seqlen_q, seqlen_k) = 1, totals
         shapes = shapes_of(kernel, (batch, heads, seqlen_q), (batch, kv_heads, seqlen_k))
         strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]
         return tuple(tensor_at(values[i], shapes[i], strides[i], TORCH[kernel["dtype"]]) for i in range(4))
@@ -180,8 +190,12 @@ class FakeDevice:
     _batch = 1
     """Which a plain launch says by its grid alone: a test sets it."""
 
-    def _mapped(self, kernel: dict, values: list) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+    def _mapped(
+        self, kernel: dict, values: list, totals: tuple[int, int] | None
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
         batch, heads, kv_heads, seqlen_q, seqlen_k = values[8:13]
+        if totals:
+            batch, (seqlen_q, seqlen_k) = 1, totals
         shapes = shapes_of(kernel, (batch, heads, seqlen_q), (batch, kv_heads, seqlen_k))
         tensors = []
         for at, shape in zip(values[:4], shapes, strict=True):
@@ -189,26 +203,12 @@ class FakeDevice:
             tensor, _ = self.encoded[number]
             row, *others = tensor.strides_bytes
             strides = others[-1] // 2, others[-2] // 2, row // 2, 1
-            tensors.append(tensor_at(address, shape, strides, TORCH[kernel["dtype"]]))
+            tensors.append(tensor_at(address - tensor.offset_bytes, shape, strides, TORCH[kernel["dtype"]]))
         assert tensors[3].data_ptr() == values[4]
-        assert tensors[3].stride()[:3] == tuple(values[13:16])
+        assert tensors[3].stride()[1:3] == tuple(values[14:16])
+        assert totals or tensors[3].stride(0) == values[13]
         lse = tensor_at(values[5], shapes[0][:3], (heads * seqlen_q, seqlen_q, 1), torch.float32) if values[5] else None
         return tuple(tensors), lse
-
-    def _attend(self, kernel: dict, q, k, v, o, lse, scale: float, others: list) -> None:
-        k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-        scores, sinks = changed(q.double() @ k.transpose(-1, -2), kernel["variants"], kernel["mask"], others, q.dtype)
-        scores = scores * scale
-        if kernel["mask"] != "full":
-            offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0
-            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(offset)
-            scores = scores.masked_fill(~seen, -math.inf)
-        if sinks is not None:
-            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
-            v = torch.cat((v, torch.zeros_like(v[:, :, :1])), 2)
-        o.copy_(torch.softmax(scores, -1).nan_to_num(0) @ v + self.error)
-        if lse is not None:
-            lse.copy_(torch.logsumexp(scores, -1))
 
 
 WGMMA = {

@@ -2,13 +2,15 @@
 
 import ctypes
 import math
+from itertools import pairwise
 
 import torch
 
 VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
-VARIED += [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2
+VARIED += ([ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2) * 2
 """Behind the others in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the
-bias, keys in use and the table of pages, its size and a page's in bits."""
+bias, keys in use and the table of pages, its size and a page's in bits, starts of packed queries and keys, all queries
+and the number of sequences."""
 
 
 def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -27,6 +29,8 @@ def changed(
     if not variants:
         return scores, None
     past, ahead, diagonal, score_scale, unit, sinks_at, slopes_at, bias_at = arguments[:8]
+    if "varlen" in variants:
+        diagonal = 0 if mask == "causal_upper_left" else seqlen_k - seqlen_q
     if "softcap" in variants:
         scores = torch.tanh(scores * score_scale)
     if "alibi" in variants:
@@ -42,7 +46,33 @@ def changed(
     return scores, sinks
 
 
+def sequences(arguments: list) -> list[tuple[slice, slice]]:
+    """Rows of the queries and of the keys of each packed sequence."""
+    *_, queries_at, keys_at, total, count = arguments
+    starts = [tensor_at(at, (count + 1,), (1,), torch.int32).tolist() for at in (queries_at, keys_at)]
+    assert starts[0][-1] == total
+    queries, keys = ([slice(*pair) for pair in pairwise(one)] for one in starts)
+    return list(zip(queries, keys, strict=True))
+
+
 def shapes_of(kernel: dict, q: tuple[int, ...], k: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Of q, k, v and o."""
     dims = (kernel["head_dim"], kernel["head_dim"], kernel["head_dim_v"], kernel["head_dim_v"])
     return tuple((*rows, dim) for rows, dim in zip((q, k, k, q), dims, strict=True))
+
+
+def attend(kernel: dict, q, k, v, o, lse, scale: float, others: list, error: float) -> None:
+    """Write O, with `error` added, and the log-sum-exp."""
+    k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+    scores, sinks = changed(q.double() @ k.transpose(-1, -2), kernel["variants"], kernel["mask"], others, q.dtype)
+    scores = scores * scale
+    if kernel["mask"] != "full":
+        offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(offset)
+        scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+        v = torch.cat((v, v.new_zeros(*v.shape[:2], 1, v.shape[3])), 2)
+    o.copy_(torch.softmax(scores, -1).nan_to_num(0) @ v + error)
+    if lse is not None:
+        lse.copy_(torch.logsumexp(scores, -1))

@@ -49,7 +49,7 @@ class CacheDevice(FakeDevice):
         batch, dtype, dim = LaunchConfig.from_address(config.value).grid_z, TORCH[kernel["dtype"]], kernel["head_dim"]
         strides = [(*values[8 + 3 * i : 11 + 3 * i], 1) for i in range(4)]
         scale, others = values[20] / math.log2(math.e), values[28:]
-        seqused, table, page_bits, table_pages = others[11:]
+        seqused, table, page_bits, table_pages = others[11:15]
         q, o = (tensor_at(values[i], (batch, heads, seqlen_q, dim), strides[i], dtype) for i in (0, 3))
         for b, keys in enumerate(tensor_at(seqused, (batch,), (1,), torch.int32).tolist()):
             if not keys:

@@ -1,0 +1,95 @@
+"""Packed sequences in torch's registry, for compiled code: `torch.ops.evoattn.attention_varlen`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evoattn.ops import varied
+from evoattn.ops.asked import out_like
+from evoattn.ops.custom_op import TAGS, is_fake
+from evoattn.ops.traced import kernels_run_on
+from evoattn.ops.variant import Variant
+
+ARGUMENTS = (
+    "(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt "
+    "max_seqlen_k, bool causal, float? scale, int[]? window, float softcap, Tensor? sinks, Tensor? alibi_slopes, "
+    "bool strict)"
+)
+_library = torch.library.Library("evoattn", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    scale: float | None,
+    window: list[int] | None,
+    softcap: float,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    strict: bool,
+) -> Tensor:
+    """`evoattn.attention_varlen` with an answer laid out in memory as `query` is."""
+    sides = None if window is None else (window[0], window[1])
+    starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    variant = Variant(sides, softcap, sinks, alibi_slopes, starts=starts, longest=longest)
+    out = out_like(query, value)
+    varied.attention(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        variant,
+        causal,
+        scale,
+        True,
+        "lower_right",
+        False,
+        out.transpose(0, 1)[None],
+        strict,
+    )
+    return out
+
+
+def _fake_attention_varlen(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+    return out_like(query, value)
+
+
+_library.define(f"attention_varlen{ARGUMENTS} -> Tensor", tags=TAGS)  # type: ignore[no-untyped-call]
+_library.impl("attention_varlen", _attention_varlen, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("evoattn::attention_varlen", _fake_attention_varlen, lib=_library)
+attention_varlen_op = torch.ops.evoattn.attention_varlen.default
+
+
+def traced(
+    query: Tensor, key: Tensor, value: Tensor, variant: Variant, causal: bool, scale: float | None, strict: bool
+) -> Tensor | None:
+    """The op's answer within a trace; None where torch's own code is traced: on devices without kernels, where
+    gradients are wanted, and for tensor subclasses, modes and transforms."""
+    if not (torch.compiler.is_compiling() or is_fake(query)) or variant.starts is None:
+        return None
+    if query.device.type != kernels_run_on():
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
+        return None
+    window = None if variant.window is None else list(variant.window)
+    answer: Tensor = attention_varlen_op(
+        query,
+        key,
+        value,
+        *variant.starts,
+        *variant.longest,
+        causal,
+        scale,
+        window,
+        variant.softcap,
+        variant.sinks,
+        variant.slopes,
+        strict,
+    )
+    return answer

@@ -1,0 +1,188 @@
+"""`evoattn.attention_varlen`: torch's answer is the reference's, a kernel gets what its launches say, nothing reads the
+lengths, and arguments that do not fit raise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_device import FakeDevice, Pick, fake_runtime
+
+import evoattn
+from evoattn.correctness import reference
+from evoattn.correctness.case_shapes import sequenced
+from evoattn.correctness.judge import judge
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.ops import current
+from evoattn.ops.runtime import NoKernel
+from evoattn.ops.varlen_op import attention_varlen_op
+from evoattn.portfolio.wins import Win
+
+PROBLEM = sequenced(AttentionProblem(1, 4, 2, 37, 53, 16, "fp32", layout="bshd"))
+CASES = [
+    {},
+    {"mask": "causal_lower_right"},
+    {"mask": "causal_lower_right", "lse": True},
+    {"window": "9:3", "scale": 0.4},
+    {"mask": "causal_lower_right", "window": "5:0", "sink": True, "lse": True},
+    {"softcap": 2.0, "sink": True},
+    {"alibi": True, "mask": "causal_lower_right", "dtype": "bf16"},
+    {"layout": "bhsd", "dtype": "fp16", "value_dim": 24},
+]
+
+
+def call(problem: AttentionProblem, tensors: dict[str, torch.Tensor], **words: object) -> dict[str, torch.Tensor]:
+    """The outputs of the op, in the reference's shapes."""
+    if problem.window:
+        words["window_size"] = tuple(map(int, problem.window.split(":")))
+    names = {"sinks": "sinks", "slopes": "alibi_slopes"}
+    words |= {names[name]: tensors[name] for name in problem.term_shapes if name in names}
+    words |= {"softmax_scale": problem.scale, "causal": problem.mask != "full", "softcap": problem.softcap}
+    answer = evoattn.attention_varlen(
+        *(tensors[name][0].transpose(0, 1) for name in "qkv"),
+        tensors["cu_seqlens_q"],
+        tensors["cu_seqlens_k"],
+        problem.seqlen_q,
+        problem.seqlen_k,
+        return_lse=problem.lse,
+        **words,
+    )
+    out, lse = answer if problem.lse else (answer, None)
+    return {"o": out.transpose(0, 1)[None]} | ({} if lse is None else {"lse": lse[None]})
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_torch_gives_the_reference_s_answer(fields):
+    problem = PROBLEM.with_(**fields)
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    right = reference.make_answer(problem, tensors, double=True)
+    assert judge(call(problem, tensors), right)[0] == ""
+
+
+@pytest.mark.parametrize("fields", CASES, ids=str)
+def test_a_kernel_gets_the_right_arguments(device, fields):
+    """The fake device computes what the launch's arguments say; other lengths of as many rows are no other call."""
+    problem = PROBLEM.with_(**{"dtype": "fp16", **fields})
+    for lengths in (problem.varlen, "20+20+9+18+3/30+5+10+60+18".replace("60", "53")):
+        problem = problem.with_(varlen=lengths)
+        tensors = reference.make_inputs(problem, 5, "cpu")
+        right = reference.make_answer(problem, tensors, double=True)
+        assert judge(call(problem, tensors, strict=True), right)[0] == ""
+    assert device.loads == 1
+
+
+def test_a_kernel_of_the_other_family(tmp_path):
+    device = FakeDevice()
+    space, gpu, family = load_space("flash_mma", GPUS["h100"]), GPUS["h100"], FAMILIES["flash_mma"]
+    configs = [space.make_config(params) for params in space.starting]
+    config = next(config for config in configs if not family.why_impossible(PROBLEM.with_(dtype="bf16"), config, gpu))
+    with current.use(fake_runtime(device, tmp_path, lambda problem, gpu: Pick("flash_mma", config))):
+        problem = PROBLEM.with_(mask="causal_lower_right", dtype="bf16", sink=True)
+        tensors = reference.make_inputs(problem, 5, "cpu")
+        assert judge(call(problem, tensors, strict=True), reference.make_answer(problem, tensors, double=True))[0] == ""
+    assert len(device.launches) >= 1
+
+
+def test_explain_names_the_kernel(device):
+    tensors = {name: tensor.half() for name, tensor in plain().items() if name in ("query", "key", "value")}
+    words = plain(**tensors)
+    assert "flash_wgmma" in evoattn.explain(**words, is_causal=True)
+    with pytest.raises(ValueError, match="too short"):
+        evoattn.explain(**{**words, "max_seqlen_q": 2})
+
+
+def test_it_has_gradients():
+    problem = PROBLEM.with_(mask="causal_lower_right")
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    for name in "qkv":
+        tensors[name] = tensors[name].nan_to_num().requires_grad_()
+    call(problem, tensors)["o"].square().sum().backward()
+    for name in "qkv":
+        assert torch.isfinite(tensors[name].grad).all() and tensors[name].grad.any()
+
+
+def plain(**changes):
+    """Arguments of a call of two sequences."""
+    words = dict(query=torch.zeros(9, 4, 16), key=torch.zeros(11, 2, 16), value=torch.zeros(11, 2, 16))
+    words |= dict(cu_seqlens_q=torch.tensor([0, 4, 9]), cu_seqlens_k=torch.tensor([0, 8, 11]))
+    return words | dict(max_seqlen_q=5, max_seqlen_k=8) | changes
+
+
+def test_sequences_without_queries_or_keys_at_all():
+    nothing = torch.zeros(0, 2, 16)
+    none, two = torch.zeros(3, dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
+    words = plain(key=nothing, value=nothing, cu_seqlens_k=none, return_lse=True, sinks=torch.tensor([1.0, -2, 0, 3]))
+    out, lse = evoattn.attention_varlen(**words)
+    assert out.shape == (9, 4, 16) and not out.any()
+    assert torch.equal(lse, words["sinks"][:, None].expand(4, 9))
+    assert evoattn.attention_varlen(**plain(query=torch.zeros(0, 4, 16), cu_seqlens_q=none)).shape == (0, 4, 16)
+    assert torch.equal(evoattn.attention_varlen(**plain(cu_seqlens_q=two)), torch.zeros(9, 4, 16))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"query": torch.zeros(1, 9, 4, 16)}, "three dimensions"),
+        ({"key": torch.zeros(11, 3, 16)}, "do not fit"),
+        ({"query": torch.zeros(9, 3, 16)}, "do not fit"),
+        ({"cu_seqlens_q": torch.tensor([0.0, 4, 9])}, "cu_seqlens_q must be int32"),
+        ({"cu_seqlens_k": torch.tensor([0, 11])}, "cu_seqlens_k must be int32"),
+        ({"cu_seqlens_k": torch.tensor([[0, 8, 11]])}, "cu_seqlens_k must be int32"),
+        ({"max_seqlen_q": 4}, "max_seqlen_q=4 is too short"),
+        ({"max_seqlen_k": -1}, "max_seqlen_k=-1 is too short"),
+        ({"window_size": (3, -2)}, "window must be"),
+        ({"out": torch.zeros(9, 4, 8)}, "out must be"),
+        ({"sinks": torch.zeros(3)}, "sinks must have one value"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_one_sentence(changes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        evoattn.attention_varlen(**plain(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_device_strict_says_why():
+    with pytest.raises(NoKernel, match="CPU"):
+        evoattn.attention_varlen(**plain(strict=True))
+
+
+def test_compiled_code_calls_the_op(device):
+    problem = PROBLEM.with_(mask="causal_lower_right", window="9:0", sink=True, dtype="fp16")
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    compiled = torch.compile(lambda given: call(problem, given, strict=True)["o"], backend="aot_eager", fullgraph=True)
+    right = reference.make_answer(problem, tensors, double=True)
+    assert judge({"o": compiled(tensors)}, right)[0] == ""
+    assert device.launches
+    torch._dynamo.reset()
+
+
+def test_the_op_is_what_torch_expects_of_one():
+    words = plain()
+    arguments = (*words.values(), True, 0.5, [9, 0], 0.0, torch.zeros(4), None)
+    torch.library.opcheck(attention_varlen_op, (*arguments, False))
+    with pytest.raises(NoKernel):
+        attention_varlen_op(*arguments, True)
+
+
+def test_capture_writes_down_how_long_all_sequences_are(device):
+    tensors = {name: tensor.half() for name, tensor in plain().items() if name in ("query", "key", "value")}
+    with evoattn.capture() as shapes:
+        evoattn.attention_varlen(**plain(**tensors), causal=True)
+    assert [entry.problem.describe() for entry in shapes.entries] == [
+        "B=2 H=4/2 Sq=5 Sk=8 D=16 fp16 causal_lower_right bshd varlen=sum:9/sum:11"
+    ]
+
+
+def test_a_find_serves_other_lengths_up_to_a_power_of_two(tmp_path):
+    gpu = GPUS["h100"]
+    problem = AttentionProblem(64, 4, 2, 4096, 4096, 64, "bf16", varlen="log:16:4096", layout="bshd")
+    found = Win(gpu.name, gpu.sm_count, problem, "flash_wgmma", {}, 1.0, 2.0)
+
+    def key(**changes):
+        return Win(gpu.name, gpu.sm_count, problem.with_(**changes), "flash_wgmma", {}, 1.0, 2.0).key
+
+    assert key(batch=3, varlen="sum:900") == key(varlen="sum:5000/sum:4096") == found.key
+    assert found.key not in (key(varlen=""), key(seqlen_k=4000), key(seqlen_q=1, varlen="sum:9"))
