@@ -1,12 +1,13 @@
-"""Searches on one GPU, on two, on all GPUs of this host, and on all of them by Ray: who evaluates how many candidates.
+"""Searches on one GPU, on two, four, on all GPUs of this host, and on all of them by Ray: who evaluates how many
+candidates.
 
     python scripts/scale.py [--seconds 20] [--problems seed_h100,fa_d128_4k_causal,sampled]
-                            [--modes one,two,all,ray] [--jobs N] [--sampler NAME] [--kill 8]
+                            [--modes one,two,four,all,ray] [--jobs N] [--sampler NAME] [--kill 8]
                             [--fake N] [-o rows.json]
 
-`sampled` is the first problem that the workload of portfolios draws from a seed of its own. Two GPUs and Ray are on the
-first problem only. One GPU worker of each search on several boards is ended by kill -9 on the way. Then the winners of
-a problem are timed in one final on the first GPU. A search takes its seconds, about 8 s to start and the final.
+`sampled` is the first problem that the workload of portfolios draws from a seed of its own. One GPU worker of each
+search on several boards is ended by kill -9 on the way. Then the winners of a problem are timed in one final on the
+first GPU. A search takes its seconds, about 8 s to start and the final.
 `--fake` is a dry run with N made-up GPUs, whose times mean nothing.
 """
 
@@ -144,9 +145,8 @@ def main() -> int:
     found: list[dict] = []
     tables: list[str] = []
     with TemporaryDirectory() as folder:
-        for number, name in enumerate(given.problems.split(",")):
-            modes = [mode for mode in given.modes.split(",") if mode in ("one", "all") or number == 0]
-            rows = [row for mode in modes if (row := searched(mode, name, given, Path(folder)))]
+        for name in given.problems.split(","):
+            rows = [row for mode in given.modes.split(",") if (row := searched(mode, name, given, Path(folder)))]
             found += rows
             if given.output:
                 Path(given.output).write_text(json.dumps(found))

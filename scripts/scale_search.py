@@ -1,9 +1,10 @@
 """One search for `scale.py`, in a process of its own: what it did per second, on how many boards, as one line of JSON.
 
-    python scripts/scale_search.py (one|two|all|ray) SHAPE SECONDS DB [--jobs N] [--sampler NAME] [--kill AFTER]
+    python scripts/scale_search.py (one|two|four|all|ray) SHAPE SECONDS DB [--jobs N] [--sampler NAME] [--kill AFTER]
                                     [--fake N]
 
-`one` is `--devices 0`, `two` is `--devices 0,1`, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a GPU
+`one` is `--devices 0`, `two` is `--devices 0,1`, `four` the first four, `all` is `--devices all`, `ray` is
+`--ray local`. `--kill` ends a GPU
 worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in place of
 the real ones.
 """
@@ -36,7 +37,7 @@ from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.storage.versions import collect  # noqa: E402
 
-DEVICES = {"one": "0", "two": "0,1", "all": "all"}
+DEVICES = {"one": "0", "two": "0,1", "four": "0,1,2,3", "all": "all"}
 
 
 @dataclass
