@@ -57,7 +57,7 @@ def _fake_attention_cache(query: Tensor, key: Tensor, value: Tensor, *others: ob
 
 _library.define(f"attention_cache{ARGUMENTS} -> Tensor", tags=TAGS)  # type: ignore[no-untyped-call]
 _library.impl("attention_cache", _attention_cache, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("evoattn::attention_cache", _fake_attention_cache, lib=_library)
+_library.impl("attention_cache", _fake_attention_cache, "Meta")  # type: ignore[no-untyped-call]
 attention_cache_op = torch.ops.evoattn.attention_cache.default
 
 

@@ -208,7 +208,7 @@ WRONG = [
         ("inverse = share.inverse() * factor;", "inverse = share.inverse();"),
     ),
     ("one sink for all heads", ("flash_mma", "overlapped", "bias, sink"), ("given.sinks[head]", "given.sinks[0]")),
-    ("three heads in two rows a query", HEADS, ("bits(32 - __clz(group - 1))", "bits(31 - __clz(group))")),
+    ("three heads in two rows a query", HEADS, ("bits = 32 - __clz(group - 1);", "bits = 31 - __clz(group);")),
     ("rows of heads that there are not", HEADS, ("return head_in_group(row) < group && query", "return query")),
     ("rows of queries that there are not", HEADS, ("< group && query(row) < queries;", "< group;")),
     ("a mask by rows, not by queries", HEADS_BY_MAP, ("rows.query(lane_row(tile) + 8)", "(lane_row(tile) + 8)")),

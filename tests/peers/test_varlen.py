@@ -81,7 +81,6 @@ def test_they_are_right(peer, mask):
         (PEERS["math"], PACKED, "SDPA has no varlen"),
         (PEERS["flex"], PACKED, "FlexAttention has no varlen"),
     ],
-    ids=str,
 )
 def test_what_they_do_not_compute_is_refused(peer, problem, words):
     tensors = make_inputs(problem, 1, "cpu")
