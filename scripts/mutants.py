@@ -3,6 +3,7 @@ interpreter's cases) is to find it.
 
     python scripts/mutants.py [FAMILY…] [--count 40] [--seed 0] [--out FILE.jsonl]    run a sample of each family
     python scripts/mutants.py --table FILE.jsonl…                                      print the table and survivors
+    python scripts/mutants.py --again FILE.jsonl --seed 1 [--out FILE.jsonl]           survivors, in other configs
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
 drops a term of an address, or takes meaning from a PTX instruction. It is live where the PTX of a launched kernel
@@ -56,13 +57,11 @@ def sound(settings: list[Setting], seed: int) -> list[Setting]:
 def run(
     family: str, mutants: list[Mutant], seed: int, settings_count: int, gpu: str | None, out: Path | None
 ) -> list[Verdict]:
-    """Judge the mutants that `out` has not, add them there, and print a line per mutant."""
-    known = {v.key for v in load_verdicts([out]) if v.family == family} if out and out.exists() else set()
-    left = [mutant for mutant in mutants if mutant.key not in known]
-    if not left:
+    """Judge the mutants, add them to `out`, and print a line per mutant."""
+    if not mutants:
         return []
     settings, found = sound(settings_of(family, settings_count, seed, gpu), seed), []
-    for mutant in left:
+    for mutant in mutants:
         started = time.process_time()
         verdict = judge(mutant, settings, seed)
         found.append(verdict)
@@ -71,6 +70,17 @@ def run(
             with out.open("a") as file:
                 file.write(json.dumps(verdict.row()) + "\n")
     return found
+
+
+def known_keys(path: Path | None, family: str) -> set[str]:
+    """Of the family's mutants that the file has."""
+    return {v.key for v in load_verdicts([path]) if v.family == family} if path and path.exists() else set()
+
+
+def unexplained(paths: list[Path]) -> set[tuple[str, str]]:
+    """(family, key) of the survivors in these files that have no known reason."""
+    verdicts = load_verdicts(paths)
+    return {(v.family, v.key) for v, reason in survivors(verdicts, load_reasons()) if reason is None}
 
 
 def show(verdicts: list[Verdict]) -> int:
@@ -97,6 +107,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
+    parser.add_argument(
+        "--again", type=Path, nargs="+", metavar="FILE", help="the survivors in these, whatever --count"
+    )
     words = parser.parse_args()
     if words.table:
         return show(load_verdicts(words.table))
@@ -106,7 +119,11 @@ def main() -> int:
     found = []
     for family in words.families or sorted(FAMILIES):
         mutants = [m for m in sample(family, len(mutants_of(family)), words.seed) if re.search(words.match, str(m))]
-        mutants = mutants[: words.count]
+        if words.again:
+            mutants = [m for m in mutants if (family, m.key) in unexplained(words.again)]
+        else:
+            known = known_keys(words.out, family)
+            mutants = [m for m in mutants[: words.count] if m.key not in known]
         if words.list:
             print(*(f"{family:15}{mutant}" for mutant in mutants), sep="\n")
             continue

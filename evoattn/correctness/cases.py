@@ -198,8 +198,12 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
         cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within"))
     if problem.term_shapes:
-        keys = 3 * block_n + 3  # so that a schedule that shares keys gives some block a part that begins in the middle
-        extreme = problem.with_(batch=2, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys)
+        # Three tiles, so that a schedule that shares keys gives some block a part that begins in the middle; kernels of
+        # few rows per block have blocks enough without another batch.
+        keys = min(3 * block_n + 3, max(most, 2 * block_n + 5))
+        extreme = problem.with_(
+            batch=2 if block_m > 8 else 1, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys
+        )
         cases.append(SmallCase("extreme terms", fitted(extreme, block_n, 3), "extreme_terms"))
     if config.params.get("GROUP_ROWS"):
         keys = block_n + block_n // 2 + 1

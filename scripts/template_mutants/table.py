@@ -42,9 +42,15 @@ def reason_for(verdict: Verdict, reasons: Iterable[Reason]) -> Reason | None:
 
 
 def load_verdicts(paths: Iterable[Path]) -> list[Verdict]:
-    """Of several files the last word on each mutant of a family."""
-    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    return list({(row["family"], row["key"]): Verdict(**row) for row in rows}.values())
+    """Of several files the last word on each mutant of a family; where it was tried in other configs, that it was
+    killed in some."""
+    found: dict[tuple[str, str], Verdict] = {}
+    for row in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
+        verdict = Verdict(**row)
+        before = found.get((verdict.family, verdict.key))
+        if before is None or (verdict.live and not before.killed):
+            found[verdict.family, verdict.key] = verdict
+    return list(found.values())
 
 
 def table(verdicts: Iterable[Verdict], reasons: Iterable[Reason]) -> str:
