@@ -19,10 +19,10 @@ from template_mutants.sources import Mutant
 
 STEPS = 1_000_000
 """Ten times what the interpreter's cases take of a right kernel."""
-LIVE_CONFIGS = 3
+LIVE_CONFIGS = 4
 """Configs that a mutant may survive before it counts as survived."""
-BLIND_CONFIGS = 3
-"""Configs that are tried where no line of the change has code of its own."""
+BLIND_CONFIGS = 2
+"""Configs that are tried where no line of the change has code of its own: a condition that holds where it did not."""
 
 ANSWER, FAULT, DEADLOCK, REFUSED, SURVIVED = "answer", "fault", "deadlock", "refused", "survived"
 DEAD, STILLBORN = "same PTX", "does not compile"
@@ -76,7 +76,8 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
     covered = [setting for setting, place in places if setting.covers(place)]
     rng = random.Random(f"{mutant.key} {seed}")
     rng.shuffle(covered)
-    tried = covered or [setting for setting, _ in places][:BLIND_CONFIGS]
+    blind = [setting for setting, _ in places if setting not in covered]
+    tried = covered[: LIVE_CONFIGS - 1] + blind[:BLIND_CONFIGS] + covered[LIVE_CONFIGS - 1 :]
     found, live = Verdict(family, mutant.key, str(mutant), DEAD), 0
     for setting in tried:
         source = mutant.applied(setting.source)

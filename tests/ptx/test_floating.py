@@ -171,13 +171,20 @@ def test_integer_to_float():
         ("sqrt.rn.f32", np.sqrt),
         ("lg2.approx.f32", np.log2),
         ("ex2.approx.f32", np.exp2),
-        ("tanh.approx.f32", np.tanh),
     ],
 )
 def test_special_functions(op, exact):
     x = np.abs(random_floats(128, 5)) + np.float32(0.01)
     x = np.minimum(x, 100).astype(np.float32)
     np.testing.assert_allclose(evaluate(f"{op} %d, %x0;", "f4", x), exact(x.astype(np.float64)), rtol=3e-7, atol=1e-7)
+
+
+def test_an_approximate_tanh_is_as_coarse_as_a_gpus():
+    x = np.concatenate([random_floats(128, 5), np.float32([0, np.inf, -np.inf, np.nan])])
+    got, exact = evaluate("tanh.approx.f32 %d, %x0;", "f4", x), np.tanh(x.astype(np.float64))
+    np.testing.assert_allclose(got, exact, rtol=2.0**-16.9)
+    assert np.nanmax(np.abs(got - exact)) > 2.0**-19
+    assert np.isnan(evaluate("tanh.approx.f32 %d, %x0;", "f4", np.uint32([0x7FFFFFFF]).view(np.float32))).all()
 
 
 def test_constants_and_copies():

@@ -177,12 +177,19 @@ def _reciprocal_root(a: Lanes, out: Lanes) -> None:
     np.divide(1.0, np.sqrt(a, dtype=np.float64), out, casting="same_kind")
 
 
+def _coarse_tanh(a: Lanes, out: Lanes) -> None:
+    """Rounded to 17 bits: an H100's is up to 2^-16.8 off (96 numbers of the golden file), the PTX ISA allows 2^-11."""
+    exact = np.atleast_1d(np.tanh(a))
+    rounded = (exact.view(np.uint32) + np.uint32(0x40)) & np.uint32(0xFFFFFF80)
+    np.copyto(out, np.where(np.isnan(exact), exact, rounded.view(np.float32)))
+
+
 _FUNCTIONS: dict[str, Callable[..., object]] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "sin": np.sin,
     "cos": np.cos,
-    "tanh": np.tanh,
+    "tanh": _coarse_tanh,
     "rcp": _reciprocal,
     "sqrt": np.sqrt,
     "rsqrt": _reciprocal_root,
@@ -194,8 +201,8 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 @instruction("rcp sqrt", r"\.rn\.(?P<type>f64)", kind="sfu")
 @instruction("tanh", r"\.approx\.(?P<type>f32)", kind="sfu")
 def function(binder: Binder, ins: Instruction, fields: Fields) -> Operation:
-    """Approximations are computed to full accuracy: they differ from hardware by the few ulp that the PTX ISA allows
-    it.
+    """Approximations but `tanh` are computed to full accuracy: they differ from hardware by the few ulp that the ISA
+    allows it.
     """
     a, d = operands(binder, ins, parse_type(fields["type"]))
     return finish(_FUNCTIONS[fields["op"]], (a,), d, fields)
