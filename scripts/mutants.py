@@ -7,10 +7,10 @@ interpreter's cases) is to find it.
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
 drops a term of an address, or takes meaning from a PTX instruction. It is live where the PTX of a launched kernel
-differs; it runs in up to four configs, most of which have code on its line, chosen so that between them they have most lines of
-the family. With `--out`, mutants that the file has are passed over, so that a long run may be done in pieces. Survivors
-that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit code is 1 if one is not. Some
-0.5 s of a core per mutant.
+differs; it runs in up to four configs, most of which have code on its line, chosen so that between them they have most
+lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may be done in pieces.
+Survivors that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit code is 1 if one is
+not. Some 0.5 s of a core per mutant.
 """
 
 from __future__ import annotations
