@@ -29,9 +29,6 @@ VARIANTS = {
     "bias over heads, window": PLAIN.with_(bias="hs", mask="causal_upper_left", window="128:0"),
     "softcap, fp32": PLAIN.with_(softcap=5.0, mask="causal_upper_left", dtype="fp32"),
     "bias over batches, head_dim 128": PLAIN.with_(bias="bs", head_dim=128),
-    "V narrower than K, sink": PLAIN.with_(head_dim=96, value_dim=64, mask="causal_upper_left", sink=True),
-    "V wider than K": PLAIN.with_(head_dim=32, value_dim=88, mask="causal_lower_right", dtype="fp16"),
-    "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),
     "packed": PLAIN.with_(varlen="log:3:512", mask="causal_lower_right", layout="bshd", dtype="fp16"),
     "packed, alibi, sink": PLAIN.with_(varlen="3:512", mask="causal_upper_left", alibi=True, sink=True),
     "packed, window, V wider than K": PLAIN.with_(varlen="3:512", head_dim=32, value_dim=88, window="64:32"),
@@ -63,6 +60,7 @@ STRUCTURES = {
             "together": {},
             "lazy, key warps": {"RESCALE": "lazy", "KEY_WARPS": 2, "ROW_SUM": "mma"},
             "overlapped": {"SCHEDULE": "overlapped", "RESCALE": "lazy", "O_STORE": "shared", "Q_PLACE": "registers"},
+            "O where Q was": {"O_STORE": "shared"},
             "split": {"SCHEDULE": "split", "RESCALE": "vote", "Q_PLACE": "direct"},
         },
     ),
@@ -82,8 +80,6 @@ FAST = {
     ("flash_wgmma", "a warpgroup passes over tiles", "window, sink"),
     ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
     ("flash_wgmma", "one warpgroup", "alibi"),
-    ("flash_wgmma", "one warpgroup", "V wider than K"),
-    ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink"),
     ("flash_wgmma", "persistent, rows begin ahead", "packed"),
     ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
     ("flash_mma", "overlapped", "bias, sink"),
@@ -126,8 +122,6 @@ def test_it_is_right(family, structure, variant):
 
 WGMMA_WINDOW = ("flash_wgmma", "a warpgroup passes over tiles", "window, sink")
 MMA_LAZY = ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi")
-WGMMA_NARROW = ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink")
-WGMMA_WIDE = ("flash_wgmma", "a warpgroup passes over tiles", "V wider than K")
 SPLIT_WINDOW = ("split_kv", "mma by tensor maps", "window, sink")
 BIAS = ("flash_wgmma", "persistent, rows begin ahead", "bias, sink")
 HEADS, HEADS_BY_MAP = (("flash_wgmma", f"heads as rows{how}", "window, sink") for how in ("", ", by a tensor map"))
@@ -216,21 +210,6 @@ WRONG = [
         "a warpgroup passes over tiles that its last row sees",
         HEADS_BY_MAP,
         ("mask.last_key(rows.query(first_row(tile) + 63))", "mask.last_key(rows.query(first_row(tile)))"),
-    ),
-    (
-        "V tiles as far apart as those of K",
-        WGMMA_NARROW,
-        ("v_descriptor + descriptor_step(Smem::V_TILE_BYTES)", "v_descriptor + descriptor_step(Smem::K_TILE_BYTES)"),
-    ),
-    (
-        "O where the next warpgroup's Q lies",
-        WGMMA_WIDE,
-        ("warpgroup * Smem::Q_PLACE_BYTES,", "warpgroup * TensorTile<HEAD_DIM>::bytes(64),"),
-    ),
-    (
-        "O is stored over the columns of Q",
-        ("flash_wgmma", "scores again, a cluster", "V wider than K"),
-        ("rows_to_global<VALUE_DIM>(smem", "rows_to_global<HEAD_DIM>(smem"),
     ),
     (
         "scores that come again are as they were",

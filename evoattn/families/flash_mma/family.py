@@ -31,7 +31,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "varlen")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", "varlen")
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
@@ -39,8 +39,9 @@ class FlashMma(Family):
     def refuse(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         if gpu.capability < (8, 0):
             return f"flash_mma needs mma.m16n8k16 and cp.async of sm_80 and newer, and {gpu.name} is {gpu.arch}."
-        if not MIN_HEAD_DIM <= problem.head_dim <= MAX_HEAD_DIM:
-            return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {problem.head_dim}."
+        for dim in (problem.head_dim, problem.head_dim_v):
+            if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM:
+                return f"flash_mma takes a head_dim of {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {dim}."
         if max(problem.heads, batches(problem)) > MAX_GRID_YZ:
             return (
                 f"flash_mma takes at most {MAX_GRID_YZ} heads and batches (grid y and z), not "
@@ -75,6 +76,7 @@ class FlashMma(Family):
         return genes.named(*same) | {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
+            "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
             **variant_constants(problem),
             "SCHEDULE": genes.SCHEDULE.removesuffix("_short_v").upper(),

@@ -19,13 +19,14 @@ SCORE_OPERATIONS = {"always": 4.5, "vote": 4.0, "lazy": 3.5}
 def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int) -> tuple[LaunchWork, ...]:
     """The one launch."""
     rows, keys, dim = genes.BLOCK_M, genes.BLOCK_N, up_to(problem.head_dim, 16)
+    value_dim, v_dim = problem.head_dim_v, up_to(problem.head_dim_v, 16)
     warps, scores = block_warps(genes), genes.BLOCK_M * genes.BLOCK_N
-    flops = 4.0 * scores * dim + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
-    rescale = rows * problem.head_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
+    flops = 2.0 * scores * (dim + v_dim) + (16.0 * scores if genes.ROW_SUM == "mma" else 0.0)
+    rescale = rows * value_dim * {"always": 1.0, "vote": 0.3, "lazy": 0.02}[genes.RESCALE] * genes.KEY_WARPS
     lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] - (genes.ROW_SUM == "mma")) + rescale
     q_reads = rows * dim * 2 * genes.KEY_WARPS if genes.Q_PLACE == "shared" else 0
-    fragments = genes.WARPS * 2 * keys * dim * 2 + q_reads
-    copied, loaded = 2 * keys * dim * 2, 2 * keys * problem.head_dim * 2
+    fragments = genes.WARPS * keys * (dim + v_dim) * 2 + q_reads
+    copied, loaded = keys * (dim + v_dim) * 2, keys * (problem.head_dim + value_dim) * 2
     row_tiles = rows // (16 * genes.WARPS)
     shuffles = row_tiles * 4 * (2 if genes.RESCALE != "lazy" else 0) * warps
     issued = flops / MMA_FLOPS + lanes / WARP + scores / WARP + fragments / 512 + 3 * copied / 512 + shuffles
@@ -35,11 +36,11 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     waits += (2 * SHUFFLE_WAIT if genes.RESCALE != "lazy" else 10) + 40
     mean, most, count = row_steps(problem, rows, keys)
     heads = problem.heads * batches(problem)
-    merge = (genes.KEY_WARPS - 1) * rows * problem.head_dim * 4 * 2
+    merge = (genes.KEY_WARPS - 1) * rows * value_dim * 4 * 2
     ends = Step(
-        instructions=rows * problem.head_dim / WARP * 1.5 + 40 * warps,
-        shared_bytes=merge + (rows * dim * 4 if genes.O_STORE == "shared" else 0),
-        loaded_bytes=2.0 * rows * problem.head_dim * 2,
+        instructions=rows * value_dim / WARP * 1.5 + 40 * warps,
+        shared_bytes=merge + (rows * v_dim * 4 if genes.O_STORE == "shared" else 0),
+        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0,
         waits=900 + (400 if genes.KEY_WARPS > 1 else 0),
     )
     k_stages, v_stages = ring_stages(genes)
@@ -57,7 +58,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             most,
             ends,
             longest_first=order == "heads_reversed" if problem.causal else False,
-            in_flight_bytes=(k_stages + v_stages - 1) * keys * problem.head_dim * 2,
+            in_flight_bytes=((k_stages - 1) * problem.head_dim + v_stages * value_dim) * keys * 2,
             read_bytes=tensor_bytes(problem, "q", "k", "v"),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
@@ -76,7 +77,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
                 "direct store": genes.O_STORE == "direct",
                 "heads first": order.startswith("heads"),
                 "reversed": order.endswith("reversed"),
-                "row bytes": smem_row_bytes(problem, genes),
+                "row bytes": smem_row_bytes(problem.head_dim, problem, genes),
             },
         ),
     )
