@@ -96,6 +96,7 @@ def _launch(
                 arrays,
                 smem_bytes=launch.smem_bytes,
                 cluster=launch.cluster,
+                together=launch.together,
                 after=touched if launch.overlaps else None,
                 detect_races=detect_races,
                 count=count,

@@ -43,6 +43,8 @@ def _flash_wgmma(problem: AttentionProblem, config: KernelConfig) -> Fields:
         "block_n": genes.BLOCK_N,
         "blocks_per_sm": genes.BLOCKS_PER_SM,
         "key_split": genes.KEY_SPLIT,
+        "cluster": wgmma.cluster_blocks(genes),
+        "merge_words": wgmma.merge_words(problem, genes) if wgmma.merges_in_memory(genes) else 0,
         "heads_in_turn": wgmma.HEADS_IN_TURN[genes.TILE_ORDER],
         "warpgroups": wgmma_registers.warpgroups(genes),
         "warpgroup_rows": wgmma_registers.WARPGROUP_ROWS,

@@ -64,6 +64,10 @@ class KernelLaunch:
     """May begin before the launch before it has ended, and waits for it itself by `griddepcontrol.wait` (sm_90): see
     `templates/device/ptx/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
 
+    together: int = 1
+    """Neighbouring blocks that wait for one another: so many of those that begin in the order of their numbers run at
+    once. 1 where none waits, or waits for blocks before it alone."""
+
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]

@@ -55,6 +55,7 @@ def run_launch(
     *,
     smem_bytes: int = 0,
     cluster: Extent = 1,
+    together: int = 1,
     after: Touched | None = None,
     far: Mapping[str, NDArray[np.uint16]] | None = None,
     detect_races: bool = True,
@@ -66,7 +67,8 @@ def run_launch(
 
     `program` is PTX text, or what `parse_program` made of it. `buffers` are global memory: C-contiguous arrays of any
     dtype, changed in place, each with its own bounds. `args` has one entry for each kernel parameter. `smem_bytes` is
-    dynamic shared memory; `cluster` is in blocks and goes along x alone.
+    dynamic shared memory; `cluster` is in blocks and goes along x alone. `together` neighbouring
+    blocks (in the order of their numbers) run at once, as they wait for one another.
 
     `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the
     instructions of one batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the 16-bit word
@@ -94,6 +96,7 @@ def run_launch(
         _three(block),
         smem_bytes,
         cluster=_three(cluster),
+        together=together,
         before=after,
         detect_races=detect_races,
         count=count,

@@ -3,11 +3,16 @@
 struct Config : Compiled {
   int block_m, block_n, blocks_per_sm, key_split, heads_in_turn, warpgroups, warpgroup_rows, threads, smem_bytes;
   int result_bytes, max_key_tiles;
+  int cluster, merge_words;  // merge_words: for each tile of rows, 0 where results are not merged in memory
   bool persistent, claimed, balanced, store_chunks, group_rows;
 };
 
+inline int64_t row_blocks_of(const Problem& p, const Config& c) {
+  return ceil_div(p.seqlen_q * (c.group_rows ? group_slots(p) : 1), c.block_m);
+}
+
 inline Size grid_of(const Problem& p, const Config& c, int sm_count) {
-  const int64_t rows = p.seqlen_q * (c.group_rows ? group_slots(p) : 1), row_blocks = ceil_div(rows, c.block_m);
+  const int64_t row_blocks = row_blocks_of(p, c);
   const int64_t heads = c.group_rows ? p.kv_heads : p.heads, all_heads = heads * p.batch;
   const int64_t tiles = row_blocks * all_heads, split = c.key_split, turn = c.heads_in_turn;
   if (c.persistent) {  // balanced blocks wait for one another: one wave, and fewer than the tiles, which they share
@@ -23,10 +28,14 @@ inline Plan plan(const Problem& p, const Config& c, int sm_count) {
   Plan plan{};
   if (c.balanced && ceil_div(p.seqlen_k, c.block_n) > c.max_key_tiles)
     plan.refusal = "There are more keys than this kernel's balanced schedule can count.";
+  if (c.merge_words && c.key_split > int64_t(sm_count) * c.blocks_per_sm)
+    plan.refusal = "The blocks that wait for one another are more than this device runs at once.";
   const Size grid = grid_of(p, c, sm_count);
-  const int64_t results = grid.x * c.warpgroups;
+  const int64_t tiles = row_blocks_of(p, c) * (c.group_rows ? p.kv_heads : p.heads) * p.batch;
+  const int64_t results = c.warpgroups * (c.merge_words ? tiles * c.key_split : grid.x);
+  const int64_t words = c.merge_words ? tiles * c.merge_words : c.balanced ? results : 1;
   Launch& launch = plan.add("flash_wgmma", grid, c.threads, c.smem_bytes);
-  launch.cluster.x = c.key_split;
+  launch.cluster.x = c.cluster;
 
   launch.map(c.group_rows ? group_map(p, c, Q, c.warpgroup_rows) : tile_map(p, c, Q, c.warpgroup_rows));
   launch.map(tile_map(p, c, K, c.block_n));
@@ -35,9 +44,9 @@ inline Plan plan(const Problem& p, const Config& c, int sm_count) {
   launch.buffer(O);
   if (c.writes_lse) launch.buffer(LSE);
   else launch.int64(0);
-  if (c.claimed || c.balanced) launch.buffer(plan.add_scratch("counters_zeroed", c.balanced ? 4 * results : 4, true));
+  if (c.claimed || c.balanced || c.merge_words) launch.buffer(plan.add_scratch("counters_zeroed", 4 * words, true));
   else launch.int64(0);
-  if (c.balanced) launch.buffer(plan.add_scratch("results", results * c.result_bytes));
+  if (c.balanced || c.merge_words) launch.buffer(plan.add_scratch("results", results * c.result_bytes));
   else launch.int64(0);
   for (int n : {p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k}) launch.int32(n);
   launch.strides(p.o);

@@ -177,10 +177,14 @@
         }
         finish_pv();
       }
-      if constexpr (KEY_SPLIT > 1) {
+      if constexpr (IN_MEMORY) {
+        merge_rows();
+        break;
+      }
+      if constexpr (CLUSTER > 1) {
         const int slots = Smem::PARTIALS + warpgroup * Partial::BYTES, full = barrier(Smem::PARTIALS_FULL, 0);
-        if (!Partial::gather<KEY_SPLIT>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, split, o, state,
-                                        thread))
+        if (!Partial::gather<CLUSTER>(smem + slots, smem_address + slots, Smem::SLOT_BYTES, full, split, o, state,
+                                      thread))
           break;
       }
       finish_rows(tile, sequence, range, state);

@@ -99,3 +99,44 @@
       }
     }
   };
+  // IN_MEMORY: each block leaves its result, and each of the first SHARERS adds up its part of the columns of all. A
+  // word for each pair of them says that it is there: [tiles, WARPGROUPS, SHARERS, KEY_SPLIT].
+  auto merge_rows = [&] {
+    constexpr int COLUMN_TILES = VALUE_DIM / 8, SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
+    constexpr int RESULT = Partial::PIECES * 128;
+    const int index = (tile.batch * rows.heads + tile.head) * row_blocks + tile.row_block;
+    const int warp_row = first_row(tile) + thread / 32 * 16;
+    float4* left_gmem = results_gmem + (int64_t(index) * KEY_SPLIT * WARPGROUPS + warpgroup) * RESULT;
+    uint32_t* given_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS * KEY_SPLIT;
+    if (warp_row < rows.count) Partial::leave(left_gmem + split * WARPGROUPS * RESULT, o, state, thread);
+    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
+    if (thread < SHARERS) give(given_gmem + thread * KEY_SPLIT + split);
+    if (split >= SHARERS) return;
+    if (thread < KEY_SPLIT) take(given_gmem + split * KEY_SPLIT + thread);
+    named_barrier_sync<128>(O_TILE + warpgroup);  // what they have acquired all threads may read
+    if (warp_row >= rows.count) return;
+    auto head_of = [&](int row) { return rows.head(tile, lane_row(tile) + row); };
+    auto exists = [&](int row) { return rows.exists(lane_row(tile) + row); };
+    for (int column_tile = split; column_tile < COLUMN_TILES; column_tile += SHARERS) {
+      RowState of_all;
+      const float4 sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
+      inverse_sums(of_all, terms, head_of, inverse);
+#pragma unroll
+      for (int row = 0; row < 16; row += 8) {
+        if (!exists(row)) continue;
+        Element* row_gmem = o_gmem + tile.batch * o_batch_stride + head_of(row) * o_head_stride +
+                            rows.query(lane_row(tile) + row) * o_row_stride;
+        *reinterpret_cast<uint32_t*>(row_gmem + column_tile * 8 + lane % 4 * 2) =
+            pack2<Element>((row ? sum.z : sum.x) * inverse[row / 8], (row ? sum.w : sum.y) * inverse[row / 8]);
+      }
+      if (WRITE_LSE && column_tile == 0) {
+        log_sums_to_global(
+            of_all, terms, head_of,
+            [&](int row) {
+              return lse_gmem + (int64_t(tile.batch) * heads + head_of(row)) * seqlen_q +
+                     rows.query(lane_row(tile) + row);
+            },
+            exists, lane);
+      }
+    }
+  };

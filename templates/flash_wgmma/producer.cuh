@@ -7,7 +7,7 @@
   __syncwarp();
   // Consumers see the initialised barriers; the producer need not wait for them.
   named_barrier_arrive<THREADS>(BARRIERS_READY);
-  if constexpr (KEY_SPLIT > 1) cluster_arrive();  // other blocks see them too
+  if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
   if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
   if (warp == 4 * WARPGROUPS && lane == 0) {
     const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, k_smem, barrier(Smem::K_FULL, 0), barrier(Smem::K_EMPTY, 0)};
@@ -78,4 +78,4 @@
       if constexpr (SCHEDULE != Schedule::BALANCED) index = next_index(VARLEN ? ++turn : round + 1);
     }
   }
-  if constexpr (KEY_SPLIT > 1) __syncwarp(), cluster_wait();
+  if constexpr (CLUSTER > 1) __syncwarp(), cluster_wait();

@@ -1,7 +1,7 @@
   // products.cuh, a part of the kernel's body: what a consumer warpgroup holds, its two products and its softmax.
   const int thread = threadIdx.x % 128;  // of the warpgroup
   if (STORE != Store::ROWS && thread == 0 && split == 0) prefetch_tensor_map(o_map);
-  if constexpr (KEY_SPLIT > 1) cluster_arrive();
+  if constexpr (CLUSTER > 1) cluster_arrive();
   named_barrier_sync<THREADS>(BARRIERS_READY);  // the barriers are initialised
   if constexpr (CONSUMER_REGISTERS > 0) increase_registers<CONSUMER_REGISTERS>();
 

@@ -6,7 +6,7 @@
 #include "device/copy/tensor_tile.cuh"
 #include "device/merge/key_split.cuh"
 
-template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int KEY_SPLIT,
+template <int HEAD_DIM, int VALUE_DIM, int WARPGROUPS, int BLOCK_N, int STAGES, int O_CHUNKS, int CLUSTER,
           int TILE_WORDS>
 struct SharedLayout {
   using Partial = PartialOutput<VALUE_DIM / 2>;
@@ -20,14 +20,14 @@ struct SharedLayout {
   static constexpr int K = WARPGROUPS * Q_PLACE_BYTES;                                 // [STAGES] tiles
   static constexpr int V = K + STAGES * K_TILE_BYTES;                                  // [STAGES]
   static constexpr int O = O_CHUNKS ? V + STAGES * V_TILE_BYTES : 0;                   // [WARPGROUPS]
-  // Results of the other blocks: [KEY_SPLIT - 1][WARPGROUPS].
+  // Results of the other blocks: [CLUSTER - 1][WARPGROUPS].
   static constexpr int PARTIALS = V + STAGES * V_TILE_BYTES + WARPGROUPS * O_CHUNKS * O_CHUNK_BYTES;
-  static constexpr int Q_FULL = PARTIALS + (KEY_SPLIT - 1) * SLOT_BYTES;  // [WARPGROUPS] barriers
-  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;                 // [WARPGROUPS]
-  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;                 // [STAGES]
-  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                     // [STAGES]
-  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                     // [STAGES]
-  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                     // [STAGES]
+  static constexpr int Q_FULL = PARTIALS + (CLUSTER - 1) * SLOT_BYTES;  // [WARPGROUPS] barriers
+  static constexpr int Q_EMPTY = Q_FULL + 8 * WARPGROUPS;               // [WARPGROUPS]
+  static constexpr int K_FULL = Q_EMPTY + 8 * WARPGROUPS;               // [STAGES]
+  static constexpr int K_EMPTY = K_FULL + 8 * STAGES;                   // [STAGES]
+  static constexpr int V_FULL = K_EMPTY + 8 * STAGES;                   // [STAGES]
+  static constexpr int V_EMPTY = V_FULL + 8 * STAGES;                   // [STAGES]
   static constexpr int PARTIALS_FULL = V_EMPTY + 8 * STAGES;
   static constexpr int TILE = PARTIALS_FULL + 8;  // [2] a tile of rows, as the producer hands it over
   // Row block, head, batch, key tiles; the first query, queries and keys of its sequence. Row block -1: none.
@@ -45,8 +45,8 @@ struct SharedLayout {
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
     init(K_FULL, STAGES, 1), init(K_EMPTY, STAGES, 4 * WARPGROUPS), init(V_FULL, STAGES, 1),
         init(V_EMPTY, STAGES, 4 * WARPGROUPS);
-    if (KEY_SPLIT > 1) init(PARTIALS_FULL, 1, 1);
+    if (CLUSTER > 1) init(PARTIALS_FULL, 1, 1);
     mbarrier_init_fence();
-    if (KEY_SPLIT > 1) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, (KEY_SPLIT - 1) * SLOT_BYTES);
+    if (CLUSTER > 1) mbarrier_arrive_expect_tx(smem_address + PARTIALS_FULL, (CLUSTER - 1) * SLOT_BYTES);
   }
 };

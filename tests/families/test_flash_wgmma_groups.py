@@ -19,6 +19,7 @@ from evoattn.model.problem import AttentionProblem
 
 BY_MAP = {"GROUP_ROWS": True, "BLOCK_N": 64}
 BY_ROWS = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 2}
+IN_MEMORY = {**BY_MAP, "STORE": "rows", "KEY_SPLIT": 8, "BLOCKS_PER_SM": 1}
 BY_CHUNKS = {**TWO, "GROUP_ROWS": True, "SCHEDULE": "claimed", "STORE": "chunks"}
 
 
@@ -47,6 +48,9 @@ def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str
         (group_of(70, 2, mask="full"), BY_ROWS, 132),
         (group_of(3, 40, head_dim=72), BY_MAP, 132),
         (group_of(6, 19, head_dim=136), BY_CHUNKS, 1),
+        (group_of(5, 20).with_(seqlen_k=900), IN_MEMORY, 132),
+        (group_of(4, 5, head_dim=128).with_(seqlen_k=2500), {**IN_MEMORY, "KEY_SPLIT": 32}, 132),
+        (group_of(3, 70, mask="full"), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False}, 132),
         (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
     ],
 )
@@ -69,6 +73,27 @@ def test_a_wrong_one_is_found(old, new):
     assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edit=(old, new))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    if (thread < KEY_SPLIT) take(given_gmem + split * KEY_SPLIT + thread);\n", ""),
+        ("give(given_gmem + thread * KEY_SPLIT + split)", "give(given_gmem + thread * KEY_SPLIT)"),
+        ("    named_barrier_sync<128>(O_TILE + warpgroup);  // what they have acquired", "    //"),
+        ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "    //"),
+        ("column_tile += SHARERS", "column_tile += KEY_SPLIT + 1"),
+        ("exp2_approx(rows.x - state.shift[0]), high", "1.f, high"),
+        ("if (!exists(row)) continue;", ""),
+        (
+            "RESULTS; ++i) {\n      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride),",
+            "RESULTS - 1; ++i) {\n      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride),",
+        ),
+    ],
+)
+def test_a_wrong_merge_in_memory_is_found(old, new):
+    p = group_of(5, 5, sink=True, head_dim=128).with_(seqlen_k=900)
+    assert fault(p, IN_MEMORY, edit=(old, new))
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 8, 33, 64, 65, 128])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_boxes_hold_64_rows_of_whole_queries_where_a_group_is_smaller(heads, layout):
@@ -79,6 +104,20 @@ def test_boxes_hold_64_rows_of_whole_queries_where_a_group_is_smaller(heads, lay
         assert m.box[0] == 64 and m.box[1] * m.box[2] == 64 and m.box[3:] == (1, 1)
         assert m.box[1] >= min(heads, 64) > m.box[1] // 2
         assert m.strides_bytes[2] == heads * m.strides_bytes[0]
+
+
+def test_blocks_that_merge_in_memory_are_as_many_as_run_at_once():
+    p = AttentionProblem(1, 28, 4, 8, 32394, 128, mask="causal_lower_right")
+    genes = {"BLOCK_N": 64, "GROUP_ROWS": True, "STORE": "rows", "BLOCKS_PER_SM": 1, "STAGES": 3, "KEY_SPLIT": 32}
+    (launch,) = FAMILY.launches(p, config(**genes), H100)
+    assert FAMILY.why_invalid(p, config(**genes), H100) is None
+    assert (launch.grid, launch.cluster, launch.together) == ((32, 4, 1), (1, 1, 1), 32)
+    scratch = FAMILY.workspace(p, config(**genes), H100)
+    assert scratch == {"counters_zeroed": 4 * 4 * 16 * 32, "results": 4 * 32 * 128 * (64 + 4) * 4}
+    assert "more blocks" in FAMILY.why_invalid(p.with_(batch=2), config(**genes), H100)
+    few = H100.with_limits({"sm_count": 31})
+    assert "runs fewer at once" in FAMILY.why_impossible(p, config(**genes), few)
+    assert "STORE=rows" in FAMILY.why_invalid(p, config(**{**genes, "STORE": "tensor_map"}), H100)
 
 
 def test_one_block_takes_all_heads_of_a_group():

@@ -44,6 +44,7 @@ STRUCTURES = {
             "scores again, a cluster": {"RESCALE": "lazy_after", "KEY_SPLIT": 2, "BLOCK_N": 64, "STORE": "rows"},
             "shared rows": {"SCHEDULE": "balanced", "BLOCK_N": 48},
             "heads as rows": {"GROUP_ROWS": True, "BLOCK_N": 64, "STORE": "rows", "KEY_SPLIT": 2},
+            "results in memory": {"KEY_SPLIT": 8, "BLOCK_N": 48, "STORE": "rows", "GROUP_ROWS": True},
             "heads as rows, by a tensor map": {
                 **TWO,
                 "GROUP_ROWS": True,

@@ -16,7 +16,16 @@ from evoattn.families.flash_wgmma.registers import (
     threads,
     warpgroups,
 )
-from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, grid, result_bytes, smem_bytes
+from evoattn.families.flash_wgmma.resources import (
+    HEADS_IN_TURN,
+    cluster_blocks,
+    grid,
+    merge_words,
+    merges_in_memory,
+    result_bytes,
+    row_tiles,
+    smem_bytes,
+)
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
 from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, tile_map
@@ -73,7 +82,7 @@ class FlashWgmma(Family):
             self.why_unsupported(problem, gpu)
             or why_useless(problem, genes)
             or why_redundant(problem, genes, gpu)
-            or why_too_long(problem, genes)
+            or why_too_long(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
         )
 
@@ -82,7 +91,7 @@ class FlashWgmma(Family):
         return (
             self.why_unsupported(problem, gpu)
             or why_useless(problem, genes)
-            or why_too_long(problem, genes)
+            or why_too_long(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
         )
 
@@ -90,7 +99,7 @@ class FlashWgmma(Family):
         genes = self.genes(config)
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
-        split = genes.KEY_SPLIT
+        split = cluster_blocks(genes)
         same = (
             "BLOCK_M",
             "BLOCK_N",
@@ -105,6 +114,7 @@ class FlashWgmma(Family):
             "GROUP_ROWS",
         )
         return genes.named(*same) | {
+            "CLUSTER": split,
             "CLUSTER_DIMS": f"__cluster_dims__({split}, 1, 1)" if split > 1 else "",
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
@@ -158,7 +168,8 @@ class FlashWgmma(Family):
                 (threads(genes), 1, 1),
                 smem_bytes(problem, genes),
                 args,
-                (genes.KEY_SPLIT, 1, 1),
+                (cluster_blocks(genes), 1, 1),
+                together=genes.KEY_SPLIT if merges_in_memory(genes) else 1,
             ),
         )
 
@@ -167,6 +178,11 @@ class FlashWgmma(Family):
         if genes.SCHEDULE == "balanced":
             results = grid(problem, genes, gpu)[0] * warpgroups(genes)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
+        if merges_in_memory(genes):
+            row_blocks, heads = row_tiles(problem, genes)
+            results = row_blocks * heads * genes.KEY_SPLIT * warpgroups(genes)
+            words = row_blocks * heads * merge_words(problem, genes)
+            return {COUNTERS: 4 * words, RESULTS: results * result_bytes(problem)}
         return {COUNTERS: 4} if genes.SCHEDULE == "claimed" else {}
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:

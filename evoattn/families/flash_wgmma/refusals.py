@@ -18,6 +18,7 @@ from evoattn.families.flash_wgmma.resources import (
     O_CHUNK_PLACES,
     chunks_of,
     is_persistent,
+    merges_in_memory,
     row_tiles,
     smem_bytes,
 )
@@ -35,7 +36,11 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
     if genes.PING_PONG and (consumers == 1 or not genes.OVERLAP):
         return "PING_PONG needs two consumer warpgroups that take turns, and OVERLAP."
     if genes.KEY_SPLIT > 1 and is_persistent(genes):
-        return f"KEY_SPLIT={genes.KEY_SPLIT} needs SCHEDULE=single: the blocks of a cluster work on one tile of rows."
+        return f"KEY_SPLIT={genes.KEY_SPLIT} needs SCHEDULE=single: its blocks work on one tile of rows."
+    if merges_in_memory(genes) and genes.STORE != "rows":
+        return f"KEY_SPLIT={genes.KEY_SPLIT} needs STORE=rows: its blocks add up columns, and none has whole rows."
+    if merges_in_memory(genes) and problem.varlen:
+        return f"KEY_SPLIT={genes.KEY_SPLIT} needs sequences of one length: they say where results lie."
     if genes.SCHEDULE == "balanced" and problem.causal:
         return (
             "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
@@ -75,11 +80,16 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
         return f"BLOCK_N={block_n} for {problem.seqlen_k} keys leaves half of the tile or more without work."
     if split > key_tiles:
         return (
-            f"KEY_SPLIT={split} leaves blocks of a cluster without work: {problem.seqlen_k} keys make {key_tiles} "
+            f"KEY_SPLIT={split} leaves blocks without work: {problem.seqlen_k} keys make {key_tiles} "
             f"tiles of {block_n}."
         )
     if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
         return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
+    if merges_in_memory(genes) and row_blocks * heads * split > gpu.sm_count * genes.BLOCKS_PER_SM:
+        return (
+            f"KEY_SPLIT={split} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
+            f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
+        )
     if math.ceil(key_tiles / split) < genes.STAGES:
         return (
             f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a "
@@ -97,8 +107,17 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
     return None
 
 
-def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
-    """More key tiles than a balanced schedule can count."""
+def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
+    """More key tiles than a balanced schedule can count, or more blocks that wait for one another than run at once.
+
+    Blocks begin in the order of their numbers, and those of a tile of rows have neighbouring ones: as many as share a
+    tile are enough.
+    """
+    if merges_in_memory(genes) and gpu.sm_count * genes.BLOCKS_PER_SM < genes.KEY_SPLIT:
+        return (
+            f"KEY_SPLIT={genes.KEY_SPLIT} blocks wait for one another, and BLOCKS_PER_SM={genes.BLOCKS_PER_SM} runs "
+            f"fewer at once on {gpu.sm_count} SMs."
+        )
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
         return (

@@ -11,6 +11,8 @@ from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
+MOST_IN_CLUSTER = 4
+"""Values of KEY_SPLIT up to which its blocks are a cluster."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
@@ -26,6 +28,23 @@ def is_persistent(genes: FlashWgmmaGenes) -> bool:
 def chunks_of(dim: int) -> int:
     """64-column chunks of a row."""
     return math.ceil(dim / CHUNK_COLUMNS)
+
+
+def cluster_blocks(genes: FlashWgmmaGenes) -> int:
+    """Blocks of a cluster: those of KEY_SPLIT, as long as their results fit the shared memory of one."""
+    return genes.KEY_SPLIT if genes.KEY_SPLIT <= MOST_IN_CLUSTER else 1
+
+
+def merges_in_memory(genes: FlashWgmmaGenes) -> bool:
+    """Whether the blocks of KEY_SPLIT add up their results in global memory."""
+    return genes.KEY_SPLIT > MOST_IN_CLUSTER
+
+
+def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Words by which the blocks of a tile of rows tell one another that a result is there: one for each that leaves a
+    result and each that adds up some columns, for each warpgroup (`merge_rows` in the template)."""
+    sharers = min(genes.KEY_SPLIT, problem.head_dim_v // 8)
+    return warpgroups(genes) * sharers * genes.KEY_SPLIT
 
 
 def result_bytes(problem: AttentionProblem) -> int:
@@ -46,7 +65,7 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
-    partial_bytes = (genes.KEY_SPLIT - 1) * warpgroups(genes) * result_bytes(problem)
+    partial_bytes = (cluster_blocks(genes) - 1) * warpgroups(genes) * result_bytes(problem)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
     return q_bytes + kv_bytes + o_bytes + partial_bytes + barriers + 2 * tile_words * 4
 

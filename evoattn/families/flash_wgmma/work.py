@@ -12,15 +12,24 @@ from evoattn.families.flash_wgmma.registers import (
     threads,
     warpgroups,
 )
-from evoattn.families.flash_wgmma.resources import HEADS_IN_TURN, is_persistent, result_bytes, row_tiles, smem_bytes
+from evoattn.families.flash_wgmma.resources import (
+    HEADS_IN_TURN,
+    cluster_blocks,
+    is_persistent,
+    merges_in_memory,
+    result_bytes,
+    row_tiles,
+    smem_bytes,
+)
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
 from evoattn.model.problem import AttentionProblem
 
-SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT = 170, 1300, 1500
-"""Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster."""
+SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
+"""Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
+in global memory, which was not measured."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3.5}
 
 
@@ -42,11 +51,12 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     fixed = registers or registers_at_launch(genes)
     need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
     merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
+    merge_wait = MEMORY_WAIT if merges_in_memory(genes) else CLUSTER_WAIT if split > 1 else 0
     ends = Step(
         instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * rows * value_dim * 2 + merges,
+        shared_bytes=2.0 * rows * value_dim * 2 + (0 if merges_in_memory(genes) else merges),
         loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
-        waits=FIRST_WAIT + (CLUSTER_WAIT if split > 1 else 0),
+        waits=FIRST_WAIT + merge_wait,
     )
     return (
         LaunchWork(
@@ -77,7 +87,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * sharers),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
-            cluster=split,
+            cluster=cluster_blocks(genes),
             genes={
                 "warpgroups": groups,
                 "stages": genes.STAGES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,14 +65,16 @@ class Machine:
         dynamic_smem_bytes: int = 0,
         *,
         cluster: tuple[int, int, int] = (1, 1, 1),
+        together: int = 1,
         before: Touched | None = None,
         detect_races: bool = True,
         count: bool = True,
         step_limit: int = DEFAULT_STEP_LIMIT,
         poison: int = POISON,
     ) -> None:
-        """`params` are NumPy scalars, arrays or bytes, one per kernel parameter, of exactly its size. `before` is what
-        earlier launches touched that may not have ended when this one begins; None if they have.
+        """`params` are NumPy scalars, arrays or bytes, one per kernel parameter, of exactly its size. `together`:
+        neighbouring blocks that wait for one another. `before` is what earlier launches touched that may not have ended
+        when this one begins; None if they have.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
         """
@@ -98,6 +101,7 @@ class Machine:
                 f"Clusters of {cluster} blocks, not along x alone, are outside the interpreter's whitelist."
             )
         self.kernel, self.memory, self.grid, self.block, self.cluster = kernel, memory, grid, block, cluster[0]
+        self._together = math.lcm(self.cluster, together)
         self.dynamic_smem_bytes, self.before = dynamic_smem_bytes, before
         self.detect_races, self.count, self.step_limit, self.poison = detect_races, count, step_limit, poison
         self.parameters = _pack(kernel, params)
@@ -112,7 +116,7 @@ class Machine:
         smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
         block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
         at_once = max(1, min(blocks, _BATCH_THREADS // block_threads, _BATCH_SMEM_BYTES // max(smem, 1)))
-        at_once = max(at_once // self.cluster, 1) * self.cluster
+        at_once = max(at_once // self._together, 1) * self._together
         while True:
             self.memory.load()
             watched = self.memory.numbers_of(_watched.get(self.kernel, frozenset()))

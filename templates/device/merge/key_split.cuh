@@ -1,5 +1,5 @@
-// key_split.cuh: blocks take different keys of the same rows, and one adds up what they found: block 0 of a cluster
-// through its shared memory, or any block what another left in global memory. A result of a warpgroup is O before the
+// key_split.cuh: blocks take different keys of the same rows, and what they found is added up: by block 0 of a cluster
+// through its shared memory, or by any block what others left in global memory. A result of a warpgroup is O before the
 // division, shifts and sums: FLOATS + 4 floats per lane, in pieces of 16 bytes that lie lane by lane.
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
@@ -80,6 +80,30 @@ template <int FLOATS> struct PartialOutput {
 #pragma unroll
     for (int i = 0; i < FLOATS; i += 4)
       result_gmem[(i / 4 + 1) * 128] = make_float4(o[i], o[i + 1], o[i + 2], o[i + 3]);
+  }
+  // Of RESULTS results that were left, `stride` apart: this lane's piece `item` of O, all brought to the highest shift,
+  // and the state of its rows.
+  template <int RESULTS>
+  static __device__ __forceinline__ float4 total(const float4* results_gmem, int stride, int item, RowState& state,
+                                                 int thread) {
+    results_gmem += thread;
+    state.clear();
+#pragma unroll 8
+    for (int i = 0; i < RESULTS; ++i) {
+      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride);
+      state.shift[0] = fmaxf(state.shift[0], rows.x), state.shift[1] = fmaxf(state.shift[1], rows.y);
+    }
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+    for (int i = 0; i < RESULTS; ++i) {
+      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride),
+                   o = __ldcg(results_gmem + int64_t(i) * stride + (item + 1) * 128);
+      const float low = exp2_approx(rows.x - state.shift[0]), high = exp2_approx(rows.y - state.shift[1]);
+      state.sum[0] = fmaf(rows.z, low, state.sum[0]), state.sum[1] = fmaf(rows.w, high, state.sum[1]);
+      sum.x = fmaf(o.x, low, sum.x), sum.y = fmaf(o.y, low, sum.y);
+      sum.z = fmaf(o.z, high, sum.z), sum.w = fmaf(o.w, high, sum.w);
+    }
+    return sum;
   }
   static __device__ __forceinline__ void add_left(const float4* result_gmem, float (&o)[FLOATS], RowState& state,
                                                   int thread) {
