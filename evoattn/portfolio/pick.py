@@ -10,7 +10,7 @@ from typing import Literal
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.shipped import KernelClass, Portfolio
@@ -70,7 +70,8 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no portfolio has one that can serve it.
 
     A GPU that was never measured takes the portfolio of its architecture, else of the nearest older one, a head_dim
-    that was never measured that of the next one; such picks are `estimated`.
+    that was never measured that of the next one; such picks are `estimated`. So are those of families that serve
+    variants alone, of which the cost model chooses one.
     """
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
@@ -90,7 +91,26 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
                 same_mask = own.split()[2] == name.split()[2]
                 why += f"; {f'head_dim {problem.head_dim}' if same_mask else own} was not measured"
             return Pick(config.family, config, why, estimated, None if estimated else kernels.regret, "portfolio")
-    return None
+    return _unmeasured(problem, gpu)
+
+
+def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
+    """A starting config of the families that serve variants alone, which no portfolio has: the cost model's choice."""
+    from evoattn.cost.cost import scores  # here: few problems need it, and it reads a file of weights
+
+    able = [f for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu))]
+    configs = [
+        config
+        for family in able
+        for config in load_space(family.name, gpu).starting_configs()
+        if not family.why_invalid(problem, config, gpu)
+    ]
+    if not configs:
+        return None
+    ranked_by = dict(zip((config.id for config in configs), scores(problem, configs, gpu), strict=True))
+    best = min(configs, key=lambda config: ranked_by[config.id])
+    why = "of its family's starting configs it should take least time here by the cost model; none was measured"
+    return Pick(best.family, best, why, True, None, "portfolio")
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:

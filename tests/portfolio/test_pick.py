@@ -7,7 +7,7 @@ import pytest
 
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.named_problems import lookup, parse_shape
 from evoattn.portfolio import shipped
 from evoattn.portfolio.cover import MOST_KERNELS
 from evoattn.portfolio.features import class_of
@@ -101,3 +101,13 @@ def test_classes_tell_few_queries_from_many():
     assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few"
     assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full many"
     assert class_of(many.with_(value_dim=32, sink=True)) == "16 d64 causal+sink+dv32 many"
+
+
+def test_a_latent_cache_gets_a_kernel_that_nobody_measured():
+    problem = lookup("mla_decode")
+    found = pick(problem, H100)
+    assert found.family == "latent_wgmma" and found.estimated and found.config["SPLITS"] == 1
+    assert "cost model" in found.why
+    one = pick(problem.with_(batch=1), H100)
+    assert one.config["SPLITS"] > 1, "one sequence has fewer tiles of rows than the card has SMs"
+    assert pick(problem, GPUS["a100"]) is None
