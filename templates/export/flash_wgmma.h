@@ -28,10 +28,10 @@ inline Plan plan(const Problem& p, const Config& c, int sm_count) {
   Plan plan{};
   if (c.balanced && ceil_div(p.seqlen_k, c.block_n) > c.max_key_tiles)
     plan.refusal = "There are more keys than this kernel's balanced schedule can count.";
-  if (c.merge_words && c.key_split > int64_t(sm_count) * c.blocks_per_sm)
-    plan.refusal = "The blocks that wait for one another are more than this device runs at once.";
   const Size grid = grid_of(p, c, sm_count);
   const int64_t tiles = row_blocks_of(p, c) * (c.group_rows ? p.kv_heads : p.heads) * p.batch;
+  if (c.merge_words && tiles * c.key_split > int64_t(sm_count) * c.blocks_per_sm)
+    plan.refusal = "The blocks that wait for one another are more than this device runs at once.";
   const int64_t results = c.warpgroups * (c.merge_words ? tiles * c.key_split : grid.x);
   const int64_t words = c.merge_words ? tiles * c.merge_words : c.balanced ? results : 1;
   Launch& launch = plan.add("flash_wgmma", grid, c.threads, c.smem_bytes);

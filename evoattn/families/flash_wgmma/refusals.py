@@ -85,11 +85,6 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
         )
     if split > 1 and row_blocks * heads > gpu.sm_count * genes.BLOCKS_PER_SM:
         return f"KEY_SPLIT={split}: the {row_blocks * heads} tiles of rows fill the SMs without it."
-    if merges_in_memory(genes) and row_blocks * heads * split > gpu.sm_count * genes.BLOCKS_PER_SM:
-        return (
-            f"KEY_SPLIT={split} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
-            f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
-        )
     if math.ceil(key_tiles / split) < genes.STAGES:
         return (
             f"STAGES={genes.STAGES} is more than the {math.ceil(key_tiles / split)} tiles of {block_n} keys that a "
@@ -108,15 +103,12 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
 
 
 def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
-    """More key tiles than a balanced schedule can count, or more blocks that wait for one another than run at once.
-
-    Blocks begin in the order of their numbers, and those of a tile of rows have neighbouring ones: as many as share a
-    tile are enough.
-    """
-    if merges_in_memory(genes) and gpu.sm_count * genes.BLOCKS_PER_SM < genes.KEY_SPLIT:
+    """More key tiles than a balanced schedule can count, or more blocks that wait for one another than run at once."""
+    row_blocks, heads = row_tiles(problem, genes)
+    if merges_in_memory(genes) and row_blocks * heads * genes.KEY_SPLIT > gpu.sm_count * genes.BLOCKS_PER_SM:
         return (
-            f"KEY_SPLIT={genes.KEY_SPLIT} blocks wait for one another, and BLOCKS_PER_SM={genes.BLOCKS_PER_SM} runs "
-            f"fewer at once on {gpu.sm_count} SMs."
+            f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
+            f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."
         )
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     if genes.SCHEDULE == "balanced" and key_tiles > MAX_KEY_TILES:
