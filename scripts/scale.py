@@ -2,13 +2,14 @@
 candidates.
 
     python scripts/scale.py [--seconds 20] [--problems seed_h100,fa_d128_4k_causal,sampled]
-                            [--modes one,two,four,all,ray] [--jobs N] [--sampler NAME] [--kill 8]
-                            [--fake N] [-o rows.json]
+                            [--modes one,two,four,all,ray] [--jobs N | --jobs-each N] [--kill 8]
+                            [--sampler NAME] [--fake N] [-o rows.json]
 
 `sampled` is the first problem that the workload of portfolios draws from a seed of its own. One GPU worker of each
 search on several boards is ended by kill -9 on the way. Then the winners of a problem are timed in one final on the
-first GPU. A search takes its seconds, about 8 s to start and the final.
-`--fake` is a dry run with N made-up GPUs, whose times mean nothing.
+first GPU. `--jobs` are the compile processes of each search, `--jobs-each` those for each GPU; without them one GPU has
+all cores. A search takes its seconds, about 8 s to start and the final. `--fake` is a dry run with N made-up GPUs,
+whose times mean nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from evoattn.timing.protocol import FINAL  # noqa: E402
 
 SAMPLED = "sampled"
 NEAR = 1.02
+BOARDS = {"one": 1, "two": 2, "four": 4}
+"""Of a mode; the others have all."""
 SPARE_SECONDS = 90.0
 """What a search may take beyond its budget: the start, the peers, the final, the start of Ray."""
 
@@ -58,7 +61,9 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     command = [sys.executable, str(script), mode, shape_of(name), str(given.seconds), str(folder / f"{mode}-{name}.db")]
     command += ["--fake", str(given.fake)] if given.fake else []
     command += ["--sampler", given.sampler] if given.sampler else []
-    command += ["--jobs", str(given.jobs)] if given.jobs else []
+    boards = BOARDS.get(mode) or given.fake or len(detect_devices())
+    jobs = given.jobs_each * boards if given.jobs_each else given.jobs
+    command += ["--jobs", str(jobs)] if jobs else []
     command += ["--kill", str(given.kill)] if mode != "one" and given.kill else []
     started = time.monotonic()
     try:
@@ -137,6 +142,7 @@ def main() -> int:
     parser.add_argument("--problems", default=f"seed_h100,fa_d128_4k_causal,{SAMPLED}")
     parser.add_argument("--modes", default="one,two,all,ray")
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--jobs-each", type=int)
     parser.add_argument("--sampler")
     parser.add_argument("--kill", type=float, default=8.0)
     parser.add_argument("--fake", type=int, default=0)

@@ -3,10 +3,9 @@
     python scripts/scale_search.py (one|two|four|all|ray) SHAPE SECONDS DB [--jobs N] [--sampler NAME] [--kill AFTER]
                                     [--fake N]
 
-`one` is `--devices 0`, `two` is `--devices 0,1`, `four` the first four, `all` is `--devices all`, `ray` is
-`--ray local`. `--kill` ends a GPU
-worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in place of
-the real ones.
+`one` is `--devices 0`, `two` and `four` have so many, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a
+GPU worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in
+place of the real ones.
 """
 
 from __future__ import annotations

@@ -38,6 +38,9 @@ ELITE = 12
 FIRST_THOUGHTS, FIRST_ROUNDS, THOUGHTS = 240, 4, 20
 """Configs thought of before the first proposal, and with each: together as many as one fit can use, but no proposal
 waits for all of them."""
+MANY, FEW_THOUGHTS = 8, 4
+"""Who asks for so many proposals at once has none left: fewer configs are then thought of with each. In replays that
+was no worse (docs/samplers.md)."""
 RANDOM_SHARE, LIKED_SHARE = 0.15, 0.4
 """Of the thoughts: at random, and bred of those that the model likes best; the others are bred of the best so far."""
 MOST_THOUGHTS = 400
@@ -67,6 +70,7 @@ class GuidedSampler(ProposingSampler):
     ) -> None:
         super().__init__(spaces, problem, seed, why_invalid, aids)
         self._importing: threading.Thread | None = None
+        self._with_each = THOUGHTS
         self._startup = STARTUP_WITH_PRIOR if aids.prior else STARTUP
         self._has_prior = aids.prior is not None
         self._thinker = Thinker(self.pool, aids.prior)
@@ -90,6 +94,10 @@ class GuidedSampler(ProposingSampler):
             self._spare = [configs[i] for i in order[STARTING:]]
             self._starting = deque(self._starting[i] for i in order[:STARTING])
 
+    def ask(self, n: int) -> list[Proposal]:
+        self._with_each = FEW_THOUGHTS if n >= MANY else THOUGHTS
+        return super().ask(n)
+
     def _next(self) -> Proposal | None:
         if self._importing is None:  # it takes a second, while the first candidates are compiled elsewhere
             self._importing = threading.Thread(target=import_module, args=("sklearn.ensemble",), daemon=True)
@@ -104,7 +112,7 @@ class GuidedSampler(ProposingSampler):
         if not self._open:
             for _ in range(FIRST_ROUNDS):
                 self._think(FIRST_THOUGHTS // FIRST_ROUNDS)
-        self._think(THOUGHTS)
+        self._think(self._with_each)
         while self._open:
             identity = self._choose()
             thought = self._open.pop(identity)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from evoattn.model.problem import AttentionProblem
@@ -134,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 def _validation_to_json(report: ValidationReport) -> dict[str, Any]:
     checks = [
-        asdict(c) | {"max_error": _json_float(c.max_error), "allowed_error": _json_float(c.allowed_error)}
+        vars(c) | {"max_error": _json_float(c.max_error), "allowed_error": _json_float(c.allowed_error)}
         for c in report.checks
     ]
     return {"backend": report.backend, "checks": checks, "seed": report.seed}
