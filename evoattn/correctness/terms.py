@@ -31,10 +31,9 @@ def make_terms(
     """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
     pages as `sequences.make_key_terms` makes them.
 
-    `extreme`: sinks of -inf and of 30 by turns, slopes of which every other is steep
-    and negative, and a bias that hides all keys of the first
-    query, the last half of them from the second, every third one from the fourth, and has -10,000 elsewhere.
-    The columns of a bias past the last key are NaN.
+    `extreme`: sinks of -inf and of 30 by turns, slopes of which every other is steep and negative, and a bias that
+    hides all keys from the first query, the last half of them from the second and every third one from the fourth, and
+    takes 10,000 from every other score of the third. The columns of a bias past the last key are NaN.
     """
     made = make_key_terms(problem, generator, device)
     heads = torch.arange(problem.heads, device=device)

@@ -104,8 +104,8 @@ class DeviceEvaluator:
         return timing
 
     def evaluate(self, task: Evaluate) -> Evaluation:
-        """The small cases, a race against `task.best_us`, and for who is near it the problem's own shape twice, the
-        timing, the check of the work that was timed, plausibility."""
+        """The small cases, a race against `task.best_us`, and for a candidate near it the problem's own shape twice,
+        the timing, the check of the work that was timed, plausibility."""
         started = time.perf_counter()
         checks: list[CheckResult] = []
         timings: list[Timing] = []
@@ -149,8 +149,8 @@ class DeviceEvaluator:
         return known is None or check(self.backend, known, self.own).passed
 
     def _climb(self, task: Evaluate, checks: list[CheckResult], timings: list[Timing]) -> tuple[TrialState, str]:
-        """The small cases, a race, and for who is near the best the problem's own shape and the timing; what they find
-        is added to `checks` and `timings`."""
+        """The small cases, a race, and for a candidate near the best the problem's own shape and the timing; what they
+        find is added to `checks` and `timings`."""
         checks += self.ladder.climb(self.backend, task.kernel)
         if not checks[-1].passed:
             return TrialState.WRONG_RESULT, checks[-1].reason
@@ -178,7 +178,7 @@ class DeviceEvaluator:
         return (TrialState.IMPLAUSIBLE, reason) if reason else (TrialState.COMPLETE, "")
 
     def _race(self, contestant: Contestant, best_us: float) -> Timing:
-        """A time of few samples; one call's for who is hopeless."""
+        """A time of few samples; of a hopeless candidate that of one call."""
         if contestant.us > max(HOPELESS_US, HOPELESS * best_us):
             contestant.capture(1)
             return benchmark.screen(contestant, SCREEN, self.cache, self.clocks, 1)

@@ -22,9 +22,10 @@ from evoattn.families.large_head import resources as large
 from evoattn.families.large_head.genes import LargeHeadGenes
 from evoattn.families.large_head_mma import resources as large_mma
 from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
+from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP
 from evoattn.families.split_kv import resources as split
-from evoattn.families.split_kv.family import MERGE_THREADS, UNUSED_BYTES
+from evoattn.families.split_kv.family import UNUSED_BYTES
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.three_kernel import resources as three
 from evoattn.families.three_kernel.genes import ThreeKernelGenes

@@ -11,7 +11,6 @@ from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
 from evoattn.families.latent_wgmma.refusals import why_redundant, why_too_big, why_too_long
 from evoattn.families.latent_wgmma.resources import (
     CONSUMER_REGISTERS,
-    MERGE_THREADS,
     PRODUCER_REGISTERS,
     THREADS,
     row_blocks,
@@ -19,6 +18,7 @@ from evoattn.families.latent_wgmma.resources import (
     split_of,
 )
 from evoattn.families.latent_wgmma.work import launch_work
+from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, tile_map
 from evoattn.families.work import LaunchWork

@@ -11,7 +11,6 @@ from evoattn.model.problem import AttentionProblem
 CONSUMER_WARPGROUPS = 2
 """The first multiplies Q Kᵀ and half of P V, the second the other half."""
 THREADS = 128 * (CONSUMER_WARPGROUPS + 1)
-MERGE_THREADS = 128
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 """Per thread after setmaxnreg, of 168 at launch: 2·240 + 24 = 3·168."""
 FIXED_REGISTERS = 34

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
 from evoattn.families.latent_wgmma.resources import (
-    MERGE_THREADS,
     THREADS,
     row_blocks,
     smem_bytes,
     split_of,
 )
+from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
@@ -73,26 +73,4 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     )
     if splits == 1:
         return (first,)
-    merge = Step(
-        fp32=splits * value_dim * 2.0,
-        instructions=splits * value_dim / 4 / WARP * 6 + 100,
-        loaded_bytes=splits * (value_dim * 4 + 8) + value_dim * 2.0,
-        waits=MERGE_WAIT,
-    )
-    return first, LaunchWork(
-        "latent_wgmma_merge",
-        problem.heads * problem.seqlen_q * problem.batch,
-        MERGE_THREADS,
-        MERGE_THREADS // WARP,
-        4096,
-        32,
-        Step(),
-        0.0,
-        0.0,
-        merge,
-        in_flight_bytes=MERGE_THREADS * 16.0,
-        read_bytes=scratch,
-        write_bytes=tensor_bytes(problem, "o"),
-        scratch_bytes=scratch,
-        genes=common,
-    )
+    return first, merge_work("latent_wgmma_merge", problem, splits, scratch, MERGE_WAIT, common)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, attention_args
+from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import WARP, why_no_memory
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.split_kv.refusals import (
@@ -28,7 +29,6 @@ from evoattn.model.space import KernelConfig
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 MAX_HEAD_DIM = 256
-MERGE_THREADS = 128
 PARTIAL, STATE, ARRIVED = "partial", "state", "arrived" + ZEROED_SUFFIX
 UNUSED_BYTES = 16
 """Of a scratch buffer that no kernel touches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.split_kv.genes import SplitKvGenes
 from evoattn.families.split_kv.resources import (
@@ -20,7 +21,6 @@ from evoattn.families.work import LaunchWork, Step, tensor_bytes, up_to
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
-MERGE_THREADS = 128
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
 LAST_BLOCK_WAIT, CLUSTER_WAIT, MERGE_WAIT = 2500, 1500, 1400
 """Clocks until the sums of the other blocks are there: a counter and their results in L2; through a cluster's shared
@@ -93,33 +93,8 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     )
     if splits == 1 or genes.MERGE != "kernel":
         return (partial,)
-    merge = Step(
-        fp32=splits * dim * 2.0,
-        instructions=splits * dim / 4 / WARP * 6 + 100,
-        loaded_bytes=splits * (dim * 4 + 8) + dim * size,
-        waits=MERGE_WAIT,
-    )
-    return (
-        partial,
-        LaunchWork(
-            "split_kv_merge",
-            packed_rows(problem) * heads,
-            MERGE_THREADS,
-            MERGE_THREADS // WARP,
-            4096,
-            32,
-            Step(),
-            0.0,
-            0.0,
-            merge,
-            in_flight_bytes=MERGE_THREADS * 16.0,
-            read_bytes=float(scratch),
-            write_bytes=tensor_bytes(problem, "o"),
-            scratch_bytes=float(scratch),
-            overlaps=genes.DEPENDENT_LAUNCH != "none",
-            genes=common,
-        ),
-    )
+    overlaps = genes.DEPENDENT_LAUNCH != "none"
+    return partial, merge_work("split_kv_merge", problem, splits, float(scratch), MERGE_WAIT, common, overlaps)
 
 
 def _visible_share(problem: AttentionProblem, genes: SplitKvGenes, row_tiles: int) -> float:
