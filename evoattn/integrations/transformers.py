@@ -6,8 +6,9 @@ model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="evoattn")
 
 Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders, also with sliding windows, sinks
 (gpt-oss) and soft-capped scores (Gemma 2), decoding with a growing cache, encoders and vision models without padding,
-cross attention, position biases (T5). Mask tensors (padding, a static cache while decoding), dropout and gradients take
-what "sdpa" takes; with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
+cross attention, position biases (T5); and steps over a static cache, if there is no padding mask and a kernel serves
+keys in use. Other mask tensors (padding, a static cache in `generate`), dropout and gradients take what "sdpa" takes;
+with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
+from evoattn.integrations import static_cache
+from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, is_filled_places, kernel_serves
 from evoattn.ops.attention import attention
 
 NAME = "evoattn"
@@ -58,6 +61,12 @@ def mask(
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
         known = _is_same(mask_function, sliding_window_causal_mask_function(local_size))
+    counted = attention_mask is None and isinstance(q_offset, Tensor) and kv_offset == 0
+    if counted and q_length <= MOST_QUERIES and _is_same(mask_function, causal_mask_function):
+        assert isinstance(q_offset, Tensor)
+        step = batch_size, q_length, kv_length, others.get("dtype"), q_offset.device
+        if not torch.compiler.is_exporting() and kernel_serves(others.get("config"), *step):
+            return filled_places(batch_size, q_length, q_offset)
     whole = known and q_offset == 0 and kv_offset == 0 and q_length == kv_length
     last = known and local_size is not None and q_length == 1 and kv_offset + kv_length == int(q_offset) + 1
     if (whole or last) and not torch.compiler.is_exporting():
@@ -109,6 +118,12 @@ def attention_forward(
     """
     decoder = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     causal = query.shape[2] > 1 and decoder
+    if attention_mask is not None and is_filled_places(attention_mask):
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        if not dropout and not wanted and position_bias is None:
+            out = static_cache.attention(query, key, value, attention_mask, scaling, softcap or 0.0, s_aux)
+            return out.transpose(1, 2).contiguous(), None
+        attention_mask = static_cache.as_mask(attention_mask, query.shape[2], key.shape[2])
     if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
         return _by_hand(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
     if attention_mask is not None or dropout:

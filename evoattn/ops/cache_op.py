@@ -14,7 +14,8 @@ from evoattn.ops.variant import Variant
 
 ARGUMENTS = (
     "(Tensor query, Tensor key, Tensor value, Tensor seqused_k, Tensor? block_table, bool is_causal, str causal, "
-    "float? scale, int[]? window, float softcap, Tensor? sinks, Tensor? alibi_slopes, bool strict)"
+    "float? scale, int[]? window, float softcap, Tensor? sinks, Tensor? alibi_slopes, "
+    "bool finite, bool strict)"
 )
 _library = torch.library.Library("evoattn", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -32,11 +33,12 @@ def _attention_cache(
     softcap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
+    finite: bool,
     strict: bool,
 ) -> Tensor:
     """`evoattn.attention` of keys in use, or of pages, with an answer laid out in memory as `query` is."""
     sides = None if window is None else (window[0], window[1])
-    variant = Variant(sides, softcap, sinks, alibi_slopes, None, seqused_k, block_table)
+    variant = Variant(sides, softcap, sinks, alibi_slopes, None, seqused_k, block_table, finite)
     out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
     runtime = current.runtime()
@@ -94,6 +96,7 @@ def traced(
         variant.softcap,
         variant.sinks,
         variant.slopes,
+        variant.finite,
         strict,
     )
     return answer

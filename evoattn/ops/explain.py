@@ -57,7 +57,9 @@ def explain(
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         enable_gqa, causal, starts = True, "lower_right", (cu_seqlens_q, cu_seqlens_k)
     longest = max_seqlen_q, max_seqlen_k
-    variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts, longest)
+    variant = Variant(
+        window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
+    )
     variant.require(query, key)
     runtime = current.runtime()
     reason = None

@@ -79,7 +79,7 @@ def varied(
         from evoattn.ops import padded  # it imports this module
 
         return padded.attention(query, key, value, variant, is_causal=is_causal, scale=scale, wants_lse=wants_lse)
-    if variant.seqused is not None:
+    if variant.seqused is not None and not variant.finite:
         key, value = keys_in_use(key, value, variant.seqused, variant.table)
     seqlen_q, seqlen_k, heads = query.shape[-2], key.shape[-2], query.shape[-3]
     if key.shape[-3] != heads and not enable_gqa:

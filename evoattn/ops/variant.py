@@ -35,6 +35,8 @@ class Variant:
     """`[batch]` int32: keys in use."""
     table: Tensor | None = None
     """`[batch, pages]` int32: key and value are caches of pages."""
+    finite: bool = False
+    """Whether what lies behind the last key in use is finite, so that torch need not clear it."""
     starts: tuple[Tensor, Tensor] | None = None
     """`[sequences + 1]` int32 each, of queries and of keys: batch 1 is packed sequences, which begin and end there."""
     longest: tuple[int, int] = (0, 0)
