@@ -33,7 +33,11 @@ class PuppetStage(Handler):
         if name == "register":
             self._registered.add(arguments[0])
             return None
+        if name == "prove":
+            self.broken = True
+            raise RuntimeError("the context is lost")
         if name == "final":
+            assert arguments[0] in self._registered, "a fresh process is told the problems"
             return [puppet_us(k.config) for k in arguments[2]], {"flash": 60.0}, {}
         job = arguments[0]
         assert job.group in self._registered
@@ -51,6 +55,7 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
         right = [k for k in group.kernels.values() if k.state == "right"]
         assert right and all(k.times for k in right)
         assert any(k.state.startswith("launch") for k in group.kernels.values())
+        assert "the context is lost" in engine.prove(group, 1, next(k for k in right if 1 in k.times))
         *_, table = final_tables(engine, 4, 1, {}, 60)
         *_, none = final_tables(engine, 4, 1, {}, 0)
     made = table["16 d64 full"]

@@ -57,8 +57,12 @@ class Stage(Handler):
 
     def __call__(self, task: tuple[Any, ...]) -> object:
         name, *arguments = task
-        with torch.cuda.stream(self._stream), torch.no_grad():
-            return self._methods[name](*arguments)
+        try:
+            with torch.cuda.stream(self._stream), torch.no_grad():
+                return self._methods[name](*arguments)
+        except RuntimeError:  # of the context, perhaps: what comes next needs a fresh process
+            self.broken = True
+            raise
 
     def _register(self, group: str, problems: list[AttentionProblem]) -> None:
         self._problems[group] = problems
@@ -115,4 +119,6 @@ class Stage(Handler):
         self, group: str, index: int, kernels: list[BuiltKernel], rounds: int, peers: tuple[str, ...]
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """See `Final.run`."""
-        return Final(self._memory, self._timer, self._problems[group][index]).run(kernels, peers, rounds, index)
+        times = Final(self._memory, self._timer, self._problems[group][index]).run(kernels, peers, rounds, index)
+        self._backend.synchronize()  # raises if a kernel or a peer has broken the context
+        return times
