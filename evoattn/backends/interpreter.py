@@ -117,4 +117,4 @@ def _argument(argument: KernelArg) -> ptx.Argument:
     if isinstance(argument, Buffer):
         return argument.name
     shape, strides = argument.shape, argument.strides_bytes
-    return ptx.TensorMap(argument.buffer, shape, strides, argument.box, argument.swizzle_bytes, argument.offset_bytes)
+    return ptx.TensorMap(argument.buffer, shape, strides, argument.box, argument.swizzle_bytes, argument.wraps)

@@ -43,7 +43,7 @@ def encode(tensor_map: TensorMap, address: int) -> bytes:
         ctypes.c_void_p(aligned),
         DTYPES[tensor_map.dtype].tensor_map_code,
         rank,
-        ctypes.c_void_p(address + tensor_map.offset_bytes),
+        ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*tensor_map.shape),
         (ctypes.c_uint64 * (rank - 1))(*tensor_map.strides_bytes),
         (ctypes.c_uint32 * rank)(*tensor_map.box),

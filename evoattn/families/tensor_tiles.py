@@ -40,23 +40,13 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
 
     A dimension of chunks would run past the end of a row where the last chunk is not whole; without it columns past
     head_dim read zero. Maps are of 16-bit columns: an element of fp32 is two of them.
-
-    Of packed sequences the map slides: it has as many rows as the longest sequence, and in place of the batches one
-    more dimension along the rows, so that row r of a sequence of n rows that ends before row e is row longest - n + r
-    at the outer coordinate e. What lies past row n is outside of the map, whatever follows in memory.
     """
     batch, heads, seqlen, head_dim = problem.shape(tensor)
-    offset = 0
     batch_bytes, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
-    if problem.varlen:
-        batch, seqlen = seqlen + 1, problem.seqlen_q if tensor in ("q", "o") else problem.seqlen_k
-        batch_bytes, offset = row_bytes, -seqlen * row_bytes
     columns, dtype = head_dim * problem.element_bytes // ELEMENT_BYTES, "bf16" if problem.dtype == "bf16" else "fp16"
     if columns % CHUNK_COLUMNS:
         shape, strides_bytes = (columns, seqlen, heads, batch), (row_bytes, head_bytes, batch_bytes)
-        return TensorMap(
-            buffer_of(problem, tensor), dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1), offset_bytes=offset
-        )
+        return TensorMap(buffer_of(problem, tensor), dtype, shape, strides_bytes, (CHUNK_COLUMNS, rows, 1, 1))
     chunks = columns // CHUNK_COLUMNS
     return TensorMap(
         buffer_of(problem, tensor),
@@ -64,5 +54,30 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
         (CHUNK_COLUMNS, seqlen, chunks, heads, batch),
         (row_bytes, ROW_BYTES, head_bytes, batch_bytes),
         (CHUNK_COLUMNS, rows, 1 if by_chunks else chunks, 1, 1),
-        offset_bytes=offset,
+    )
+
+
+SLIDING_ROWS = 1 << 30
+"""Of a map that slides: more than any sequence has (`templates/device/copy/tensor_tile.cuh`)."""
+WRAP = 1 << 34
+"""Bytes that SLIDING_ROWS of make 2^64."""
+
+
+def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
+    """The map of tiles of `rows` rows of packed sequences, a box for each 64 columns.
+
+    Row r of a sequence of n rows, the last of which lies before row e of the tensor, is row SLIDING_ROWS - n + r at the
+    outer coordinates e and SLIDING_ROWS: its address is e - n + r rows from the start, as 2^64 bytes are none. What
+    lies past row n is outside of the map, whatever follows in memory. The way is that of Triton's ragged descriptors
+    (`triton.tools.ragged_tma`).
+    """
+    _, heads, total, head_dim = problem.shape(tensor)
+    _, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
+    return TensorMap(
+        buffer_of(problem, tensor),
+        problem.dtype,
+        (head_dim, SLIDING_ROWS, heads, total + 1, SLIDING_ROWS + 1),
+        (row_bytes, head_bytes, row_bytes, WRAP - row_bytes),
+        (CHUNK_COLUMNS, rows, 1, 1, 1),
+        wraps=True,
     )

@@ -30,8 +30,8 @@ class TensorMap:
 
     `shape`, `box` in elements and `strides_bytes` (of every dimension but the innermost, whose stride is one element)
     count from the innermost dimension; at most five of them. What lies outside `shape` reads zero and is not written.
-    `swizzle_bytes` is 0, 32, 64 or 128. The tensor begins `offset_bytes` behind the buffer: below 0 if dimensions that
-    overlap begin before it, of which boxes reach only what lies in the buffer.
+    `swizzle_bytes` is 0, 32, 64 or 128. With `wraps` most of `shape` lies outside of the buffer: boxes are at places in
+    it by addresses that wrap at 2^64 bytes.
     """
 
     buffer: str
@@ -41,7 +41,7 @@ class TensorMap:
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 128
-    offset_bytes: int = 0
+    wraps: bool = False
 
 
 KernelArg = Scalar | Buffer | TensorMap

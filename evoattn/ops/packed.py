@@ -66,8 +66,8 @@ class PackedLaunch:
         self.config = ctypes.c_void_p(ctypes.addressof(self._config))
         self.function = ctypes.c_void_p(function)
         self.arguments = ctypes.c_void_p(ctypes.addressof(self._pointers))
-        for tensor, memory, (index, offset) in self._maps:
-            self._users.setdefault(index, ([], []))[0].append((memory, offset + tensor.offset_bytes))
+        for _, memory, (index, offset) in self._maps:
+            self._users.setdefault(index, ([], []))[0].append((memory, offset))
         for slot, (index, offset) in self._slots:
             self._users.setdefault(index, ([], []))[1].append((slot, offset))
         self._bound: tuple[int, ...] | None = None

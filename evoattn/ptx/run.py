@@ -29,8 +29,8 @@ class TensorMap:
     """A kernel argument that is a CUtensorMap by value (sm_90): boxes of 16-bit elements of the buffer called `buffer`.
 
     `shape` and `box` in elements and `strides_bytes` (of every dimension but the innermost, which is contiguous) count
-    from the innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128. The tensor begins
-    `offset_bytes` behind the buffer; where that is not 0, the tensor may reach outside of it, and boxes may not.
+    from the innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128. With
+    `wraps` the tensor may reach outside of the buffer, and boxes may not, by addresses that wrap at 2^64 bytes.
     """
 
     buffer: str
@@ -38,7 +38,7 @@ class TensorMap:
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 0
-    offset_bytes: int = 0
+    wraps: bool = False
 
 
 Argument = str | np.generic | bytes | TensorMap
@@ -139,7 +139,6 @@ def _value(argument: Argument, addresses: Mapping[str, int]) -> np.generic | byt
     if name not in addresses:
         raise ImpossibleLaunch(f"The launch names a buffer {name} that was not given.")
     if isinstance(argument, TensorMap):
-        address = addresses[name] + argument.offset_bytes
         numbers = argument.shape, argument.strides_bytes, argument.box, argument.swizzle_bytes
-        return TiledMap(address, *numbers, bounded=not argument.offset_bytes).encode()
+        return TiledMap(addresses[name], *numbers, bounded=not argument.wraps).encode()
     return np.uint64(addresses[name])

@@ -58,8 +58,8 @@
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
           if constexpr (VARLEN) {
-            rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, packed.query_row(of_sequence, first_row(of)),
-                                         packed.query_tile(of_sequence, of.head));
+            ValueTiles::store_sliding(o_map, chunk_smem, chunk, chunk + 1, first_row(of), of_sequence.queries,
+                                      of_sequence.end_query(), of.head);
           } else {
             rows.store_chunk<ValueTiles>(o_map, chunk_smem, chunk, first_row(of), of);
           }
@@ -73,8 +73,8 @@
         named_barrier_sync<128>(O_TILE + warpgroup);  // all rows of the warpgroup are written
         if (end_thread == 0) {
           if constexpr (VARLEN) {
-            rows.store<ValueTiles>(o_map, o_smem, packed.query_row(of_sequence, first_row(of)),
-                                   packed.query_tile(of_sequence, of.head));
+            ValueTiles::store_sliding(o_map, o_smem, 0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,
+                                      of_sequence.end_query(), of.head);
           } else {
             rows.store<ValueTiles>(o_map, o_smem, first_row(of), of);
           }

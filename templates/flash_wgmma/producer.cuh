@@ -56,7 +56,7 @@
         const int row = tile.row_block * BLOCK_M + i * 64;
         const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
         if constexpr (VARLEN) {
-          rows.load<Tiles>(place, q_map, full, packed.query_row(sequence, row), packed.query_tile(sequence, tile.head));
+          Tiles::load_sliding<64>(place, q_map, full, row, sequence.queries, sequence.end_query(), tile.head);
         } else {
           rows.load<Tiles>(place, q_map, full, row, tile);
         }
@@ -68,10 +68,13 @@
                         : Mask::WINDOW                 ? first_key_tile(tile.row_block)
                                                        : 0;
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
-        const int key = VARLEN ? packed.key_row(sequence, key_tile * BLOCK_N) : key_tile * BLOCK_N;
-        const int key_batch = VARLEN ? sequence.end_key() : tile.batch;
-        k_ring.load(ring, key, kv_head, key_batch);
-        v_ring.load(ring, key, kv_head, key_batch);
+        if constexpr (VARLEN) {
+          k_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
+          v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
+        } else {
+          k_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
+          v_ring.load(ring, key_tile * BLOCK_N, kv_head, tile.batch);
+        }
         ring.advance();
       }
       if constexpr (!PERSISTENT) break;

@@ -20,11 +20,26 @@ WRONG = [
         PACKED,
         ("mask = Mask(seqlen_q, seqlen_k,", "mask = Mask(packed.most_queries, seqlen_k,"),
     ),
-    ("keys of the sequence behind", PACKED, ("return row + most_keys - of.keys;", "return row;")),
+    (
+        "keys a row too late",
+        PACKED,
+        ("k_ring.load_sliding(ring, key_tile * BLOCK_N,", "k_ring.load_sliding(ring, key_tile * BLOCK_N + 1,"),
+    ),
     (
         "V of the sequence behind",
         PACKED,
-        ("v_ring.load(ring, key, kv_head, key_batch);", "v_ring.load(ring, key - 7, kv_head, key_batch + 7);"),
+        (
+            "v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);",
+            "v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys + 5, sequence.end_key() + 5, kv_head);",
+        ),
+    ),
+    (
+        "O over the sequence behind, by the copy engine",
+        PACKED,
+        (
+            "0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries,\n" + " " * 38 + "of_sequence.end_query(),",
+            "0, ValueTiles::CHUNKS, first_row(of), of_sequence.queries + 1, of_sequence.end_query() + 1,",
+        ),
     ),
     (
         "O over the sequence behind",

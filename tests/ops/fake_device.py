@@ -137,7 +137,7 @@ class FakeDevice:
         if address % 16 or any(stride % 16 for stride in tensor.strides_bytes):
             raise LaunchError("The driver refused the tensor map.")
         self.encoded.append((tensor, address))
-        (ctypes.c_uint64 * 2).from_address(destination)[:] = [address + tensor.offset_bytes, len(self.encoded) - 1]
+        (ctypes.c_uint64 * 2).from_address(destination)[:] = [address, len(self.encoded) - 1]
 
     def move_map(self, destination: int, address: int) -> None:
         self.moved.append(address)
@@ -202,8 +202,8 @@ class FakeDevice:
             address, number = (ctypes.c_uint64 * 2).from_address(at)
             tensor, _ = self.encoded[number]
             row, *others = tensor.strides_bytes
-            strides = others[-1] // 2, others[-2] // 2, row // 2, 1
-            tensors.append(tensor_at(address - tensor.offset_bytes, shape, strides, TORCH[kernel["dtype"]]))
+            strides = others[-1] // 2, others[0 if totals else -2] // 2, row // 2, 1
+            tensors.append(tensor_at(address, shape, strides, TORCH[kernel["dtype"]]))
         assert tensors[3].data_ptr() == values[4]
         assert tensors[3].stride()[1:3] == tuple(values[14:16])
         assert totals or tensors[3].stride(0) == values[13]

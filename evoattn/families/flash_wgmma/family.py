@@ -28,11 +28,11 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
-from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, tile_map
+from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, sliding_map, tile_map
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
+from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -144,12 +144,7 @@ class FlashWgmma(Family):
         genes = self.genes(config)
         scratch, null = self.workspace(problem, config, gpu), Scalar("int64", 0)
         args: tuple[KernelArg, ...] = (
-            group_map(problem, "q", WARPGROUP_ROWS) if genes.GROUP_ROWS else tile_map(problem, "q", WARPGROUP_ROWS),
-            tile_map(problem, "k", genes.BLOCK_N),
-            tile_map(problem, "v", genes.BLOCK_N),
-            group_map(problem, "o", WARPGROUP_ROWS)
-            if genes.GROUP_ROWS
-            else tile_map(problem, "o", WARPGROUP_ROWS, genes.STORE == "chunks"),
+            *_maps(problem, genes),
             Buffer("o"),
             Buffer("lse") if problem.lse else null,
             *(Buffer(name) if name in scratch else null for name in (COUNTERS, RESULTS)),
@@ -187,3 +182,16 @@ class FlashWgmma(Family):
 
     def work(self, problem: AttentionProblem, config: KernelConfig, registers: int = 0) -> tuple[LaunchWork, ...]:
         return launch_work(problem, self.genes(config), registers)
+
+
+def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:
+    """Of q, k, v and o."""
+    rows = {"q": WARPGROUP_ROWS, "k": genes.BLOCK_N, "v": genes.BLOCK_N, "o": WARPGROUP_ROWS}
+    if problem.varlen:
+        return tuple(sliding_map(problem, tensor, count) for tensor, count in rows.items())
+    maps = {tensor: tile_map(problem, tensor, count) for tensor, count in rows.items() if tensor in "kv"}
+    for tensor in "qo":
+        chunks = tensor == "o" and genes.STORE == "chunks"
+        grouped = group_map(problem, tensor, WARPGROUP_ROWS) if genes.GROUP_ROWS else None
+        maps[tensor] = grouped or tile_map(problem, tensor, WARPGROUP_ROWS, chunks)
+    return tuple(maps[tensor] for tensor in "qkvo")

@@ -20,7 +20,7 @@ MAX_BOX_SIDE = 256
 MAX_STRIDE_BYTES = 1 << 40
 _LOW = (1 << 32) - 1
 _MAGIC = 0x70614D2D78747074
-_FORMAT = struct.Struct("<QqIHH5Q4Q5I")
+_FORMAT = struct.Struct("<QQIHH5Q4Q5I")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TiledMap:
     box: tuple[int, ...]
     swizzle_bytes: int
     bounded: bool = True
-    """Whether the whole tensor lies in its buffer; else each box is looked at."""
+    """Whether the whole tensor lies in its buffer; else each box is looked at, and addresses wrap at 2^64."""
 
     @property
     def box_bytes(self) -> int:
@@ -81,9 +81,14 @@ class TiledMap:
         shape = tuple(part.stop - part.start for part in slices)
         if not all(shape):
             return np.empty(shape, np.uint16)
-        start = self.address - GLOBAL_BASE + sum(part.start * stride for part, stride in zip(slices, strides))
-        if not self.bounded:
-            start &= _LOW
+        start = self.address - GLOBAL_BASE
+        if self.bounded:
+            start += sum(part.start * stride for part, stride in zip(slices, strides, strict=True))
+        else:
+            start += sum(
+                part.start * stride for part, stride in zip(slices[::-1], (ELEMENT_BYTES, *self.strides_bytes))
+            )
+            start = start % (1 << 64) & _LOW
         size = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + ELEMENT_BYTES
         place = memory.place_outside(start, size)
         if place:

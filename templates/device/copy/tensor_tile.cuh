@@ -46,6 +46,28 @@ template <int HEAD_DIM> struct TensorTile {
     else tma_store_4d(map, chunk_smem, 64 * chunk, first_row, head, batch);
     tma_store_commit();
   }
+  // The same of a packed sequence through a map that slides (tensor_tiles.py), whose rows past the sequence's `length`
+  // read zero and are not written; its last row lies before row `end` of the tensor.
+  static constexpr int SLIDING_ROWS = 1 << 30;
+  template <int ROWS>
+  static __device__ __forceinline__ void load_sliding(uint32_t tile_smem, const TensorMap& map, uint32_t barrier_smem,
+                                                      int first_row, int length, int end, int head) {
+    mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));
+#pragma unroll
+    for (int i = 0; i < CHUNKS; ++i) {
+      tma_load_5d(tile_smem + i * ROWS * 128, map, barrier_smem, 64 * i, SLIDING_ROWS - length + first_row, head, end,
+                  SLIDING_ROWS);
+    }
+  }
+  // Of 64 rows, chunks FIRST to LAST - 1, which lie one behind the other.
+  static __device__ __forceinline__ void store_sliding(const TensorMap& map, uint32_t chunks_smem, int first_chunk,
+                                                       int end_chunk, int first_row, int length, int end, int head) {
+    for (int i = first_chunk; i < end_chunk; ++i) {
+      tma_store_5d(map, chunks_smem + (i - first_chunk) * 64 * 128, 64 * i, SLIDING_ROWS - length + first_row, head,
+                   end, SLIDING_ROWS);
+    }
+    tma_store_commit();
+  }
   // Where k16 step `step` along the rows begins.
   static constexpr __device__ __forceinline__ int step_offset(int step, int rows) {
     return step / 4 * rows * 128 + step % 4 * 32;

@@ -14,4 +14,11 @@ template <class Tiles, int ROWS, int STAGES> struct TileRing {
     Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head,
                                batch);
   }
+  // The same of a packed sequence.
+  __device__ __forceinline__ void load_sliding(const RingPosition<STAGES>& at, int row, int length, int end,
+                                               int head) const {
+    mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
+    Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row,
+                                       length, end, head);
+  }
 };

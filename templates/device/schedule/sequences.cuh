@@ -4,11 +4,6 @@
 // has tiles, and at most one more. So a slot says its sequence by a search of the places where they begin, without a
 // sum over their lengths, and total / ROWS + count slots are enough for all.
 
-//
-// Tensor maps of packed tensors slide (tensor_tiles.py): along their rows, as many as the longest sequence has, and
-// along their outermost dimension, from a row of the tensor to the next. A sequence takes the last rows at its own end,
-// so that rows past it are past the map's last one: they read zero and are not written.
-
 #include "device/schedule/tile_order.cuh"
 
 // Where a sequence lies in the packed tensors.
@@ -41,11 +36,4 @@ struct PackedSequences {
     return {query, min(query_starts[index + 1] - query, most_queries), key,
             min(key_starts[index + 1] - key, most_keys)};
   }
-  // Row `row` of a sequence in a map that slides, whose outermost coordinate, in place of a batch, is the sequence's
-  // end.
-  __device__ __forceinline__ int query_row(const Sequence& of, int row) const {
-    return row + most_queries - of.queries;
-  }
-  __device__ __forceinline__ Tile query_tile(const Sequence& of, int head) const { return {0, head, of.end_query()}; }
-  __device__ __forceinline__ int key_row(const Sequence& of, int row) const { return row + most_keys - of.keys; }
 };
