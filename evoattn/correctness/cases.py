@@ -139,7 +139,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     """The small cases that the interpreter runs, those that find most first.
 
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
-    keys, its STAGES and its SPLITS:
+    keys, its STAGES and its SPLITS or KEY_SPLIT:
     - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged;
     - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, and logits that overflow what is not
       rescaled, on a GPU of one SM, so that persistent blocks take several tiles of rows. It has 40 rows or more, since
@@ -160,7 +160,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       of the others end on, beside and within tiles.
     """
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
-    laps = (2 * int(config.params.get("STAGES", 1)) + 2) * int(config.params.get("SPLITS", 1))
+    shares = int(config.params.get("SPLITS", 1)) * int(config.params.get("KEY_SPLIT", 1))
+    laps = (2 * int(config.params.get("STAGES", 1)) + 2) * shares
     other = "bshd" if problem.layout == "bhsd" else "bhsd"
     packs, problem = bool(problem.varlen), problem.with_(varlen="")
     one = problem.with_(batch=1, heads=1, kv_heads=1)
@@ -194,7 +195,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         SmallCase("part of one key tile", fitted(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]
     if str(config.params.get("RESCALE", "")).startswith("lazy"):
-        within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * block_n + 1)
+        within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * shares * block_n + 1)
         rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
         cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within"))
     if problem.term_shapes:

@@ -33,7 +33,7 @@ def make_inputs(
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
-    `huge_keys_within` makes two keys far from either end 8 and 16 times as long, `rising_maximum` lets the largest
+    `huge_keys_within` makes two keys far from either end 100 and 30 times as long, `rising_maximum` lets the largest
     score grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
     Packed sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
     Raises `ValueError` on another kind: it would be plain unseen.
@@ -69,8 +69,8 @@ def _bend(values: torch.Tensor, name: str, kind: str) -> None:
     if kind.startswith("large_logits") and name == "q":
         values *= 30 if kind == "large_logits" else 300
     elif kind == "huge_keys_within" and name == "k":
-        values[:, :, rows // 3] *= 8
-        values[:, :, rows * 2 // 3] *= 16
+        values[:, :, rows // 3] *= 100  # scores that leave even the range of bf16, whichever key comes first
+        values[:, :, rows * 2 // 3] *= 30
     elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
         values[:, :, max(0, rows - 3)] *= 12
     elif kind == "rising_maximum" and name == "q":

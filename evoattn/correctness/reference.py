@@ -131,7 +131,9 @@ class Answer:
     flash-attention's rule: max|out − exact| ≤ 2·max|low − exact| + 2·max|(exact + 0.3 − 0.3) − exact|, where `low` is
     the same formula in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of
     the flash-attention project). The same factor bounds the root-mean-square error: the largest error alone would let a
-    kernel skip one K/V tile in many. fp32 problems are judged against float64 and may always be 1e-5 of the largest
+    kernel skip one K/V tile in many. It is no less than half a unit in the last place of the outputs' own root mean
+    square: answers of rows that see one key alone, or one of huge weight, happen to be representable, so that rounding
+    shows as 0 there. fp32 problems are judged against float64 and may always be 1e-5 of the largest
     output off, and as much as the largest score may be, since an error of a score is a relative error of its weight.
     Rounded before and after it is scaled, that is 2 units of 2^-24 of itself; the sum of D products, rounded D times
     while it grows, adds sqrt(D) / 3, its standard deviation. With logits of 1,000 and D=64 that is 2.8e-4. A kernel
@@ -163,7 +165,8 @@ def make_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], dou
     nudged = (rounded + 0.3 - 0.3).to(exact_dtype) - rounded.to(exact_dtype)
     difference, rounding = low.to(exact_dtype) - exact, rounded.to(exact_dtype) - exact
     allowed = 2 * difference.abs().max().item() + 2 * nudged.abs().max().item()
-    allowed_rms = 2 * _rms(difference) + 2 * _rms(rounding)
+    half_ulp = torch.finfo(dtype).eps / 2
+    allowed_rms = max(2 * _rms(difference) + 2 * _rms(rounding), half_ulp * _rms(exact))
     if problem.dtype == "fp32":
         units = 2 + math.sqrt(problem.head_dim) / 3
         relative = FP32_RELATIVE + units * FP32_ROUNDING * largest_score(problem, tensors)

@@ -123,14 +123,3 @@ def test_faults(fault):
     assert old in body
     faults = run(body.replace(old, new))[1].faults
     assert any(words in text for text in faults), faults
-
-
-@pytest.mark.parametrize("aligned", [".aligned", ""])
-def test_a_part_of_a_warp_waits_alone_only_where_nothing_says_aligned(aligned):
-    body = (
-        f'asm volatile("barrier.cluster.arrive{aligned};" ::: "memory");'
-        f'if (t % 32 == 0) asm volatile("barrier.cluster.wait{aligned};" ::: "memory"); out[blockIdx.x * 64 + t] = t;'
-    )
-    _, execution = run(body)
-    found = "Only a part of the warp of thread (0, 0, 0)" in "".join(execution.faults)
-    assert found == bool(aligned)

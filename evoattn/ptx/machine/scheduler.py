@@ -150,7 +150,6 @@ class Scheduler:
             return [*following, *self._interned_groups(self._barriers.arrive(ending, acting, pc + 1))]
         if isinstance(ending, ClusterArrival | ClusterWait):
             self.context.require_together(acting, ending.ins)
-            self.context.require_every_lane(acting, ending.ins)
         if isinstance(ending, ClusterArrival):
             return [*following, (pc + 1, acting), *self._interned_groups(self._clusters.arrive(ending, acting))]
         if isinstance(ending, ClusterWait):

@@ -182,16 +182,3 @@ class Context(Binder):
                 f"Some threads of the warp of {self.threads.describe(int(wrong[0]) * WARP)} went their own way, and "
                 f"nothing (bar.warp.sync) has brought them together again before {ins}."
             )
-
-    def require_every_lane(self, active: ActiveThreads, ins: Instruction) -> None:
-        """Raise `DivergentCollective` if `.aligned` is executed by a part of a warp, whatever became of the others (PTX
-        ISA, barrier.cluster: all threads of the warp must execute the same instruction).
-        """
-        if active.all or ".aligned" not in ins.opcode:
-            return
-        missing = (self.threads.exists.reshape(-1, WARP) & ~active.by_warp).any(1)
-        wrong = active.warps[missing[active.warps]]
-        if len(wrong):
-            raise DivergentCollective(
-                f"Only a part of the warp of {self.threads.describe(int(wrong[0]) * WARP)} executes {ins}."
-            )
