@@ -1,0 +1,92 @@
+"""Packed sequences by the op on a GPU: right by a kernel and by torch, without waiting for the device, and right again
+in the replay of a graph after the lengths have changed."""
+
+import pytest
+import torch
+from gpu_problems import ON_A_GPU
+
+import evoattn
+from evoattn.correctness.case_shapes import sequenced
+from evoattn.correctness.judge import judge_o
+from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.model.named_problems import parse_shape
+from evoattn.ops import current
+from evoattn.ops.platform import CudaPlatform
+from evoattn.ops.runtime import Runtime
+
+pytestmark = ON_A_GPU
+PACKED = [
+    "B=40,H=8,Hkv=2,S=1500,D=128,dtype=bf16,layout=bshd,mask=causal_lower_right,varlen=log:16:1500",
+    "B=100,H=12,S=512,D=64,layout=bshd,varlen=0:512",
+    "B=9,H=4,S=700,D=256,dtype=bf16,varlen=1:700,window=100:0,mask=causal_lower_right",
+]
+
+
+def call(problem, tensors, strict=True):
+    """The op's answer, of the problem's logical shape."""
+    window = tuple(map(int, problem.window.split(":"))) if problem.window else (-1, -1)
+    return evoattn.attention_varlen(
+        *(tensors[name][0].transpose(0, 1) for name in "qkv"),
+        tensors["cu_seqlens_q"],
+        tensors["cu_seqlens_k"],
+        problem.seqlen_q,
+        problem.seqlen_k,
+        causal=problem.mask != "full",
+        window_size=window,
+        softcap=problem.softcap,
+        strict=strict,
+    ).transpose(0, 1)[None]
+
+
+def require_right(problem, tensors, out):
+    assert judge_o(out, make_answer(problem, tensors, double=True))[0] == ""
+
+
+@pytest.mark.parametrize("shape", PACKED)
+def test_right_without_waiting(shape):
+    problem = parse_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    call(problem, tensors)  # compiles, loads and checks
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = call(problem, tensors)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    require_right(problem, tensors, out)
+
+
+@pytest.mark.parametrize("shape", [*PACKED, f"{PACKED[2]},softcap=20"])
+def test_torch_is_right_without_waiting(shape, tmp_path):
+    problem = parse_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    with current.use(Runtime(CudaPlatform(), lambda problem, gpu: None, tmp_path)):
+        call(problem, tensors, strict=False)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = call(problem, tensors, strict=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    require_right(problem, tensors, out)
+
+
+def test_sequences_without_queries_or_keys():
+    problem = sequenced(parse_shape("B=1,H=4,Sq=300,Sk=500,D=64,layout=bshd,mask=causal_lower_right"))
+    tensors = make_inputs(problem, 1, "cuda")
+    require_right(problem, tensors, call(problem, tensors))
+
+
+@pytest.mark.parametrize("shape", PACKED)
+def test_a_graph_replays_with_other_lengths(shape):
+    problem = parse_shape(shape)
+    tensors = make_inputs(problem, 1, "cuda")
+    call(problem, tensors)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(problem, tensors)
+    lengths = [queries for queries, _ in problem.sequences]
+    other = problem.with_(varlen="+".join(map(str, reversed(lengths))))
+    for name, fresh in make_inputs(other, 2, "cuda").items():
+        tensors[name].copy_(fresh)
+    graph.replay()
+    require_right(other, tensors, out)
