@@ -90,6 +90,11 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int
     and how many blocks there are. Rows are queries, or as many of each query as its heads take."""
     if problem.varlen:
         return _packed_row_steps(problem, rows, keys, rows_a_query)
+    if problem.seqused:
+        lengths = sorted(problem.key_lengths)[:: math.ceil(problem.batch / MOST_SAMPLED)]
+        alone = (problem.with_(batch=1, seqlen_k=max(1, length), seqused="", page=0) for length in lengths)
+        found = [row_steps(one, rows, keys, rows_a_query) for one in alone]
+        return sum(mean for mean, _, _ in found) / len(found), max(most for _, most, _ in found), found[0][2]
     count = math.ceil(problem.seqlen_q * rows_a_query / rows)
     if problem.masking.kind is MaskKind.FULL:
         tiles = math.ceil(problem.seqlen_k / keys)

@@ -59,6 +59,13 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
   static constexpr bool SINK = SINKS;
   VariantArguments<Element> given;
 
+  // Keys of a batch that are in use. AT_END: the diagonal ends at the last of them, and slopes count from there.
+  template <bool AT_END> __device__ __forceinline__ int keys_in_use(int batch, int seqlen_k) {
+    const int used = min(seqlen_k, given.seqused[batch]);
+    if constexpr (AT_END) given.diagonal += used - seqlen_k;
+    return used;
+  }
+
   __device__ __forceinline__ HeadTerms<Element> head(int batch, int head) const {
     HeadTerms<Element> terms;
     if constexpr (ALIBI) terms.slope = given.slopes[head] * given.term_unit;

@@ -1,4 +1,4 @@
-"""Sequences of which only some keys are in use, and caches of pages: right in every structure that split_kv's genes
+"""Sequences of which only some keys are in use, and caches of pages: right in every structure that a family's genes
 give, and wrong where a place that they need is changed."""
 
 from __future__ import annotations
@@ -15,30 +15,34 @@ KEYS = {
     "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
 }
 FAST = {
-    ("mma, a ring", "pages of 16"),
-    ("mma by tensor maps", "keys in use, causal, alibi, sink"),
+    ("split_kv", "mma, a ring", "pages of 16"),
+    ("split_kv", "mma by tensor maps", "keys in use, causal, alibi, sink"),
+    ("flash_mma", "lazy, key warps", "keys in use, causal, alibi, sink"),
 }
 """What `make check` runs; `make test` runs all."""
 ALL = [
-    pytest.param(structure, keys, marks=[] if (structure, keys) in FAST else [pytest.mark.slow])
-    for structure in STRUCTURES["split_kv"][1]
-    for keys in KEYS
+    pytest.param(family, structure, keys, marks=[] if (family, structure, keys) in FAST else [pytest.mark.slow])
+    for family in ("split_kv", "flash_mma")
+    for structure in STRUCTURES[family][1]
+    for keys, problem in KEYS.items()
+    if family == "split_kv" or not problem.page
 ]
 
 
-@pytest.mark.parametrize(("structure", "keys"), ALL)
-def test_it_is_right(structure, keys):
-    assert faults("split_kv", structure, KEYS[keys]) == []
+@pytest.mark.parametrize(("family", "structure", "keys"), ALL)
+def test_it_is_right(family, structure, keys):
+    assert faults(family, structure, KEYS[keys]) == []
 
 
 TMA_USED = ("split_kv", "mma by tensor maps", KEYS["keys in use, causal, alibi, sink"])
+MMA_USED = ("flash_mma", "overlapped", KEYS["keys in use"])
 ONE_BLOCK = ("split_kv", "mma", KEYS["keys in use"])
 PAGED_RING = ("split_kv", "mma, a ring", KEYS["pages of 16"])
 PAGED_WINDOW = ("split_kv", "mma", KEYS["pages of 64, window"])
 TWO_PAGES = ("split_kv", "mma", KEYS["pages of 16"])
 WRONG = [
-    ("all keys are in use", TMA_USED, ("seqlen_k = used;", "")),
-    ("the diagonal ends where all keys do", TMA_USED, ("terms.given.diagonal += used - seqlen_k;", "")),
+    ("all keys are in use", TMA_USED, ("return used;", "return seqlen_k;")),
+    ("the diagonal ends where all keys do", TMA_USED, ("given.diagonal += used - seqlen_k;", "")),
     ("a NaN behind the last key", TMA_USED, ("v.clear_tile_from(left, work.v_row());", ";")),
     ("a sequence without keys is never written", ONE_BLOCK, ("max(1, min(splits,", "min(splits, min(splits,")),
     (
@@ -51,6 +55,7 @@ WRONG = [
         ONE_BLOCK,
         ("state_gmem + tile_row, live_splits,", "state_gmem + tile_row, splits,"),
     ),
+    ("all keys are in use in flash_mma", MMA_USED, ("return used;", "return seqlen_k;")),
     ("one table for all sequences", PAGED_RING, ("terms.given.table + batch *", "terms.given.table + 0 *")),
     ("the pages of the tile before", PAGED_RING, ("find_pages(tile + STAGES + 1);", "find_pages(tile + STAGES);")),
     (

@@ -80,9 +80,17 @@ def test_flash_attention_3_gets_them_by_its_function_for_caches(mask, page):
     assert peer_call(fa3_peer(interface), problem, *inputs(problem))().shape == problem.shape("o")
 
 
+@pytest.mark.parametrize("page", [0, 16])
+def test_flash_attention_4_gets_them_by_its_function_for_several_lengths(page):
+    def varlen(q, k, v, causal, seqused_k, page_table=None):
+        return with_kvcache(q, k, v, causal, 0, seqused_k, page_table)
+
+    problem = USED.with_(mask="causal_lower_right", page=page, layout="bshd")
+    load = lambda name: SimpleNamespace(flash_attn_varlen_func=varlen)  # noqa: E731
+    assert peer_call(fa4_peer(load), problem, *inputs(problem))().shape == problem.shape("o")
+
+
 def test_what_flash_attention_does_not_take_is_said():
-    with pytest.raises(PeerRefused, match="FlashAttention 4 has no seqused"):
-        fa4_peer(interface).make(USED, inputs(USED)[0])
     upper = USED.with_(mask="causal_upper_left", seqlen_q=70)
     with pytest.raises(PeerRefused, match="causal_lower_right"):
         fa3_peer(interface).make(upper, inputs(upper)[0])

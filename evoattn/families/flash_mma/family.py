@@ -31,7 +31,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", "varlen")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "varlen")
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)

@@ -133,10 +133,12 @@ def fa3_peer(load: fa3.Load = import_module) -> Peer:
 
 
 def fa4_peer(load: fa3.Load = import_module) -> Peer:
-    """FlashAttention 4, out of the modules that `load` imports; one split per row, as it has no more on Hopper."""
+    """FlashAttention 4, out of the modules that `load` imports; one split per row, as it has no more on Hopper. Keys in
+    use and pages are its function's for sequences of several lengths, which takes a batch too."""
 
     def prepare(problem: AttentionProblem) -> fa3.Prepare:
-        function = load("flash_attn.cute").flash_attn_func
+        module = load("flash_attn.cute")
+        function = module.flash_attn_varlen_func if problem.seqused else module.flash_attn_func
         return lambda q, k, v, causal, options: partial(function, q, k, v, causal=causal, **options)
 
     return Peer(_flash_attention(prepare, sinks=True), "flash-attn-4")

@@ -58,8 +58,8 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
 
     Raises `PeerRefused` on what it does not take.
     """
-    own = ("sink",) if sinks else (*KEY_VARIANTS, "varlen")
-    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *own), problem, who)
+    own = "sink" if sinks else "varlen"
+    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *KEY_VARIANTS, own), problem, who)
     options: dict[str, Any] = {}
     if problem.scale is not None:
         options["softmax_scale"] = problem.scale
@@ -70,7 +70,7 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
     if problem.sink:
         options["learnable_sink"] = tensors["sinks"].to(torch.bfloat16)
     if problem.seqused:
-        options["cache_seqlens"] = tensors["seqused"]
+        options["seqused_k" if sinks else "cache_seqlens"] = tensors["seqused"]
     if problem.page:
         options["page_table"] = tensors["table"]
     if problem.varlen:
