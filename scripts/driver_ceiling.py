@@ -44,12 +44,12 @@ from evoattn.model.records import (  # noqa: E402
     TrialState,
     ValidationReport,
 )
+from evoattn.samplers.for_problem import sampler_of  # noqa: E402
 from evoattn.search import ahead  # noqa: E402
 from evoattn.search.ahead import AheadSampler  # noqa: E402
 from evoattn.search.budget import Budget  # noqa: E402
 from evoattn.search.loop import Search  # noqa: E402
 from evoattn.search.request import choose_spaces  # noqa: E402
-from evoattn.search.setup import sampler_of  # noqa: E402
 from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.timing.finalists import FinalResult  # noqa: E402

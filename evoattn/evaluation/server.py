@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 
@@ -17,17 +19,27 @@ PRELOADED = "evoattn.evaluation.preloaded"
 CONTEXT = multiprocessing.get_context("forkserver")
 """Makes the worker processes. This process may have locks and CUDA state, which those do not inherit."""
 CONTEXT.set_forkserver_preload([PRELOADED])
+BESIDE = multiprocessing.get_context("spawn")
+"""Makes a process that does not wait for those imports, and has none of them."""
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that are started meanwhile get no SIGINT: Ctrl-C is not theirs to handle, and they ignore it only once
+    their imports are done."""
+    resource_tracker.ensure_running()  # first, as its start unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start() -> None:
     """Start the process that workers are forked from, unless it runs; returns at once. The first worker would start it
     too: who calls this has the imports run beside its own."""
-    resource_tracker.ensure_running()  # first, as its start unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server inherits it: Ctrl-C is not its to
-    try:  # handle, and it ignores it only once its imports are done
+    with without_interrupts():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def die_with_parent() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from typing import Any
 
 from evoattn.evaluation import server
@@ -132,19 +133,28 @@ class Worker(BaseWorker):
     """One process of this machine."""
 
     def __init__(
-        self, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), start_seconds: float = 120.0
+        self,
+        make_handler: Callable[..., Handler],
+        args: tuple[Any, ...] = (),
+        start_seconds: float = 120.0,
+        beside: bool = False,
     ) -> None:
+        """`beside`: it needs nothing of what takes long to import, and does not wait for it."""
         super().__init__()
-        self._make_handler, self._args, self._start_seconds = make_handler, args, start_seconds
+        self._make_handler, self._args, self._start_seconds, self._beside = make_handler, args, start_seconds, beside
         self._spawn()
 
     def _spawn(self) -> None:
-        server.start()
         parent, child = server.CONTEXT.Pipe()
-        self._process = server.CONTEXT.Process(
-            target=serve, args=(child, self._make_handler, self._args, dict(os.environ)), daemon=True
-        )
-        self._process.start()
+        arguments = child, self._make_handler, self._args, dict(os.environ)
+        self._process: ForkServerProcess | SpawnProcess
+        if self._beside:
+            self._process = server.BESIDE.Process(target=serve, args=arguments, daemon=True)
+        else:
+            server.start()
+            self._process = server.CONTEXT.Process(target=serve, args=arguments, daemon=True)
+        with server.without_interrupts():
+            self._process.start()
         child.close()
         self.connection = parent
         self.ready = False

@@ -64,7 +64,7 @@ class AheadSampler:
     @classmethod
     def start(cls, make: Callable[..., Sampler], *args: Any) -> AheadSampler:
         """With a process in which `make(*args)` makes the sampler."""
-        return cls(Worker(Thinking, (make, *args)))
+        return cls(Worker(Thinking, (make, *args), beside=True))
 
     def ask(self, n: int) -> list[Proposal]:
         """Up to `n` proposals that are there. Raises `SearchError` where the sampler's process failed."""

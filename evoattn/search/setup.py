@@ -6,16 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evoattn.evaluation.bandwidth import probed
-from evoattn.families import registry
 from evoattn.model import gpu as gpus
-from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
+from evoattn.model.gpu import DetectedDevice, GpuError
 from evoattn.model.named_problems import short_name
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study
-from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.samplers.base import Sampler, SamplerAids
-from evoattn.samplers.prior import cost_prior
-from evoattn.samplers.registry import make_sampler
+from evoattn.samplers.for_problem import sampler_of
 from evoattn.search.ahead import AheadSampler
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
@@ -145,21 +141,6 @@ def make_search(prepared: PreparedSearch, machines: Machines, tools: Tools | Non
         words.sanitize,
         tools,
     )
-
-
-def sampler_of(
-    name: str, spaces: dict[str, SearchSpace], problem: AttentionProblem, gpu: GpuSpec, seed: int
-) -> Sampler:
-    """The sampler called `name` over `spaces`, told which configs cannot be and what the cost model lets expect.
-
-    Raises `SamplerError` on an unknown one.
-    """
-
-    def why_invalid(family: str, params: dict[str, Any]) -> str | None:
-        return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), gpu)
-
-    aids = SamplerAids(cost_prior(problem, gpu))
-    return make_sampler(name, spaces, problem, seed, why_invalid, aids)
 
 
 def _free_name(storage: Storage, stem: str) -> str:

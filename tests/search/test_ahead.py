@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -129,3 +131,12 @@ def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
     os.kill(sampler.worker.pid, signal.SIGKILL)
     with pytest.raises(SearchError, match=r"^The sampler cannot go on: .*ended"):
         asked(sampler, 5 * AHEAD)
+
+
+def test_its_process_waits_for_none_of_the_slow_imports():
+    code = (
+        "import sys, evoattn.search.ahead, evoattn.samplers.for_problem, evoattn.samplers.guided, evoattn.cost.cost\n"
+        "slow = 'torch', 'cupy', 'sqlalchemy', 'alembic', 'optuna', 'sklearn', 'typer'\n"
+        "print([name for name in slow if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
