@@ -39,7 +39,7 @@ def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     for old, new in edits:
         source = replaced(source, old, new)
     kernel = BuiltKernel(FAMILY, config, H100, compile_source(source, candidate.arch))
-    assert not kernel.compiled.info.spill_bytes
+    assert not kernel.compiled.info.spill_bytes and not kernel.compiled.info.static_smem_bytes
     results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
     return [result.reason for result in results if not result.passed]
 

@@ -13,6 +13,7 @@ from evoattn.families.latent_wgmma.resources import (
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
     THREADS,
+    merge_smem_bytes,
     row_blocks,
     smem_bytes,
     split_of,
@@ -96,6 +97,7 @@ class LatentWgmma(Family):
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
             "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
             "SMEM_BYTES": smem_bytes(problem, genes),
+            "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
             "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
             "WGMMA_PV": wgmma_function("wgmma_pv", half, dtype, a_in_registers=True, b_transposed=True),
@@ -129,7 +131,8 @@ class LatentWgmma(Family):
             *o_strides,
         )
         grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
-        return first, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), 0, args)
+        merge_smem = merge_smem_bytes(problem)
+        return first, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem, args)
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
+from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.model.problem import AttentionProblem
 
@@ -40,6 +41,13 @@ def smem_bytes(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
     p_bytes = math.ceil(genes.BLOCK_N / CHUNK_COLUMNS) * ROW_BYTES * genes.BLOCK_M
     rows = genes.BLOCK_M + genes.STAGES * genes.BLOCK_N
     return rows * row_bytes + p_bytes + 2 * 4 * genes.BLOCK_M + 8 + 16 * genes.STAGES
+
+
+def merge_smem_bytes(problem: AttentionProblem) -> int:
+    """Of a block that merges one row: for each thread that has a chunk of four columns of its own O in fp32, in rows of
+    eight chunks, and a shift and a sum (`split_merge.cuh`)."""
+    chunks = problem.head_dim_v // 4
+    return math.ceil(MERGE_THREADS / chunks) * (math.ceil(chunks / 8) * 8 * 16 + 8)
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
