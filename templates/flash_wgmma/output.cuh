@@ -100,13 +100,14 @@
     }
   };
   // IN_MEMORY: each block leaves its result, and each of the first SHARERS adds up its part of the columns of all. A
-  // word for each pair of them says that it is there: [tiles, WARPGROUPS, SHARERS, KEY_SPLIT].
+  // word for each pair of them says that it is there: [tiles, WARPGROUPS, SHARERS, KEY_SPLIT]. One wave of blocks has
+  // no more results than an int counts.
   auto merge_rows = [&] {
     constexpr int COLUMN_TILES = VALUE_DIM / 8, SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
     constexpr int RESULT = Partial::PIECES * 128;
     const int index = (tile.batch * rows.heads + tile.head) * row_blocks + tile.row_block;
     const int warp_row = first_row(tile) + thread / 32 * 16;
-    float4* left_gmem = results_gmem + (int64_t(index) * KEY_SPLIT * WARPGROUPS + warpgroup) * RESULT;
+    float4* left_gmem = results_gmem + (index * KEY_SPLIT * WARPGROUPS + warpgroup) * RESULT;
     uint32_t* given_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS * KEY_SPLIT;
     if (warp_row < rows.count) Partial::leave(left_gmem + split * WARPGROUPS * RESULT, o, state, thread);
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part

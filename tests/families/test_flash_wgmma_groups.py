@@ -84,8 +84,8 @@ def test_a_wrong_one_is_found(old, new):
         ("exp2_approx(rows.x - state.shift[0]), high", "1.f, high"),
         ("if (!exists(row)) continue;", ""),
         (
-            "RESULTS; ++i) {\n      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride),",
-            "RESULTS - 1; ++i) {\n      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride),",
+            "RESULTS; ++i) {\n      const float4 rows = __ldcg(results_gmem + i * stride),",
+            "RESULTS - 1; ++i) {\n      const float4 rows = __ldcg(results_gmem + i * stride),",
         ),
     ],
 )

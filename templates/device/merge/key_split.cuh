@@ -90,14 +90,13 @@ template <int FLOATS> struct PartialOutput {
     state.clear();
 #pragma unroll 8
     for (int i = 0; i < RESULTS; ++i) {
-      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride);
+      const float4 rows = __ldcg(results_gmem + i * stride);
       state.shift[0] = fmaxf(state.shift[0], rows.x), state.shift[1] = fmaxf(state.shift[1], rows.y);
     }
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 8
     for (int i = 0; i < RESULTS; ++i) {
-      const float4 rows = __ldcg(results_gmem + int64_t(i) * stride),
-                   o = __ldcg(results_gmem + int64_t(i) * stride + (item + 1) * 128);
+      const float4 rows = __ldcg(results_gmem + i * stride), o = __ldcg(results_gmem + i * stride + (item + 1) * 128);
       const float low = exp2_approx(rows.x - state.shift[0]), high = exp2_approx(rows.y - state.shift[1]);
       state.sum[0] = fmaf(rows.z, low, state.sum[0]), state.sum[1] = fmaf(rows.w, high, state.sum[1]);
       sum.x = fmaf(o.x, low, sum.x), sum.y = fmaf(o.y, low, sum.y);
