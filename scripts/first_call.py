@@ -1,10 +1,12 @@
 """Where the time of the first call of `evoattn.attention` in a process goes, without and with compiled kernels on disk.
 
-python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated] [--no-imports]
+python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated] [--no-imports] [--no-device GPU]
 
 Each row is a process of its own: CUDA and PyTorch's own attention have run in it before. The first row of a shape has
 an empty cache of kernels, the second the cache that the first has left. Milliseconds; what is not named is "else".
 Also the seconds that `import torch` and, after it, `import evoattn; evoattn.attention` take.
+
+With `--no-device h100` no GPU is needed: the CPU time of all that is not CUDA's, for kernels of that GPU.
 """
 
 from __future__ import annotations
@@ -38,24 +40,24 @@ print(torch_seconds, time.perf_counter() - started)
 class Stopwatch:
     """Milliseconds by name; what is timed inside of something timed counts for the inner name only."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
         self.ms: dict[str, float] = {}
-        self._inner = 0.0
+        self.seconds, self._inner = seconds, 0.0
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **words: Any) -> Any:
-            outer, self._inner, started = self._inner, 0.0, time.perf_counter()
+            outer, self._inner, started = self._inner, 0.0, self.seconds()
             try:
                 return function(*arguments, **words)
             finally:
-                took = (time.perf_counter() - started) * 1e3
+                took = (self.seconds() - started) * 1e3
                 self.ms[name] = self.ms.get(name, 0.0) + took - self._inner
                 self._inner = outer + took
 
         return timed
 
 
-def one_process(shape: str, folder: Path, estimated: bool) -> dict[str, float]:
+def one_process(shape: str, folder: Path, estimated: bool, no_device: str) -> dict[str, float]:
     """Times of the first and the second call in this process."""
     import torch
 
@@ -63,34 +65,38 @@ def one_process(shape: str, folder: Path, estimated: bool) -> dict[str, float]:
     from evoattn.model.named_problems import by_name_or_shape
 
     problem = by_name_or_shape(shape)
-    tensors = make_inputs(problem, 1, "cuda")
+    tensors = make_inputs(problem, 1, "cpu" if no_device else "cuda")
+    wait = (lambda: None) if no_device else torch.cuda.synchronize
     q, k, v = (tensors[name] for name in "qkv")
     causal, grouped = problem.mask != "full", problem.kv_heads != problem.heads
     torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-    torch.cuda.synchronize()
-    watch, started = Stopwatch(), time.perf_counter()
+    wait()
+    watch = Stopwatch(time.process_time if no_device else time.perf_counter)
+    started = watch.seconds()
 
     def first() -> None:
         from evoattn.ops import cubins, current
         from evoattn.ops.attention import attention
-        from evoattn.ops.platform import CudaPlatform
         from evoattn.ops.runtime import Runtime
 
-        platform = watch.around("libcuda", CudaPlatform)()
+        platform = watch.around("libcuda", platform_of)(no_device)
         for name in ("spec", "identity", "load", "function", "allow_shared_memory", "encode_map", "launch"):
             setattr(platform, name, watch.around(f"{name} (device)", getattr(platform, name)))
-        pick, build = watch.around("pick", current.best_known), watch.around("cubin", cubins.get)
+        pick, build = (
+            watch.around("pick", current.best_known),
+            watch.around("cubin", right_without_a_device if no_device else cubins.get),
+        )
         runtime = Runtime(platform, pick, folder, build=build)
         runtime.estimated = estimated
         runtime.choice = watch.around("problem and checks", runtime.choice)  # type: ignore[method-assign]
         runtime.prepare = watch.around("proof and packing", runtime.prepare)  # type: ignore[method-assign]
-        watch.ms["imports"] = (time.perf_counter() - started) * 1e3 - sum(watch.ms.values())
+        watch.ms["imports"] = (watch.seconds() - started) * 1e3 - sum(watch.ms.values())
         with current.use(runtime):
             for name in ("first call", "second call"):
-                begun = time.perf_counter()
+                begun = watch.seconds()
                 attention(q, k, v, is_causal=causal, enable_gqa=grouped, strict=True)
-                torch.cuda.synchronize()
-                watch.ms[name] = (time.perf_counter() - begun) * 1e3
+                wait()
+                watch.ms[name] = (watch.seconds() - begun) * 1e3
 
     with torch.no_grad():
         first()
@@ -99,6 +105,30 @@ def one_process(shape: str, folder: Path, estimated: bool) -> dict[str, float]:
     parts["else"] = watch.ms["first call"] - sum(parts.values())
     whole = {name: watch.ms[name] for name in ("first call", "second call", "imports", "libcuda")}
     return whole | dict(sorted(parts.items(), key=lambda pair: -pair[1]))
+
+
+def platform_of(no_device: str) -> Any:
+    """CUDA's, or that of a device that does nothing."""
+    if no_device:
+        from no_device import NoDevice
+
+        return NoDevice(no_device)
+    from evoattn.ops.platform import CudaPlatform
+
+    return CudaPlatform()
+
+
+def right_without_a_device(*arguments: Any) -> Any:
+    """A cubin whose check is recorded as passed, as nothing can be checked without a device."""
+    from no_device import NoDevice
+
+    from evoattn.ops import checked, cubins
+
+    *_, config, gpu, folder = arguments
+    cubin, machine = cubins.get(*arguments), NoDevice(gpu.name).identity(0)
+    if checked.recorded(cubin, machine, folder) is None:
+        checked.record(cubin, machine, folder, config, "")
+    return cubin
 
 
 def import_seconds() -> tuple[float, float]:
@@ -113,10 +143,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--estimated", action="store_true", help="also kernels that were measured on no GPU like this")
     parser.add_argument("--no-imports", action="store_true", help="leave out the time of the imports, three processes")
+    parser.add_argument("--no-device", metavar="GPU", default="", help="CPU time with a device that does nothing")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder:
-        print(json.dumps(one_process(arguments.shapes[0], arguments.folder, arguments.estimated)))
+        print(json.dumps(one_process(arguments.shapes[0], arguments.folder, arguments.estimated, arguments.no_device)))
         return
     imports: list[float] = []
     if not arguments.no_imports:
@@ -128,6 +159,7 @@ def main() -> None:
             for cache in ("empty", "filled"):
                 words = [sys.executable, __file__, shape, "--folder", folder]
                 words += ["--estimated"] if arguments.estimated else []
+                words += ["--no-device", arguments.no_device] if arguments.no_device else []
                 row = json.loads(subprocess.check_output(words, text=True).splitlines()[-1])
                 rows.append({"shape": shape, "cache": cache} | row)
                 print(f"{shape}, cache {cache}: " + ", ".join(f"{name} {ms:.2f}" for name, ms in row.items()))

@@ -1,0 +1,24 @@
+"""`scripts/first_call.py` on a machine without a GPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from evoattn.model.paths import ROOT
+
+SHAPE = "B=1,H=4,S=256,D=64,dtype=fp16,mask=full"
+
+
+@pytest.mark.slow
+def test_the_first_call_is_split_without_a_device(tmp_path):
+    made = tmp_path / "times.json"
+    words = [SHAPE, "--no-device", "h100", "--no-imports", "--json", made]
+    subprocess.run([sys.executable, ROOT / "scripts" / "first_call.py", *words], check=True, capture_output=True)
+    empty, filled = json.loads(made.read_text())["rows"]
+    assert (empty["cache"], filled["cache"]) == ("empty", "filled")
+    assert filled["cubin"] < empty["cubin"] / 4, "what was compiled is found again"
+    for row in (empty, filled):
+        parts = sum(ms for name, ms in row.items() if name in ("pick", "cubin", "proof and packing"))
+        assert 0 < row["second call"] < parts <= row["first call"]
