@@ -13,10 +13,11 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops import current
-from evoattn.ops.attention import require_ordinary, run
+from evoattn.ops import current, varied
+from evoattn.ops.attention import require_ordinary, require_out, run
 from evoattn.ops.choice import Picker
-from evoattn.ops.runtime import Runtime
+from evoattn.ops.runtime import NoKernel, Runtime
+from evoattn.ops.variant import Variant
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial
@@ -87,10 +88,35 @@ class RecordedKernel:
         causal: Literal["upper_left", "lower_right"] = "upper_left",
         return_lse: bool = False,
         out: torch.Tensor | None = None,
+        window: tuple[int, int] | None = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """See `evoattn.attention`. Raises `NoKernel` for a call that this kernel does not serve."""
+        """See `evoattn.attention`; with `block_table` `evoattn.attention_paged`, whose tensors these are then. Raises
+        `NoKernel` for a call that this kernel does not serve."""
         require_ordinary(query, key, value)
-        return run(self._runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, True)
+        variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
+        if variant.plain:
+            return run(self._runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, True)
+        if block_table is not None:
+            query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+            out = None if out is None else out.transpose(1, 2)
+            enable_gqa, causal = True, "lower_right"
+        variant.require(query, key)
+        if out is not None:
+            require_out(out, query, value)
+        done = varied.by_kernel(
+            self._runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
+        )
+        if isinstance(done, str):
+            raise NoKernel(f"No kernel serves this call: {done}.")
+        if block_table is None:
+            return done
+        return done.transpose(1, 2) if isinstance(done, torch.Tensor) else (done[0].transpose(1, 2), done[1])
 
 
 def load(

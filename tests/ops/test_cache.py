@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_cache import CacheDevice, split_kv_pick
+from fake_cache import CONFIG, CacheDevice, split_kv_pick
 from fake_device import fake_runtime
 
 import evoattn
 from evoattn.correctness import reference
 from evoattn.correctness.judge import judge
+from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompileInfo, Evaluation, TrialState
+from evoattn.model.space import load_space
 from evoattn.ops import current
 from evoattn.ops.cache_op import attention_cache_op
+from evoattn.ops.load import RecordedKernel
 from evoattn.ops.runtime import NoKernel
+from evoattn.storage import Storage
 
 USED = AttentionProblem(5, 4, 2, 3, 70, 64, "fp16", seqused="0:60", layout="bshd")
 CASES = [
@@ -193,3 +198,26 @@ def test_gradients_flow():
     q, k, v = (tensors[t].clone().requires_grad_() for t in "qkv")
     evoattn.attention(q, k, v, enable_gqa=True, seqused_k=tensors["seqused"]).sum().backward()
     assert q.grad.abs().sum() > 0 and not v.grad[1, :, USED.key_lengths[1] :].any()
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_recorded_kernel_is_called_so_too(tmp_path, page):
+    problem = USED.with_(mask="causal_lower_right", window="9:0", page=page)
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("s", problem, GPUS["h100"], True, "random", 0, ("split_kv",), {}, {})
+    config = load_space("split_kv", GPUS["h100"]).make_config(CONFIG)
+    found = Evaluation(TrialState.ESTIMATED, "", CompileInfo(), relative_cost=1.0)
+    trial = storage.record(study, config, None, found)
+    storage.close()
+    kernel = RecordedKernel(trial, study, lambda pick: fake_runtime(CacheDevice(), tmp_path, pick))
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    given = {"is_causal": True, "window": (9, 0), "seqused_k": tensors["seqused"]}
+    q, k, v = (tensors[t] for t in "qkv")
+    if page:
+        paged = (t.transpose(1, 2) for t in (q, k, v))
+        answer = kernel(*paged, **given, block_table=tensors["table"]).transpose(1, 2)
+    else:
+        answer = kernel(q, k, v, **given, causal="lower_right", enable_gqa=True)
+    assert judge({"o": answer}, reference.make_answer(problem, tensors, double=True))[0] == ""
+    with pytest.raises(NoKernel):
+        kernel(q, q, q, is_causal=True)
