@@ -1,7 +1,7 @@
 """How often does the interpreter raise a false alarm? Runs N valid configs, drawn at random over families and problems,
 and counts.
 
-    python scripts/interpreter_witness.py 500 [--seed 0]
+    python scripts/interpreter_witness.py 500 [--seed 0] [--family flash_mma …]
 
 Each is a kernel that a search without a GPU would compile and check. All should come out right: what does not is named
 as soon as it is met, with its sentence, and the exit code is 1. Takes some two seconds of one core a config; Ctrl-C
@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,9 +139,9 @@ def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Ra
     return None if drawn is None else KernelConfig(*drawn)
 
 
-def run(count: int, seed: int, tally: Tally) -> None:
+def run(count: int, seed: int, tally: Tally, families: Sequence[str]) -> None:
     """Adds `count` configs to the tally, the families in turn; prints each that is not right."""
-    rng, families = random.Random(seed), sorted(FAMILIES)
+    rng = random.Random(seed)
     while tally.ran.total() < count:
         family, gpu = families[tally.ran.total() % len(families)], rng.choice(sorted(GPUS))
         problem = draw_problem(family, rng)
@@ -164,11 +165,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("count", type=int, metavar="N", help="configs to run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--family", nargs="+", choices=sorted(FAMILIES), default=sorted(FAMILIES), help="all, unless given"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     tally = Tally()
     try:
-        run(args.count, args.seed, tally)
+        run(args.count, args.seed, tally, args.family)
     except KeyboardInterrupt:
         print("Interrupted.")
     print(tally.table())
