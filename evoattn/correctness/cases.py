@@ -135,12 +135,23 @@ class SmallCase:
         return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True)
 
 
+def _keys_of_three_kernels(config: KernelConfig) -> int:
+    """Keys with which softmax reads scores that it did not keep, and the second product uses its ring a third time; 0
+    for families of other kernels."""
+    genes = config.params
+    if "PV_BLOCK_K" not in genes:
+        return 0
+    kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
+    return max(kept + 9, (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"]) + 1)
+
+
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
     """The small cases that the interpreter runs, those that find most first.
 
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
     keys, its STAGES and its SPLITS or KEY_SPLIT:
-    - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged;
+    - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged, and a
+      softmax of its own reads scores that it did not keep;
     - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, and logits that overflow what is not
       rescaled, on a GPU of one SM, so that persistent blocks take several tiles of rows. It has 40 rows or more, since
       the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it
@@ -171,7 +182,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         return max(40, problem.masking.queries_to_see_all(keys) + 6)
 
     most = MOST_SQUARE_KEYS if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
-    keys = min(laps * block_n - block_n // 2 + 1, max(most, 2 * block_n + 5))
+    keys = min(max(laps * block_n - block_n // 2 + 1, _keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
     many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
     grouped = problem.with_(
         batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(block_n + 3), seqlen_k=block_n + 3, layout=other
