@@ -2,7 +2,14 @@
 kernels as they are)."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_variants import faults
+
+from evoattn.families.row_blocks import row_blocks
+from evoattn.families.work import row_steps
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.sequences import starts
 
 PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
 PACKED_BY_ROWS = ("flash_wgmma", "scores again, a cluster", "packed")
@@ -68,3 +75,19 @@ WRONG = [
 @pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=9).filter(any), st.sampled_from((16, 64, 192)))
+def test_there_are_slots_for_every_tile_and_few_more(lengths, rows):
+    """As `sequences.cuh` counts them."""
+    problem = AttentionProblem(len(lengths), 1, 1, 300, 300, 64, varlen="+".join(map(str, lengths)))
+    first = [start // rows + i for i, start in enumerate(starts(tuple(lengths)))]
+    tiles = [-(-length // rows) for length in lengths]
+    assert row_blocks(problem, rows) == first[-1]
+    assert all(count <= end - begin <= count + 1 for begin, end, count in zip(first, first[1:], tiles, strict=False))
+
+
+def test_steps_are_those_of_the_sequences():
+    problem = AttentionProblem(3, 1, 1, 300, 300, 64, mask="causal_lower_right", varlen="200+0+100")
+    assert row_steps(problem, 100, 50) == ((2 + 4 + 2) / 3, 4, 3)
+    assert row_steps(problem.with_(mask="full"), 100, 50) == ((4 + 4 + 2) / 3, 4, 3)

@@ -74,6 +74,39 @@ def test_a_box_of_each_rank(shape, box, where):
     assert not execution.faults and np.array_equal(out, expected_box(tensor, box, where, swizzle))
 
 
+SLIDING = 1 << 30
+
+
+def slide(tensor, row, length, end):
+    """Sixteen rows of a sequence of `length` rows before row `end` of a tensor of 64 columns, and faults: a map that
+    slides (`evoattn.families.tensor_tiles.sliding_map`)."""
+    size, rows = 16 * 128, len(tensor)
+    source = LOAD.replace("RANK", "5").replace("SPACE", "cluster").replace("BYTES", str(size)).replace("SHIFT", "0")
+    source = source.replace("COORDINATES", "%3, %4, %5, %6, %7").replace("ARGUMENTS", "int x, int y, int z")
+    source = source.replace("OPERANDS", f'"r"(0), "r"(x), "r"(y), "r"(z), "r"({SLIDING})')
+    shape, strides = (64, SLIDING, 1, rows + 1, SLIDING + 1), (128, 128 * rows, 128, (1 << 34) - 128)
+    sliding = {**tiled(0, tensor, (64, 16), 128), "shape": shape, "strides_bytes": strides, "box": (64, 16, 1, 1, 1)}
+    out = np.zeros(size // 2, np.uint16)
+    where = [np.int32(x) for x in (SLIDING - length + row, 0, end)]
+    execution = run_hopper(source, [tensor, out], [{**sliding, "wraps": True}], where, 32, size + 8)
+    return out, execution.faults
+
+
+@pytest.mark.parametrize(
+    "row, length, end", [(0, 40, 40), (16, 21, 21), (32, 35, 40), (0, 3, 3), (0, 0, 7), (16, 9, 30)]
+)
+def test_a_map_that_slides_ends_with_the_sequence(row, length, end):
+    tensor = np.arange(1, 40 * 64 + 1, dtype=np.uint16).reshape(40, 64)
+    out, faults = slide(tensor, row, length, end)
+    assert not faults and np.array_equal(out, expected_box(tensor[end - length : end], (64, 16), (0, row), 128))
+
+
+def test_a_map_that_slides_out_of_its_buffer_is_a_fault():
+    tensor = np.zeros((40, 64), np.uint16)
+    [fault] = slide(tensor, 0, 9, 5)[1]
+    assert "A tensor map reaches" in fault
+
+
 def test_copied_bytes_are_counted():
     tensor = np.zeros((10, 64), np.uint16)
     _, execution = load(tensor, (64, 16), (0, 4), 128)
