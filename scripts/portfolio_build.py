@@ -4,162 +4,139 @@
 
 Of each class at most eight kernels are chosen, one by one, so that the rule loses least (`evoattn/portfolio/cover.py`).
 The rule takes the kernel of the least predicted time (`evoattn/portfolio/work.py`, corrected by what was measured at
-like problems: `evoattn/portfolio/likeness.py`). Prints each class's regret: time
-over the best measured, each problem left out of the fit that judges it.
+like problems: `evoattn/portfolio/likeness.py`). Beside the measured problems it is judged on imagined ones, drawn as
+they are, with predicted times in place of measured ones: so that a rare kind has its kernel too.
+
+Prints each class's regret, time over the best measured, with a fifth of the problems at a time left out of everything:
+the choice of kernels, their constants, and the errors that are carried over.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evoattn.families import registry
-from evoattn.model.gpu import GpuSpec, lookup
+from evoattn.model.gpu import lookup
 from evoattn.portfolio import campaign, cover, shipped
-from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.features import class_of, features
-from evoattn.portfolio.likeness import scaled, smooth, spread_points
-from evoattn.portfolio.work import work_of
+from evoattn.portfolio.features import SIZES
+from evoattn.portfolio.fit import Fitted, Floats, parts
+from evoattn.portfolio.measured import Measured, measured
+from evoattn.portfolio.strata import by_class
+from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.workload import BUILD_SEEDS, draw
 
-FEWEST = 7
-"""Measured problems of a class from which on it has a choice of kernels of its own."""
-FEWEST_ERRORS = 20
-"""Times of a kernel from which on errors are carried over: with fewer, classes of fp32 lost more."""
-DIGITS, WEIGHT_DIGITS, POINT_DIGITS = 5, 4, 2
-"""Significant digits of a constant and of a weight, and digits behind the point of a scaled feature."""
-
-
-def resident_blocks(kernel: Kernel, group: Group, gpu: GpuSpec) -> int:
-    """Blocks of the kernel that fit on one SM, by its registers and shared memory."""
-    launch = registry.lookup(kernel.family).launches(group.problems[0], kernel.config, gpu)[0]
-    return max(1, gpu.blocks_resident(kernel.registers, launch.threads, launch.smem_bytes))
+DRAWN = 1000
+"""Problems drawn of each seed, of which some are imagined."""
+LEAST_WEIGHT, OTHERS_WEIGHT = 20.0, 0.1
+"""The imagined problems of a class count together as much as the measured ones, but at least so much; those of the
+group's other classes count a tenth."""
+JUDGED_FOLDS = 5
+DIGITS, WEIGHT_DIGITS = 5, 3
+"""Significant digits of a constant and of a weight."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One group of a campaign, as arrays: `us` [problems, kernels], `work` [kernels, problems, terms]."""
-
-    group: Group
-    kernels: list[Kernel]
-    resident: list[int]
-    us: np.ndarray
-    work: np.ndarray
-    scaled: np.ndarray
-    """[problems, features]: `likeness.scaled`."""
-    units: list[list[int]]
-    """Columns of the kernels of one compiled source."""
-    prior: dict[str, cover.Usual]
-    """By family."""
-
-    @property
-    def timed(self) -> list[int]:
-        """Problems that any kernel was timed on."""
-        return [i for i in range(len(self.us)) if not np.isnan(self.us[i]).all()]
+def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
+    """What is fitted to these problems, and of each size of a class the units that are chosen by them."""
+    fitted, known = m.table.fit(rows), m.table.left_out(rows)
+    imagined = np.where(m.imagined.served, fitted.predict(m.imagined.work, m.imagined.scaled), np.nan)
+    us, predicted = np.vstack([m.table.us[rows], imagined]), np.vstack([known, imagined])
+    sizes = np.array([m.sizes[i] for i in rows] + m.imagined.sizes)
+    is_measured = np.arange(len(us)) < len(rows)
+    can_be = ~np.isnan(us).all(axis=1)
+    chosen = {}
+    for size in SIZES:
+        own = sizes == size
+        weights = np.where(is_measured, np.where(own, 1.0, OTHERS_WEIGHT), 0.0)
+        count = (own & ~is_measured).sum()
+        weights[own & ~is_measured] = max(LEAST_WEIGHT, (own & is_measured).sum()) / max(1, count)
+        counts = can_be & (weights > 0)
+        chosen[size] = cover.choose(us[counts], predicted[counts], m.table.units, weights=weights[counts])
+    return fitted, chosen
 
 
-def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec]) -> Measured:
-    """The final table of a group, with the work of every kernel on every problem; `gpus` are the cards of its rows."""
-    us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
-    kernels = [group.kernels[k] for k in table["kernels"]]
-    resident = [resident_blocks(k, group, gpus[0]) for k in kernels]
-    work = np.array(
-        [
-            [work_of(k.family, k.params, r, p, gpu) for p, gpu in zip(group.problems, gpus, strict=True)]
-            for k, r in zip(kernels, resident, strict=True)
-        ]
-    )
-    units: dict[str, list[int]] = {}
-    for column, kernel in enumerate(kernels):
-        units.setdefault(campaign.source_of(kernel), []).append(column)
-    us = one_speed(us, work, [gpu.name for gpu in gpus])
-    prior = {}
-    for family in {k.family for k in kernels}:
-        columns = [c for c, k in enumerate(kernels) if k.family == family]
-        rows, picked = np.nonzero(~np.isnan(us[:, columns]))
-        chosen = np.array(columns)[picked]
-        prior[family] = cover.usual(work[chosen, rows], us[rows, chosen])
-    points = scaled([features(p, gpu) for p, gpu in zip(group.problems, gpus, strict=True)])
-    return Measured(group, kernels, resident, us, work, points, list(units.values()), prior)
+def left_out_regrets(m: Measured) -> Floats:
+    """By timed problem, what the rule loses that is made without a fifth of them."""
+    timed, regrets = m.timed, np.full(len(m.timed), np.nan)
+    for places in parts(len(timed), JUDGED_FOLDS):
+        left, rows = set(places), [timed[i] for i in places]
+        fitted, chosen = covers(m, [row for i, row in enumerate(timed) if i not in left])
+        predicted = fitted.predict(m.table.work[:, rows], m.table.scaled[rows])
+        for place, row, times in zip(places, rows, predicted, strict=True):
+            columns = [c for u in chosen[m.sizes[row]] for c in m.table.units[u]]
+            regrets[place] = cover.judge(m.table.us[[row]], times[None], columns).regrets[0]
+    return regrets
 
 
-def one_speed(us: np.ndarray, work: np.ndarray, cards: list[str]) -> np.ndarray:
-    """The times [problems, kernels] at the speed of the first row's card: those of each other card times the factor
-    that makes constants fitted on the first right in the median. (Of one architecture, at other clocks.)"""
-    first = [i for i, card in enumerate(cards) if card == cards[0]]
-    made = us.copy()
-    for card in sorted(set(cards) - {cards[0]}):
-        rows = [i for i, other in enumerate(cards) if other == card]
-        logs = []
-        for column in range(us.shape[1]):
-            timed = [i for i in first if not np.isnan(us[i, column])]
-            if len(timed) >= FEWEST:
-                predicted = work[column][rows] @ cover.fit(work[column][timed], us[timed, column])
-                logs.append(np.log(predicted / us[rows, column]))
-        factor = float(np.exp(np.nanmedian(logs))) if logs else 1.0
-        made[rows] *= factor
-    return made
+def used_columns(m: Measured, fitted: Fitted, chosen: dict[str, list[int]]) -> set[int]:
+    """The kernels that the rule takes for any measured or imagined problem."""
+    served = np.vstack([~np.isnan(m.table.us), m.imagined.served])
+    work = np.concatenate([m.table.work, m.imagined.work], axis=1)
+    predicted = np.where(served, fitted.predict(work, np.vstack([m.table.scaled, m.imagined.scaled])), np.inf)
+    used = set()
+    for row, size in zip(predicted, m.sizes + m.imagined.sizes, strict=True):
+        columns = [c for u in chosen[size] for c in m.table.units[u]]
+        used.add(min(columns, key=lambda column: float(row[column])))
+    return used
 
 
-def predictions(m: Measured, rows: list[int], points: np.ndarray) -> np.ndarray:
-    """[problems, kernels]: each time of the `rows` as predicted without that problem."""
-    predicted = np.full(m.us.shape, np.nan)
-    for unit in m.units:
-        prior = m.prior[m.kernels[unit[0]].family]
-        for i in rows:
-            constants = cover.fit_source(m.work[unit], m.us[:, unit], prior, without=i)
-            predicted[i, unit] = m.work[unit, i] @ constants
-    for column in range(m.us.shape[1]):
-        timed = [i for i in rows if not np.isnan(m.us[i, column])]
-        if len(timed) >= FEWEST_ERRORS:
-            errors = np.log(m.us[timed, column] / predicted[timed, column])
-            predicted[timed, column] *= np.exp(smooth(points, m.scaled[timed], errors).left_out)
-    return predicted
+def rounded(values: Floats, digits: int) -> list[float]:
+    """To so many significant digits."""
+    return [float(f"{value:.{digits}g}") for value in values]
 
 
-def made_kernel(m: Measured, rows: list[int], unit: list[int], points: np.ndarray, used: set[int]) -> dict[str, Any]:
-    """One compiled source in the portfolio's file: constants of all its variants, and the errors of those that are
-    `used`."""
-    kernel = m.kernels[unit[0]]
-    constants = cover.fit_source(m.work[unit], m.us[:, unit], m.prior[kernel.family])
-    kept = [c for c in unit if c in used] or unit[:1]
-    errors = []
-    for column in kept:
-        timed = [i for i in rows if not np.isnan(m.us[i, column])]
-        found = np.zeros(len(points))
-        if len(timed) >= FEWEST_ERRORS:
-            logs = np.log(m.us[timed, column] / (m.work[column, timed] @ constants))
-            found = smooth(points, m.scaled[timed], logs).weights
-        errors.append([float(f"{w:.{WEIGHT_DIGITS}g}") for w in found])
-    row = {
-        "family": kernel.family,
-        "params": m.kernels[kept[0]].params,
-        "resident": m.resident[unit[0]],
-        "constants": [float(f"{c:.{DIGITS}g}") for c in constants],
-        "errors": errors,
-    }
-    if len(unit) > 1:
-        row["splits"] = [m.kernels[c].params["SPLITS"] for c in kept]
-    return row
+def build_group(m: Measured, regrets: Floats) -> dict[str, Any]:
+    """One group of the portfolio's file; `regrets` are those of `left_out_regrets`."""
+    fitted, chosen = covers(m, m.timed)
+    used = used_columns(m, fitted, chosen)
+    units = sorted({u for of_size in chosen.values() for u in of_size})
+    rows = []
+    for unit in (m.table.units[u] for u in units):
+        kept = [c for c in unit if c in used] or list(unit[:1])
+        row = {
+            "family": m.kernels[unit[0]].family,
+            "params": m.kernels[kept[0]].params,
+            "resident": m.resident[unit[0]],
+            "constants": rounded(fitted.constants[unit[0]], DIGITS),
+            "errors": [rounded(fitted.weights[column], WEIGHT_DIGITS) for column in kept],
+        }
+        if len(unit) > 1:
+            row["splits"] = [m.kernels[column].params["SPLITS"] for column in kept]
+        rows.append(row)
+    classes = {}
+    for size, of_size in chosen.items():
+        own = np.array([m.sizes[i] == size for i in m.timed])
+        judged = cover.Judged(regrets[own] if own.any() else regrets)
+        classes[size] = {
+            "kernels": [units.index(u) for u in of_size],
+            "problems": int(own.sum()),
+            "regret": round(judged.geomean, 4),
+            "worst": round(judged.worst, 4),
+        }
+    return {"points": fitted.points.tolist(), "kernels": rows, "classes": classes}
 
 
-def build_class(m: Measured, rows: list[int]) -> tuple[dict[str, Any], cover.Judged]:
-    """One class of the portfolio's file, judged on the problems `rows` of its group."""
-    points = m.scaled[rows][spread_points(m.scaled[rows])].round(POINT_DIGITS)
-    predicted = predictions(m, rows, points)
-    chosen, judged = cover.choose(m.us[rows], predicted[rows], m.units)
-    columns = [c for u in chosen for c in m.units[u]]
-    used = {columns[c] for c in cover.choices(m.us[rows], predicted[rows], columns)}
-    return {
-        "points": points.tolist(),
-        "kernels": [made_kernel(m, rows, m.units[u], points, used) for u in chosen],
-        "problems": len(rows),
-        "regret": round(judged.geomean, 4),
-        "worst": round(judged.worst, 4),
-    }, judged
+def said(name: str, regrets: Floats) -> str:
+    """A line for people."""
+    judged = cover.Judged(regrets)
+    percentile = np.quantile(regrets, 0.95)
+    return f"{name:28} {len(regrets):4} {judged.geomean:.4f} {percentile:.3f} {judged.worst:.2f}"
+
+
+def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campaign.Part]]]:
+    """What is said about each campaign, and the final tables by group."""
+    parts_of: dict[str, list[campaign.Part]] = {}
+    abouts: list[dict[str, Any]] = []
+    for path in paths:
+        about, groups, tables = campaign.load(path)
+        abouts.append(about)
+        for group in groups:
+            if tables.get(group.name, {}).get("kernels"):
+                part = campaign.Part(group, tables[group.name], campaign.card(about["device"]))
+                parts_of.setdefault(group.name, []).append(part)
+    return abouts, parts_of
 
 
 def main() -> None:
@@ -168,38 +145,25 @@ def main() -> None:
     parser.add_argument("campaigns", type=Path, nargs="+", help="of a problem that several have timed the last counts")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
-    parts: dict[str, list[campaign.Part]] = {}
-    abouts: list[dict[str, Any]] = []
-    for path in words.campaigns:
-        about, groups, tables = campaign.load(path)
-        abouts.append(about)
-        for group in groups:
-            if tables.get(group.name, {}).get("kernels"):
-                part = campaign.Part(group, tables[group.name], campaign.card(about["device"]))
-                parts.setdefault(group.name, []).append(part)
-    classes, regrets = {}, []
-    for found in parts.values():
+    abouts, parts_of = read(words.campaigns)
+    drawn = by_class(p for seed in BUILD_SEEDS for p in [*draw(seed, DRAWN), *draw_variants(seed, DRAWN // 2)])
+    groups: dict[str, dict[str, Any]] = {}
+    regrets: dict[str, list[float]] = {}
+    print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")
+    for name, found in sorted(parts_of.items()):
         group, table, gpus = campaign.merged(found)
-        m = measured(group, table, gpus)
-        names = [class_of(p) for p in group.problems]
-        for name in sorted(set(names)):
-            rows = [i for i in m.timed if names[i] == name]
-            if len(rows) < FEWEST:  # too few to choose by: the class takes the kernels that suit its group
-                rows = m.timed
-            classes[name], judged = build_class(m, rows)
-            regrets += list(judged.regrets)
-            families = sorted({k["family"] for k in classes[name]["kernels"]})
-            sizes = f"{len(classes[name]['kernels'])} kernels, {len(rows):2} problems"
-            lost = f"regret {judged.geomean:.3f}, worst {judged.worst:.3f}"
-            print(f"{name:20} {sizes}: {lost} {', '.join(families)}", flush=True)
-    every = np.array(regrets)
-    print(
-        f"all {len(every)} problems, left out: geomean {np.exp(np.log(every).mean()):.4f}, 95th percentile "
-        f"{np.quantile(every, 0.95):.3f}, worst {every.max():.3f}"
-    )
+        m = measured(group, table, gpus, drawn.get(name, []))
+        lost = left_out_regrets(m)
+        groups[name] = build_group(m, lost)
+        for i, regret in zip(m.timed, lost, strict=True):
+            for kind in (f"{name.split()[0]} bits {m.sizes[i]}", f"{name.split()[0]} bits", "all"):
+                regrets.setdefault(kind, []).append(float(regret))
+        print(said(name, lost), flush=True)
+    for kind, values in sorted(regrets.items()):
+        print(said(kind, np.array(values)))
     output = words.output or shipped.DATA / f"{lookup(words.cards.split(',')[0]).arch}{shipped.SUFFIX}"
     output.parent.mkdir(exist_ok=True)
-    shipped.save(output, words.cards.split(","), abouts, classes)
+    shipped.save(output, words.cards.split(","), abouts, groups)
     print(f"wrote {output}, {output.stat().st_size / 1024:.0f} KiB")
 
 

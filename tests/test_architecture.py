@@ -39,7 +39,7 @@ HOMES = {  # files, or rooms of which any file may
     "pynvml": {"timing/clocks.py"},
     "transformers": {"integrations"},
     "sklearn": {"samplers"},
-    "scipy": {"portfolio/cover.py"},
+    "scipy": {"portfolio/fit.py"},
 }
 
 

@@ -17,7 +17,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
 from evoattn.portfolio import cover
 from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.features import class_of
+from evoattn.portfolio.features import FEW_ROWS
 from evoattn.portfolio.strata import by_class, spread
 
 FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar", "split_kv", "large_head")}
@@ -99,19 +99,19 @@ def contenders(group: Group, most: int) -> list[Kernel]:
 
 
 def covering(group: Group, table: dict[str, Any], most: int) -> list[Kernel]:
-    """Of each class of a final table's problems at most `most` compiled sources of which the fastest on each problem
-    leaves the least regret; of each source one kernel."""
+    """Of a final table's problems of few and of many rows at most `most` compiled sources each, of which the fastest on
+    each problem leaves the least regret; of each source one kernel."""
     us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
-    names = [class_of(p) for p in group.problems]
+    few = [p.group_size * p.seqlen_q <= FEW_ROWS for p in group.problems]
     units: dict[str, list[int]] = {}
     for column, name in enumerate(table["kernels"]):
         units.setdefault(source_of(group.kernels[name]), []).append(column)
     columns = list(units.values())
     found: dict[str, Kernel] = {}
-    for name in sorted(set(names)):
-        rows = us[[i for i, other in enumerate(names) if other == name and not np.isnan(us[i]).all()]]
+    for size in (True, False):
+        rows = us[[i for i, other in enumerate(few) if other == size and not np.isnan(us[i]).all()]]
         if len(rows):
-            chosen = [table["kernels"][columns[u][0]] for u in cover.choose(rows, rows, columns, most)[0]]
+            chosen = [table["kernels"][columns[u][0]] for u in cover.choose(rows, rows, columns, most)]
             found |= {k: group.kernels[k] for k in chosen}
     return list(found.values())
 

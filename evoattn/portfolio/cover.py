@@ -1,7 +1,4 @@
-"""Few kernels that serve a class well: fitted constants for each, and a choice one by one so that the rule loses least.
-
-Every judgement leaves the judged problem out of the fit of every kernel's constants.
-"""
+"""Few kernels that serve a class well: a choice one by one so that the rule loses least."""
 
 from __future__ import annotations
 
@@ -16,56 +13,12 @@ Times = NDArray[np.float64]
 """[problems, kernels] in µs; NaN where a kernel cannot serve a problem."""
 
 MOST_KERNELS = 8
-WORST_SHARE, WORST_TENTH = 0.15, 10
+WORST_SHARE, WORST_TENTH = 0.15, 0.1
 """Of the objective: the mean over the worst tenth of the problems, beside the mean over all."""
-GAIN = 0.0005
+GAIN = 0.0002
 """A kernel that lowers the objective by less is not worth its place."""
-PRIOR_TIMES = 0.03
-"""See `fit`. With a fifth of the problems left out of everything, 0.03 and 0.3 lost equally on few queries, and 0.001,
-0.03 and 0.3 on many."""
 UNSERVED = 4.0
 """Regret of a problem that no chosen kernel serves."""
-
-
-@dataclass(frozen=True)
-class Usual:
-    """What the constants of a family are on the whole: `constants`, and the part of a time that each term makes."""
-
-    constants: Times
-    shares: Times
-
-
-def usual(work: Times, us: Times) -> Usual:
-    """Of many kernels of one family together. `work` [times, terms], `us` [times]."""
-    return Usual(fit(work, us), (work / us[:, None]).mean(axis=0))
-
-
-def fit(work: Times, us: Times, prior: Usual | None = None) -> Times:
-    """The non-negative constants that make the relative errors of the times least. `work` [times, terms], `us` [times].
-
-    With a `prior`, a departure from the family's constants that changes a time by its whole counts as much as
-    PRIOR_TIMES measured times that are wrong by their whole: what few times say nothing of is as is usual.
-    """
-    from scipy.optimize import nnls  # only whoever builds a portfolio needs SciPy
-
-    rows, wanted = work / us[:, None], np.ones(len(us))
-    if prior is not None:
-        weight = math.sqrt(PRIOR_TIMES) * np.maximum(prior.shares, 1e-9)
-        rows = np.vstack([rows, np.diag(weight)])
-        wanted = np.concatenate([wanted, weight * prior.constants])
-    return np.asarray(nnls(rows, wanted)[0])
-
-
-def fit_source(work: Times, us: Times, prior: Usual, without: int = -1) -> Times:
-    """The constants of one source out of the times of all its variants: `work` [variants, problems, terms], `us`
-    [problems, variants]. Problem `without` is left out."""
-    known = ~np.isnan(us)
-    if without >= 0:
-        known[without] = False
-    problems, variants = np.nonzero(known)
-    if not len(problems):
-        return prior.constants
-    return fit(work[variants, problems], us[problems, variants], prior)
 
 
 @dataclass(frozen=True)
@@ -82,53 +35,68 @@ class Judged:
     def worst(self) -> float:
         return float(self.regrets.max())
 
-    @property
-    def objective(self) -> float:
-        logs = np.sort(np.log(self.regrets))[::-1]
-        return float(logs.mean() + WORST_SHARE * logs[: max(1, len(logs) // WORST_TENTH)].mean())
-
-
-def choices(us: Times, predicted: Times, columns: Sequence[int]) -> NDArray[np.int64]:
-    """By problem, the place in `columns` of the kernel that the rule takes: of those that can serve it the one of the
-    least predicted time."""
-    return np.asarray(_known(us, predicted, columns).argmin(axis=1), dtype=np.int64)
-
-
-def _known(us: Times, predicted: Times, columns: Sequence[int]) -> Times:
-    return np.where(np.isnan(us) | np.isnan(predicted), np.inf, predicted)[:, list(columns)]
-
 
 def judge(us: Times, predicted: Times, columns: Sequence[int]) -> Judged:
-    """The rule with the kernels `columns` on every problem."""
-    chosen, rows = choices(us, predicted, columns), np.arange(len(us))
+    """The rule with the kernels `columns` on every problem: of those that can serve it the one of the least predicted
+    time."""
+    known = _known(us, predicted)[:, list(columns)]
+    chosen, rows = known.argmin(axis=1), np.arange(len(us))
     taken = us[:, list(columns)][rows, chosen]
-    served = np.isfinite(_known(us, predicted, columns)[rows, chosen])
-    return Judged(np.where(served, taken / np.nanmin(us, axis=1), UNSERVED))
+    return Judged(np.where(np.isfinite(known[rows, chosen]), taken / np.nanmin(us, axis=1), UNSERVED))
 
 
 def choose(
-    us: Times, predicted: Times, units: Sequence[Sequence[int]], most: int = MOST_KERNELS
-) -> tuple[list[int], Judged]:
-    """At most `most` of the `units` (columns of one compiled source each) to keep, and how the rule does with them.
+    us: Times,
+    predicted: Times,
+    units: Sequence[Sequence[int]],
+    most: int = MOST_KERNELS,
+    weights: Times | None = None,
+) -> list[int]:
+    """At most `most` of the `units` (columns of one compiled source each) to keep. `weights`: how much each problem
+    counts, 1 unless given.
 
     Chosen one by one; after each, one whose place another would fill better makes way for it.
     """
+    choice = _Choice(us, predicted, units, np.ones(len(us)) if weights is None else weights)
     chosen: list[int] = []
-    best = Judged(np.full(len(us), UNSERVED))
-
-    def better(kept: list[int]) -> tuple[Judged, int] | None:
-        columns = [c for u in kept for c in units[u]]
-        tried = [(judge(us, predicted, [*columns, *units[u]]), u) for u in range(len(units)) if u not in kept]
-        return min(tried, key=lambda pair: pair[0].objective) if tried else None
-
-    while len(chosen) < most and (found := better(chosen)):
-        result, unit = found
-        if chosen and best.objective - result.objective < GAIN:
+    least = math.inf
+    while len(chosen) < most and (found := choice.best_with(chosen)):
+        lost, unit = found
+        if chosen and least - lost < GAIN:
             break
-        chosen, best = [*chosen, unit], result
+        chosen, least = [*chosen, unit], lost
         for place in range(len(chosen) - 1):
             rest = chosen[:place] + chosen[place + 1 :]
-            other = better(rest)
-            if other and best.objective - other[0].objective >= GAIN:
-                chosen, best = [*rest, other[1]], other[0]
-    return chosen, best
+            other = choice.best_with(rest)
+            if other and least - other[0] >= GAIN:
+                chosen, least = [*rest, other[1]], other[0]
+    return chosen
+
+
+class _Choice:
+    """What units predict and lose, a column for each."""
+
+    def __init__(self, us: Times, predicted: Times, units: Sequence[Sequence[int]], weights: Times) -> None:
+        known = _known(us, predicted)
+        picked = np.stack([np.array(unit)[known[:, list(unit)].argmin(axis=1)] for unit in units], axis=1)
+        self._predicted = np.take_along_axis(known, picked, axis=1)
+        lost = np.log(np.take_along_axis(us, picked, axis=1) / np.nanmin(us, axis=1, keepdims=True))
+        self._lost = np.where(np.isfinite(self._predicted), lost, math.log(UNSERVED))
+        self._weights, self._rows = weights, np.arange(len(us))
+
+    def best_with(self, kept: list[int]) -> tuple[float, int] | None:
+        """(objective, unit) of the unit that beside the `kept` ones leaves least lost; None if all are kept."""
+        tried = [(self._objective([*kept, u]), u) for u in range(self._lost.shape[1]) if u not in kept]
+        return min(tried) if tried else None
+
+    def _objective(self, kept: list[int]) -> float:
+        lost = self._lost[self._rows, np.array(kept)[self._predicted[:, kept].argmin(axis=1)]]
+        order = (-lost).argsort()
+        reached = self._weights[order].cumsum()
+        worst = order[: int(reached.searchsorted(WORST_TENTH * reached[-1])) + 1]
+        mean = lost @ self._weights / reached[-1]
+        return float(mean + WORST_SHARE * (lost[worst] @ self._weights[worst]) / reached[len(worst) - 1])
+
+
+def _known(us: Times, predicted: Times) -> Times:
+    return np.where(np.isnan(us) | np.isnan(predicted), np.inf, predicted)

@@ -10,9 +10,14 @@ from evoattn.model.variant import parse_window
 
 TILE_ROWS = 128
 """Rows of the tiles that are counted: the middle of what the families use."""
-FEW_ROWS = 128
-"""Query rows that share a K/V head, up to which a problem is one of few queries: decoding and small chunks, bound by
-reading K and V."""
+DECODE_ROWS, FEW_ROWS = 16, 128
+"""Query rows that share a K/V head: up to those of the smallest tile of split_kv's tensor cores, and up to where a
+problem is one of few queries, bound by reading K and V."""
+NARROW_HEADS, WAVE_TILES, BRIEF_KEYS = 66, 132, 512
+"""Half the SMs of an H100 or H200, all of them, and a few tiles of keys."""
+SIZES = tuple(f"{word}{end}" for word in ("decode", "few") for end in ("", "-narrow"))
+SIZES += tuple(f"{word}{end}" for word in ("short", "many") for end in ("", "-brief"))
+"""The last words of classes."""
 SCALES = {
     "queries": 0.5,
     "keys": 0.7,
@@ -26,28 +31,47 @@ SCALES = {
 
 
 def class_of(problem: AttentionProblem) -> str:
-    """The class whose kernels serve the problem: bits, head_dim, mask, few or many queries, e.g. `16 d64 causal many`,
-    `16 d64 causal+window+sink many`, `16 d192 causal+dv128 many`.
+    """The class whose kernels serve the problem: bits, head_dim, mask, and how many rows, tiles, heads and keys there
+    are, e.g. `16 d64 causal many`, `16 d64 causal+window+sink few-narrow`, `16 d192 causal+dv128 short-brief`.
 
     fp16 and bf16 share their choices: the same instructions at the same rates. So do both causal masks, which differ
     by an offset.
     """
     bits = "32" if problem.dtype == "fp32" else "16"
-    rows = "few" if problem.group_size * problem.seqlen_q <= FEW_ROWS else "many"
     words = (f"dv{problem.value_dim}" if name == "value_dim" else name for name in problem.variants)
     mask = "+".join(("causal" if problem.causal else "full", *words))
-    return f"{bits} d{problem.head_dim} {mask} {rows}"
+    return f"{bits} d{problem.head_dim} {mask} {_size_word(problem)}"
+
+
+def _size_word(problem: AttentionProblem) -> str:
+    """`decode` or `few` rows of queries that share a K/V head, `-narrow` where there are few K/V heads, so that the
+    keys of each are shared out among SMs; else so few tiles that all run at once, `short`, or `many`, `-brief` where
+    there are few keys."""
+    rows = problem.group_size * problem.seqlen_q
+    if rows <= FEW_ROWS:
+        narrow = problem.batch * problem.kv_heads <= NARROW_HEADS
+        return ("decode" if rows <= DECODE_ROWS else "few") + ("-narrow" if narrow else "")
+    tiles = math.ceil(problem.seqlen_q / TILE_ROWS) * problem.batch * problem.heads
+    return ("short" if tiles <= WAVE_TILES else "many") + ("-brief" if problem.seqlen_k <= BRIEF_KEYS else "")
+
+
+def _most_keys(problem: AttentionProblem) -> int:
+    """The most keys that a query can see: under a window those that it shows beside the diagonal."""
+    if not problem.window:
+        return problem.seqlen_k
+    past, ahead = parse_window(problem.window)
+    before, behind = problem.causal_offset + problem.seqlen_q - 1, problem.seqlen_k - 1 - problem.causal_offset
+    return max(1, min(problem.seqlen_k, min(past, before) + 1 + min(ahead, max(0, behind))))
 
 
 def features(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
     """Base-2 logarithms, and the part of the last wave of tiles that is filled (0 to 1). Keys are those that a query
     can see: no more than a window shows."""
     heads = problem.batch * problem.heads
-    keys = min(problem.seqlen_k, sum(parse_window(problem.window)) + 1) if problem.window else problem.seqlen_k
     waves = math.ceil(problem.seqlen_q / TILE_ROWS) * heads / gpu.sm_count
     return {
         "queries": math.log2(problem.seqlen_q),
-        "keys": math.log2(keys),
+        "keys": math.log2(_most_keys(problem)),
         "rows per SM": math.log2(problem.seqlen_q * heads / gpu.sm_count),
         "tiles per SM": math.log2(waves),
         "last wave": waves - math.floor(waves) if waves > 1 else 1.0,

@@ -38,15 +38,15 @@ def _portfolios(gpu: GpuSpec) -> list[Portfolio]:
     return [portfolio for portfolio in found if portfolio]
 
 
-def _nearest_class(name: str, names: list[str]) -> str | None:
-    """The class of the least head_dim above that of `name`, else the greatest; everything else equal. For a variant of
-    attention without a class, one of its plain mask."""
-    bits, dim, mask, rows = name.split()
-    dims = sorted(int(d[1:]) for b, d, m, r in (n.split() for n in names) if (b, m, r) == (bits, mask, rows))
+def _nearest_group(name: str, names: list[str]) -> str | None:
+    """The group of the least head_dim above that of `name`, else the greatest; everything else equal. For a variant of
+    attention without a group, one of its plain mask."""
+    bits, dim, mask = name.split()
+    dims = sorted(int(d[1:]) for b, d, m in (n.split() for n in names) if (b, m) == (bits, mask))
     if not dims:
         plain = mask.partition("+")[0]
-        return None if plain == mask else _nearest_class(f"{bits} {dim} {plain} {rows}", names)
-    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask} {rows}"
+        return None if plain == mask else _nearest_group(f"{bits} {dim} {plain}", names)
+    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask}"
 
 
 def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Iterator[KernelConfig]:
@@ -63,7 +63,10 @@ def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Ite
 
 
 def _class_in(portfolio: Portfolio, own: str) -> str | None:
-    return own if own in portfolio.lines else _nearest_class(own, list(portfolio.lines))
+    """The class of the portfolio that is `own` or nearest to it."""
+    group, _, size = own.rpartition(" ")
+    found = group if group in portfolio.lines else _nearest_group(group, list(portfolio.lines))
+    return f"{found} {size}" if found else None
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:

@@ -1,7 +1,8 @@
 """The portfolios that come with evoattn, one file per architecture: plain data, read once.
 
-The first line of a file is a JSON object: the cards, what was measured, and the names of the classes. One line of JSON
-per class follows, in the order of the names, so that a process parses only those that it asks for.
+The first line of a file is a JSON object: the cards, what was measured, and the names of the groups: classes but for
+their last word. One line of JSON per group follows, in the order of the names, so that a process parses only those that
+it asks for. A group has kernels, and of each of its classes the numbers of those that serve it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SUFFIX = ".jsonl"
 class ShippedKernel:
     """A config, the blocks of it that fit on one SM, and the constants of its time (`work.Work`).
 
-    `errors` [variants, points]: what the constants get wrong (`likeness.Smoother.weights`).
+    `errors` [variants, points]: what the constants get wrong (`likeness.smooth`).
     """
 
     config: KernelConfig
@@ -59,7 +60,7 @@ class ShippedKernel:
 @dataclass(frozen=True)
 class KernelClass:
     """The kernels of one class (`features.class_of`). `regret` and `worst`: the chosen kernel's time over the best
-    known, in geometric mean and at worst, on measured problems each of which was left out of the fit.
+    known, in geometric mean and at worst, on measured problems that were left out of the choice and of the fit.
 
     `points` [points, features]: scaled features of measured problems (`likeness.scaled`).
     """
@@ -87,7 +88,7 @@ class Portfolio:
     about: list[dict[str, Any]]
     """Of each campaign: card, driver, date, seconds."""
     lines: dict[str, str]
-    """Of each class, its JSON, as in the file."""
+    """Of each group, its JSON, as in the file."""
 
     @property
     def measured_on(self) -> str:
@@ -95,13 +96,23 @@ class Portfolio:
         return " and ".join(sorted({str(row["device"]) for row in self.about}))
 
     @cache  # noqa: B019 - there is one portfolio per architecture, for the life of the process
-    def kernel_class(self, name: str) -> KernelClass:
-        """One class. Raises `KeyError` where there is none of this name."""
+    def _group(self, name: str) -> tuple[dict[str, dict[str, Any]], tuple[ShippedKernel, ...], Array]:
+        """(its classes by their last word, kernels, points)."""
         import numpy as np
 
         row = json.loads(self.lines[name])
-        kernels = tuple(_kernel(k) for k in row["kernels"])
-        return KernelClass(kernels, row["regret"], row["worst"], np.array(row["points"]))
+        return row["classes"], tuple(_kernel(k) for k in row["kernels"]), np.array(row["points"])
+
+    def kernel_class(self, name: str) -> KernelClass:
+        """One class. Raises `KeyError` where there is none of this name."""
+        group, _, size = name.rpartition(" ")
+        classes, kernels, points = self._group(group)
+        row = classes[size]
+        return KernelClass(tuple(kernels[i] for i in row["kernels"]), row["regret"], row["worst"], points)
+
+    def classes(self) -> list[str]:
+        """Names of all classes."""
+        return [f"{group} {size}" for group in self.lines for size in self._group(group)[0]]
 
 
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
@@ -123,10 +134,10 @@ def load(arch: str, folder: Path = DATA) -> Portfolio | None:
     except OSError:
         return None
     head = json.loads(first)
-    return Portfolio(arch, tuple(head["cards"]), head["about"], dict(zip(head["classes"], lines, strict=True)))
+    return Portfolio(arch, tuple(head["cards"]), head["about"], dict(zip(head["groups"], lines, strict=True)))
 
 
-def save(path: Path, cards: list[str], about: list[dict[str, Any]], classes: dict[str, dict[str, Any]]) -> None:
+def save(path: Path, cards: list[str], about: list[dict[str, Any]], groups: dict[str, dict[str, Any]]) -> None:
     """Write the file of a portfolio. Raises `OSError`."""
-    rows = [{"cards": cards, "about": about, "classes": list(classes)}, *classes.values()]
+    rows = [{"cards": cards, "about": about, "groups": list(groups)}, *groups.values()]
     path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))

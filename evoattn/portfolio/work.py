@@ -20,12 +20,16 @@ from evoattn.model.variant import parse_window
 
 PACKED = ("split_kv", "large_head", "latent_wgmma")
 """Families whose tiles always stack the query heads of one K/V head."""
-SPLIT_KEYS = 64
+SPLIT_KEYS = 16
 """Keys that a split of split_kv is a multiple of."""
 USUAL_TILE = 8192
 """Scores of a tile that counts as one where the work in a step is counted, so that kernels have like constants."""
 PARTIAL_BYTES, STATE_VALUES = 4, 2
 """Of a split's result: fp32, and the maximum and the sum of each row beside it."""
+GPCS = (18, 18, 18, 16, 16, 16, 16, 14)
+"""SMs of the processing clusters of an H200, within one of which a cluster of blocks lies. Of four blocks 31 clusters
+fit at one block per SM and 62 at two, as times of KEY_SPLIT=4 show: 120 blocks take one wave and 128 two, and at two
+blocks per SM 248 and 256. Of other cards the same parts are taken."""
 L2_SHARE = 0.8
 """Of the L2 cache, beyond which bytes are taken to come from DRAM."""
 
@@ -55,6 +59,10 @@ class Work(NamedTuple):
     """Bytes of O."""
     read: float
     """Bytes of K and V as the blocks read them, most of them from L2."""
+    apart: float
+    """Those of `dram` where rows lie apart in memory, as heads are beside one another (`bshd`)."""
+    merging: float
+    """Rows that a launch of its own merges, over the number of SMs."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class Tiles:
     longest: int
     schedule: str = "single"
     splits: int = 1
+    cluster: int = 1
+    """Blocks that start together."""
 
 
 def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
@@ -112,7 +122,8 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
             splits = params["SPLITS"] if params.get("MERGE") == "cluster" else math.ceil(seen / keys)
         steps = math.ceil(min(keys, seen) / block_n)
         blocks = rows * problem.kv_heads * problem.batch * splits
-        return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1)
+        cluster = splits if params.get("MERGE") == "cluster" else 1
+        return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1, cluster=cluster)
     tiles_a_query = 1
     if params.get("GROUP_ROWS"):
         rows_a_query, heads = group_slots(problem), problem.batch * problem.kv_heads
@@ -120,7 +131,16 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     mean, longest, count = _row_steps(problem, block_m, block_n)
     split = params.get("KEY_SPLIT", 1)
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
-    return Tiles(count * tiles_a_query * heads * split, mean / split, math.ceil(longest / split), schedule)
+    blocks = count * tiles_a_query * heads * split
+    return Tiles(blocks, mean / split, math.ceil(longest / split), schedule, cluster=split)
+
+
+def block_slots(gpu: GpuSpec, resident: int, cluster: int) -> int:
+    """Blocks that run at once, `resident` on each SM, where those of a cluster start together."""
+    if cluster <= 2:  # SMs come in pairs
+        return gpu.sm_count * resident
+    clusters = sum(gpc // cluster for gpc in GPCS) * gpu.sm_count // sum(GPCS)
+    return max(1, clusters) * cluster * resident
 
 
 def work_of(family: str, params: dict[str, Any], resident: int, problem: AttentionProblem, gpu: GpuSpec) -> Work:
@@ -129,7 +149,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
     blocks, total = tiles.blocks, tiles.blocks * tiles.mean
     if tiles.schedule != "single":
         resident = params["BLOCKS_PER_SM"]
-    slots = gpu.sm_count * resident
+    slots = block_slots(gpu, resident, tiles.cluster)
     beside = min(resident, math.ceil(blocks / gpu.sm_count))
     if tiles.schedule == "balanced":
         waves = blocks / slots
@@ -156,6 +176,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
     merged = tiles.splits if tiles.splits > 1 else 0
     partial = merged * rows * (problem.head_dim_v + STATE_VALUES) * PARTIAL_BYTES
     out = rows * problem.head_dim_v * problem.element_bytes
+    apart = problem.layout == "bshd" and problem.kv_heads > 1
     columns = problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v)
     read = total * params["BLOCK_N"] * columns * problem.element_bytes
     return Work(
@@ -171,6 +192,8 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
         partial / gpu.dram_gb_per_s / 1e3,
         out / gpu.dram_gb_per_s / 1e3,
         read / gpu.dram_gb_per_s / 1e3,
+        max(0.0, moved - cached) * apart,
+        rows / gpu.sm_count if merged and params.get("MERGE") == "kernel" else 0.0,
     )
 
 

@@ -10,7 +10,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup, parse_shape
 from evoattn.portfolio import shipped
 from evoattn.portfolio.cover import MOST_KERNELS
-from evoattn.portfolio.features import class_of
+from evoattn.portfolio.features import SIZES, class_of
 from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.workload import draw
 
@@ -53,7 +53,7 @@ def test_a_pick_takes_less_than_50_milliseconds():
 def test_every_class_has_few_kernels():
     portfolio = shipped.load("sm_90a")
     assert portfolio
-    for name in portfolio.lines:
+    for name in portfolio.classes():
         made = portfolio.kernel_class(name)
         assert 1 <= len(made.kernels) <= MOST_KERNELS, name
         assert len({source(k) for k in made.kernels}) == len(made.kernels), name
@@ -62,19 +62,21 @@ def test_every_class_has_few_kernels():
         assert all(k.errors.shape == (len(k.variants()), len(made.points)) for k in made.kernels)
 
 
-def test_a_file_is_read_class_by_class(tmp_path):
+def test_a_file_is_read_group_by_group(tmp_path):
     kernel = {"family": "flash_mma", "params": {"BLOCK_M": 64}, "resident": 2, "constants": [1.5], "errors": [[0.1]]}
-    row = {"points": [[1.0, 2.0]], "kernels": [kernel], "regret": 1.0, "worst": 1.2}
+    classes = {"few": {"kernels": [1], "regret": 1.0, "worst": 1.2, "problems": 9}}
+    row = {"points": [[1.0, 2.0]], "kernels": [kernel, kernel | {"resident": 3}], "classes": classes}
     shipped.save(tmp_path / "sm_80.jsonl", ["a100"], [{"device": "A100"}], {"first": row, "second": row})
     text = (tmp_path / "sm_80.jsonl").read_text()
     (tmp_path / "sm_80.jsonl").write_text(text[: text.rindex('{"points')] + "damaged\n")
     portfolio = shipped.load("sm_80", tmp_path)
     assert portfolio.cards == ("a100",) and portfolio.measured_on == "A100"
-    read = portfolio.kernel_class("first")
+    read = portfolio.kernel_class("first few")
     assert read.worst == 1.2 and read.points.tolist() == row["points"]
+    assert [k.resident for k in read.kernels] == [3]
     assert read.kernels[0].config.params == kernel["params"] and read.kernels[0].errors.tolist() == kernel["errors"]
     with pytest.raises(ValueError):
-        portfolio.kernel_class("second")
+        portfolio.kernel_class("second few")
 
 
 def test_the_data_is_small():
@@ -95,12 +97,18 @@ def test_a_search_begins_at_the_pick():
     assert portfolio_kernels(problem, H100)[0] == pick(problem, H100).config
 
 
-def test_classes_tell_few_queries_from_many():
+def test_classes_tell_few_rows_from_many():
     many = parse_shape("B=1,H=8,Hkv=2,S=4096,D=64,dtype=bf16,mask=causal")
     assert class_of(many) == "16 d64 causal many"
-    assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few"
-    assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full many"
+    assert class_of(many.with_(seqlen_q=2112)) == "16 d64 causal many"
+    assert class_of(many.with_(seqlen_q=2048)) == "16 d64 causal short"
+    assert class_of(many.with_(seqlen_q=2048, seqlen_k=512)) == "16 d64 causal short-brief"
+    assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few-narrow"
+    assert class_of(many.with_(seqlen_q=4)) == "16 d64 causal decode-narrow"
+    assert class_of(many.with_(seqlen_q=4, batch=34)) == "16 d64 causal decode"
+    assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full short"
     assert class_of(many.with_(value_dim=32, sink=True)) == "16 d64 causal+sink+dv32 many"
+    assert {class_of(p).split()[-1] for p in draw(504, 500)} == set(SIZES)
 
 
 def test_a_latent_cache_gets_a_kernel_that_nobody_measured():

@@ -54,3 +54,5 @@ def test_keys_that_a_window_hides_are_no_keys():
     wide, narrow = (p for p in (parse_shape(f"B=1,H=8,S=4096,D=64,mask=causal,window={w}:0") for w in (8000, 127)))
     assert features(wide, GPUS["h100"])["keys"] == 12
     assert features(narrow, GPUS["h100"])["keys"] == 7
+    decode = parse_shape("B=1,H=8,Sq=1,Sk=4096,D=64,mask=full,window=127:9999")
+    assert features(decode, GPUS["h100"])["keys"] == 7, "no keys lie behind the last query"

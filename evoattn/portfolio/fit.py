@@ -1,0 +1,132 @@
+"""What is fitted to the measured times of a group of problems: constants of every kernel, and what they leave over.
+
+Whoever judges a fit leaves the judged problems out of all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.portfolio.likeness import likeness, smooth, spread_points
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+PRIOR_TIMES = 0.03
+"""See `fit`. Ten times and a hundred times as much lost equally."""
+FEWEST_ERRORS = 20
+"""Times of a kernel from which on errors are carried over: with fewer, classes of fp32 lost more."""
+POINT_DIGITS = 2
+"""Behind the point of a scaled feature."""
+FOLDS = 8
+"""Parts of the problems of which one is left out at a time."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What the constants of a family are on the whole: `constants`, and the part of a time that each term makes."""
+
+    constants: Floats
+    shares: Floats
+
+
+def usual(work: Floats, us: Floats) -> Usual:
+    """Of many kernels of one family together. `work` [times, terms], `us` [times]."""
+    return Usual(fit(work, us), (work / us[:, None]).mean(axis=0))
+
+
+def fit(work: Floats, us: Floats, prior: Usual | None = None) -> Floats:
+    """The non-negative constants that make the relative errors of the times least. `work` [times, terms], `us` [times].
+
+    With a `prior`, a departure from the family's constants that changes a time by its whole counts as much as
+    PRIOR_TIMES measured times that are wrong by their whole: what few times say nothing of is as is usual.
+    """
+    from scipy.optimize import nnls  # only whoever builds a portfolio needs SciPy
+
+    rows, wanted = work / us[:, None], np.ones(len(us))
+    if prior is not None:
+        weight = math.sqrt(PRIOR_TIMES) * np.maximum(prior.shares, 1e-9)
+        rows = np.vstack([rows, np.diag(weight)])
+        wanted = np.concatenate([wanted, weight * prior.constants])
+    q, r = np.linalg.qr(rows)  # the same least squares, of as many rows as there are terms
+    return np.asarray(nnls(r, q.T @ wanted)[0])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`constants` [kernels, terms], and by way of `points` [points, features] the logarithm of measured over so
+    predicted time: `weights` [kernels, points], none where a kernel has few times."""
+
+    constants: Floats
+    points: Floats
+    weights: Floats
+
+    def predict(self, work: Floats, scaled: Floats) -> Floats:
+        """µs [problems, kernels] of problems whose `work` is [kernels, problems, terms] and whose features are
+        `scaled` [problems, features]."""
+        errors = likeness(scaled, self.points) @ self.weights.T
+        return np.asarray(np.einsum("kpt,kt->pk", work, self.constants) * np.exp(errors))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The times `us` [problems, kernels] of one group, NaN where a kernel cannot serve a problem, or was not timed.
+
+    `work` [kernels, problems, terms], `scaled` [problems, features] (`likeness.scaled`), the kernels' `families`, and
+    the columns of each compiled source, `units`.
+    """
+
+    us: Floats
+    work: Floats
+    scaled: Floats
+    families: Sequence[str]
+    units: Sequence[Sequence[int]]
+
+    def fit(self, rows: Sequence[int]) -> Fitted:
+        """Of these problems alone."""
+        us, work, scaled = self.us[rows], self.work[:, rows], self.scaled[rows]
+        priors = {family: self._usual(family, us, work) for family in set(self.families)}
+        constants = np.zeros((us.shape[1], work.shape[2]))
+        for unit in self.units:
+            columns, prior = list(unit), priors[self.families[unit[0]]]
+            problems, variants = np.nonzero(~np.isnan(us[:, columns]))
+            picked = np.array(columns)[variants]
+            if len(problems):
+                constants[columns] = fit(work[picked, problems], us[problems, picked], prior)
+            elif prior:
+                constants[columns] = prior.constants
+        points = scaled[spread_points(scaled)].round(POINT_DIGITS)
+        weights = np.zeros((us.shape[1], len(points)))
+        for column in range(us.shape[1]):
+            timed = ~np.isnan(us[:, column])
+            if timed.sum() >= FEWEST_ERRORS:
+                errors = np.log(us[timed, column] / (work[column, timed] @ constants[column]))
+                weights[column] = smooth(points, scaled[timed], errors)
+        return Fitted(constants, points, weights)
+
+    def _usual(self, family: str, us: Floats, work: Floats) -> Usual | None:
+        """None where no kernel of the family was timed."""
+        columns = [c for c, name in enumerate(self.families) if name == family]
+        problems, variants = np.nonzero(~np.isnan(us[:, columns]))
+        picked = np.array(columns)[variants]
+        return usual(work[picked, problems], us[problems, picked]) if len(problems) else None
+
+    def left_out(self, rows: Sequence[int], folds: int = FOLDS) -> Floats:
+        """µs [rows, kernels] as predicted by fits of the other rows, an equal part of them left out at a time."""
+        predicted = np.full((len(rows), self.us.shape[1]), np.nan)
+        for places in parts(len(rows), folds):
+            left, out = set(places), [rows[i] for i in places]
+            fitted = self.fit([row for i, row in enumerate(rows) if i not in left])
+            predicted[places] = fitted.predict(self.work[:, out], self.scaled[out])
+        return predicted
+
+
+def parts(count: int, folds: int) -> list[list[int]]:
+    """The numbers below `count` in at most `folds` lists of about equal length, drawn at random but always the same."""
+    order = np.random.default_rng(0).permutation(count)
+    return [sorted(order[fold::folds].tolist()) for fold in range(min(folds, count))]

@@ -1,0 +1,134 @@
+"""One group of problems as campaigns measured it: arrays of times and of work, and problems that were not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evoattn.families import registry
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.portfolio import campaign
+from evoattn.portfolio.engine.breeding import hopeless
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.features import class_of, features
+from evoattn.portfolio.fit import Flags, Floats, Table, fit
+from evoattn.portfolio.likeness import scaled
+from evoattn.portfolio.work import work_of
+
+FEWEST = 7
+"""Times of a kernel on one card from which on they tell how fast another is."""
+IMAGINED = 60
+"""Problems at most that are imagined of a class."""
+
+
+def resident_blocks(kernel: Kernel, group: Group, gpu: GpuSpec) -> int:
+    """Blocks of the kernel that fit on one SM, by its registers and shared memory."""
+    launch = registry.lookup(kernel.family).launches(group.problems[0], kernel.config, gpu)[0]
+    return max(1, gpu.blocks_resident(kernel.registers, launch.threads, launch.smem_bytes))
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """Problems that were not measured: the sizes of their classes, and as in `fit.Table` their work and features;
+    `served` [problems, kernels]."""
+
+    sizes: list[str]
+    work: Floats
+    scaled: Floats
+    served: Flags
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One group of the campaigns: its kernels, the sizes of its problems' classes, and its times."""
+
+    kernels: list[Kernel]
+    resident: list[int]
+    sizes: list[str]
+    table: Table
+    imagined: Imagined
+
+    @property
+    def timed(self) -> list[int]:
+        """Problems that any kernel was timed on."""
+        return [i for i, row in enumerate(self.table.us) if not np.isnan(row).all()]
+
+
+def size_of(problem: AttentionProblem) -> str:
+    """The last word of the problem's class."""
+    return class_of(problem).rpartition(" ")[2]
+
+
+def all_work(
+    kernels: list[Kernel], resident: list[int], problems: Sequence[tuple[AttentionProblem, GpuSpec]]
+) -> Floats:
+    """[kernels, problems, terms]."""
+    return np.array(
+        [
+            [work_of(k.family, k.params, r, p, gpu) for p, gpu in problems]
+            for k, r in zip(kernels, resident, strict=True)
+        ]
+    )
+
+
+def imagine(
+    drawn: list[AttentionProblem],
+    known: set[AttentionProblem],
+    kernels: list[Kernel],
+    resident: list[int],
+    gpu: GpuSpec,
+) -> Imagined:
+    """Of the problems drawn at most IMAGINED of each class, none of them `known`."""
+    by_size: dict[str, list[AttentionProblem]] = {}
+    for problem in drawn:
+        of_size = by_size.setdefault(size_of(problem), [])
+        if problem not in known and len(of_size) < IMAGINED:
+            of_size.append(problem)
+    problems = [p for of_size in by_size.values() for p in of_size]
+    served = [
+        [not registry.lookup(k.family).why_impossible(p, k.config, gpu) and not hopeless(k.family, p) for k in kernels]
+        for p in problems
+    ]
+    work = all_work(kernels, resident, [(p, gpu) for p in problems])
+    return Imagined(
+        [size_of(p) for p in problems], work, scaled([features(p, gpu) for p in problems]), np.array(served)
+    )
+
+
+def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec], drawn: list[AttentionProblem]) -> Measured:
+    """The final table of a group; `gpus` are the cards of its rows, `drawn` what problems of it may be imagined."""
+    us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
+    kernels = [group.kernels[k] for k in table["kernels"]]
+    resident = [resident_blocks(k, group, gpus[0]) for k in kernels]
+    problems = list(zip(group.problems, gpus, strict=True))
+    work = all_work(kernels, resident, problems)
+    units: dict[str, list[int]] = {}
+    for column, kernel in enumerate(kernels):
+        units.setdefault(campaign.source_of(kernel), []).append(column)
+    us = one_speed(us, work, [gpu.name for gpu in gpus])
+    points = scaled([features(p, gpu) for p, gpu in problems])
+    made = Table(us, work, points, [k.family for k in kernels], list(units.values()))
+    imagined = imagine(drawn, set(group.problems), kernels, resident, gpus[0])
+    return Measured(kernels, resident, [size_of(p) for p in group.problems], made, imagined)
+
+
+def one_speed(us: Floats, work: Floats, cards: list[str]) -> Floats:
+    """The times [problems, kernels] at the speed of the first row's card: those of each other card times the factor
+    that makes constants fitted on the first right in the median. (Of one architecture, at other clocks.)"""
+    first = [i for i, card in enumerate(cards) if card == cards[0]]
+    made = us.copy()
+    for card in sorted(set(cards) - {cards[0]}):
+        rows = [i for i, other in enumerate(cards) if other == card]
+        logs = []
+        for column in range(us.shape[1]):
+            timed = [i for i in first if not np.isnan(us[i, column])]
+            if len(timed) >= FEWEST:
+                predicted = work[column][rows] @ fit(work[column][timed], us[timed, column])
+                logs.append(np.log(predicted / us[rows, column]))
+        factor = float(np.exp(np.nanmedian(logs))) if logs else 1.0
+        made[rows] *= factor
+    return made

@@ -1,0 +1,75 @@
+"""What a kernel has to do on a problem."""
+
+import pytest
+
+from evoattn.families.split_kv.resources import SPLIT_GRANULE
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.work import SPLIT_KEYS, Tiles, Work, block_slots, predicted_us, tiles_of, work_of
+
+GPU = GPUS["h100"]
+
+
+def test_blocks_and_steps_of_a_config():
+    full = parse_shape("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full")
+    config = {"BLOCK_M": 128, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 1, "BLOCKS_PER_SM": 1}
+    tiles = tiles_of("flash_wgmma", config, full)
+    assert (tiles.blocks, tiles.mean, tiles.longest) == (8 * 16, 16, 16)
+    causal = tiles_of("flash_wgmma", config, full.with_(mask="causal_upper_left"))
+    assert causal.longest == 16 and 8 < causal.mean < 10
+    decode = parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=5000,D=64,dtype=bf16,mask=full")
+    heads_as_rows = config | {"BLOCK_M": 64, "GROUP_ROWS": True}
+    assert tiles_of("flash_wgmma", heads_as_rows, decode) == Tiles(2 * 2, 79, 79)
+    assert tiles_of("flash_wgmma", heads_as_rows, decode.with_(seqlen_q=20)).blocks == 2 * 2 * 2
+    assert tiles_of("flash_wgmma", heads_as_rows, decode.with_(heads=200)).blocks == 2 * 2 * 2
+    split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 4, "MERGE": "kernel"}
+    assert tiles_of("split_kv", split, decode).blocks == 2 * 2 * 4
+    seen = tiles_of("split_kv", split, decode.with_(window="127:0"))
+    assert (seen.blocks, seen.longest) == (2 * 2 * 4, 1), "128 keys, of which a split takes 32"
+
+
+def test_more_work_is_more_time():
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 1, "BLOCKS_PER_SM": 2}
+    constants = (1.0, 0.5, 0.2, 0.1, 1.0, 0.01, 0.01, 2.0, 0.1, 1.0, 1.0, 0.1, 0.1, 0.1)
+    shape = parse_shape("B=1,H=4,S=512,D=64,dtype=bf16,mask=full")
+    times = [
+        predicted_us(constants, work_of("flash_wgmma", config, 2, shape.with_(batch=b), GPU)) for b in (1, 4, 16, 64)
+    ]
+    assert times == sorted(times)
+    assert len(constants) == len(Work._fields)
+
+
+def test_splits_cost_a_merge():
+    shape = parse_shape("B=1,H=8,Sq=1,Sk=4096,D=64,dtype=bf16,mask=full")
+    config = {"BLOCK_M": 8, "BLOCK_N": 64, "MERGE": "kernel"}
+    one, four = (work_of("split_kv", config | {"SPLITS": n}, 2, shape, GPU) for n in (1, 4))
+    assert (one.merge, one.splits, one.partial) == (0, 0, 0)
+    assert (four.merge, four.splits) == (1, 4)
+    assert four.partial == pytest.approx(4 * 8 * (64 + 2) * 4 / GPU.dram_gb_per_s / 1e3)
+    assert four.longest < one.longest and four.out == one.out
+
+
+def test_splits_are_those_of_the_family():
+    assert SPLIT_KEYS == SPLIT_GRANULE
+    short = parse_shape("B=2,H=2,S=35,D=96,dtype=bf16,mask=full")
+    split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 2, "MERGE": "kernel"}
+    assert tiles_of("split_kv", split, short).splits == 2
+    assert work_of("split_kv", split, 1, short, GPU).merging == pytest.approx(2 * 2 * 35 / GPU.sm_count)
+    assert work_of("split_kv", split | {"MERGE": "last_block"}, 1, short, GPU).merging == 0
+
+
+def test_clusters_of_four_leave_some_sms_idle():
+    assert block_slots(GPU, 2, 1) == block_slots(GPU, 2, 2) == 264
+    assert block_slots(GPU, 1, 4) == 31 * 4 and block_slots(GPU, 2, 4) == 62 * 4
+    problem = parse_shape("B=1,H=8,Sq=256,Sk=4096,D=64,dtype=bf16,mask=full")  # 32 tiles of 64 rows
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 4, "BLOCKS_PER_SM": 1}
+    assert work_of("flash_wgmma", config, 1, problem, GPU).waves == 2
+    assert work_of("flash_wgmma", config | {"KEY_SPLIT": 2}, 1, problem, GPU).waves == 1
+
+
+def test_heads_beside_one_another_are_bytes_apart():
+    decode = parse_shape("B=64,H=8,Sq=1,Sk=8192,D=64,dtype=bf16,mask=full")
+    split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 1, "MERGE": "kernel"}
+    assert work_of("split_kv", split, 1, decode, GPU).apart == 0
+    beside = work_of("split_kv", split, 1, decode.with_(layout="bshd"), GPU)
+    assert beside.apart == beside.dram > 0
