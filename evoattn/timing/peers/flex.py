@@ -9,13 +9,17 @@ import torch
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import SCORE_VARIANTS
-from evoattn.timing.peers.caches import whole_keys
+from evoattn.timing.peers.caches import whole_keys, without_nan
+from evoattn.timing.peers.flex_pages import physical_blocks, whole_cache
 from evoattn.timing.peers.refused import PeerRefused
 from evoattn.timing.peers.variants import refuse_all_but
 
 Tensors = dict[str, torch.Tensor]
 ScoreMod = Callable[..., torch.Tensor]
 Compiler = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
+
+BLOCK = 128
+"""Rows and keys of a block of FlexAttention's masks, as it has them; of keys in pages a page."""
 
 
 def make(
@@ -33,10 +37,14 @@ def make(
     # Imported here, as it brings torch._dynamo: a second of every worker's start.
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    refuse_all_but((*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused"), problem, "FlexAttention")
-    if problem.seqused and problem.alibi:
-        raise PeerRefused("FlexAttention is not asked for slopes of sequences of different lengths.")
-    q, (k, v) = tensors["q"], whole_keys(problem, tensors)()
+    refuse_all_but((*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "page"), problem, "FlexAttention")
+    if (problem.seqused and problem.alibi) or (problem.page and (problem.bias or problem.shared_kv)):
+        raise PeerRefused("FlexAttention is not asked for slopes of different lengths, nor for a bias of pages.")
+    if problem.page:
+        clean = without_nan(problem, tensors)
+        q, k, v = tensors["q"], whole_cache(clean["k"]), whole_cache(clean["v"])
+    else:
+        q, (k, v) = tensors["q"], whole_keys(problem, tensors)()
     used, at_end = tensors.get("seqused"), problem.masking.corner == "lower_right"
     lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
 
@@ -49,7 +57,10 @@ def make(
     blocks = None
     if highest is not None or used is not None:
         batches = None if used is None else problem.batch
-        blocks = create_block_mask(visible, batches, None, problem.seqlen_q, problem.seqlen_k, device=str(q.device))
+        sizes = batches, None, problem.seqlen_q, problem.seqlen_k, str(q.device)
+        blocks = create_block_mask(visible, *sizes, (BLOCK, problem.page or BLOCK))
+    if problem.page:
+        blocks = physical_blocks(problem, tensors, blocks)
     score_mod, sinks = _score_mod(problem, tensors), tensors.get("sinks")
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
