@@ -25,6 +25,8 @@ CASES = {
     ),
     "lazy, two chunks of P": (NARROW.with_(mask="causal_upper_left"), {"RESCALE": "lazy_5", "BLOCK_N": 96}),
     "all of V in K": (NARROW.with_(head_dim=256, value_dim=256), {"RESCALE": "lazy_8", "SPLITS": 2}),
+    "log-sum-exp": (NARROW.with_(lse=True, mask="causal_upper_left"), {}),
+    "log-sum-exp of splits": (NARROW.with_(lse=True), {"SPLITS": 3}),
     "DeepSeek's widths": (lookup("mla_decode"), {"BLOCK_N": 64, "RESCALE": "lazy_8", "SPLITS": 2}),
 }
 FAST = ("one split", "splits, causal, a ring of three")
@@ -86,6 +88,16 @@ WRONG = {
         "row_block % head_blocks * 0;",
     ),
     "a merge of other rows": ("splits, causal, a ring of three", "+ group_head / 64;", "+ 0;"),
+    "a sum of another head": (
+        "log-sum-exp",
+        "lse_gmem[head * seqlen_q + query] = log_sum(state.shift[i]",
+        "lse_gmem[(head ^ 1) * seqlen_q + query] = log_sum(state.shift[i]",
+    ),
+    "a merged sum without its shift": (
+        "log-sum-exp of splits",
+        "log_sum(share.shift, share.sum)",
+        "log_sum(0.f, share.sum)",
+    ),
     "sums are not handed over": ("one split", "named_barrier_sync<CONSUMERS>(ROWS_DONE);", ";"),
 }
 
@@ -106,7 +118,6 @@ def test_a_wrong_one_is_found(fault):
         ({"value_dim": 64}, {}, "of V of whole 128, not 192 and 64"),
         ({"head_dim": 640, "value_dim": 640}, {}, "at most 512"),
         ({"head_dim": 576, "value_dim": 512}, {"BLOCK_N": 96, "STAGES": 2}, "shared memory"),
-        ({"lse": True}, {}, "log-sum-exp"),
         ({"sink": True}, {}, "does not serve sink"),
         ({"seqlen_k": 16}, {"BLOCK_N": 32}, "half of the tile"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "STAGES": 3}, "STAGES=3 is more than"),

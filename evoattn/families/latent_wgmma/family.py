@@ -44,6 +44,7 @@ class LatentWgmma(Family):
     devices: ClassVar[str] = ARCH
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
+    writes_lse: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv")
     plain: ClassVar[bool] = False
 
@@ -97,6 +98,7 @@ class LatentWgmma(Family):
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
             "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
             "SMEM_BYTES": smem_bytes(problem, genes),
+            "WRITE_LSE": problem.lse,
             "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
             "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
@@ -110,11 +112,13 @@ class LatentWgmma(Family):
         o_strides = tuple(Scalar("int64", stride) for stride in problem.strides("o")[:3])
         p, null = problem, Scalar("int64", 0)
         partials: tuple[KernelArg, ...] = (Buffer(PARTIAL), Buffer(STATE)) if splits > 1 else (null, null)
+        lse: KernelArg = Buffer("lse") if p.lse else null
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
         args: tuple[KernelArg, ...] = (
             _heads_map(problem, genes.BLOCK_M),
             tile_map(problem, "k", genes.BLOCK_N),
             Buffer("o"),
+            lse,
             *partials,
             *(Scalar("int32", size) for size in sizes),
             *o_strides,
@@ -126,6 +130,7 @@ class LatentWgmma(Family):
             return (first,)
         args = (
             Buffer("o"),
+            lse,
             *partials,
             *(Scalar("int32", size) for size in (p.kv_heads, p.seqlen_q, p.group_size, splits)),
             *o_strides,
