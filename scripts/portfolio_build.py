@@ -21,7 +21,6 @@ import numpy as np
 
 from evoattn.model.gpu import lookup
 from evoattn.portfolio import campaign, cover, shipped
-from evoattn.portfolio.features import SIZES
 from evoattn.portfolio.fit import Fitted, Floats, parts
 from evoattn.portfolio.measured import Measured, measured
 from evoattn.portfolio.strata import by_class
@@ -47,7 +46,7 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
     is_measured = np.arange(len(us)) < len(rows)
     can_be = ~np.isnan(us).all(axis=1)
     chosen = {}
-    for size in SIZES:
+    for size in sorted({*m.sizes, *m.imagined.sizes}):
         own = sizes == size
         weights = np.where(is_measured, np.where(own, 1.0, OTHERS_WEIGHT), 0.0)
         count = (own & ~is_measured).sum()

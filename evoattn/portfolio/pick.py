@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -38,15 +38,15 @@ def _portfolios(gpu: GpuSpec) -> list[Portfolio]:
     return [portfolio for portfolio in found if portfolio]
 
 
-def _nearest_group(name: str, names: list[str]) -> str | None:
-    """The group of the least head_dim above that of `name`, else the greatest; everything else equal. For a variant of
-    attention without a group, one of its plain mask."""
-    bits, dim, mask = name.split()
-    dims = sorted(int(d[1:]) for b, d, m in (n.split() for n in names) if (b, m) == (bits, mask))
+def _nearest_class(name: str, names: Sequence[str]) -> str | None:
+    """The class of the least head_dim above that of `name`, else the greatest; everything else equal. For a variant of
+    attention without a class, one of its plain mask."""
+    bits, dim, mask, size = name.split()
+    dims = sorted(int(d[1:]) for b, d, m, s in (n.split() for n in names) if (b, m, s) == (bits, mask, size))
     if not dims:
         plain = mask.partition("+")[0]
-        return None if plain == mask else _nearest_group(f"{bits} {dim} {plain}", names)
-    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask}"
+        return None if plain == mask else _nearest_class(f"{bits} {dim} {plain} {size}", names)
+    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask} {size}"
 
 
 def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Iterator[KernelConfig]:
@@ -63,10 +63,7 @@ def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Ite
 
 
 def _class_in(portfolio: Portfolio, own: str) -> str | None:
-    """The class of the portfolio that is `own` or nearest to it."""
-    group, _, size = own.rpartition(" ")
-    found = group if group in portfolio.lines else _nearest_group(group, list(portfolio.lines))
-    return f"{found} {size}" if found else None
+    return own if own in portfolio.classes else _nearest_class(own, portfolio.classes)
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:

@@ -1,8 +1,9 @@
 """The portfolios that come with evoattn, one file per architecture: plain data, read once.
 
-The first line of a file is a JSON object: the cards, what was measured, and the names of the groups: classes but for
-their last word. One line of JSON per group follows, in the order of the names, so that a process parses only those that
-it asks for. A group has kernels, and of each of its classes the numbers of those that serve it.
+The first line of a file is a JSON object: the cards, what was measured, and the names of the groups (classes but for
+their last word), each with the last words of its classes. One line of JSON per group follows, in the same order, so
+that a process parses only those that it asks for. A group has kernels, and of each of its classes the numbers of those
+that serve it.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Portfolio:
     """Of each campaign: card, driver, date, seconds."""
     lines: dict[str, str]
     """Of each group, its JSON, as in the file."""
+    classes: tuple[str, ...]
+    """Names of all classes."""
 
     @property
     def measured_on(self) -> str:
@@ -110,10 +113,6 @@ class Portfolio:
         row = classes[size]
         return KernelClass(tuple(kernels[i] for i in row["kernels"]), row["regret"], row["worst"], points)
 
-    def classes(self) -> list[str]:
-        """Names of all classes."""
-        return [f"{group} {size}" for group in self.lines for size in self._group(group)[0]]
-
 
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
     import numpy as np
@@ -134,10 +133,13 @@ def load(arch: str, folder: Path = DATA) -> Portfolio | None:
     except OSError:
         return None
     head = json.loads(first)
-    return Portfolio(arch, tuple(head["cards"]), head["about"], dict(zip(head["groups"], lines, strict=True)))
+    by_group = dict(zip(head["groups"], lines, strict=True))
+    classes = tuple(f"{group} {size}" for group, sizes in head["groups"].items() for size in sizes)
+    return Portfolio(arch, tuple(head["cards"]), head["about"], by_group, classes)
 
 
 def save(path: Path, cards: list[str], about: list[dict[str, Any]], groups: dict[str, dict[str, Any]]) -> None:
     """Write the file of a portfolio. Raises `OSError`."""
-    rows = [{"cards": cards, "about": about, "groups": list(groups)}, *groups.values()]
+    sizes = {name: list(row["classes"]) for name, row in groups.items()}
+    rows = [{"cards": cards, "about": about, "groups": sizes}, *groups.values()]
     path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))

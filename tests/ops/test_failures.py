@@ -166,7 +166,7 @@ def test_machine_code_of_another_gpu_costs_a_warning(device, tmp_path):
 
 
 def test_a_damaged_portfolio_costs_a_warning(device, tmp_path):
-    (tmp_path / "sm_90a.jsonl").write_text('{"about": {}, "groups": ["16 d64 full"]}\n{"kernels": [{}]}\n')
+    (tmp_path / "sm_90a.jsonl").write_text('{"about": {}, "groups": {"16 d64 full": ["many"]}}\n{"kernels": [{}]}\n')
 
     def pick(problem, gpu):
         return shipped.load("sm_90a", tmp_path)

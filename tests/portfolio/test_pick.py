@@ -53,7 +53,7 @@ def test_a_pick_takes_less_than_50_milliseconds():
 def test_every_class_has_few_kernels():
     portfolio = shipped.load("sm_90a")
     assert portfolio
-    for name in portfolio.classes():
+    for name in portfolio.classes:
         made = portfolio.kernel_class(name)
         assert 1 <= len(made.kernels) <= MOST_KERNELS, name
         assert len({source(k) for k in made.kernels}) == len(made.kernels), name
@@ -71,6 +71,7 @@ def test_a_file_is_read_group_by_group(tmp_path):
     (tmp_path / "sm_80.jsonl").write_text(text[: text.rindex('{"points')] + "damaged\n")
     portfolio = shipped.load("sm_80", tmp_path)
     assert portfolio.cards == ("a100",) and portfolio.measured_on == "A100"
+    assert portfolio.classes == ("first few", "second few")
     read = portfolio.kernel_class("first few")
     assert read.worst == 1.2 and read.points.tolist() == row["points"]
     assert [k.resident for k in read.kernels] == [3]
@@ -86,6 +87,13 @@ def test_the_data_is_small():
 def test_a_head_dim_that_was_not_measured_takes_the_next_and_says_so():
     found = pick(parse_shape("B=2,H=8,S=2000,D=112,dtype=fp16,mask=full"), H100)
     assert found and found.estimated and "head_dim 112 was not measured" in found.why
+
+
+def test_a_class_of_a_variant_that_nobody_draws_takes_the_plain_one():
+    shape = "B=4,H=8,S=2000,D=64,dtype=bf16,mask="
+    unusual, usual = pick(parse_shape(f"{shape}full,sink=1"), H100), pick(parse_shape(f"{shape}causal,sink=1"), H100)
+    assert unusual.estimated and "'16 d64 full many'" in unusual.why
+    assert not usual.estimated and "'16 d64 causal+sink many'" in usual.why
 
 
 def test_what_no_kernel_serves_has_no_pick():
