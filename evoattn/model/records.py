@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal
 
 from evoattn.model.gpu import GpuSpec, lookup
@@ -48,7 +49,7 @@ class Candidate:
     source: str
     arch: str
 
-    @property
+    @cached_property
     def source_hash(self) -> str:
         """sha256 of the source text, hex."""
         return hashlib.sha256(self.source.encode()).hexdigest()

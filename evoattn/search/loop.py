@@ -60,8 +60,7 @@ class Search:
     ) -> None:
         self.storage, self.study, self.problem, self.gpu = storage, study, problem, gpu
         self.spaces, self.sampler, self.cache, self.sanitize = spaces, sampler, cache, sanitize
-        self.tools = tools or Tools()
-        self.fleet = fleet
+        self.tools, self.fleet = tools or Tools(), fleet
         self._kept = storage, study, problem, gpu, spaces, self.tools
         self.progress = Progress()
         self.interrupted = self.exhausted = False
@@ -80,13 +79,14 @@ class Search:
             self._start_workers()
             mark("workers are asked for")
             self._loop()
-            self._recorder.flush()
+            self._recorder.flush(wait=True)
             mark("the final begins")
             if self._boards and self.progress.best is not None:
                 self._hold_final(self._boards)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
+            self._recorder.stop()
             self._pool.stop()
             ahead.stop(self.sampler)
             if self._boards:
@@ -114,7 +114,8 @@ class Search:
             self._feed_pool()
             if self.exhausted and not self._on_the_way():
                 return
-            for outcome in self._pool.poll(wait_for_any(workers, POLL_SECONDS)):
+            pause = POLL_SECONDS / (10 if self._recorder.waiting else 1)  # to be written takes milliseconds
+            for outcome in self._pool.poll(wait_for_any(workers, pause)):
                 self._compiled(outcome)
             self._poll_boards()
             check_all(workers)
@@ -132,14 +133,14 @@ class Search:
     def _show(self) -> None:
         progress = self.progress
         progress.compiling, progress.ready = self._pool.in_flight, len(self._ready)
-        if self._boards:
-            progress.on_device = self._boards.state
+        progress.on_device = self._boards.state if self._boards else ""
         progress.stage = "starting workers" if progress.started is None else "searching"
         self._refresh()
 
     def _on_the_way(self) -> int:
-        """Candidates that are compiled, wait for a device or a second compile, or are on a device."""
-        return self._pool.in_flight + len(self._again) + len(self._ready) + (self._boards.busy if self._boards else 0)
+        """Candidates that are compiled, wait for a device or a second compile, are on a device, or are written down."""
+        busy = self._pool.in_flight + (self._boards.busy if self._boards else 0)
+        return busy + len(self._again) + len(self._ready) + self._recorder.waiting
 
     def _wanted(self) -> int:
         """How many more candidates may start now: a trial budget is not overrun by those on their way."""
@@ -228,7 +229,7 @@ class Search:
         learn = partial(self._boards.learn, device, pending)
         self._recorder.record_pending(pending, self._boards.marked(device, evaluation), learn)
         if self._boards.compared and not self._boards.scale.reference:
-            self._recorder.flush()  # no other board is asked for a time before this one may be the reference
+            self._recorder.flush(wait=True)  # no other board is asked for a time before this one may be the reference
 
     def _hold_final(self, boards: Boards) -> None:
         """The best candidates and every peer, interleaved on one board, so that all are measured under the same
@@ -238,11 +239,11 @@ class Search:
             wait_for_any(boards.workers, POLL_SECONDS)
             self._poll_boards()
             self._refresh()
-        self._recorder.flush()
+        self._recorder.flush(wait=True)
         chosen = finalists.choose(*self._kept)
         late = partial(self._timed, boards.first)
         result = boards.referee.hold(Final(chosen), FINAL_SECONDS, self._refresh, late, boards.for_final)
-        self._recorder.flush()
+        self._recorder.flush(wait=True)
         if self.sanitize:
             self.progress.stage = "compute-sanitizer"
             finalists.sanitize(self.problem, chosen, result.timings, self._refresh)

@@ -16,10 +16,13 @@ from evoattn.samplers.base import Sampler
 from evoattn.search.candidates import Identity, Pending, Seen
 from evoattn.search.finalists import config_of
 from evoattn.search.progress import Progress, value_of
+from evoattn.search.writer import Writer
 from evoattn.storage import Storage
 from evoattn.storage.trials import NewTrial
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.ranking import against_leader
+
+_Result = tuple[Proposal, NewTrial, Identity | None, Callable[[Trial], None]]
 
 
 class Recorder:
@@ -28,7 +31,10 @@ class Recorder:
     def __init__(self, storage: Storage, study: Study, sampler: Sampler, progress: Progress) -> None:
         self._storage, self._study, self._sampler, self._progress = storage, study, sampler, progress
         self.seen = Seen()
-        self._queue: list[tuple[Proposal, NewTrial, Identity | None, Callable[[Trial], None]]] = []
+        self._queue: list[_Result] = []
+        self._written: list[_Result] = []
+        """What the writer has."""
+        self._writer = Writer(storage, study)
 
     def restore(self, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace]) -> None:
         """Refill sampler and tables from the trials recorded so far: the database is the only memory of a study."""
@@ -45,8 +51,8 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Results that the next `flush` records."""
-        return len(self._queue)
+        """Results that nobody was told of: those not yet written, and those under way."""
+        return len(self._queue) + len(self._written)
 
     def record(
         self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation
@@ -66,13 +72,22 @@ class Recorder:
         new = NewTrial(pending.config, pending.candidate, evaluation, proposal.parents, proposal.operator)
         self._queue.append((proposal, new, pending.identity, then))
 
-    def flush(self) -> None:
-        """Write all results that wait in one transaction, as each costs a flush of the disk, then tell of them."""
-        if not self._queue:
-            return
-        queue, self._queue = self._queue, []
-        trials = self._storage.record_all(self._study, [new for _, new, _, _ in queue])
-        for (proposal, _, identity, then), trial in zip(queue, trials, strict=True):
+    def flush(self, wait: bool = False) -> None:
+        """Tell of what is written, and have all that waits written in one transaction, as each costs a flush of the
+        disk. `wait`: until nothing waits."""
+        while True:
+            if self._writer.done or (wait and not self._writer.idle):
+                self._tell()
+            if self._queue and self._writer.idle:
+                self._written, self._queue = self._queue, []
+                self._writer.begin([new for _, new, _, _ in self._written])
+            if not wait or self._writer.idle:
+                return
+
+    def _tell(self) -> None:
+        trials = self._writer.take()
+        written, self._written = self._written, []
+        for (proposal, _, identity, then), trial in zip(written, trials, strict=True):
             mark(f"trial {trial.number} {trial.state} {proposal.operator}")
             if identity is not None:
                 self.seen.recorded(identity, trial.number)
@@ -87,8 +102,13 @@ class Recorder:
         if progress.take(trial) and (value := value_of(trial)) is not None:
             progress.improvements.append((progress.seconds, value))
 
+    def stop(self) -> None:
+        """Wait for what is being written."""
+        self._writer.stop()
+
     def record_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
         """By peer: its times, or the sentence with which it refused."""
+        self.flush(wait=True)
         for name, timing in timings.items():
             self._storage.add_peer(self._study, name, timing)
             self._progress.peers[name] = timing.median_us

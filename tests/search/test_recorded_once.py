@@ -1,6 +1,8 @@
 """What a search records: nothing twice, nothing more than was asked for, and what cannot be with its reason."""
 
 import itertools
+import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -16,6 +18,7 @@ from evoattn.search.candidates import Pending
 from evoattn.search.loop import Search
 from evoattn.search.progress import Progress
 from evoattn.search.recorder import Recorder
+from evoattn.storage.errors import StorageError
 
 
 def alike(space, count):
@@ -104,10 +107,70 @@ def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(sto
         recorder.record_pending(pending, Evaluation(TrialState.ESTIMATED, relative_cost=cost), then.append)
     assert recorder.waiting == 3 and not progress.recorded and not list(storage.iter_trials(study))
     recorder.flush()
-    recorder.flush()
+    recorder.flush(wait=True)
+    recorder.stop()
     assert batches == [3] and recorder.waiting == 0 and progress.recorded == 3
     trials = list(storage.iter_trials(study))
     assert [t.number for t in then] == [t.number for t in trials] == [t.number for _, t in sampler.told]
     assert [p for p, _ in sampler.told] == proposals and [t.relative_cost for t in trials] == [5, 6, 7]
     assert [storage.source(t.source_hash) for t in trials] and progress.best.number == trials[0].number
     assert recorder.seen.earlier((trials[1].source_hash, ())) == f"trial {trials[1].number}"
+
+
+class Slow:
+    """A storage that writes when it is let, or fails."""
+
+    def __init__(self, storage, error=None):
+        self.let, self._storage, self._error = threading.Event(), storage, error
+
+    def record_all(self, study, new):
+        assert self.let.wait(20)
+        if self._error:
+            raise self._error
+        return self._storage.record_all(study, new)
+
+
+def recorder_of(slow, storage, progress):
+    """A recorder, and a call that hands it one more result."""
+    study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
+    proposals = iter(alike(load_space("flash_mma", GPU), 5))
+    recorder = Recorder(slow, study, Scripted(), progress)
+
+    def record():
+        proposal = next(proposals)
+        config = KernelConfig("flash_mma", proposal.params)
+        recorder.record(proposal, config, None, Evaluation(TrialState.INVALID_CONFIG, "No."))
+
+    return recorder, record
+
+
+def test_nobody_waits_for_the_disk_and_what_came_meanwhile_is_written_next(storage):
+    slow, progress = Slow(storage), Progress()
+    recorder, record = recorder_of(slow, storage, progress)
+    for waiting in (1, 2, 3):
+        record()
+        recorder.flush()
+        assert recorder.waiting == waiting and not progress.recorded
+    slow.let.set()
+    recorder.flush(wait=True)
+    recorder.stop()
+    assert recorder.waiting == 0 and progress.recorded == 3
+
+
+def test_a_database_that_fails_ends_the_search_when_it_is_known(storage):
+    slow = Slow(storage, StorageError("The disk is full."))
+    recorder, record = recorder_of(slow, storage, Progress())
+    record()
+    recorder.flush()
+    slow.let.set()
+    with pytest.raises(StorageError, match=r"The disk is full\."):
+        recorder.flush(wait=True)
+    recorder.stop()
+
+
+def test_how_often_threads_take_turns_is_as_it_was_after_a_search(storage):
+    before = sys.getswitchinterval()
+    recorder, _ = recorder_of(storage, storage, Progress())
+    assert sys.getswitchinterval() < before
+    recorder.stop()
+    assert sys.getswitchinterval() == pytest.approx(before)
