@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -95,16 +95,27 @@ class RecordedKernel:
         bias: torch.Tensor | None = None,
         seqused_k: torch.Tensor | None = None,
         block_table: torch.Tensor | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        max_seqlen_q: int = 0,
+        max_seqlen_k: int = 0,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """See `evoattn.attention`; with `block_table` `evoattn.attention_paged`, whose tensors these are then. Raises
-        `NoKernel` for a call that this kernel does not serve."""
+        """See `evoattn.attention`; with `block_table` `evoattn.attention_paged`, with `cu_seqlens_q` and the other
+        three `evoattn.attention_varlen`, whose tensors these are then. Raises `NoKernel` for a call that this kernel
+        does not serve."""
         require_ordinary(query, key, value)
         variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
+        if cu_seqlens_q is not None and cu_seqlens_k is not None:
+            variant = replace(variant, starts=(cu_seqlens_q, cu_seqlens_k), longest=(max_seqlen_q, max_seqlen_k))
         if variant.plain:
             return run(self._runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, True)
         if block_table is not None:
             query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
             out = None if out is None else out.transpose(1, 2)
+            enable_gqa, causal = True, "lower_right"
+        elif variant.starts is not None:
+            query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+            out = None if out is None else out.transpose(0, 1)[None]
             enable_gqa, causal = True, "lower_right"
         variant.require(query, key)
         if out is not None:
@@ -114,9 +125,12 @@ class RecordedKernel:
         )
         if isinstance(done, str):
             raise NoKernel(f"No kernel serves this call: {done}.")
-        if block_table is None:
-            return done
-        return done.transpose(1, 2) if isinstance(done, torch.Tensor) else (done[0].transpose(1, 2), done[1])
+        answer, lse = (done, None) if isinstance(done, torch.Tensor) else done
+        if block_table is not None:
+            answer = answer.transpose(1, 2)
+        elif variant.starts is not None:
+            answer, lse = answer[0].transpose(0, 1), None if lse is None else lse[0]
+        return answer if lse is None else (answer, lse)
 
 
 def load(

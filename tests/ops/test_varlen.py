@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_device import FakeDevice, Pick, fake_runtime
+from fake_device import WGMMA, FakeDevice, Pick, fake_runtime
 
 import evoattn
 from evoattn.correctness import reference
@@ -14,11 +14,14 @@ from evoattn.correctness.judge import judge
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
 from evoattn.ops import current
+from evoattn.ops.load import RecordedKernel
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.varlen_op import attention_varlen_op
 from evoattn.portfolio.wins import Win
+from evoattn.storage import Storage
 
 PROBLEM = sequenced(AttentionProblem(1, 4, 2, 37, 53, 16, "fp32", layout="bshd"))
 CASES = [
@@ -186,3 +189,21 @@ def test_a_find_serves_other_lengths_up_to_a_power_of_two(tmp_path):
 
     assert key(batch=3, varlen="sum:900") == key(varlen="sum:5000/sum:4096") == found.key
     assert found.key not in (key(varlen=""), key(seqlen_k=4000), key(seqlen_q=1, varlen="sum:9"))
+
+
+def test_a_recorded_kernel_is_called_so_too(tmp_path):
+    problem = PROBLEM.with_(mask="causal_lower_right", dtype="fp16", lse=True)
+    storage = Storage.open(str(tmp_path / "db.sqlite"))
+    study = storage.create_study("s", problem, GPUS["h100"], True, "random", 0, ("flash_wgmma",), {}, {})
+    config = load_space("flash_wgmma", GPUS["h100"]).make_config(WGMMA)
+    found = Evaluation(TrialState.ESTIMATED, "", CompileInfo(), relative_cost=1.0)
+    trial = storage.record(study, config, None, found)
+    storage.close()
+    kernel = RecordedKernel(trial, study, lambda pick: fake_runtime(FakeDevice(), tmp_path, pick))
+    tensors = reference.make_inputs(problem, 5, "cpu")
+    q, k, v = (tensors[name][0].transpose(0, 1) for name in "qkv")
+    starts = {name: tensors[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    lengths = {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+    out, lse = kernel(q, k, v, is_causal=True, return_lse=True, **starts, **lengths)
+    outputs = {"o": out.transpose(0, 1)[None], "lse": lse[None]}
+    assert judge(outputs, reference.make_answer(problem, tensors, double=True))[0] == ""
