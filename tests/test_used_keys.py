@@ -5,8 +5,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference, sequences
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
 from evoattn.model.lengths import Lengths, parse_lengths
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
 
 PLAIN = AttentionProblem(5, 4, 2, 3, 70, 16)
 
@@ -109,3 +112,14 @@ def test_a_sequence_without_keys_leaves_its_sink():
     lse = reference.exact_lse(problem, tensors["q"], tensors["k"], tensors)
     torch.testing.assert_close(lse[0], tensors["sinks"].double()[:, None].expand(4, 3))
     assert reference.exact_lse(problem.with_(sink=False), tensors["q"], tensors["k"], tensors)[0].isneginf().all()
+
+
+@pytest.mark.parametrize("family", ["split_kv", "flash_mma"])
+def test_the_work_of_a_kernel_is_that_of_keys_in_use(family):
+    gpu, plain = GPUS["h100"], AttentionProblem(16, 32, 8, 1, 4096, 128, "bf16")
+    config = load_space(family, gpu).starting_configs()[0]
+    used = plain.with_(seqused="0:4096")
+    all_keys, half = (FAMILIES[family].work(p, config)[0] for p in (plain, used))
+    assert 0.45 < half.steps / all_keys.steps < 0.55 and half.most_steps == all_keys.most_steps
+    rows = 2 * 2 * 16 * 32 * 128  # bytes of Q, and of O where it is counted
+    assert 0.49 < (half.read_bytes - rows / 2) / (all_keys.read_bytes - rows / 2) < 0.51
