@@ -52,8 +52,10 @@ def test_a_problem_without_it_is_recorded_as_before():
 
 
 def test_only_families_that_write_it_take_it():
+    plain = [AttentionProblem(1, 1, 1, 64, 64, head_dim) for head_dim in (64, 512)]
+    latent = AttentionProblem(1, 16, 1, 1, 64, 576, value_dim=512, shared_kv=True)
     for name, family in FAMILIES.items():
-        without = (AttentionProblem(1, 1, 1, 64, 64, head_dim, family.dtypes[0]) for head_dim in (64, 512))
+        without = (p.with_(dtype=family.dtypes[0]) for p in (*plain, latent))
         problem = next(p for p in without if not family.why_unsupported(p, H100))
         reason = family.why_unsupported(replace(problem, lse=True), H100)
         assert reason is None if name == "flash_wgmma" else "log-sum-exp" in reason, name
@@ -81,10 +83,10 @@ def test_flash_wgmma_writes_it(genes):
 @pytest.mark.parametrize(
     ("right", "wrong", "word"),
     [
-        ("row + 8 * i < rows", "row + 8 * i < rows - 1", "never written"),
+        ("lane % 4 == 0 && exists(8 * i)", "lane % 4 == 0 && exists(8 * i + 1)", "never written"),
         ("* LN_2", "", "largest error of a log-sum-exp"),
         ("__log2f(sum)", "__log2f(sum + 1e-30f)", "-inf"),
-        ("row + 8 * i < rows", "true", 'buffer "lse"'),
+        ("lane % 4 == 0 && exists(8 * i)", "lane % 4 == 0", 'buffer "lse"'),
     ],
 )
 def test_a_wrong_one_is_found(right, wrong, word):

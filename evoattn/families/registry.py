@@ -13,6 +13,7 @@ from evoattn.families.latent_wgmma.family import LatentWgmma
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
+from evoattn.model.space import KernelConfig, Value
 
 
 class FamilyError(WrongUse):
@@ -33,6 +34,15 @@ FAMILIES: dict[str, Family] = {
         LatentWgmma(),
     )
 }
+
+
+def completed(name: str, params: dict[str, Value]) -> dict[str, Value]:
+    """The parameters of a recorded config, with the defaults of those that are younger than the record.
+
+    As `SearchSpace.completed`, without the reading of a YAML file. Raises `FamilyError`, and `TypeError` on parameters
+    that are not the family's.
+    """
+    return dict(vars(lookup(name).genes(KernelConfig(name, params))))
 
 
 def lookup(name: str) -> Family:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from evoattn.families.registry import completed
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
@@ -193,13 +194,16 @@ def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
         about, *rows = [json.loads(line) for line in file]
     groups, table = [], {}
     for row in rows:
+        names: dict[str, str] = {}  # today's, by the recorded ones, which lack parameters that are younger
         group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], FAMILIES[row["group"].split()[0]])
         for k in row["kernels"]:
-            kernel = Kernel(k["family"], k["params"], k["origin"], k["state"], k["registers"], k["spill_bytes"])
+            params = completed(k["family"], k["params"])
+            kernel = Kernel(k["family"], params, k["origin"], k["state"], k["registers"], k["spill_bytes"])
             kernel.times = {int(i): us for i, us in k["times"].items()}
             kernel.rough = set(k["rough"])
-            group.kernels[k["id"]] = kernel
+            names[k["id"]] = kernel.id
+            group.kernels[kernel.id] = kernel
         groups.append(group)
         if row["final"]:
-            table[row["group"]] = row["final"]
+            table[row["group"]] = row["final"] | {"kernels": [names[name] for name in row["final"]["kernels"]]}
     return about, groups, table

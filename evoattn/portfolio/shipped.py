@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evoattn.families.registry import completed
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -117,7 +118,7 @@ class Portfolio:
 def _kernel(row: dict[str, Any]) -> ShippedKernel:
     import numpy as np
 
-    config = KernelConfig(row["family"], row["params"])
+    config = KernelConfig(row["family"], completed(row["family"], row["params"]))
     splits = tuple(row.get("splits", ()))
     return ShippedKernel(config, row["resident"], tuple(row["constants"]), np.array(row["errors"]), splits)
 

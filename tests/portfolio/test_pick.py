@@ -8,6 +8,7 @@ import pytest
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.space import load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.cover import MOST_KERNELS
 from evoattn.portfolio.features import SIZES, class_of
@@ -63,7 +64,9 @@ def test_every_class_has_few_kernels():
 
 
 def test_a_file_is_read_group_by_group(tmp_path):
-    kernel = {"family": "flash_mma", "params": {"BLOCK_M": 64}, "resident": 2, "constants": [1.5], "errors": [[0.1]]}
+    config = load_space("flash_wgmma", H100).starting_configs()[0]
+    older = {name: value for name, value in config.params.items() if name != "GROUP_ROWS"}
+    kernel = {"family": "flash_wgmma", "params": older, "resident": 2, "constants": [1.5], "errors": [[0.1]]}
     classes = {"few": {"kernels": [1], "regret": 1.0, "worst": 1.2, "problems": 9}}
     row = {"points": [[1.0, 2.0]], "kernels": [kernel, kernel | {"resident": 3}], "classes": classes}
     shipped.save(tmp_path / "sm_80.jsonl", ["a100"], [{"device": "A100"}], {"first": row, "second": row})
@@ -75,7 +78,8 @@ def test_a_file_is_read_group_by_group(tmp_path):
     read = portfolio.kernel_class("first few")
     assert read.worst == 1.2 and read.points.tolist() == row["points"]
     assert [k.resident for k in read.kernels] == [3]
-    assert read.kernels[0].config.params == kernel["params"] and read.kernels[0].errors.tolist() == kernel["errors"]
+    assert read.kernels[0].config == config, "with the default of a parameter that is younger than the file"
+    assert read.kernels[0].config.id == config.id and read.kernels[0].errors.tolist() == kernel["errors"]
     with pytest.raises(ValueError):
         portfolio.kernel_class("second few")
 
