@@ -8,7 +8,8 @@ table: seconds from Enter to the first candidate timed and to the first leaderbo
 are recorded), candidates per second between the first candidate and the final, ms per candidate on the device and in
 the compiler, the share of the time in which the GPU worker had a candidate, the share of a candidate's time on the
 device that went into checks, the share of candidates that were pruned, and of a core that the search's own process
-took. `--timeline` also prints when what happened, in seconds from Enter.
+took. `--timeline` also prints when what happened, in seconds from Enter, and how many were recorded in each second.
+Each search has a cache of compiled kernels of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -80,7 +82,11 @@ def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     started = time.time()
     done = subprocess.run(
-        command, env=os.environ | {FILE: str(timeline), "PYTHONPATH": path}, text=True, capture_output=True, check=True
+        command,
+        env=os.environ | {FILE: str(timeline), "PYTHONPATH": path, "EVOATTN_CACHE": str(folder / "cubins")},
+        text=True,
+        capture_output=True,
+        check=True,
     )
     lines = [line.split("\t") for line in timeline.read_text().splitlines()]
     events = [Event(float(when) - started, int(process), float(core), what) for when, process, core, what in lines]
@@ -136,6 +142,9 @@ def print_timeline(events: list[Event]) -> None:
             print(f"{event.seconds:8.3f} s  (+{event.seconds - last:.3f})  {event.what}{first}")
             last = event.seconds
         seen.add(event.what)
+    if trials:
+        seconds = Counter(int(e.seconds - trials[0].seconds) for e in trials)
+        print("Recorded in each second since the first:", *(seconds[n] for n in range(max(seconds) + 1)))
 
 
 def main() -> int:
