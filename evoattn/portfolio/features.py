@@ -15,9 +15,6 @@ DECODE_ROWS, FEW_ROWS = 16, 128
 problem is one of few queries, bound by reading K and V."""
 NARROW_HEADS, WAVE_TILES, BRIEF_KEYS = 66, 132, 512
 """Half the SMs of an H100 or H200, all of them, and a few tiles of keys."""
-SIZES = tuple(f"{word}{end}" for word in ("decode", "few") for end in ("", "-narrow"))
-SIZES += tuple(f"{word}{end}" for word in ("short", "many") for end in ("", "-brief"))
-"""The last words of classes."""
 SCALES = {
     "queries": 0.5,
     "keys": 0.7,

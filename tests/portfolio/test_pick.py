@@ -11,7 +11,7 @@ from evoattn.model.named_problems import lookup, parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.cover import MOST_KERNELS
-from evoattn.portfolio.features import SIZES, class_of
+from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.workload import draw
 
@@ -120,7 +120,7 @@ def test_classes_tell_few_rows_from_many():
     assert class_of(many.with_(seqlen_q=4, batch=34)) == "16 d64 causal decode"
     assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full short"
     assert class_of(many.with_(value_dim=32, sink=True)) == "16 d64 causal+sink+dv32 many"
-    assert {class_of(p).split()[-1] for p in draw(504, 500)} == set(SIZES)
+    assert len({class_of(p).split()[-1] for p in draw(504, 500)}) == 8
 
 
 def test_a_latent_cache_gets_a_kernel_that_nobody_measured():

@@ -2,10 +2,20 @@
 
 import pytest
 
+from evoattn.families.flash_wgmma import resources
 from evoattn.families.split_kv.resources import SPLIT_GRANULE
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.work import SPLIT_KEYS, Tiles, Work, block_slots, predicted_us, tiles_of, work_of
+from evoattn.portfolio.work import (
+    MOST_IN_CLUSTER,
+    SPLIT_KEYS,
+    Tiles,
+    Work,
+    block_slots,
+    predicted_us,
+    tiles_of,
+    work_of,
+)
 
 GPU = GPUS["h100"]
 
@@ -50,7 +60,7 @@ def test_splits_cost_a_merge():
 
 
 def test_splits_are_those_of_the_family():
-    assert SPLIT_KEYS == SPLIT_GRANULE
+    assert SPLIT_KEYS == SPLIT_GRANULE and MOST_IN_CLUSTER == resources.MOST_IN_CLUSTER
     short = parse_shape("B=2,H=2,S=35,D=96,dtype=bf16,mask=full")
     split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 2, "MERGE": "kernel"}
     assert tiles_of("split_kv", split, short).splits == 2
