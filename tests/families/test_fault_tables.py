@@ -86,7 +86,7 @@ MMA: list[Row] = [
     (
         "rings reused for O",
         {"Q_PLACE": "direct", "O_STORE": "shared"},
-        [("__syncthreads();  // no warp still reads", "; //")],
+        [("|| HEAD_DIM != VALUE_DIM) __syncthreads();", "|| HEAD_DIM != VALUE_DIM) ;")],
     ),
     ("no __syncwarp before Q is reused", {"O_STORE": "shared"}, [("else __syncwarp();  ", "//")]),
     (

@@ -23,7 +23,7 @@ WGMMA: list[Row] = [
     ("no wait for V", PLAIN, [(V_FULL, "")]),
     ("no wait for V, overlapped", OVERLAP, [(V_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
-    ("no wait before a stage is reused", PLAIN, [(EMPTY, "")]),
+    ("no wait before a stage is reused", PLAIN, [(EMPTY, "", 2)]),
     ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("ring.parity", "ring.parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
@@ -33,7 +33,7 @@ WGMMA: list[Row] = [
         [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))],
     ),
     ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
-    ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""))]),
+    ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""), 2)]),
     ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
     ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
     (
@@ -86,10 +86,10 @@ WGMMA: list[Row] = [
     (
         "a tensor copy that expects too much",
         PLAIN,
-        [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);")],
+        [("barrier_smem, bytes(ROWS));", "barrier_smem, bytes(ROWS) + 16);", 2)],
     ),
     ("no wait at the barrier of the cluster", CLUSTER, [("cluster_wait();  // long since", "//")]),
-    ("no arrival at the barrier of the cluster", CLUSTER, [("if constexpr (KEY_SPLIT > 1) cluster_arrive();", "", 2)]),
+    ("no arrival at the barrier of the cluster", CLUSTER, [("if constexpr (CLUSTER > 1) cluster_arrive();", "", 2)]),
     ("no fence for the cluster", CLUSTER, [("    mbarrier_init_fence();\n", "    fence_proxy_async();\n")]),
     ("no wait for the results of other blocks", CLUSTER, [(GATHER_WAIT, "")]),
     ("a wait of the block's scope for other blocks", CLUSTER, [(GATHER_WAIT, "mbarrier_wait(barrier_smem, 0);")]),
@@ -99,7 +99,7 @@ WGMMA: list[Row] = [
         [(GATHER_WAIT, "mbarrier_wait_cluster(barrier_smem, 1);")],
     ),
     ("results out of bounds of another block", CLUSTER, [("(split - 1) * slot_bytes", "split * slot_bytes")]),
-    ("more results expected than come", CLUSTER, [("(KEY_SPLIT - 1) * SLOT_BYTES);", "KEY_SPLIT * SLOT_BYTES);")]),
+    ("more results expected than come", CLUSTER, [("(CLUSTER - 1) * SLOT_BYTES);", "CLUSTER * SLOT_BYTES);")]),
 ]
 
 

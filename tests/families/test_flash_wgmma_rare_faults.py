@@ -71,7 +71,13 @@ HANDED_OVER: list[Row] = [
     (
         "no barrier before a result is given",
         BALANCED,
-        [("named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "//")],
+        [
+            (
+                "named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part\n"
+                "        if (end_thread",
+                "if (end_thread",
+            )
+        ],
     ),
     (
         "no barrier after a result is taken",
@@ -84,7 +90,7 @@ HANDED_OVER: list[Row] = [
     (
         "a result is given before it is left",
         BALANCED,
-        [(GIVE, ""), ("        Partial::leave(", GIVE + "\n        Partial::leave(")],
+        [(GIVE, ""), ("        Partial::leave(results", GIVE + "\n        Partial::leave(results")],
     ),
     ("results out of bounds", BALANCED, [("results_gmem + giver * ", "results_gmem + (giver + 2) * ", 2)]),
 ]
