@@ -1,0 +1,66 @@
+"""A group of the portfolio's file is made of measured and of imagined problems."""
+
+import numpy as np
+import pytest
+from portfolio_build import build_group, covers, left_out_regrets
+
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.engine.kernel import Kernel
+from evoattn.portfolio.fit import Table
+from evoattn.portfolio.measured import Imagined, Measured, imagine, one_speed
+
+FEW, MANY = 3, 40
+CONSTANTS = np.array([[1.0, 4.0], [4.0, 1.0]])
+"""The first kernel is the faster one where the first term counts for more."""
+
+
+def measured(few=FEW, imagined_few=10):
+    """`many` problems that the first kernel suits, and `few` that the second does."""
+    rng = np.random.default_rng(0)
+    suits_second = np.array([False] * MANY + [True] * few + [True] * imagined_few + [False] * 10)
+    large, small = rng.uniform(5, 20, len(suits_second)), rng.uniform(0.5, 1, len(suits_second))
+    work = np.stack([np.where(suits_second, small, large), np.where(suits_second, large, small)], axis=1)
+    work = np.stack([work, work])
+    us = np.einsum("kpt,kt->pk", work, CONSTANTS)
+    scaled, count = rng.normal(size=(len(us), 3)), MANY + few
+    sizes = ["few" if second else "many" for second in suits_second]
+    kernels = [Kernel("flash_mma", {"BLOCK_M": m}) for m in (64, 128)]
+    table = Table(us[:count], work[:, :count], scaled[:count], ["flash_mma"] * 2, [[0], [1]])
+    others = Imagined(sizes[count:], work[:, count:], scaled[count:], np.ones((len(us) - count, 2), dtype=bool))
+    return Measured(kernels, [1, 2], sizes[:count], table, others)
+
+
+def test_each_class_has_the_kernel_that_suits_it():
+    m = measured()
+    row = build_group(m, left_out_regrets(m))
+    resident = {
+        size: row["kernels"][row["classes"][size]["kernels"][0]]["resident"] for size in ("few", "many")
+    }  # which kernel it is
+    assert resident == {"many": 1, "few": 2}
+    assert row["classes"]["few"]["problems"] == FEW and row["classes"]["many"]["problems"] == MANY
+    assert row["classes"]["many"]["regret"] == pytest.approx(1.0, abs=0.01)
+    assert len(row["points"]) and len(row["kernels"][0]["errors"][0]) == len(row["points"])
+
+
+def test_a_kind_that_nobody_measured_has_its_kernel_by_imagined_problems():
+    m = measured(few=0)
+    assert 1 in covers(m, m.timed)[1]["few"]
+
+
+def test_problems_that_were_measured_are_not_imagined():
+    problems = [parse_shape(f"B={b},H=8,S=1024,D=64,dtype=bf16,mask=full") for b in range(1, 9)]
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "KEY_WARPS": 1, "STAGES": 2, "SCHEDULE": "split"}
+    kernel = Kernel("flash_mma", config | dict(SMEM_LAYOUT="swizzled", Q_PLACE="registers", RESCALE="always"))
+    kernel.params |= dict(ROW_SUM="shuffle", O_STORE="direct", BLOCK_ORDER="heads", BLOCKS_PER_SM=1)
+    found = imagine(problems, set(problems[:3]), [kernel], [2], GPUS["h200"])
+    assert len(found.sizes) == 5 == found.work.shape[1]
+
+
+def test_times_of_another_card_are_brought_to_the_first_ones_speed():
+    rng = np.random.default_rng(1)
+    work = rng.uniform(1, 9, (2, 20, 2))
+    us = np.einsum("kpt,kt->pk", work, CONSTANTS)
+    slow = us.copy()
+    slow[10:] *= 1.25
+    assert one_speed(slow, work, ["h200"] * 10 + ["h100"] * 10) == pytest.approx(us, rel=1e-6)
