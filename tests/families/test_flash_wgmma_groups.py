@@ -58,6 +58,7 @@ def test_groups_of_any_size_are_right(p, genes, sms):
     assert fault(p, genes, sms) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -73,6 +74,7 @@ def test_a_wrong_one_is_found(old, new):
     assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edit=(old, new))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

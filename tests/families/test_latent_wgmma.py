@@ -29,7 +29,7 @@ CASES = {
     "log-sum-exp of splits": (NARROW.with_(lse=True), {"SPLITS": 3}),
     "DeepSeek's widths": (lookup("mla_decode"), {"BLOCK_N": 64, "RESCALE": "lazy_8", "SPLITS": 2}),
 }
-FAST = ("one split", "splits, causal, a ring of three")
+FAST = ("splits, causal, a ring of three",)
 
 
 def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
