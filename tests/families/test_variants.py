@@ -160,7 +160,7 @@ WRONG = [
             "seqlen_k - tile * BLOCK_N);\n      v_next_gmem",
         ),
     ),
-    ("the split begins at key 0", SPLIT_WINDOW, ("(Mask::WINDOW ? mask.first_key(packed.query(first_row)) : 0)", "0")),
+    ("the split begins at key 0", SPLIT_WINDOW, ("Mask::WINDOW ? mask.first_key(packed.query(first_row)) : 0;", "0;")),
     ("no masking at the lower edge", SPLIT_WINDOW, ("masked |= key < hidden_keys;", "")),
     ("no cap", MMA_LAZY, ("low = capped(low), high = capped(high);", "high = capped(high);")),
     (
