@@ -77,3 +77,9 @@ def test_deleted_waits_and_barriers_are_found(family):
     live = [v for v in verdicts if v.live]
     left = [v.place for v, reason in survivors(live, load_reasons()) if reason is None]
     assert len(left) <= len(live) // 4, left
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mutants_have_keys_of_their_own(family):
+    mutants = mutants_of(family)
+    assert len({m.key for m in mutants}) == len(mutants)

@@ -161,6 +161,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
       rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
+    - if a softmax of its own keeps scores, a huge key behind them;
     - if there are terms beside the product, their extremes (`terms.make_terms`);
     - packed sequences: each of these is the longest of some (`sequenced`);
     - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows;
@@ -209,6 +210,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * shares * block_n + 1)
         rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
         cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within"))
+    if "KEPT_VECTORS" in config.params:
+        kind = "late_huge_key" if str(config.params["S_TYPE"]) in ("fp16", "bf16") else "large_logits_late_key"
+        cases.append(SmallCase("a huge key behind those that are kept", fitted(many, keys, 5), kind))
     if problem.term_shapes:
         # Three tiles, so that a schedule that shares keys gives some block a part that begins in the middle; kernels of
         # few rows per block have blocks enough without another batch.

@@ -23,10 +23,15 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """The same as long as the file says the same there."""
+        """The same as long as the file says the same there. Like lines of a file are told apart by their number, like
+        changes of a line by their column."""
         change = self.change
-        line = text_of(self.file).splitlines()[change.line - 1].split("//")[0].strip()
-        return f"{self.file} | {line} | {change.kind} | {change.what}"
+        lines = bare_lines(self.file)
+        line = lines[change.line - 1]
+        number = lines[: change.line].count(line)
+        again = f" (again {number})" if number > 1 else ""
+        column = change.first - text_of(self.file).rfind("\n", 0, change.first) - 1
+        return f"{self.file} | {line}{again} | {change.kind} | {change.what} | {column}"
 
     def __str__(self) -> str:
         return f"{self.file}:{self.change.line}: {self.change.kind}: {self.change.what}"
@@ -73,6 +78,12 @@ def _after(text: str, at: int) -> int:
 @cache
 def text_of(file: str) -> str:
     return (TEMPLATES / file).read_text()
+
+
+@cache
+def bare_lines(file: str) -> list[str]:
+    """Lines without comments and indentation."""
+    return [line.split("//")[0].strip() for line in text_of(file).splitlines()]
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class Reason:
 
     def fits(self, key: str) -> bool:
         file, line, _, what = key.split(" | ", 3)
-        return (file, line) == (self.file, self.line) and self.what in what
+        like = line, re.sub(r" \(again \d+\)$", "", line)  # this one of like lines, or any
+        return file == self.file and self.line in like and self.what in what
 
 
 def load_reasons(path: Path = REASONS) -> list[Reason]:
