@@ -21,8 +21,8 @@ class Writer:
         self._storage, self._study = storage, study
         self._thread = ThreadPoolExecutor(1, "results")
         self._batch: Future[list[Trial]] | None = None
-        self._switch = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch, SWITCH_SECONDS))
+        self._switch: float | None = None
+        """As it was before the first batch."""
 
     @property
     def idle(self) -> bool:
@@ -36,6 +36,9 @@ class Writer:
 
     def begin(self, batch: Sequence[NewTrial]) -> None:
         """Write a batch; it is `idle`."""
+        if self._switch is None:
+            self._switch = sys.getswitchinterval()
+            sys.setswitchinterval(min(self._switch, SWITCH_SECONDS))
         self._batch = self._thread.submit(self._storage.record_all, self._study, batch)
 
     def take(self) -> list[Trial]:
@@ -47,4 +50,5 @@ class Writer:
     def stop(self) -> None:
         """Wait for the batch under way; nobody takes it."""
         self._thread.shutdown()
-        sys.setswitchinterval(self._switch)
+        if self._switch is not None:
+            sys.setswitchinterval(self._switch)

@@ -170,7 +170,10 @@ def test_a_database_that_fails_ends_the_search_when_it_is_known(storage):
 
 def test_how_often_threads_take_turns_is_as_it_was_after_a_search(storage):
     before = sys.getswitchinterval()
-    recorder, _ = recorder_of(storage, storage, Progress())
+    recorder, record = recorder_of(storage, storage, Progress())
+    assert sys.getswitchinterval() == before
+    record()
+    recorder.flush()
     assert sys.getswitchinterval() < before
     recorder.stop()
     assert sys.getswitchinterval() == pytest.approx(before)
