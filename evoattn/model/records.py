@@ -35,7 +35,7 @@ class TrialState(StrEnum):
     """Faster than the hardware allows: a broken measurement."""
     DUPLICATE = "DUPLICATE"
     PRUNED = "PRUNED"
-    """Right in the first check, and so far behind the best in a short timing that it was not proved in full: it is on
+    """Right in the small cases, and so far behind the best in a short timing that it was not proved in full: it is on
     no leaderboard and in no final."""
 
 
