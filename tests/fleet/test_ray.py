@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 from ray_puppets import DiesOnce, RayBoardPuppet, SlowCompiler, made_up_gpus
-from studies_of_puppets import GPU, PROBLEM, puppets, space_of, why_invalid
+from ray_searches import FOLDERS, TRIALS, held, search
+from studies_of_puppets import puppets
 
 from evoattn.evaluation.process import Ending
 from evoattn.fleet.facts import NodeDiffers, facts_here, require_alike
 from evoattn.fleet.ray_fleet import RayFleet
 from evoattn.model.paths import ROOT
 from evoattn.model.records import TrialState
-from evoattn.samplers.registry import make_sampler
 from evoattn.search.budget import Budget
-from evoattn.search.loop import Search
-
-FOLDERS = [ROOT, *(ROOT / "tests" / name for name in ("fleet", "search"))]
-TRIALS = 60
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +62,6 @@ def wait_until(condition, seconds: float = 10.0) -> None:
         time.sleep(0.1)
 
 
-def search(storage, fleet, offline, tools):
-    spaces = space_of(WARPS="4,8", STAGES="1,2", KEY_WARPS="1")
-    study = storage.create_study("ray", PROBLEM, GPU, offline, "random", 0, tuple(spaces), {}, {})
-    return Search(
-        storage,
-        study,
-        PROBLEM,
-        GPU,
-        spaces,
-        make_sampler("random", spaces, PROBLEM, 0, why_invalid),
-        fleet,
-        tools=tools,
-    )
-
-
 def is_worker(pid: int) -> bool:
     """Whether it is no server from which workers are forked."""
     return "forkserver" not in command_of(pid) or not children(pid)
@@ -99,13 +80,6 @@ def killing(running, *names: str):
                 killed.append(name)
 
     return killed, refresh
-
-
-def held(storage, running, state):
-    """All trials are there once, and right."""
-    trials = list(storage.iter_trials(running.study))
-    assert [t.state for t in trials] == [state] * TRIALS and len({t.config_id for t in trials}) == TRIALS
-    return trials
 
 
 @pytest.mark.slow
@@ -200,29 +174,3 @@ def test_ctrl_c_leaves_no_process(tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "Done (interrupted)" in output, output
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() and command_of(pid) for pid in started))
-
-
-@pytest.mark.slow
-def test_a_node_that_dies_gives_its_candidates_back(storage, monkeypatch):
-    pytest.importorskip("ray", reason="Ray is not installed (evoattn[ray])")
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, FOLDERS)))
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
-    other = nodes.add_node(num_cpus=2, object_store_memory=100 << 20)
-    fleet = RayFleet(nodes.address, jobs=3)
-    try:
-        running = search(storage, fleet, True, replace(puppets(), make_compiler=SlowCompiler))
-        removed = []
-
-        def refresh():
-            if not removed and running.progress.recorded >= 10:
-                removed.append(other)
-                nodes.remove_node(other, allow_graceful=False)
-
-        running.run(Budget(trials=TRIALS), refresh)
-        assert removed
-        held(storage, running, TrialState.ESTIMATED)
-    finally:
-        fleet.stop()
-        nodes.shutdown()

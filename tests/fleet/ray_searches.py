@@ -1,0 +1,33 @@
+"""Searches by made-up workers on a Ray cluster."""
+
+from studies_of_puppets import GPU, PROBLEM, space_of, why_invalid
+
+from evoattn.model.paths import ROOT
+from evoattn.samplers.registry import make_sampler
+from evoattn.search.loop import Search
+
+FOLDERS = [ROOT, *(ROOT / "tests" / name for name in ("fleet", "search"))]
+"""From which nodes import the made-up workers."""
+TRIALS = 60
+
+
+def search(storage, fleet, offline, tools):
+    spaces = space_of(WARPS="4,8", STAGES="1,2", KEY_WARPS="1")
+    study = storage.create_study("ray", PROBLEM, GPU, offline, "random", 0, tuple(spaces), {}, {})
+    return Search(
+        storage,
+        study,
+        PROBLEM,
+        GPU,
+        spaces,
+        make_sampler("random", spaces, PROBLEM, 0, why_invalid),
+        fleet,
+        tools=tools,
+    )
+
+
+def held(storage, running, state):
+    """All trials are there once, and right."""
+    trials = list(storage.iter_trials(running.study))
+    assert [t.state for t in trials] == [state] * TRIALS and len({t.config_id for t in trials}) == TRIALS
+    return trials
