@@ -29,6 +29,10 @@ def group_of(heads: int, seqlen_q: int, **rest) -> AttentionProblem:
     return AttentionProblem(1, 2 * heads, 2, seqlen_q, 150, **given)
 
 
+MERGED = group_of(5, 5, sink=True, head_dim=128).with_(seqlen_k=900)
+"""Of which eight blocks merge their results in memory."""
+
+
 def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str] | None = None) -> str:
     """What the interpreter says of the kernel on a GPU of so many SMs, its source edited or not."""
     gpu, c = H100.with_limits({"sm_count": sms}), config(**genes)
@@ -49,6 +53,7 @@ def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str
         (group_of(3, 40, head_dim=72), BY_MAP, 132),
         (group_of(6, 19, head_dim=136), BY_CHUNKS, 1),
         (group_of(5, 20).with_(seqlen_k=900), IN_MEMORY, 132),
+        (MERGED, IN_MEMORY, 132),
         (group_of(4, 5, head_dim=128).with_(seqlen_k=2500), {**IN_MEMORY, "KEY_SPLIT": 32}, 132),
         (group_of(3, 70, mask="full"), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False}, 132),
         (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
@@ -92,8 +97,7 @@ def test_a_wrong_one_is_found(old, new):
     ],
 )
 def test_a_wrong_merge_in_memory_is_found(old, new):
-    p = group_of(5, 5, sink=True, head_dim=128).with_(seqlen_k=900)
-    assert fault(p, IN_MEMORY, edit=(old, new))
+    assert fault(MERGED, IN_MEMORY, edit=(old, new))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 8, 33, 64, 65, 128])

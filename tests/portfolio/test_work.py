@@ -45,7 +45,7 @@ def test_more_work_is_more_time():
     times = [
         predicted_us(constants, work_of("flash_wgmma", config, 2, shape.with_(batch=b), GPU)) for b in (1, 4, 16, 64)
     ]
-    assert times == sorted(times)
+    assert times == sorted(set(times))
     assert len(constants) == len(Work._fields)
 
 
