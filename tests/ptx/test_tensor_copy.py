@@ -77,13 +77,13 @@ def test_a_box_of_each_rank(shape, box, where):
 SLIDING = 1 << 30
 
 
-def slide(tensor, row, length, end):
+def slide(tensor, row, length, end, outer=SLIDING):
     """Sixteen rows of a sequence of `length` rows before row `end` of a tensor of 64 columns, and faults: a map that
     slides (`evoattn.families.tensor_tiles.sliding_map`)."""
     size, rows = 16 * 128, len(tensor)
     source = LOAD.replace("RANK", "5").replace("SPACE", "cluster").replace("BYTES", str(size)).replace("SHIFT", "0")
     source = source.replace("COORDINATES", "%3, %4, %5, %6, %7").replace("ARGUMENTS", "int x, int y, int z")
-    source = source.replace("OPERANDS", f'"r"(0), "r"(x), "r"(y), "r"(z), "r"({SLIDING})')
+    source = source.replace("OPERANDS", f'"r"(0), "r"(x), "r"(y), "r"(z), "r"({outer})')
     shape, strides = (64, SLIDING, 1, rows + 1, SLIDING + 1), (128, 128 * rows, 128, (1 << 34) - 128)
     sliding = {**tiled(0, tensor, (64, 16), 128), "shape": shape, "strides_bytes": strides, "box": (64, 16, 1, 1, 1)}
     out = np.zeros(size // 2, np.uint16)
@@ -104,6 +104,13 @@ def test_a_map_that_slides_ends_with_the_sequence(row, length, end):
 def test_a_map_that_slides_out_of_its_buffer_is_a_fault():
     tensor = np.zeros((40, 64), np.uint16)
     [fault] = slide(tensor, 0, 9, 5)[1]
+    assert "A tensor map reaches" in fault
+
+
+@pytest.mark.parametrize("outer", [0, SLIDING - 1])
+def test_a_map_that_slides_needs_its_outer_coordinate(outer):
+    tensor = np.zeros((40, 64), np.uint16)
+    [fault] = slide(tensor, 0, 9, 30, outer)[1]  # 2^30 rows further on: the same low half of the address, if outer is 0
     assert "A tensor map reaches" in fault
 
 

@@ -145,6 +145,15 @@ class GlobalMemory:
         """A byte of the arena in words."""
         return self._place(index)
 
+    def index_of(self, distance: int) -> int:
+        """The arena index of an address `distance` bytes behind the first: its low half in a buffer that is spread. An
+        address between what is there is left as it is, which is outside of every buffer.
+        """
+        if self._high is None:
+            return distance
+        low = distance & _LOW
+        return low if distance >> 32 == self._high[min(low >> 4, len(self._high) - 1)] else distance
+
     def place_outside(self, start: int, size: int) -> str:
         """Where bytes from arena index `start` on end outside the buffer that they begin in, in words; an empty string
         if they do not.

@@ -88,7 +88,7 @@ class TiledMap:
             start += sum(
                 part.start * stride for part, stride in zip(slices[::-1], (ELEMENT_BYTES, *self.strides_bytes))
             )
-            start = start % (1 << 64) & _LOW
+            start = memory.index_of(start % (1 << 64))
         size = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + ELEMENT_BYTES
         place = memory.place_outside(start, size)
         if place:
