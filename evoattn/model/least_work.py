@@ -24,7 +24,7 @@ def moved_bytes(problem: AttentionProblem) -> int:
     """Fewest bytes through device memory: Q, the keys and values that some query sees, and the bias read once, O and
     the log-sum-exp, if any, written once."""
     p = problem
-    keys = sum(keys for _, keys in p.sequences)
+    keys = sum(keys for rows, keys in p.sequences if rows)
     if p.window:
         keys = sum(len(p.masking.visible_keys(0, rows, rows, count)) for rows, count in p.sequences)
     elements = math.prod(p.shape("q")) + math.prod(p.shape("o")) + math.prod(p.term_shapes.get("bias", (0,)))
