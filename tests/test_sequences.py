@@ -61,6 +61,19 @@ def test_what_cannot_be_is_refused_in_a_sentence(text, words):
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("varlen", [5, ["3", "0", "17"]])
+def test_lengths_are_a_text(varlen):
+    with pytest.raises(ProblemError, match="varlen must be a text of lengths"):
+        parse_shape(SHAPE).with_(varlen=varlen)
+
+
+def test_more_rows_than_an_int32_counts_are_refused():
+    shape = {"batch": 3, "heads": 1, "kv_heads": 1, "seqlen_q": 1 << 30, "seqlen_k": 1 << 30, "head_dim": 8}
+    assert AttentionProblem(**shape, varlen=f"sum:{(1 << 31) - 1}").shape("q")[2] == (1 << 31) - 1
+    with pytest.raises(ProblemError, match="2147483648 rows in all"):
+        AttentionProblem(**shape, varlen=f"sum:{1 << 31}")
+
+
 def test_shapes_and_counts_are_those_of_all_sequences():
     problem = parse_shape(f"{SHAPE},varlen=3+0+17/5+9+20,mask=causal_lower_right,layout=bshd,lse=1")
     assert problem.shape("q") == problem.shape("o") == (1, 4, 20, 24) and problem.shape("k") == (1, 2, 34, 24)
@@ -68,7 +81,7 @@ def test_shapes_and_counts_are_those_of_all_sequences():
     assert problem.lse_shape == (1, 4, 20)
     pairs = sum(i + keys - rows + 1 for rows, keys in problem.sequences for i in range(rows))
     assert problem.visible_pairs == 4 * pairs and problem.flops == 4 * 4 * 24 * pairs
-    assert problem.bytes == 2 * 24 * (2 * 4 * 20 + 2 * 2 * 34) + 4 * 4 * 20
+    assert problem.bytes == 2 * 24 * (2 * 4 * 20 + 2 * 2 * 25) + 4 * 4 * 20  # nobody sees the 9
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])

@@ -77,6 +77,19 @@ def test_what_cannot_be_is_refused_in_a_sentence(text, words):
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"seqused": "0:20", "page": 16.0}, "page must be one of"),
+        ({"dtype": ["fp16"]}, "dtype must be one of"),
+        ({"seqlen_q": 1 << 20, "seqlen_k": 1 << 20, "bias": "s"}, "1048576, 1048576. takes more than 64 GiB"),
+    ],
+)
+def test_what_no_text_of_a_shape_says_is_refused_too(changes, words):
+    with pytest.raises(ProblemError, match=words):
+        parse_shape(SHAPE).with_(**changes)
+
+
 def test_a_head_dim_of_v_counts_in_shapes_flops_and_bytes():
     plain = parse_shape(SHAPE)
     assert plain.with_(value_dim=24) == plain.with_(value_dim=None) == plain

@@ -99,13 +99,14 @@ class AttentionProblem:
         if fault := size_fault(self):
             raise ProblemError(fault)
         for field, allowed in (("dtype", DTYPES), ("mask", MASKS), ("layout", LAYOUTS)):
-            if getattr(self, field) not in allowed:
+            if getattr(self, field) not in tuple(allowed):
                 raise ProblemError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}.")
         if not isinstance(self.lse, bool):
             raise ProblemError(f"lse must be true or false, not {self.lse!r}.")
         if fault := variant_fault(self):
             raise ProblemError(fault)
-        largest = max((self.shape(tensor) for tensor in "qkvo"), key=math.prod)
+        shapes: list[tuple[int, ...]] = [self.shape(tensor) for tensor in "qkvo"]
+        largest = max([*shapes, self.term_shapes.get("bias", ())], key=math.prod)
         if math.prod(largest) * self.element_bytes > MAX_TENSOR_BYTES:
             raise ProblemError(
                 f"a tensor of shape {list(largest)} takes more than {MAX_TENSOR_BYTES >> 30} GiB; choose a smaller "

@@ -17,6 +17,8 @@ from evoattn.model.lengths import parse_lengths
 _LIST = re.compile(r"\d{1,9}(\+\d{1,9})*", re.ASCII)
 _SUM = re.compile(r"sum:(\d{1,12})", re.ASCII)
 
+MOST_ROWS = (1 << 31) - 1
+"""Of all sequences together: `cu_seqlens_q` and `cu_seqlens_k` are int32."""
 Sequences = tuple[tuple[int, int], ...]
 """(queries, keys) of each."""
 
@@ -51,6 +53,8 @@ def parse_sequences(text: str, count: int, most_queries: int, most_keys: int) ->
     keys = _lengths(keys_text if slash else queries_text, count, most_keys)
     if not (any(queries) and any(keys)):
         raise ValueError("varlen leaves all queries or all keys empty; give one sequence a length")
+    if (total := max(sum(queries), sum(keys))) > MOST_ROWS:
+        raise ValueError(f"varlen has {total} rows in all, above the {MOST_ROWS} that an int32 counts")
     return tuple(zip(queries, keys, strict=True))
 
 

@@ -109,7 +109,7 @@ def _fault_of_keys(problem: Varied) -> str:
             )
     if not problem.page:
         return ""
-    if isinstance(problem.page, bool) or problem.page not in PAGES:
+    if not isinstance(problem.page, int) or problem.page not in PAGES:
         return f"page must be one of {', '.join(map(str, PAGES))} keys, not {problem.page!r}."
     return "" if problem.seqused else "page: paged sequences have lengths of their own; write seqused=512:4096 too."
 
@@ -118,6 +118,8 @@ def _fault_of_sequences(problem: Varied) -> str:
     """As `variant_fault`, of packed sequences."""
     if not problem.varlen:
         return ""
+    if not isinstance(problem.varlen, str):
+        return f"varlen must be a text of lengths, e.g. 16:4096 or 3+0+17, not {problem.varlen!r}."
     if problem.bias or problem.seqused:
         other = "bias" if problem.bias else "seqused"
         return (
@@ -125,7 +127,7 @@ def _fault_of_sequences(problem: Varied) -> str:
         )
     try:
         parse_sequences(problem.varlen, problem.batch, problem.seqlen_q, problem.seqlen_k)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         return f"{error}."
     return ""
 
