@@ -152,8 +152,8 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
     blocks, total = tiles.blocks, tiles.blocks * tiles.mean
     if tiles.schedule != "single":
         resident = params["BLOCKS_PER_SM"]
-    slots = block_slots(gpu, resident, tiles.cluster)
-    beside = min(resident, math.ceil(blocks / gpu.sm_count))
+    alone, slots = block_slots(gpu, 1, tiles.cluster), block_slots(gpu, resident, tiles.cluster)
+    beside = min(resident, math.ceil(blocks / alone))
     if tiles.schedule == "balanced":
         waves = blocks / slots
         longest = total / min(slots, max(1, blocks - 1))
@@ -170,7 +170,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
         full, rest = divmod(blocks, slots)
         waves = full + (rest > 0)
         longest = tiles.longest * waves
-        shared = tiles.longest * (full * resident + math.ceil(rest / gpu.sm_count))
+        shared = tiles.longest * (full * resident + math.ceil(rest / alone))
     moved = problem.bytes / gpu.dram_gb_per_s / 1e3
     cached = L2_SHARE * gpu.l2_bytes / gpu.dram_gb_per_s / 1e3
     tile = params["BLOCK_M"] * params["BLOCK_N"] / USUAL_TILE

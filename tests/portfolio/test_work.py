@@ -75,6 +75,11 @@ def test_clusters_of_four_leave_some_sms_idle():
     config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 4, "BLOCKS_PER_SM": 1}
     assert work_of("flash_wgmma", config, 1, problem, GPU).waves == 2
     assert work_of("flash_wgmma", config | {"KEY_SPLIT": 2}, 1, problem, GPU).waves == 1
+    decode = parse_shape("B=33,H=8,Hkv=1,Sq=1,Sk=4096,D=64,dtype=fp16,mask=full")  # 132 blocks, of which 124 fit alone
+    split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 4}
+    in_clusters = work_of("split_kv", split | {"MERGE": "cluster"}, 2, decode, GPU)
+    apart = work_of("split_kv", split | {"MERGE": "kernel"}, 2, decode, GPU)
+    assert in_clusters.waves == apart.waves == 1 and in_clusters.shared == 2 * apart.shared
 
 
 def test_heads_beside_one_another_are_bytes_apart():
