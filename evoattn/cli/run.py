@@ -79,13 +79,11 @@ def run_search(prepared: PreparedSearch, machines: Machines, console: Console, t
 
 def _search(prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None) -> None:
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
-    running = make_search(prepared, machines, tools)
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
-    with (
-        storage.lock_study(study),
-        Display(console, running.progress, title, budget.seconds, budget.trials) as display,
-    ):
-        progress = running.run(budget, display.refresh)
+    with storage.lock_study(study):
+        running = make_search(prepared, machines, tools)
+        with Display(console, running.progress, title, budget.seconds, budget.trials) as display:
+            progress = running.run(budget, display.refresh)
     if running.exhausted and not progress.recorded and progress.best is None:
         raise SearchError(_why_nothing(running.sampler))
     ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"

@@ -102,8 +102,8 @@ def _run(
     storage, record = prepared.storage, prepared.study
     try:
         storage.use_environment(collect(chosen.device))
-        running = make_search(prepared, machines, tools)
         with storage.lock_study(record):
+            running = make_search(prepared, machines, tools)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
     finally:

@@ -73,9 +73,9 @@ class Search:
         `StorageError`."""
         self._budget, self._refresh = budget, refresh
         self._clock = Clock(budget, 0.0 if self.study.offline else reserve_of(budget))
-        self._recorder.restore(self.problem, self.gpu, self.spaces)
         self._boards, self._pool = None, Pool([])
         try:
+            self._recorder.restore(self.problem, self.gpu, self.spaces)
             self._start_workers()
             mark("workers are asked for")
             self._loop()
@@ -86,11 +86,11 @@ class Search:
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
-            self._recorder.stop()
             self._pool.stop()
             ahead.stop(self.sampler)
             if self._boards:
                 self._boards.stop()
+            self._recorder.stop()
         mark("the search ends")
         self.progress.stage = "done"
         return self.progress

@@ -103,8 +103,11 @@ class Recorder:
             progress.improvements.append((progress.seconds, value))
 
     def stop(self) -> None:
-        """Wait for what is being written."""
-        self._writer.stop()
+        """Have all that waits written, whatever ended the search, and wait for it."""
+        try:
+            self.flush(wait=True)
+        finally:
+            self._writer.stop()
 
     def record_peers(self, timings: dict[str, Timing], refusals: dict[str, str]) -> None:
         """By peer: its times, or the sentence with which it refused."""

@@ -125,8 +125,9 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
 
 def make_search(prepared: PreparedSearch, machines: Machines, tools: Tools | None = None) -> Search:
     """The study, ready to run on these machines. Where kernels are timed its sampler has a process of its own, so that
-    no GPU waits for its thoughts."""
+    no GPU waits for its proposals; `Search.run` ends that process."""
     study, wanted, words = prepared.study, prepared.plan, prepared.words
+    fleet = machines.fleet(words, wanted)
     made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed
     sampler = sampler_of(*made_of) if study.offline else AheadSampler.start(sampler_of, *made_of)
     return Search(
@@ -136,7 +137,7 @@ def make_search(prepared: PreparedSearch, machines: Machines, tools: Tools | Non
         wanted.gpu,
         wanted.spaces,
         sampler,
-        machines.fleet(words, wanted),
+        fleet,
         study.options.get("cache", DEFAULT_CACHE),
         words.sanitize,
         tools,

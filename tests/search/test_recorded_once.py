@@ -168,6 +168,27 @@ def test_a_database_that_fails_ends_the_search_when_it_is_known(storage):
     recorder.stop()
 
 
+def test_what_waits_is_written_when_a_search_is_stopped(storage):
+    slow, progress = Slow(storage), Progress()
+    recorder, record = recorder_of(slow, storage, progress)
+    for _ in range(2):
+        record()
+        recorder.flush()
+    slow.let.set()
+    recorder.stop()
+    assert recorder.waiting == 0 and progress.recorded == 2
+
+
+def test_a_batch_that_cannot_be_written_is_known_when_a_search_is_stopped(storage):
+    slow = Slow(storage, StorageError("The disk is full."))
+    recorder, record = recorder_of(slow, storage, Progress())
+    record()
+    recorder.flush()
+    slow.let.set()
+    with pytest.raises(StorageError, match=r"The disk is full\."):
+        recorder.stop()
+
+
 def test_how_often_threads_take_turns_is_as_it_was_after_a_search(storage):
     before = sys.getswitchinterval()
     recorder, record = recorder_of(storage, storage, Progress())
