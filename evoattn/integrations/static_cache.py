@@ -45,7 +45,7 @@ def _serves(
     if runtime.platform is None or kind != runtime.device_type:
         return False
     shape = batch, heads, kv_heads, queries, places, head_dim
-    asked = id(runtime.pick), runtime.estimated, *shape, dtype, index
+    asked = runtime.pick, runtime.estimated, *shape, dtype, index
     if asked not in _served:
         gpu = runtime.platform.spec(index)
         mask = CAUSAL_LOWER_RIGHT if queries > 1 else FULL

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from evoattn.ops import current, fallback, varied
 from evoattn.ops.asked import out_like
-from evoattn.ops.custom_op import TAGS, is_fake
+from evoattn.ops.custom_op import TAGS, is_fake, require_no_gradient
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.traced import kernels_run_on
 from evoattn.ops.variant import Variant
@@ -36,7 +36,9 @@ def _attention_cache(
     finite: bool,
     strict: bool,
 ) -> Tensor:
-    """`evoattn.attention` of keys in use, or of pages, with an answer laid out in memory as `query` is."""
+    """`evoattn.attention` of keys in use, or of pages, with an answer laid out in memory as `query` is. Raises
+    `RuntimeError` where gradients are wanted, and `NoKernel` under `strict` where no kernel serves the call."""
+    require_no_gradient(query, key, value, sinks, alibi_slopes)
     sides = None if window is None else (window[0], window[1])
     variant = Variant(sides, softcap, sinks, alibi_slopes, None, seqused_k, block_table, finite)
     out = out_like(query, value)

@@ -18,9 +18,9 @@ TAGS = (torch.Tag.pt2_compliant_tag,)
 _library = torch.library.Library("evoattn", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _require_no_gradient(query: Tensor, key: Tensor, value: Tensor) -> None:
+def require_no_gradient(*tensors: Tensor | None) -> None:
     """Raise `RuntimeError` where autograd would get an answer without a gradient."""
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise RuntimeError("torch.ops.evoattn computes no gradients; call evoattn.attention, which does.")
 
 
@@ -28,7 +28,7 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
 ) -> Tensor:
     """`evoattn.attention` with an answer laid out in memory as `query` is."""
-    _require_no_gradient(query, key, value)
+    require_no_gradient(query, key, value)
     out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
     current.runtime().attend(query, key, value, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
@@ -39,7 +39,7 @@ def _attention_lse(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, causal: str, scale: float | None, strict: bool
 ) -> tuple[Tensor, Tensor]:
     """`_attention`, and the log-sum-exp."""
-    _require_no_gradient(query, key, value)
+    require_no_gradient(query, key, value)
     out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
     answer = current.runtime().attend(

@@ -11,8 +11,9 @@ from evoattn.ops import fallback
 from evoattn.ops.variant import Variant
 
 LEAST_CAPABILITY = (8, 0)
-"""Of `varlen_attn`."""
+"""CUDA compute capability that `varlen_attn` needs."""
 MOST_HEAD_DIM = 256
+"""The largest head_dim that `varlen_attn` takes."""
 
 
 def attention(
@@ -31,6 +32,8 @@ def attention(
     query `[1, heads, total_q, head_dim]`, key and value `[1, kv_heads, total_k, head_dim]`; the answer has query's
     shape, the log-sum-exp is `[1, heads, total_q]` float32.
     """
+    if not (query.shape[2] and key.shape[2]):
+        return _of_nothing(query, value, variant, wants_lse)
     if not wants_lse:
         answer = _by_varlen_attn(query, key, value, variant, is_causal, scale)
         if answer is not None:
@@ -38,8 +41,6 @@ def attention(
     assert variant.starts is not None
     starts_q, starts_k = (tensor.long() for tensor in variant.starts)
     most_q, most_k = variant.longest
-    if not (query.shape[2] and key.shape[2]):
-        return _of_nothing(query, value, variant, wants_lse)
     # Keys begin at column 0, and queries end at the last row, so that the diagonal of a sequence's own ends is that of
     # its keys in use.
     columns, rows = (torch.arange(most, device=query.device) for most in (most_k, most_q))
@@ -58,8 +59,9 @@ def attention(
         wants_lse=wants_lse,
     )
     packed = torch.arange(query.shape[2], device=query.device)
-    sequence = torch.bucketize(packed, starts_q[1:], right=True)
-    row = packed - starts_q[1:][sequence] + most_q
+    # Rows past the last sequence take part in it: after an index out of range a process can no longer use the device.
+    sequence = torch.bucketize(packed, starts_q[1:], right=True).clamp(max=len(starts_q) - 2)
+    row = (packed - starts_q[1:][sequence] + most_q).clamp(0, most_q - 1)
     packed_answer = answer.transpose(1, 2)[sequence, row].transpose(0, 1)[None]
     return packed_answer, None if lse is None else lse.transpose(1, 2)[sequence, row].transpose(0, 1)[None]
 

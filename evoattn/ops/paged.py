@@ -47,6 +47,8 @@ def attention_paged(
             f"k_cache and v_cache must have the same pages and heads, not {list(k_cache.shape)} and "
             f"{list(v_cache.shape)}."
         )
+    if 0 in k_cache.shape:
+        raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
     if k_cache.shape[3] != query.shape[3] or query.shape[2] % k_cache.shape[2]:
         raise ValueError(
             f"query {list(query.shape)} has not the head_dim of k_cache {list(k_cache.shape)}, or heads that do not "

@@ -15,6 +15,8 @@ from evoattn.model.term_shapes import BIAS_ROW_STEP
 
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
+ALIGNMENT = 16
+"""Bytes that the address of a bias is a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Variant:
             if tensor.dtype not in INTEGERS or tensor.dim() != dimensions or tensor.shape[0] != batch:
                 found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
                 raise ValueError(f"{name} must be int32 [{batch}{', pages' * (dimensions - 1)}], not {found}.")
+        if self.table is not None and self.seqused is None:
+            raise ValueError("block_table needs seqused_k, the number of keys in each sequence.")
         if self.starts is not None:
             _require_packed(self.starts, self.longest, (query.shape[2], key.shape[2]))
         if self.bias is None:
@@ -153,7 +157,9 @@ def _require_packed(starts: tuple[Tensor, Tensor], longest: tuple[int, int], tot
 
 
 def _whole_rows(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
-    """`[batch or 1, heads or 1, seqlen_q, seqlen_k up to a multiple of 8]`, contiguous."""
+    """`[batch or 1, heads or 1, seqlen_q, seqlen_k up to a multiple of 8]`, contiguous, at a multiple of 16 bytes:
+    kernels load two elements at once, and after a misaligned load a process can no longer use the device."""
     bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape)).expand(-1, -1, seqlen_q, seqlen_k)
     missing = -seqlen_k % BIAS_ROW_STEP
-    return torch.nn.functional.pad(bias, (0, missing)) if missing else bias.contiguous()
+    bias = torch.nn.functional.pad(bias, (0, missing)) if missing else bias.contiguous()
+    return bias.clone() if bias.data_ptr() % ALIGNMENT else bias

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import varied
-from evoattn.ops.attention import is_ordinary
+from evoattn.ops.attention import autocast, is_ordinary
 from evoattn.ops.variant import Variant
 
 
@@ -50,11 +50,18 @@ def attention_varlen(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} must have three dimensions, [total, heads, head_dim], not {list(tensor.shape)}.")
-    if key.shape[:2] != value.shape[:2] or key.shape[2] != query.shape[2] or query.shape[1] % key.shape[1]:
+    if (
+        key.shape[:2] != value.shape[:2]
+        or key.shape[2] != query.shape[2]
+        or not key.shape[1]
+        or query.shape[1] % key.shape[1]
+    ):
         raise ValueError(
             f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit: key and value "
             "have as many rows and heads, key has query's head_dim, and query's heads are a multiple of theirs."
         )
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = autocast(query.device.type, query, key, value)
     window = None if tuple(window_size) == (-1, -1) else window_size
     variant = Variant(
         window,

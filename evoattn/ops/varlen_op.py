@@ -7,7 +7,7 @@ from torch import Tensor
 
 from evoattn.ops import varied
 from evoattn.ops.asked import out_like
-from evoattn.ops.custom_op import TAGS, is_fake
+from evoattn.ops.custom_op import TAGS, is_fake, require_no_gradient
 from evoattn.ops.traced import kernels_run_on
 from evoattn.ops.variant import Variant
 
@@ -35,7 +35,9 @@ def _attention_varlen(
     alibi_slopes: Tensor | None,
     strict: bool,
 ) -> Tensor:
-    """`evoattn.attention_varlen` with an answer laid out in memory as `query` is."""
+    """`evoattn.attention_varlen` with an answer laid out in memory as `query` is. Raises `RuntimeError` where gradients
+    are wanted, and `NoKernel` under `strict` where no kernel serves the call."""
+    require_no_gradient(query, key, value, sinks, alibi_slopes)
     sides = None if window is None else (window[0], window[1])
     starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     variant = Variant(sides, softcap, sinks, alibi_slopes, starts=starts, longest=longest)

@@ -179,6 +179,8 @@ def test_pages_of_any_size_are_answered_by_torch(cache_device):
         ({"block_table": torch.zeros(4, 5, dtype=torch.int32)}, "block_table must be int32"),
         ({"k_cache": torch.zeros(25, 2, 16, dtype=torch.float16)}, "k_cache must have four dimensions"),
         ({"v_cache": torch.zeros(24, 16, 2, 64, dtype=torch.float16)}, "the same pages and heads"),
+        ({n: torch.zeros(0, 16, 2, 64, dtype=torch.float16) for n in ("k_cache", "v_cache")}, "must not be empty"),
+        ({"seqused_k": None}, "block_table needs seqused_k"),
         ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "has not the head_dim"),
         ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not divide"),
     ],
@@ -221,3 +223,24 @@ def test_a_recorded_kernel_is_called_so_too(tmp_path, page):
     assert judge({"o": answer}, reference.make_answer(problem, tensors, double=True))[0] == ""
     with pytest.raises(NoKernel):
         kernel(q, q, q, is_causal=True)
+
+
+def test_the_op_refuses_what_it_has_no_gradient_for():
+    query, cache = torch.zeros(1, 4, 1, 16, requires_grad=True), torch.zeros(1, 2, 8, 16)
+    with pytest.raises(RuntimeError, match="computes no gradients"):
+        attention_cache_op(
+            query,
+            cache,
+            cache,
+            torch.tensor([5]),
+            None,
+            False,
+            "lower_right",
+            None,
+            None,
+            0.0,
+            None,
+            None,
+            False,
+            False,
+        )

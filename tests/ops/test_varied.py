@@ -140,3 +140,15 @@ def test_out_takes_the_answer():
     out = torch.empty_like(q)
     assert evoattn.attention(q, k, v, enable_gqa=True, softcap=3.0, out=out) is out
     torch.testing.assert_close(out, evoattn.attention(q, k, v, enable_gqa=True, softcap=3.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_kernel_gets_a_bias_at_a_multiple_of_16_bytes(dtype):
+    """A slice of a larger tensor may begin anywhere; what lies well already is not copied."""
+    query, key = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 8, 16)
+    memory = torch.arange(25, dtype=dtype)
+    for first in (0, 1):
+        bias = memory[first : first + 24].view(3, 8)
+        given = Variant(bias=bias).for_kernel(query, key)[2]
+        assert given is not None and given.data_ptr() % 16 == 0 and torch.equal(given[0, 0], bias)
+        assert (given.data_ptr() == bias.data_ptr()) == (first == 0)

@@ -129,6 +129,7 @@ def test_sequences_without_queries_or_keys_at_all():
     [
         ({"query": torch.zeros(1, 9, 4, 16)}, "three dimensions"),
         ({"key": torch.zeros(11, 3, 16)}, "do not fit"),
+        ({"key": torch.zeros(11, 0, 16), "value": torch.zeros(11, 0, 16)}, "do not fit"),
         ({"query": torch.zeros(9, 3, 16)}, "do not fit"),
         ({"cu_seqlens_q": torch.tensor([0.0, 4, 9])}, "cu_seqlens_q must be int32"),
         ({"cu_seqlens_k": torch.tensor([0, 11])}, "cu_seqlens_k must be int32"),
@@ -207,3 +208,34 @@ def test_a_recorded_kernel_is_called_so_too(tmp_path):
     out, lse = kernel(q, k, v, is_causal=True, return_lse=True, **starts, **lengths)
     outputs = {"o": out.transpose(0, 1)[None], "lse": lse[None]}
     assert judge(outputs, reference.make_answer(problem, tensors, double=True))[0] == ""
+
+
+@pytest.mark.parametrize(
+    "starts, longest, right",
+    [([0, 4, 7, 7], 4, slice(0, 7)), ([0, 0, 0, 9], 3, slice(6, 9))],
+    ids=["rows past the last sequence", "a sequence longer than max_seqlen_q"],
+)
+def test_torch_reads_no_row_out_of_range(starts, longest, right):
+    """On a CUDA device an index out of range would end the process's use of it."""
+    words = plain(value=torch.ones(11, 2, 16), max_seqlen_q=longest, cu_seqlens_q=torch.tensor(starts))
+    out = evoattn.attention_varlen(**words | {"cu_seqlens_k": torch.tensor([0, 3, 8, 11])})
+    assert out.shape == (9, 4, 16)
+    torch.testing.assert_close(out[right], torch.ones_like(out[right]))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_code_under_autocast_answers_as_other_code(device, backend):
+    words = plain(query=torch.randn(9, 4, 16), key=torch.randn(11, 2, 16), value=torch.randn(11, 2, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        right = evoattn.attention_varlen(**words)
+        answer = torch.compile(evoattn.attention_varlen, backend=backend)(**words)
+    torch._dynamo.reset()
+    assert answer.dtype == right.dtype == torch.bfloat16
+    torch.testing.assert_close(answer, right)
+
+
+def test_the_op_refuses_what_it_has_no_gradient_for():
+    words = plain()
+    words["query"].requires_grad_()
+    with pytest.raises(RuntimeError, match="computes no gradients"):
+        attention_varlen_op(*words.values(), True, None, None, 0.0, None, None, False)
