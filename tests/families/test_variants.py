@@ -106,6 +106,7 @@ def faults(
     problem = VARIANTS[variant] if isinstance(variant, str) else variant
     config = load_space(family, H100).make_config(module.BASE | structures[structure])
     if impossible := module.FAMILY.why_impossible(problem, config, H100):
+        assert not edits, f"no fault can be planted: {impossible}"
         pytest.skip(impossible)
     candidate = render(module.FAMILY, problem, config, H100)
     source = candidate.source
