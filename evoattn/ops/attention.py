@@ -164,7 +164,7 @@ def attention(
             query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict
         )
     if torch.compiler.is_compiling():
-        from evoattn.ops.traced import traced  # a second, which whoever compiles has spent already
+        from evoattn.ops.traced import traced  # its imports take a second, which whoever compiles has spent
 
         return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     if not is_ordinary(query, key, value):

@@ -68,4 +68,4 @@ def attention_paged(
         strict,
     )
     assert isinstance(answer, Tensor)
-    return answer.transpose(1, 2)
+    return answer.transpose(1, 2) if out is None else out

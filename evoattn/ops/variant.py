@@ -16,7 +16,7 @@ from evoattn.model.term_shapes import BIAS_ROW_STEP
 INTEGERS = (torch.int32, torch.int64)
 """Dtypes of lengths and page tables; kernels read int32, and others are copied."""
 ALIGNMENT = 16
-"""Bytes that the address of a bias is a multiple of."""
+"""Bytes that addresses are a multiple of where kernels load several elements at once."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
 from evoattn.ops import current
 from evoattn.ops.load import RecordedKernel
+from evoattn.ops.padded import is_aligned
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.varlen_op import attention_varlen_op
 from evoattn.portfolio.wins import Win
@@ -239,3 +240,10 @@ def test_the_op_refuses_what_it_has_no_gradient_for():
     words["query"].requires_grad_()
     with pytest.raises(RuntimeError, match="computes no gradients"):
         attention_varlen_op(*words.values(), True, None, None, 0.0, None, None, False)
+
+
+def test_rows_that_flash_attention_cannot_read_are_known():
+    memory = torch.zeros(4, 9, 24, dtype=torch.float16)
+    assert is_aligned(memory) and is_aligned(memory[:, :, :16]) and is_aligned(memory[1:, :, 8:].transpose(0, 1))
+    for other in (memory.transpose(1, 2), memory[:, :, 1:17], torch.zeros(4, 9, 20, dtype=torch.float16)):
+        assert not is_aligned(other)
