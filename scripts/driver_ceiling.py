@@ -4,7 +4,7 @@
                                      [--disk-ms 0] [--profile]
 
 Compile workers and GPU workers are objects of this process, so that all CPU time is the driver's: rendering, writing to
-the database, passing on what the sampler thought of, and the loop. The sampler has a process of its own, as in a
+the database, taking the sampler's proposals, and the loop. The sampler has a process of its own, as in a
 search; with `--inside` it is in this one. `--disk-ms` is added to each transaction: hosts with GPUs took 5 to 8. A real
 search also passes each candidate's source and machine code to processes; `--pickle` adds what that costs, with machine
 code of the usual size. Prints what one candidate costs by part, and the bound that follows.
@@ -207,12 +207,12 @@ def measured(given: argparse.Namespace, db: str) -> None:
     for name in ("ask", "render", "write", "tell"):
         rest -= meter.cpu[name]
         print(
-            f"  {name:<7} {1e3 * meter.cpu[name] / count:6.2f} ms of CPU a candidate, "
+            f"  {name:<7} {1e3 * meter.cpu[name] / count:6.2f} ms of CPU per candidate, "
             f"{1e3 * meter.wall[name] / count:6.2f} ms of wall time"
         )
-    print(f"  others  {1e3 * rest / count:6.2f} ms of CPU a candidate")
+    print(f"  others  {1e3 * rest / count:6.2f} ms of CPU per candidate")
     if thinking:
-        print(f"the sampler's own process: {1e3 * thinking.seconds / count:.2f} ms of CPU a candidate")
+        print(f"the sampler's own process: {1e3 * thinking.seconds / count:.2f} ms of CPU per candidate")
     if given.profile:
         pstats.Stats(profile).sort_stats("cumulative").print_stats(35)
 

@@ -1,4 +1,4 @@
-"""Memory that a process frees stays with it, so that its next compile asks the kernel for none."""
+"""Memory that a process frees stays with it, so that its next compile asks the operating system for none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 KEPT_BYTES = 1 << 30
 """Freed memory at the end of the heap that is not given back."""
 LEAST_MAPPED_BYTES = 1 << 25
-"""A larger piece gets pages of its own: the most that every glibc takes."""
+"""A larger allocation is mapped on its own: 32 MiB, the most that mallopt(3) allows on 64-bit machines."""
 GROWTH_BYTES = 1 << 26
-"""By which the heap grows."""
+"""By which the heap grows at least."""
 
 
 def keep_freed_memory() -> bool:

@@ -164,7 +164,7 @@ def source_of(kernel: Kernel) -> str:
     """What tells kernels of one compiled source: SPLITS without a cluster is an argument of the launch."""
     params = kernel.params
     if "SPLITS" in params and params["MERGE"] != "cluster":
-        params = params | {"SPLITS": 0, "MERGE": params["MERGE"]}
+        params = params | {"SPLITS": 0}
     return config_id(kernel.family, params)
 
 

@@ -1,4 +1,4 @@
-"""A sampler in a process of its own, which thinks of the next proposals before they are wanted."""
+"""A sampler in a process of its own, which makes proposals before they are wanted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from evoattn.samplers.base import Sampler
 from evoattn.search.errors import SearchError
 
 AHEAD = 12
-"""Proposals that wait at most: few, as they do not know of the results since; half a board's second of them."""
+"""Proposals that wait at most: few, as they do not know of later results. A GPU evaluates as many in half a second."""
 THINK_SECONDS = 120.0
-"""An answer of the sampler that takes longer ends the search; `AHEAD` proposals take it 0.05 to 0.2 s."""
+"""An answer of the sampler that takes longer ends the search; `AHEAD` proposals take 0.05 to 0.2 s."""
 
 
 @dataclass(frozen=True)
 class Think:
-    """For the sampler's process: take in what is known, then propose. The answer is `Proposed`."""
+    """For the sampler's process: take in the trials `restored` and `told`, then propose `count` configs. The answer is
+    `Proposed`."""
 
     count: int
     restored: tuple[Trial, ...] = ()
@@ -30,14 +31,14 @@ class Think:
 
 @dataclass(frozen=True)
 class Proposed:
-    """Fewer proposals than were asked for: there are no more."""
+    """The answer to `Think`. Fewer proposals than were asked for: there are no more. `rejected`: see `ConfigPool`."""
 
     proposals: list[Proposal]
     rejected: Counter[str] = field(default_factory=Counter)
 
 
 class Thinking(Handler):
-    """The sampler's process."""
+    """What the sampler's process runs."""
 
     def __init__(self, make: Callable[..., Sampler], *args: Any) -> None:
         self._sampler = make(*args)
@@ -51,7 +52,7 @@ class Thinking(Handler):
 
 
 class AheadSampler:
-    """A `Sampler` whose `ask` never waits: it gives what was thought of so far, at times nothing. `has_more` tells that
+    """A `Sampler` whose `ask` never waits: it gives the proposals that are there, at times none. `has_more` tells that
     from the end."""
 
     def __init__(self, worker: BaseWorker) -> None:
@@ -103,12 +104,12 @@ class AheadSampler:
 
 
 def has_more(sampler: Sampler) -> bool:
-    """Whether a sampler that has just given nothing may give more later: only one that thinks ahead does."""
+    """Whether a sampler that has just given nothing may give more later: only an `AheadSampler` does."""
     return isinstance(sampler, AheadSampler) and sampler.has_more
 
 
 def listen(sampler: Sampler) -> list[BaseWorker]:
-    """Have a sampler that thinks ahead take in what came; the worker that it has then, to wait for."""
+    """Have an `AheadSampler` take in what its process sent; its worker, to wait for. Of others nothing."""
     if not isinstance(sampler, AheadSampler):
         return []
     sampler.listen()

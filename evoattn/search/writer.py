@@ -11,11 +11,15 @@ from evoattn.storage import Storage
 from evoattn.storage.trials import NewTrial
 
 SWITCH_SECONDS = 5e-4
-"""For so long at most the thread keeps Python from the search, which it would for 5 ms by default."""
+"""Seconds for which the thread may hold Python's lock while the search waits for it; by default 5 ms
+(`sys.setswitchinterval`)."""
 
 
 class Writer:
-    """Writes one batch of results at a time, each in a transaction of its own."""
+    """Writes one batch of results at a time, each in a transaction of its own.
+
+    Until `stop` it changes how often the threads of the process take turns.
+    """
 
     def __init__(self, storage: Storage, study: Study) -> None:
         self._storage, self._study = storage, study
