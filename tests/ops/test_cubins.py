@@ -61,7 +61,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
     fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
     assert fresh.code.startswith(b"\x7fELF")
     code = f"""
-        import sys, time
+        import sys
         from pathlib import Path
         from evoattn.families.registry import FAMILIES
         from evoattn.model.gpu import GPUS
@@ -70,15 +70,12 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
         from evoattn.ops import cubins
         config = KernelConfig("flash_scalar", {CONFIG.params})
         args = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 2, 64, 64, 64), config
-        started = time.perf_counter()
         found = cubins.get(*args, GPUS["l4"], Path({str(tmp_path)!r}))
-        seconds = time.perf_counter() - started
         assert found.digest == {fresh.digest!r}
-        assert not {{"jinja2", "cupy"}} & set(sys.modules), "a warm process needs no compiler"
-        print(seconds)
+        compilers = {{"jinja2", "cupy", "evoattn.backends.compiler"}}
+        assert not compilers & set(sys.modules), "a warm process needs no compiler"
     """
-    seconds = float(subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True))
-    assert seconds < 0.25  # a quarter of what the compile takes; 10 ms where nothing else runs
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
 @pytest.mark.parametrize(
