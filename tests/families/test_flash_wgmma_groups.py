@@ -125,6 +125,13 @@ def test_blocks_that_merge_in_memory_are_as_many_as_run_at_once():
     assert "STORE=rows" in FAMILY.why_invalid(p, config(**{**genes, "STORE": "tensor_map"}), H100)
 
 
+def test_rows_of_a_group_are_no_more_than_an_int32_counts():
+    p = AttentionProblem(1, 4, 1, 700_000_000, 4096, 8)  # 2.8 billion rows, padded to tiles
+    assert "than an int32 counts" in FAMILY.why_impossible(p, config(GROUP_ROWS=True), H100)
+    assert FAMILY.why_impossible(p, config(GROUP_ROWS=False), H100) is None
+    assert FAMILY.why_impossible(p.with_(seqlen_q=500_000_000), config(GROUP_ROWS=True), H100) is None
+
+
 def test_one_block_takes_all_heads_of_a_group():
     p = AttentionProblem(8, 32, 8, 5, 12000, 128, mask="causal_lower_right")
     genes = {"BLOCK_N": 64, "KEY_SPLIT": 2, "BLOCKS_PER_SM": 1, "STAGES": 3, "STORE": "rows"}

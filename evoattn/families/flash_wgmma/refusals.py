@@ -29,6 +29,9 @@ from evoattn.model.problem import AttentionProblem
 MAX_KEY_TILES = 1 << 15
 """Of a balanced schedule, which packs a range of them into a word (`key_share.cuh`)."""
 
+MAX_ROWS = (1 << 31) - 1
+"""Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
+
 
 def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:
     """Genes that do nothing beside the others, so that the same kernel has one genes only."""
@@ -103,8 +106,10 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
 
 
 def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
-    """More key tiles than a balanced schedule can count, or more blocks that wait for one another than run at once."""
+    """More rows or key tiles than a kernel can count, or more blocks that wait for one another than run at once."""
     row_blocks, heads = row_tiles(problem, genes)
+    if not problem.varlen and row_blocks * genes.BLOCK_M > MAX_ROWS:
+        return f"{row_blocks} tiles of {genes.BLOCK_M} rows of each head are more rows than an int32 counts."
     if merges_in_memory(genes) and row_blocks * heads * genes.KEY_SPLIT > gpu.sm_count * genes.BLOCKS_PER_SM:
         return (
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
@@ -148,7 +153,7 @@ def why_too_big(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec)
         )
     if needed > (consumer or launch):
         return (
-            f"{_registers_of(genes)} need about {needed} registers a consumer thread, which can have "
+            f"{_registers_of(genes)} need about {needed} registers per consumer thread, which can have "
             f"{consumer or launch}."
         )
     widest = widest_wgmma(problem, genes)
