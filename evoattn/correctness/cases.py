@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 import torch
 
@@ -18,7 +18,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 PACKING = 256
-"""Bytes to a multiple of which tensors begin that are packed."""
+"""Bytes: tensors that are packed into one piece of memory begin at multiples of them."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
         ladder.append(("extreme terms", small.with_(kv_heads=2, seqlen_q=190, seqlen_k=333), "extreme_terms"))
     if problem.shared_kv:
         ladder.append(("many heads", small.with_(batch=2, heads=142, kv_heads=2, seqlen_q=3, seqlen_k=333), "plain"))
-    pasts = (64, 65, 128, 0, 127, 1000, 300, 33, 63, 31)
-    made = [(name, fitted(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts, strict=False)]
+    pasts = cycle((64, 65, 128, 0, 127, 1000, 300, 33, 63, 31))
+    made = [(name, fitted(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts)]
     if problem.seqused:
         made += [(name, windowed(p, 100, 30), "plain") for name, p in used_cases(problem, 256)]
     return [(name, sequenced(p), kind) for name, p, kind in made] if problem.varlen else made

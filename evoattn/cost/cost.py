@@ -38,7 +38,7 @@ BOUNDS = {
 SHOWN, LEAST = 4, 0.05
 """Parts that a sentence names, and of what share."""
 WEIGHED_AS = {"latent_wgmma": "flash_wgmma"}
-"""Families without a fit of their own, and those whose weights they have until the next one."""
+"""Families that have no fit of their own yet, and those whose weights they are given instead."""
 MOST_CORRECTION = 1.5
 """Natural logarithm: trees that ask for more stand before something that they never saw."""
 

@@ -10,6 +10,7 @@ from evoattn.model.problem import AttentionProblem
 MERGE_THREADS = 128
 """Of a block, which merges one row."""
 REGISTERS, SMEM_BYTES = 32, 4096
+"""Estimates, per thread and per block."""
 
 
 def merge_work(

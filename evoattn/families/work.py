@@ -85,17 +85,17 @@ class LaunchWork:
     """What else may matter, by names that families share, as numbers."""
 
 
-def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int = 1) -> tuple[float, int, int]:
+def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int = 1) -> tuple[float, int, int]:
     """(mean, most, count): tiles of `keys` keys that the blocks of `rows` rows of one head of one of `batches` visit,
     and how many blocks there are. Rows are queries, or as many of each query as its heads take."""
     if problem.varlen:
-        return _packed_row_steps(problem, rows, keys, rows_a_query)
+        return _packed_row_steps(problem, rows, keys, rows_per_query)
     if problem.seqused:
         lengths = sorted(problem.key_lengths)[:: math.ceil(problem.batch / MOST_SAMPLED)]
         alone = (problem.with_(batch=1, seqlen_k=max(1, length), seqused="", page=0) for length in lengths)
-        found = [row_steps(one, rows, keys, rows_a_query) for one in alone]
+        found = [row_steps(one, rows, keys, rows_per_query) for one in alone]
         return sum(mean for mean, _, _ in found) / len(found), max(most for _, most, _ in found), found[0][2]
-    count = math.ceil(problem.seqlen_q * rows_a_query / rows)
+    count = math.ceil(problem.seqlen_q * rows_per_query / rows)
     if problem.masking.kind is MaskKind.FULL:
         tiles = math.ceil(problem.seqlen_k / keys)
         return float(tiles), tiles, count
@@ -104,20 +104,20 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int
     visited = []
     for i in range(looked_at):
         block = i * (count - 1) // max(1, looked_at - 1)
-        end = min(math.ceil((block + 1) * rows / rows_a_query), sq)
-        seen = mask.visible_keys(block * rows // rows_a_query, end, sq, sk)
+        end = min(math.ceil((block + 1) * rows / rows_per_query), sq)
+        seen = mask.visible_keys(block * rows // rows_per_query, end, sq, sk)
         visited.append(math.ceil(seen.stop / keys) - seen.start // keys if seen else 0)
     return sum(visited) / len(visited), max(visited), count
 
 
-def _packed_row_steps(problem: AttentionProblem, rows: int, keys: int, rows_a_query: int) -> tuple[float, int, int]:
+def _packed_row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int) -> tuple[float, int, int]:
     """As `row_steps`, over all sequences that have queries; blocks without a tile of rows are not counted."""
     total, most, count = 0.0, 0, 0
     for lengths, times in Counter(problem.sequences).items():
         seqlen_q, seqlen_k = lengths
         if seqlen_q and seqlen_k:
             alone = problem.with_(batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, varlen="")
-            mean, longest, blocks = row_steps(alone, rows, keys, rows_a_query)
+            mean, longest, blocks = row_steps(alone, rows, keys, rows_per_query)
             total, most, count = total + times * mean * blocks, max(most, longest), count + times * blocks
     return (total / count, most, count) if count else (1.0, 1, 1)
 

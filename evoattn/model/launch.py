@@ -30,8 +30,8 @@ class TensorMap:
 
     `shape`, `box` in elements and `strides_bytes` (of every dimension but the innermost, whose stride is one element)
     count from the innermost dimension; at most five of them. What lies outside `shape` reads zero and is not written.
-    `swizzle_bytes` is 0, 32, 64 or 128. With `wraps` most of `shape` lies outside of the buffer: boxes are at places in
-    it by addresses that wrap at 2^64 bytes.
+    `swizzle_bytes` is 0, 32, 64 or 128. With `wraps` most of `shape` lies outside of the buffer; boxes lie within it,
+    as addresses wrap at 2^64 bytes (`evoattn.families.tensor_tiles.sliding_map`).
     """
 
     buffer: str
@@ -65,8 +65,8 @@ class KernelLaunch:
     `templates/device/ptx/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
 
     together: int = 1
-    """Neighbouring blocks that wait for one another: so many of those that begin in the order of their numbers run at
-    once. 1 where none waits, or waits for blocks before it alone."""
+    """How many neighbouring blocks wait for one another, and so have to run at once; blocks begin in the order of their
+    numbers. 1 where none waits, or only for blocks before it."""
 
     @property
     def threads(self) -> int:

@@ -25,7 +25,7 @@ VARIANTS = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
 BIASES = ("s", "hs", "bs", "bhs")
 """Dimensions over which a bias differs: b batches, h heads, s queries and keys; it is broadcast over the others."""
 PAGES = (16, 32, 64, 128, 256)
-"""Keys of a page of a cache."""
+"""How many keys a page may have: powers of two, a multiple of 16."""
 _WINDOW = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 

@@ -128,8 +128,8 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
         return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1, cluster=cluster)
     tiles_a_query = 1
     if params.get("GROUP_ROWS"):
-        rows_a_query, heads = group_slots(problem), problem.batch * problem.kv_heads
-        tiles_a_query, block_m = max(1, rows_a_query // block_m), max(1, block_m // rows_a_query)
+        rows_per_query, heads = group_slots(problem), problem.batch * problem.kv_heads
+        tiles_a_query, block_m = max(1, rows_per_query // block_m), max(1, block_m // rows_per_query)
     mean, longest, count = _row_steps(problem, block_m, block_n)
     split = params.get("KEY_SPLIT", 1)
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"

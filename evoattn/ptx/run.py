@@ -29,8 +29,8 @@ class TensorMap:
     """A kernel argument that is a CUtensorMap by value (sm_90): boxes of 16-bit elements of the buffer called `buffer`.
 
     `shape` and `box` in elements and `strides_bytes` (of every dimension but the innermost, which is contiguous) count
-    from the innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128. With
-    `wraps` the tensor may reach outside of the buffer, and boxes may not, by addresses that wrap at 2^64 bytes.
+    from the innermost dimension; at most five of them. `swizzle_bytes` is 0, 32, 64 or 128. With `wraps` the tensor may
+    reach outside of the buffer, and addresses wrap at 2^64 bytes; the part of a box within `shape` may not.
     """
 
     buffer: str
@@ -67,8 +67,8 @@ def run_launch(
 
     `program` is PTX text, or what `parse_program` made of it. `buffers` are global memory: C-contiguous arrays of any
     dtype, changed in place, each with its own bounds. `args` has one entry for each kernel parameter. `smem_bytes` is
-    dynamic shared memory; `cluster` is in blocks and goes along x alone. `together` neighbouring
-    blocks (in the order of their numbers) run at once, as they wait for one another.
+    dynamic shared memory; `cluster` is in blocks and goes along x alone. `together` neighbouring blocks (in the order
+    of their numbers) run at once, as they wait for one another.
 
     `detect_races` switches the race detectors, `count` the counters, each of which takes time. `step_limit` bounds the
     instructions of one batch of blocks: a kernel that exceeds it is taken never to end. `poison` is the 16-bit word

@@ -121,7 +121,7 @@ def test_a_wrong_one_is_found(fault):
         ({"sink": True}, {}, "does not serve sink"),
         ({"seqlen_k": 16}, {"BLOCK_N": 32}, "half of the tile"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "STAGES": 3}, "STAGES=3 is more than"),
-        ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only"),
+        ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only 2 splits of 32 keys"),
         ({"batch": 600}, {"SPLITS": 4}, "waves"),
     ],
 )

@@ -75,8 +75,8 @@ def why_no_effect(problem: AttentionProblem, genes: FlashScalarGenes, gpu: GpuSp
         return f"UNROLL={unroll} changes nothing over UNROLL={unroll // 2}: the loops make at most {trips} trips."
     if blocks > 1 and gpu.registers_per_sm // (blocks * block_threads(genes)) > MAX_REGISTERS:
         return (
-            f"BLOCKS_PER_SM={blocks} changes nothing: {block_threads(genes)} threads leave {MAX_REGISTERS} registers a "
-            "thread anyway."
+            f"BLOCKS_PER_SM={blocks} changes nothing: {block_threads(genes)} threads leave {MAX_REGISTERS} registers "
+            "per thread anyway."
         )
     return None
 

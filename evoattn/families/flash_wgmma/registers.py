@@ -90,7 +90,7 @@ def _persistent_registers(value_dim: int, by_rows: bool) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
-    """Estimate of the registers a consumer thread below which ptxas spills or serializes wgmma.
+    """Estimate of the registers per consumer thread below which ptxas spills or serializes wgmma.
 
     S, P, O, Q if it stays, and what the other genes keep beside them.
     """

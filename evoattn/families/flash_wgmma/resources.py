@@ -1,4 +1,4 @@
-"""What the kernels of flash_wgmma take: threads, shared memory, registers, work."""
+"""What the kernels of flash_wgmma take: grid, shared memory, results that blocks hand over."""
 
 from __future__ import annotations
 

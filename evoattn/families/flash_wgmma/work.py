@@ -44,8 +44,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     flops = 2.0 * scores * (dim + value_dim)
     tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * dim * 2)
-    rows_a_query = group_slots(problem) if genes.GROUP_ROWS else 1
-    mean, most, count = row_steps(problem, rows, keys, rows_a_query)
+    rows_per_query = group_slots(problem) if genes.GROUP_ROWS else 1
+    mean, most, count = row_steps(problem, rows, keys, rows_per_query)
     _, heads = row_tiles(problem, genes)
     split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
     fixed = registers or registers_at_launch(genes)

@@ -34,6 +34,7 @@ MAX_VALUE_DIM = 512
 """Two of the widest wgmma."""
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8)}
 PARTIAL, STATE = "partial", "state"
+"""Scratch buffers: O of each split before the division, fp32, and two floats per row, its shift and its sum."""
 
 
 class LatentWgmma(Family):

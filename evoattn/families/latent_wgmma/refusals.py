@@ -26,7 +26,8 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
         return f"BLOCK_N={genes.BLOCK_N} for {keys} keys leaves half of the tile or more without work."
     if splits < genes.SPLITS:
         return (
-            f"SPLITS={genes.SPLITS} makes only {splits} of {tiles} tiles of {genes.BLOCK_N} keys, as fewer SPLITS do."
+            f"SPLITS={genes.SPLITS} makes only {splits} splits of {tiles * genes.BLOCK_N} keys or fewer, as fewer "
+            "SPLITS do."
         )
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys that a block takes."

@@ -15,9 +15,12 @@ from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 SOFTMAX_WAIT, FIRST_WAIT, MERGE_WAIT = 350, 1500, 600
-"""Clocks: of a tile's softmax, beside which no product runs; of a block's first loads and last stores; of a merge."""
+"""Clocks, estimates: of a tile's softmax, beside which no product runs; of a block's first loads and last stores; of a
+merge."""
 LAUNCH_REGISTERS = 168
+"""Per thread, before setmaxnreg moves them."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0}
+"""Lane operations per score, by RESCALE, as for flash_wgmma."""
 
 
 def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:

@@ -107,7 +107,7 @@ def why_useless(problem: AttentionProblem, genes: SplitKvGenes, gpu: GpuSpec) ->
     if reason := why_not_on_card(genes, gpu):
         return reason
     if keys <= block_n // genes.WARPS * (genes.WARPS - 1):
-        return f"WARPS={genes.WARPS}: with {keys} keys a split in tiles of {block_n} the last warp never sees one."
+        return f"WARPS={genes.WARPS}: with {keys} keys per split in tiles of {block_n} the last warp never sees one."
     tiles = math.ceil(keys / block_n)
     if tiles < genes.STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {block_n} keys that a split makes."

@@ -95,8 +95,8 @@ def split_span(problem: AttentionProblem, genes: SplitKvGenes) -> int:
 
 
 def split_of(problem: AttentionProblem, genes: SplitKvGenes) -> tuple[int, int]:
-    """(splits, keys a split): SPLITS or fewer, each a multiple of `split_granule` keys and none of them empty, but in a
-    cluster, which is compiled for so many blocks, and in sequences that are shorter than the longest.
+    """(splits, keys per split): SPLITS or fewer, each a multiple of `split_granule` keys and none of them empty, but in
+    a cluster, which is compiled for so many blocks, and in sequences that are shorter than the longest.
     """
     span, granule = split_span(problem, genes), split_granule(problem, genes)
     keys = math.ceil(math.ceil(span / genes.SPLITS) / granule) * granule

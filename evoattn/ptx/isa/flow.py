@@ -65,7 +65,7 @@ class Flow:
         self.polls = frozenset(start for start in self._starts if self._polls(start))
         """Where loops of one run begin that read memory until another thread has written there."""
         self.understood = False
-        """Whether some machine has prepared every instruction, so that others need not, of what they never reach."""
+        """Whether some machine has prepared every instruction: others then prepare those alone that they reach."""
         self._live_at_start = self._solve()
         self._live: dict[int, int] = {}
 

@@ -36,7 +36,7 @@ template <int KEYS> struct TilePages<true, KEYS> {
   }
 };
 
-// A lane's rows of K or of V in the tile that is copied next: `begin` is the lane's first row of the first tile.
+// A lane's rows of K or of V in the tile that is copied next: its first is row `row` of the tile, from `column` on.
 template <typename Element, bool PAGED> struct LaneRows {
   const Element* next_gmem;
   int64_t stride;
