@@ -17,6 +17,7 @@ ALIGNMENT = 16
 """Bytes that every address and stride is a multiple of: vector loads and tensor maps need it."""
 PLAIN: Mapping[str, Any] = {}
 """Fields of a call that asks for no variant."""
+SEVERAL_DEVICES = "the tensors are on several devices"
 SIZE_NAMES = ("batch", "head", "row")
 
 
@@ -151,7 +152,7 @@ def why_not_devices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     """One reason, without a full stop, why kernels for devices of that kind cannot read the tensors, or None."""
     if not query.device.type == key.device.type == value.device.type == kind:
         return f"the tensors are on the {query.device.type.upper()}, and kernels run on {kind.upper()} devices"
-    return None if query.device == key.device == value.device else "the tensors are on several devices"
+    return None if query.device == key.device == value.device else SEVERAL_DEVICES
 
 
 def why_not_scale(scale: float | None) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
-from evoattn.ops.asked import PLAIN, StridedProblem
+from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
 from evoattn.ops.attention import autocast
 from evoattn.ops.choice import choose
 from evoattn.ops.plan import ADDRESS_BITS, Refusal
@@ -47,7 +47,7 @@ def explain(
     why torch's SDPA runs. With `block_table` query, key and value are those of `evoattn.attention_paged`, with
     `cu_seqlens_q` and the other three those of `evoattn.attention_varlen`; their causal mask is `lower_right`.
 
-    Nothing is compiled, loaded or launched.
+    Nothing is compiled, loaded or launched. Raises `ValueError` for arguments beyond SDPA's that do not fit.
     """
     if block_table is not None:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
@@ -60,19 +60,24 @@ def explain(
     variant = Variant(
         window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
     )
-    variant.require(query, key)
+    if not variant.plain:
+        variant.require(query, key)
     runtime = current.runtime()
     reason = None
     if attn_mask is not None:
         reason = "kernels take no mask tensor"
     elif dropout_p:
         reason = "kernels have no dropout"
-    elif torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         reason = GRADIENTS
+    elif any(t.device != query.device for t in variant.tensors):
+        reason = SEVERAL_DEVICES
     if reason is None:
         if torch.is_autocast_enabled(runtime.device_type):
             query, key, value = autocast(runtime.device_type, query, key, value)
         fields = PLAIN if variant.plain else variant.fields(is_causal, query, key)
+        if fields and scale is not None:
+            fields = {**fields, "scale": float(scale)}
         choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, fields)
         if isinstance(choice, Refusal):
             reason = choice.reason

@@ -89,7 +89,7 @@ def by_kernel(
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         return GRADIENTS
     if any(t.device != query.device for t in variant.tensors):
-        return "the tensors are on several devices"
+        return asked.SEVERAL_DEVICES
     fields = variant.fields(is_causal, query, key)
     call: tuple[object, ...] = (
         *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),

@@ -152,3 +152,11 @@ def test_a_kernel_gets_a_bias_at_a_multiple_of_16_bytes(dtype):
         given = Variant(bias=bias).for_kernel(query, key)[2]
         assert given is not None and given.data_ptr() % 16 == 0 and torch.equal(given[0, 0], bias)
         assert (given.data_ptr() == bias.data_ptr()) == (first == 0)
+
+
+def test_explain_says_why_torch_serves_a_call():
+    """Whatever SDPA takes, and what a variant's own tensors forbid."""
+    query, sinks = torch.zeros(1, 2, 3, 16), torch.zeros(2)
+    assert evoattn.explain(*[torch.zeros(3, 16)] * 3).startswith("SDPA runs: ")
+    assert "gradients" in evoattn.explain(query, query, query, sinks=sinks.clone().requires_grad_())
+    assert "several devices" in evoattn.explain(query, query, query, sinks=sinks.to("meta"))
