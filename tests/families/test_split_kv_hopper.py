@@ -112,12 +112,12 @@ def test_a_random_valid_config_is_right(p):
     assert result.passed, f"{c.describe()}: {result.reason}"
 
 
+EXPECT = "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));\n    if constexpr (WHOLE_CHUNKS)"
+PLACE = """(shared_address(ring + stage * TILE_BYTES), map, full_smem + 8 * stage,
+                                     keys.first"""
 FAULTS = {
-    "no bytes expected": ("mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));", "mbarrier_arrive(barrier_smem);"),
-    "more bytes expected than come": (
-        "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));",
-        "mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS) + 16);",
-    ),
+    "no bytes expected": (EXPECT, EXPECT.replace("_expect_tx(barrier_smem, bytes(ROWS))", "(barrier_smem)")),
+    "more bytes expected than come": (EXPECT, EXPECT.replace("bytes(ROWS)", "bytes(ROWS) + 16")),
     "no wait for K": ("mbarrier_wait(k_full_smem + 8 * at.stage, at.parity);", ""),
     "no wait for V": ("mbarrier_wait(v_full_smem + 8 * at.stage, at.parity);", ""),
     "a wait for the wrong phase": (
@@ -146,7 +146,7 @@ FAULTS = {
         "DependentLaunch::NONE) grid_dependency_wait();",
         "DependentLaunch::NONE) { if (threadIdx.x == 0) grid_dependency_wait(); }",
     ),
-    "a tile in the place of another": ("shared_address(ring + stage * TILE_BYTES)", "shared_address(ring)"),
+    "a tile in the place of another": (PLACE, PLACE.replace(" + stage * TILE_BYTES", "")),
 }
 
 
