@@ -63,10 +63,10 @@ def test_a_cost_takes_less_than_5_ms():
     problem = lookup("fa_d64_16k_causal")
     configs = candidates(problem, H100)
     cost(problem, configs[0], H100)
-    started = time.perf_counter()
+    started = time.process_time()
     for config in configs:
         cost(problem, config, H100)
-    assert (time.perf_counter() - started) / len(configs) < 0.005
+    assert (time.process_time() - started) / len(configs) < 0.005
 
 
 def test_no_block_that_fits_no_cost():
