@@ -61,7 +61,9 @@ def why_too_few_registers(blocks: int, warps: int, needed: int) -> str | None:
 def why_no_memory(problem: AttentionProblem, scratch: Mapping[str, int], gpu: GpuSpec) -> str | None:
     """Scratch buffers of these bytes that the card has no memory for beside the problem's own tensors."""
     wanted = sum(scratch.values())
-    left = int(USABLE_MEMORY * gpu.dram_bytes) - problem.bytes
+    shapes = [*(problem.shape(tensor) for tensor in (*problem.tensors, "o")), problem.term_shapes.get("bias", (0,))]
+    # All keys, even where few are in use or seen: `problem.bytes` counts only those that are read.
+    left = int(USABLE_MEMORY * gpu.dram_bytes) - problem.element_bytes * sum(math.prod(shape) for shape in shapes)
     if wanted > left:
         return (
             f"The scratch buffers would take {wanted / GIB:.1f} GiB, and beside the problem's tensors a {gpu.name} has "

@@ -10,6 +10,7 @@ import pytest
 
 from evoattn.cost.cost import BOUNDS, MOST_CORRECTION, cost, scores
 from evoattn.families import registry
+from evoattn.families.residency import why_no_memory
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup, parse_shape
 from evoattn.model.space import KernelConfig, load_space
@@ -127,6 +128,13 @@ def test_scratch_that_the_card_has_no_memory_for_is_refused():
         reason = family.why_invalid(problem, config, gpu)
         assert (reason is None) == (name == "h200"), reason
         assert name == "h200" or "GiB" in reason
+
+
+@pytest.mark.parametrize("variant", ["seqused=1:1", "mask=causal,window=1:0"])
+def test_keys_that_nobody_reads_take_memory_too(variant):
+    problem = parse_shape(f"B=1,H=1,Sq=1,Sk={1 << 28},D=64,{variant}")  # K and V take 64 GiB
+    assert why_no_memory(problem, {"scratch": 1 << 30}, H100) is None
+    assert "GiB" in (why_no_memory(problem, {"scratch": 20 << 30}, H100) or "")
 
 
 MEASURED = json.loads((Path(__file__).parent / "wgmma_pairs.json").read_text())
