@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def completed(name: str, params: dict[str, Value]) -> dict[str, Value]:
-    """The parameters of a recorded config, with the defaults of those that are younger than the record.
+    """The parameters of a recorded config, with the defaults of those that were added after it was recorded.
 
     As `SearchSpace.completed`, without the reading of a YAML file. Raises `FamilyError`, and `TypeError` on parameters
     that are not the family's.

@@ -77,12 +77,11 @@ class SearchSpace:
         return tuple(p.name for p in self.parameters)
 
     def completed(self, params: dict[str, Value]) -> dict[str, Value]:
-        """`params`, and the defaults of parameters that are younger than they are."""
+        """`params`, and the defaults of parameters that they lack: those added after they were recorded."""
         return {p.name: p.default for p in self.parameters if p.default is not None} | params
 
     def make_config(self, params: dict[str, Value]) -> KernelConfig:
-        """The config with exactly this space's parameters, in its order; younger ones than `params` have their
-        defaults.
+        """The config with exactly this space's parameters, in its order; those with a default may be missing.
 
         Raises `ConfigError` on a missing, surplus or foreign value.
         """
