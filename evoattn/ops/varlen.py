@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 from torch import Tensor
 
@@ -34,8 +36,8 @@ def attention_varlen(
 
     Shapes: query `[total_q, heads, head_dim]`, key and value `[total_k, kv_heads, head_dim]`, of any strides; heads
     are a multiple of kv_heads. cu_seqlens_q and cu_seqlens_k, int32 `[sequences + 1]` on the device, say where each
-    sequence begins and the last one ends; max_seqlen_q and max_seqlen_k, at least the longest lengths, are numbers.
-    A sequence may have no queries, or no keys; a query that sees no key has the output 0.
+    sequence begins and the last one ends; max_seqlen_q and max_seqlen_k, at least the longest lengths, are numbers; a
+    tensor's value is waited for. A sequence may have no queries, or no keys; a query that sees no key has the output 0.
 
     With `causal`, and in `window_size` `(past, ahead)`, query i of a sequence counts from its key i + keys - queries,
     so that the last query sees the last key (`causal="lower_right"` of `evoattn.attention`); -1 leaves a side open.
@@ -69,7 +71,7 @@ def attention_varlen(
         sinks,
         alibi_slopes,
         starts=(cu_seqlens_q, cu_seqlens_k),
-        longest=(max_seqlen_q, max_seqlen_k),
+        longest=(_whole(max_seqlen_q), _whole(max_seqlen_k)),
     )
     if out is None and not return_lse and (torch.compiler.is_compiling() or not is_ordinary(query, key, value)):
         from evoattn.ops.varlen_op import traced  # imports torch._dynamo, which whoever traces has done already
@@ -93,3 +95,8 @@ def attention_varlen(
     if isinstance(answer, Tensor):
         return answer[0].transpose(0, 1) if out is None else out
     return (answer[0][0].transpose(0, 1) if out is None else out), answer[1][0]
+
+
+def _whole(length: int) -> int:
+    """NumPy's numbers and tensors of one element as Python's int; a trace's symbols as they are."""
+    return length if isinstance(length, (int, torch.SymInt)) else index(length)

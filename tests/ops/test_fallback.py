@@ -10,6 +10,7 @@ from fake_device import fake_runtime, tensors
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain, warmup
+from evoattn.ops.padded import is_aligned
 from evoattn.ops.runtime import NoKernel
 
 
@@ -141,3 +142,10 @@ def test_transforms_and_traces_are_torchs(device):
     traced = torch.jit.trace(lambda a, b, c: attention(a, b, c), (q, k, v), check_trace=False)
     assert torch.equal(traced(q + 1, k, v), F.scaled_dot_product_attention(q + 1, k, v))
     assert not device.launches
+
+
+def test_rows_that_flash_attention_cannot_read_are_known():
+    memory = torch.zeros(4, 9, 24, dtype=torch.float16)
+    assert is_aligned(memory) and is_aligned(memory[:, :, :16]) and is_aligned(memory[1:, :, 8:].transpose(0, 1))
+    for other in (memory.transpose(1, 2), memory[:, :, 1:17], torch.zeros(4, 9, 20, dtype=torch.float16)):
+        assert not is_aligned(other)

@@ -3,6 +3,7 @@ lengths, and arguments that do not fit raise."""
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from fake_device import WGMMA, FakeDevice, Pick, fake_runtime
@@ -18,7 +19,6 @@ from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import load_space
 from evoattn.ops import current
 from evoattn.ops.load import RecordedKernel
-from evoattn.ops.padded import is_aligned
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.varlen_op import attention_varlen_op
 from evoattn.portfolio.wins import Win
@@ -87,6 +87,13 @@ def test_a_kernel_of_the_other_family(tmp_path):
         tensors = reference.make_inputs(problem, 5, "cpu")
         assert judge(call(problem, tensors, strict=True), reference.make_answer(problem, tensors, double=True))[0] == ""
     assert len(device.launches) >= 1
+
+
+@pytest.mark.parametrize("number", [numpy.int64, torch.tensor])
+def test_numbers_of_other_kinds_are_lengths_too(device, number):
+    tensors = {name: tensor.half() for name, tensor in plain().items() if name in ("query", "key", "value")}
+    out = evoattn.attention_varlen(**plain(**tensors, max_seqlen_q=number(5), max_seqlen_k=number(8), strict=True))
+    assert out.shape == (9, 4, 16) and device.launches
 
 
 def test_explain_names_the_kernel(device):
@@ -240,10 +247,3 @@ def test_the_op_refuses_what_it_has_no_gradient_for():
     words["query"].requires_grad_()
     with pytest.raises(RuntimeError, match="computes no gradients"):
         attention_varlen_op(*words.values(), True, None, None, 0.0, None, None, False)
-
-
-def test_rows_that_flash_attention_cannot_read_are_known():
-    memory = torch.zeros(4, 9, 24, dtype=torch.float16)
-    assert is_aligned(memory) and is_aligned(memory[:, :, :16]) and is_aligned(memory[1:, :, 8:].transpose(0, 1))
-    for other in (memory.transpose(1, 2), memory[:, :, 1:17], torch.zeros(4, 9, 20, dtype=torch.float16)):
-        assert not is_aligned(other)
