@@ -97,12 +97,14 @@ def test_it_hears_of_results_before_it_thinks_again(start, storage):
     assert first.params == {"told": 0} and later[-1].params == {"told": 3}
 
 
+@pytest.mark.slow
 def test_it_is_restored_and_says_when_nothing_is_left(start, storage):
     sampler = start(Echo)
     sampler.restore([trial_of(storage)])
     assert asked(sampler, 1) == [] and not has_more(sampler) and sampler.rejected == Counter(never=1)
 
 
+@pytest.mark.slow
 def test_a_search_ends_when_its_space_is_used_up(start, storage):
     spaces = space_of(**SMALL)
     study = storage.create_study("ahead", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
@@ -121,6 +123,7 @@ def test_a_sampler_that_fails_ends_the_search_with_a_sentence(start):
         asked(start(Raises), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [True, False])
 def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
     sampler = start(Echo)
