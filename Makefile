@@ -37,9 +37,10 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Before a commit: what takes seconds. Not the tests of other libraries: to import transformers alone takes five.
+# Before a commit: what takes seconds. Not the tests that import other large libraries: transformers alone takes five.
 check: lint types
-	$(PYTEST) -m 'not slow and not device and not postgres and not browser' --ignore=tests/integrations
+	$(PYTEST) -m 'not slow and not device and not postgres and not browser' \
+	  --ignore=tests/integrations --ignore=tests/dashboard --ignore=tests/fleet
 
 test: lint types
 	$(PYTEST)

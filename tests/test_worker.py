@@ -112,6 +112,7 @@ def test_who_asks_sees_the_end_of_the_task_before_and_refreshes_meanwhile(worker
     assert len(refreshed) >= 3
 
 
+@pytest.mark.slow
 def test_a_pool_answers_in_the_order_of_its_tasks_whatever_becomes_of_them():
     pool = Pool(processes(2, Obedient))
     try:

@@ -52,6 +52,7 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
     assert json.loads(rows_json([row]))[0]["ratio"] == row.ratio
 
 
+@pytest.mark.slow
 def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
     scalar = starting_configs(load_space("flash_scalar", GPU), PROBLEM, GPU)[0]
     row = run(bench, storage, [("flash_scalar", scalar.params)])

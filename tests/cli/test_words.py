@@ -43,6 +43,7 @@ def test_a_wrong_word_is_refused_before_anything_slow_is_imported(words):
     assert (code, said, slow) == (2, "", [])
 
 
+@pytest.mark.slow
 def test_a_search_speaks_before_it_imports_anything_slow():
     """What stands on the screen first is printed before torch, which takes seconds, is looked for."""
     code = (

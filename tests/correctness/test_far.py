@@ -46,7 +46,7 @@ def test_strides_and_places_agree(layout):
     assert can_be_far(problem) and not can_be_far(problem.with_(head_dim=4))
 
 
-@pytest.mark.parametrize("tensor", "qkvo")
+@pytest.mark.parametrize("tensor", [*(pytest.param(t, marks=pytest.mark.slow) for t in "qkv"), "o"])
 def test_a_kernel_that_drops_a_batch_or_counts_in_32_bits_is_found(tensor):
     family, gpu = FlashScalar(), GPUS["l4"]
     problem = AttentionProblem(2, 4, 2, 128, 128, 16, "fp16")

@@ -16,7 +16,6 @@ KEYS = {
 }
 FAST = {
     ("split_kv", "mma, a ring", "pages of 16"),
-    ("split_kv", "mma by tensor maps", "keys in use, causal, alibi, sink"),
     ("flash_mma", "lazy, key warps", "keys in use, causal, alibi, sink"),
 }
 """What `make check` runs; `make test` runs all."""

@@ -12,9 +12,9 @@ ONE_BLOCK = TENSOR | {"BLOCK_M": 64, "SCORE_ROWS": 32, "SCORE_KEYS": 16, "VALUE_
     ("head_dim", "mask", "kind"),
     [
         (32, "full", "large_logits"),
-        (64, "causal_lower_right", "rising_maximum"),
-        (96, "causal_upper_left", "plain"),
-        (128, "full", "late_huge_key"),
+        pytest.param(64, "causal_lower_right", "rising_maximum", marks=pytest.mark.slow),
+        pytest.param(96, "causal_upper_left", "plain", marks=pytest.mark.slow),
+        pytest.param(128, "full", "late_huge_key", marks=pytest.mark.slow),
     ],
 )
 def test_fp32_at_the_usual_head_dims_is_right_by_tf32(head_dim, mask, kind):

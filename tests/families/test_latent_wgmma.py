@@ -29,7 +29,6 @@ CASES = {
     "log-sum-exp of splits": (NARROW.with_(lse=True), {"SPLITS": 3}),
     "DeepSeek's widths": (lookup("mla_decode"), {"BLOCK_N": 64, "RESCALE": "lazy_8", "SPLITS": 2}),
 }
-FAST = ("splits, causal, a ring of three",)
 
 
 def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
@@ -46,7 +45,8 @@ def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     return [result.reason for result in results if not result.passed]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_it_is_right(name):
     assert faults(name) == []
 

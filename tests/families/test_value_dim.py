@@ -12,7 +12,6 @@ PROBLEMS = {
 FAMILIES = ("flash_wgmma", "flash_mma")
 FAST = {
     ("flash_wgmma", "one warpgroup", "V wider than K"),
-    ("flash_wgmma", "persistent, rows begin ahead", "V narrower than K, sink"),
     ("flash_mma", "together", "V narrower than K, sink"),
 }
 """What `make check` runs; `make test` runs all."""

@@ -79,11 +79,8 @@ STRUCTURES = {
 }
 FAST = {
     ("flash_wgmma", "a warpgroup passes over tiles", "window, sink"),
-    ("flash_wgmma", "scores again, a cluster", "softcap, sink"),
     ("flash_wgmma", "one warpgroup", "alibi"),
-    ("flash_wgmma", "persistent, rows begin ahead", "packed"),
     ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
-    ("flash_mma", "overlapped", "bias, sink"),
     ("split_kv", "mma", "bias, sink"),
 }
 """What `make check` runs; `make test` runs all."""

@@ -58,6 +58,7 @@ def right(tensors) -> torch.Tensor:
 @pytest.mark.parametrize(
     "error, harmless", [(LaunchError("Too many registers."), True), (ContextLost("An illegal address."), False)]
 )
+@pytest.mark.slow
 def test_a_finalist_that_fails_is_out_and_the_others_go_on(at, error, harmless):
     evaluator = make_evaluator(rival=make_peer(right))
     final = Final(entered(a=honest, b=fails(error, at), c=honest), SHORT, ["rival"])

@@ -161,6 +161,7 @@ def test_without_a_device_strict_says_why():
         evoattn.attention_varlen(**plain(strict=True))
 
 
+@pytest.mark.slow
 def test_compiled_code_calls_the_op(device):
     problem = PROBLEM.with_(mask="causal_lower_right", window="9:0", sink=True, dtype="fp16")
     tensors = reference.make_inputs(problem, 5, "cpu")

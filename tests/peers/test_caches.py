@@ -33,6 +33,7 @@ def inputs(problem):
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_sdpa_and_flex_attention_are_right(page, fields):
     problem = USED.with_(page=page, **fields)
     tensors, answer = inputs(problem)

@@ -124,6 +124,7 @@ def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(me
     assert far.calls == 2 and near.calls > 3 * 2 * 2  # three rounds of a replay and the one before it, two calls each
 
 
+@pytest.mark.slow
 def test_a_peer_takes_part_if_its_answer_is_right(memory):
     def peer(make):
         return Peer(make, "torch")

@@ -14,8 +14,8 @@ from evoattn.model.space import Parameter, SearchSpace, config_id
 from evoattn.samplers.registry import SAMPLERS
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
-SLOW = ("forest",)
-"""Fits that many trees that their tests are left to `make test`."""
+SLOW = ("forest", "mixed", "tpe")
+"""Take so long to fit that their tests are left to `make test`."""
 every_sampler = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SAMPLERS]
 )

@@ -122,6 +122,7 @@ def test_a_small_space_is_used_up_to_the_last_config(name):
 
 
 @every_sampler
+@pytest.mark.slow
 def test_asking_is_quick_when_there_is_much_history(name):
     sampler = make_sampler(name, SPACES, PROBLEM, 0, why_invalid)
     sampler.restore(search("random", 1, 1200))

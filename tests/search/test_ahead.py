@@ -88,6 +88,7 @@ def test_it_proposes_what_the_sampler_would_and_has_some_before_they_are_wanted(
     assert not has_more(make_random(spaces)) and listen(make_random(spaces)) == []
 
 
+@pytest.mark.slow
 def test_it_hears_of_results_before_it_thinks_again(start, storage):
     sampler, trial = start(Echo), trial_of(storage)
     first = asked(sampler, 1)[0]
@@ -118,6 +119,7 @@ def test_a_search_ends_when_its_space_is_used_up(start, storage):
     assert best == min(cost(p.params) for p in everything)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_fails_ends_the_search_with_a_sentence(start):
     with pytest.raises(SearchError, match=r"^The sampler cannot go on: ValueError: No idea\.$"):
         asked(start(Raises), 1)

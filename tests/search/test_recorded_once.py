@@ -157,14 +157,15 @@ def test_nobody_waits_for_the_disk_and_what_came_meanwhile_is_written_next(stora
     assert recorder.waiting == 0 and progress.recorded == 3
 
 
-def test_a_database_that_fails_ends_the_search_when_it_is_known(storage):
+@pytest.mark.parametrize("known", ["when it is waited for", "when the search is stopped"])
+def test_a_database_that_fails_ends_the_search(storage, known):
     slow = Slow(storage, StorageError("The disk is full."))
     recorder, record = recorder_of(slow, storage, Progress())
     record()
     recorder.flush()
     slow.let.set()
     with pytest.raises(StorageError, match=r"The disk is full\."):
-        recorder.flush(wait=True)
+        recorder.flush(wait=True) if known == "when it is waited for" else recorder.stop()
     recorder.stop()
 
 
@@ -177,16 +178,6 @@ def test_what_waits_is_written_when_a_search_is_stopped(storage):
     slow.let.set()
     recorder.stop()
     assert recorder.waiting == 0 and progress.recorded == 2
-
-
-def test_a_batch_that_cannot_be_written_is_known_when_a_search_is_stopped(storage):
-    slow = Slow(storage, StorageError("The disk is full."))
-    recorder, record = recorder_of(slow, storage, Progress())
-    record()
-    recorder.flush()
-    slow.let.set()
-    with pytest.raises(StorageError, match=r"The disk is full\."):
-        recorder.stop()
 
 
 def test_how_often_threads_take_turns_is_as_it_was_after_a_search(storage):

@@ -55,6 +55,7 @@ class AllWrong(Handler):
         return self._ours(task)
 
 
+@pytest.mark.slow
 def test_nothing_right_is_said_in_one_sentence(tmp_path):
     with pytest.raises(FailedRun, match=r"has no right kernel: 3 candidates were recorded\.$"):
         search(tmp_path, budget="3trials", tools=tools(AllWrong))

@@ -44,6 +44,7 @@ def test_times_of_two_boards_are_ranked_by_a_common_reference(storage):
     assert best.timing.protocol["stage"] == "final" and best.timing.board_factor == 1.0
 
 
+@pytest.mark.slow
 def test_a_resumed_study_keeps_its_reference_on_one_board_too(storage):
     spaces = space_of(**SPACE)
     make_search(storage, spaces, puppets(FakeBoard), boards=FAST_AND_SLOW).run(Budget(trials=6))
@@ -58,6 +59,7 @@ def test_a_resumed_study_keeps_its_reference_on_one_board_too(storage):
     assert all(t.timings[0].median_us == pytest.approx(cost(t.config) / scale) for t in latest)
 
 
+@pytest.mark.slow
 def test_eight_boards_work_at_once(storage):
     names = tuple(f"board{n}-1" for n in range(8))
     running = make_search(storage, space_of(**SPACE), puppets(SlowBoard), jobs=2, boards=names)
@@ -72,6 +74,7 @@ def test_eight_boards_work_at_once(storage):
     assert 0 < progress.busy_share <= 1.0
 
 
+@pytest.mark.slow
 def test_killed_gpu_workers_cost_no_candidate(storage, tmp_path, monkeypatch):
     notes = tmp_path / "notes"
     notes.mkdir()

@@ -143,6 +143,7 @@ def test_page_terminal_and_folder_of_a_hostile_database(hostile, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_source_that_no_template_renders_runs_only_on_request(hostile):
     study, trial = hostile.latest_study(), hostile.trial(1)
     other = render(FAMILIES["flash_scalar"], PROBLEM, SPACE.starting_configs()[0], gpu.GPUS["l4"])
