@@ -6,8 +6,11 @@ which takes as long as the launch (2.9 µs against 8.7 for an empty op on one CP
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from evoattn.ops import current
@@ -16,6 +19,16 @@ from evoattn.ops.asked import out_like
 ARGUMENTS = "(Tensor query, Tensor key, Tensor value, bool is_causal, str causal, float? scale, bool strict)"
 TAGS = (torch.Tag.pt2_compliant_tag,)
 _library = torch.library.Library("evoattn", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def register(name: str, signature: str, compute: Callable[..., object], fake: Callable[..., object]) -> OpOverload:
+    """`torch.ops.evoattn.NAME`. `signature`: arguments and results as torch's schemas have them; `fake`: what `compute`
+    returns, without its numbers."""
+    _library.define(name + signature, tags=TAGS)  # type: ignore[no-untyped-call]
+    _library.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _library.impl(name, fake, "Meta")  # type: ignore[no-untyped-call]
+    op: OpOverload = getattr(torch.ops.evoattn, name).default
+    return op
 
 
 def require_no_gradient(*tensors: Tensor | None) -> None:
@@ -48,7 +61,8 @@ def _attention_lse(
     return out, answer[1]
 
 
-def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+def fake_answer(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+    """The answer's shape, strides, dtype and device."""
     return out_like(query, value)
 
 
@@ -56,15 +70,8 @@ def _fake_attention_lse(query: Tensor, key: Tensor, value: Tensor, *others: obje
     return out_like(query, value), query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-for _name, _returns, _compute, _fake in (
-    ("attention", "Tensor", _attention, _fake_attention),
-    ("attention_lse", "(Tensor, Tensor)", _attention_lse, _fake_attention_lse),
-):
-    _library.define(f"{_name}{ARGUMENTS} -> {_returns}", tags=TAGS)  # type: ignore[no-untyped-call]
-    _library.impl(_name, _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _library.impl(_name, _fake, "Meta")  # type: ignore[no-untyped-call]
-attention_op = torch.ops.evoattn.attention.default
-attention_lse_op = torch.ops.evoattn.attention_lse.default
+attention_op = register("attention", f"{ARGUMENTS} -> Tensor", _attention, fake_answer)
+attention_lse_op = register("attention_lse", f"{ARGUMENTS} -> (Tensor, Tensor)", _attention_lse, _fake_attention_lse)
 
 
 def is_fake(tensor: Tensor) -> bool:

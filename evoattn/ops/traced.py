@@ -11,8 +11,9 @@ from torch import Tensor
 
 from evoattn.ops import asked, current, fallback
 from evoattn.ops.attention import autocast
-from evoattn.ops.custom_op import attention_lse_op, attention_op
+from evoattn.ops.custom_op import attention_lse_op, attention_op, is_fake
 from evoattn.ops.runtime import GRADIENTS, NoKernel
+from evoattn.ops.variant import Variant
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -32,6 +33,15 @@ def why_not_traced(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, 
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return GRADIENTS
     return asked.why_not_shapes(query, key, value, enable_gqa) or asked.why_not_scale(scale)
+
+
+def takes_variant(query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> bool:
+    """Whether a trace takes the op of a variant. Not on devices without kernels, nor where gradients are wanted, nor
+    for tensor subclasses, modes and transforms: there torch's own code is traced."""
+    if not (torch.compiler.is_compiling() or is_fake(query)) or query.device.type != kernels_run_on():
+        return False
+    tensors = (query, key, value, *variant.tensors)
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
 
 def traced(

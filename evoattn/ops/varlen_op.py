@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from evoattn.ops import varied
 from evoattn.ops.asked import out_like
-from evoattn.ops.custom_op import TAGS, is_fake, require_no_gradient
-from evoattn.ops.traced import kernels_run_on
+from evoattn.ops.custom_op import fake_answer, register, require_no_gradient
+from evoattn.ops.traced import takes_variant
 from evoattn.ops.variant import Variant
 
 ARGUMENTS = (
     "(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt "
     "max_seqlen_k, bool causal, float? scale, int[]? window, float softcap, Tensor? sinks, Tensor? alibi_slopes, "
-    "bool strict)"
+    "bool strict) -> Tensor"
 )
-_library = torch.library.Library("evoattn", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def _attention_varlen(
@@ -58,26 +56,14 @@ def _attention_varlen(
     return out
 
 
-def _fake_attention_varlen(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
-    return out_like(query, value)
-
-
-_library.define(f"attention_varlen{ARGUMENTS} -> Tensor", tags=TAGS)  # type: ignore[no-untyped-call]
-_library.impl("attention_varlen", _attention_varlen, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("evoattn::attention_varlen", _fake_attention_varlen, lib=_library)
-attention_varlen_op = torch.ops.evoattn.attention_varlen.default
+attention_varlen_op = register("attention_varlen", ARGUMENTS, _attention_varlen, fake_answer)
 
 
 def traced(
     query: Tensor, key: Tensor, value: Tensor, variant: Variant, causal: bool, scale: float | None, strict: bool
 ) -> Tensor | None:
-    """The op's answer within a trace; None where torch's own code is traced: on devices without kernels, where
-    gradients are wanted, and for tensor subclasses, modes and transforms."""
-    if not (torch.compiler.is_compiling() or is_fake(query)) or variant.starts is None:
-        return None
-    if query.device.type != kernels_run_on():
-        return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
+    """The op's answer within a trace; None where torch's own code is traced: see `takes_variant`."""
+    if variant.starts is None or not takes_variant(query, key, value, variant):
         return None
     window = None if variant.window is None else list(variant.window)
     answer: Tensor = attention_varlen_op(

@@ -1,5 +1,7 @@
 """Problems, inputs and the judge of the tests that need a GPU."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -47,6 +49,20 @@ def require_right(problem: AttentionProblem, q, k, v, out, scale: float | None =
     answer = make_answer(problem, dict(q=q, k=k, v=v), double=True)
     reason, _ = judge_o(out, answer)
     assert not reason
+
+
+def require_answer(problem: AttentionProblem, tensors: dict[str, torch.Tensor], out: torch.Tensor) -> None:
+    """As `require_right`, of the inputs of a variant by name."""
+    assert judge_o(out, make_answer(problem, tensors, double=True))[0] == ""
+
+
+def without_waiting(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What `call` returns, which fails if the CPU waits for the GPU in it."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 PREFILL = parse_shape(SHAPES[3])

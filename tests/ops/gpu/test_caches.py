@@ -3,11 +3,10 @@ graph after lengths and pages have changed."""
 
 import pytest
 import torch
-from gpu_problems import ON_A_GPU
+from gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 import evoattn
-from evoattn.correctness.judge import judge_o
-from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.correctness.reference import make_inputs
 from evoattn.model.named_problems import parse_shape
 
 pytestmark = ON_A_GPU
@@ -28,21 +27,12 @@ def call(problem, tensors):
     return evoattn.attention_paged(*caches, tensors["table"], tensors["seqused"], strict=True).transpose(1, 2)
 
 
-def require_right(problem, tensors, out):
-    assert judge_o(out, make_answer(problem, tensors, double=True))[0] == ""
-
-
 @pytest.mark.parametrize("shape", CACHES)
 def test_right_without_waiting(shape):
     problem = parse_shape(shape)
     tensors = make_inputs(problem, 1, "cuda")
     call(problem, tensors)  # compiles, loads and checks
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        out = call(problem, tensors)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    require_right(problem, tensors, out)
+    require_answer(problem, tensors, without_waiting(lambda: call(problem, tensors)))
 
 
 @pytest.mark.parametrize("shape", CACHES)
@@ -59,4 +49,4 @@ def test_a_graph_replays_with_other_lengths_and_pages(shape):
         for name, fresh in make_inputs(other, seed, "cuda").items():
             tensors[name].copy_(fresh)
         graph.replay()
-        require_right(other, tensors, out)
+        require_answer(other, tensors, out)

@@ -3,12 +3,11 @@ in the replay of a graph after the lengths have changed."""
 
 import pytest
 import torch
-from gpu_problems import ON_A_GPU
+from gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 import evoattn
 from evoattn.correctness.case_shapes import sequenced
-from evoattn.correctness.judge import judge_o
-from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.correctness.reference import make_inputs
 from evoattn.model.named_problems import parse_shape
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
@@ -38,21 +37,12 @@ def call(problem, tensors, strict=True):
     ).transpose(0, 1)[None]
 
 
-def require_right(problem, tensors, out):
-    assert judge_o(out, make_answer(problem, tensors, double=True))[0] == ""
-
-
 @pytest.mark.parametrize("shape", PACKED)
 def test_right_without_waiting(shape):
     problem = parse_shape(shape)
     tensors = make_inputs(problem, 1, "cuda")
     call(problem, tensors)  # compiles, loads and checks
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        out = call(problem, tensors)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    require_right(problem, tensors, out)
+    require_answer(problem, tensors, without_waiting(lambda: call(problem, tensors)))
 
 
 @pytest.mark.parametrize("shape", [*PACKED, f"{PACKED[2]},softcap=20"])
@@ -61,18 +51,14 @@ def test_torch_is_right_without_waiting(shape, tmp_path):
     tensors = make_inputs(problem, 1, "cuda")
     with current.use(Runtime(CudaPlatform(), lambda problem, gpu: None, tmp_path)):
         call(problem, tensors, strict=False)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            out = call(problem, tensors, strict=False)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    require_right(problem, tensors, out)
+        out = without_waiting(lambda: call(problem, tensors, strict=False))
+    require_answer(problem, tensors, out)
 
 
 def test_sequences_without_queries_or_keys():
     problem = sequenced(parse_shape("B=1,H=4,Sq=300,Sk=500,D=64,layout=bshd,mask=causal_lower_right"))
     tensors = make_inputs(problem, 1, "cuda")
-    require_right(problem, tensors, call(problem, tensors))
+    require_answer(problem, tensors, call(problem, tensors))
 
 
 @pytest.mark.parametrize("shape", PACKED)
@@ -89,4 +75,4 @@ def test_a_graph_replays_with_other_lengths(shape):
     for name, fresh in make_inputs(other, 2, "cuda").items():
         tensors[name].copy_(fresh)
     graph.replay()
-    require_right(other, tensors, out)
+    require_answer(other, tensors, out)
