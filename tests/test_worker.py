@@ -72,6 +72,7 @@ def test_an_exception_costs_the_task_only(worker):
         (("hang", 60), Ending.TIMEOUT, "limit of 1 s"),
     ],
 )
+@pytest.mark.slow
 def test_death_and_hang_are_followed_by_a_fresh_process(worker, task, ending, words):
     before = worker.ask(("echo", 0), 20.0).value[1]
     outcome = worker.ask(task, seconds=1.0)

@@ -71,6 +71,7 @@ def test_what_proves_wrong_in_the_final_does_not_stand(bench, storage):
     assert "fa4" in rows_json([row])
 
 
+@pytest.mark.slow
 def test_what_fails_in_the_final_is_noted_and_the_others_stand(bench, storage):
     three_kernel = FAMILIES["three_kernel"]
     failing = next(

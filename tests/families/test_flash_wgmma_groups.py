@@ -53,7 +53,7 @@ def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str
         (group_of(3, 40, head_dim=72), BY_MAP, 132),
         pytest.param(group_of(6, 19, head_dim=136), BY_CHUNKS, 1, marks=pytest.mark.slow),
         pytest.param(group_of(5, 20).with_(seqlen_k=900), IN_MEMORY, 132, marks=pytest.mark.slow),
-        (MERGED, IN_MEMORY, 132),
+        pytest.param(MERGED, IN_MEMORY, 132, marks=pytest.mark.slow),
         pytest.param(
             group_of(4, 5, head_dim=128).with_(seqlen_k=2500),
             {**IN_MEMORY, "KEY_SPLIT": 32},

@@ -104,6 +104,7 @@ def test_out_lse_and_autocast_compile(device):
     assert lse.shape == q.shape[:3]
 
 
+@pytest.mark.slow
 def test_strict_under_compile(device):
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, strict=True), backend="eager")
     with pytest.raises(NoKernel, match="float64"):

@@ -55,6 +55,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.slow
 def test_variants_by_sdpa_and_flex_attention(fields):
     """Either they are right or they say what they do not have; FlexAttention, here not compiled, has all."""
     problem = PROBLEM.with_(**fields)

@@ -34,6 +34,7 @@ class PuppetStage(Handler):
         return dict.fromkeys(job.indexes, (us, us > 90 and job.check))
 
 
+@pytest.mark.slow
 def test_the_groups_are_of_different_kinds_and_beyond_the_portfolios_problems():
     groups = make_groups(H100)
     problems = [p for g in groups for p in g.problems]
