@@ -1,25 +1,29 @@
 """How often does the interpreter raise a false alarm? Runs N valid configs, drawn at random over families and problems,
 and counts.
 
-    python scripts/interpreter_witness.py 500 [--seed 0] [--family flash_mma …]
+    python scripts/interpreter_witness.py 500 [--seed 0] [--first 0] [--family flash_mma …] [--jobs 2] [--out FILE]
 
 Each is a kernel that a search without a GPU would compile and check. All should come out right: what does not is named
 as soon as it is met, with its sentence, and the exit code is 1. Takes some two seconds of one core a config; Ctrl-C
-ends it with the table of what ran.
+ends it with the table of what ran. The configs of a seed are numbered: those before `--first` are passed over. With
+`--out`, a line of JSON is added to the file for each.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
+from in_processes import in_processes
 
 from evoattn.evaluation.evaluate import evaluate_offline
 from evoattn.evaluation.tasks import Compile
@@ -45,13 +49,30 @@ LSE_SHARE, VARIANT_SHARE = 0.2, 0.4
 """Of the problems: those that ask for the log-sum-exp; those with a variant of attention, where the family has any."""
 
 
+@dataclass(frozen=True)
+class Ran:
+    """One config."""
+
+    number: int
+    family: str
+    seconds: float
+    what: str
+    alarm: str
+    """What the interpreter says; empty if it is right."""
+
+
 @dataclass
 class Tally:
-    """What ran, by family: configs, seconds, and a sentence for each that is not right."""
+    """What ran, by family: configs, seconds, and how many are not right."""
 
     ran: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     alarms: Counter[str] = field(default_factory=Counter)
+
+    def add(self, one: Ran) -> None:
+        self.ran[one.family] += 1
+        self.seconds[one.family] += one.seconds
+        self.alarms[one.family] += bool(one.alarm)
 
     def table(self) -> str:
         rows = [f"{'family':16} configs  right  alarms  seconds"]
@@ -139,44 +160,54 @@ def draw_config(family: str, problem: AttentionProblem, gpu: str, rng: random.Ra
     return None if drawn is None else KernelConfig(*drawn)
 
 
-def run(count: int, seed: int, tally: Tally, families: Sequence[str]) -> None:
-    """Adds `count` configs to the tally, the families in turn; prints each that is not right."""
-    rng = random.Random(seed)
-    while tally.ran.total() < count:
-        family, gpu = families[tally.ran.total() % len(families)], rng.choice(sorted(GPUS))
-        problem = draw_problem(family, rng)
+def run_one(number: int, seed: int, families: tuple[str, ...]) -> Ran:
+    """Config `number` of a seed; the families take turns."""
+    rng, family = random.Random(f"{seed} {number}"), families[number % len(families)]
+    config = None
+    while config is None:
+        gpu, problem = rng.choice(sorted(GPUS)), draw_problem(family, rng)
         config = draw_config(family, problem, gpu, rng)
-        if config is None:
-            continue
-        started = time.perf_counter()
-        task = Compile(FAMILIES[family], config, render(FAMILIES[family], problem, config, GPUS[gpu]))
-        result = evaluate_offline(task, problem, GPUS[gpu])
-        tally.seconds[family] += time.perf_counter() - started
-        tally.ran[family] += 1
-        if result.state is not TrialState.ESTIMATED:
-            tally.alarms[family] += 1
-            print(
-                f"{family} {config.describe()} on {gpu}, {problem.describe()}: {result.state}: {result.reason}",
-                flush=True,
-            )
+    started = time.perf_counter()
+    task = Compile(FAMILIES[family], config, render(FAMILIES[family], problem, config, GPUS[gpu]))
+    result = evaluate_offline(task, problem, GPUS[gpu])
+    return Ran(
+        number,
+        family,
+        time.perf_counter() - started,
+        f"{config.describe()} on {gpu}, {problem.describe()}",
+        "" if result.state is TrialState.ESTIMATED else f"{result.state}: {result.reason}",
+    )
+
+
+def run(results: Iterable[Ran], tally: Tally, out: Path | None) -> None:
+    """Adds the results to the tally and to `out`; prints each that is not right."""
+    for one in results:
+        tally.add(one)
+        if one.alarm:
+            print(f"{one.number} {one.family} {one.what}: {one.alarm}", flush=True)
+        if out:
+            with out.open("a") as file:
+                file.write(json.dumps(asdict(one)) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("count", type=int, metavar="N", help="configs to run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first config")
     parser.add_argument(
         "--family", nargs="+", choices=sorted(FAMILIES), default=sorted(FAMILIES), help="all, unless given"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--out", type=Path, help="what ran is added to this file, one JSON object per line")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    tally = Tally()
+    tally, call = Tally(), partial(run_one, seed=args.seed, families=tuple(args.family))
     try:
-        run(args.count, args.seed, tally, args.family)
+        run(in_processes(args.jobs, call, range(args.first, args.first + args.count)), tally, args.out)
     except KeyboardInterrupt:
         print("Interrupted.")
     print(tally.table())
-    sys.exit(bool(tally.alarms))
+    sys.exit(bool(tally.alarms.total()))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Mutants of the templates: one small fault after another is planted in the CUDA, and the offline path (compile, the
 interpreter's cases) is to find it.
 
-    python scripts/mutants.py [FAMILY…] [--count 40] [--seed 0] [--out FILE.jsonl]    run a sample of each family
-    python scripts/mutants.py --table FILE.jsonl…                                      print the table and survivors
-    python scripts/mutants.py --again FILE.jsonl --seed 1 [--out FILE.jsonl]           survivors, in other configs
+    python scripts/mutants.py [FAMILY…] [--count 40] [--seed 0] [--jobs 2] [--out FILE.jsonl]    run a sample of each
+    python scripts/mutants.py --table FILE.jsonl…                                 print the table and survivors
+    python scripts/mutants.py --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
 drops a term of an address, or takes meaning from a PTX instruction. It is live where the PTX of a launched kernel
@@ -21,9 +21,11 @@ import random
 import re
 import sys
 import time
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
-import torch
+from in_processes import in_processes
 from template_mutants.settings import Setting, settings_of
 from template_mutants.sources import Mutant, mutants_of
 from template_mutants.table import load_reasons, load_verdicts, survivors, table
@@ -42,10 +44,10 @@ def sample(family: str, count: int, seed: int) -> list[Mutant]:
     return mutants[:count]
 
 
-def sound(settings: list[Setting], seed: int) -> list[Setting]:
-    """Those whose kernel is right as it is; says so of the others, which are false alarms."""
+def sound(family: str, seed: int, count: int, gpu: str | None) -> list[Setting]:
+    """Settings whose kernel is right as it is, ready to be judged in; says so of the others, which are false alarms."""
     kept = []
-    for setting in settings:
+    for setting in settings_of(family, count, seed, gpu):
         verdict, reason = run_ptx(setting, setting.ptx, seed)
         if verdict == SURVIVED:
             kept.append(setting)
@@ -54,18 +56,29 @@ def sound(settings: list[Setting], seed: int) -> list[Setting]:
     return kept
 
 
+_SETTINGS: dict[str, list[Setting]] = {}
+"""By family. Processes of `run` have what was here when they began."""
+
+
+def _judge(family_and_mutant: tuple[str, Mutant], seed: int) -> tuple[Verdict, float]:
+    """A verdict, and its seconds."""
+    family, mutant = family_and_mutant
+    started = time.process_time()
+    return judge(mutant, _SETTINGS[family], seed), time.process_time() - started
+
+
 def run(
-    family: str, mutants: list[Mutant], seed: int, settings_count: int, gpu: str | None, out: Path | None
+    mutants: dict[str, list[Mutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
 ) -> list[Verdict]:
-    """Judge the mutants, add them to `out`, and print a line per mutant."""
-    if not mutants:
-        return []
-    settings, found = sound(settings_of(family, settings_count, seed, gpu), seed), []
-    for mutant in mutants:
-        started = time.process_time()
-        verdict = judge(mutant, settings, seed)
+    """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
+    families, found = [family for family in mutants if mutants[family]], []
+    make = partial(sound, seed=seed, count=settings, gpu=gpu)
+    _SETTINGS.update({made[0].family: made for made in in_processes(jobs, make, families) if made})
+    turns = zip_longest(*([(family, mutant) for mutant in mutants[family]] for family in _SETTINGS))
+    items = [one for turn in turns for one in turn if one]
+    for verdict, seconds in in_processes(jobs, partial(_judge, seed=seed), items):
         found.append(verdict)
-        print(f"{family:15}{verdict.verdict:16}{time.process_time() - started:5.1f} s  {mutant}", flush=True)
+        print(f"{verdict.family:15}{verdict.verdict:16}{seconds:5.1f} s  {verdict.place}", flush=True)
         if out:
             with out.open("a") as file:
                 file.write(json.dumps(verdict.row()) + "\n")
@@ -104,6 +117,7 @@ def main() -> int:
     parser.add_argument("--settings", type=int, default=SETTINGS, help="configs per family")
     parser.add_argument("--match", default="", help="only mutants whose description this matches")
     parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
@@ -115,20 +129,18 @@ def main() -> int:
         return show(load_verdicts(words.table))
     if unknown := set(words.families) - set(FAMILIES):
         parser.error(f"unknown family {unknown.pop()}; there are {', '.join(sorted(FAMILIES))}")
-    torch.set_num_threads(1)
-    found = []
+    chosen = {}
     for family in words.families or sorted(FAMILIES):
         mutants = [m for m in sample(family, len(mutants_of(family)), words.seed) if re.search(words.match, str(m))]
         if words.again:
-            mutants = [m for m in mutants if (family, m.key) in unexplained(words.again)]
+            chosen[family] = [m for m in mutants if (family, m.key) in unexplained(words.again)]
         else:
             known = known_keys(words.out, family)
-            mutants = [m for m in mutants[: words.count] if m.key not in known]
-        if words.list:
-            print(*(f"{family:15}{mutant}" for mutant in mutants), sep="\n")
-            continue
-        found += run(family, mutants, words.seed, words.settings, words.gpu, words.out)
-    return 0 if words.list else show(found)
+            chosen[family] = [m for m in mutants[: words.count] if m.key not in known]
+    if words.list:
+        print(*(f"{family:15}{mutant}" for family, mutants in chosen.items() for mutant in mutants), sep="\n")
+        return 0
+    return show(run(chosen, words.seed, words.settings, words.gpu, words.jobs, words.out))
 
 
 if __name__ == "__main__":
