@@ -6,8 +6,9 @@ All groups of the drawn problems (`evoattn/portfolio/workload.py`, seeds 0 to 49
 given; then the best kernels of each are timed in turns on all of its problems. With --after, what earlier campaigns
 found is tried first, and their best kernels are among those that are timed at the end (--seconds 0: those alone).
 
-With --variants the problems are those of `evoattn/portfolio/variant_workload.py`, and the searches begin at the kernels
-that cover the plain class of each.
+With --variants the problems are those of `evoattn/portfolio/variant_workload.py`, with --variants KIND,KIND… those of
+`evoattn/portfolio/kind_workload.py`, e.g. packed,cached,paged,latent,biased, and the searches begin at the kernels that
+cover the plain class of each.
 
 A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
     CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
@@ -20,6 +21,8 @@ import json
 import platform
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,12 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems
+from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.variant_workload import draw_variants
 from evoattn.portfolio.workload import BUILD_SEEDS, draw
 
+SCORES = "scores"
+"""The kind of `variant_workload.py`."""
 SAVE_SECONDS = 30.0
 """Between two saves of what the final tables hold so far."""
 
@@ -58,6 +64,14 @@ def earlier(
     return given, best, timed
 
 
+def drawn_problems(variants: str, each: int) -> list[AttentionProblem]:
+    """`each` of every seed: plain ones, or of each of the kinds of variants."""
+    draws: list[Callable[[int, int], list[AttentionProblem]]] = [draw]
+    if variants:
+        draws = [draw_variants if kind == SCORES else partial(draw_kind, kind) for kind in variants.split(",")]
+    return [p for drawing in draws for seed in BUILD_SEEDS for p in drawing(seed, each)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -66,9 +80,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--final-seconds", type=float, default=300)
     parser.add_argument("--each", type=int, default=400)
-    parser.add_argument("--problems", type=int, default=1, help="times as many problems as usual")
+    parser.add_argument("--problems", type=float, default=1, help="times as many problems as usual")
     parser.add_argument("--new", action="store_true", help="leave out the problems of the earlier final tables")
-    parser.add_argument("--variants", action="store_true", help="windows, caps and sinks as models use them")
+    parser.add_argument(
+        "--variants", nargs="?", const=SCORES, default="", help=f"{SCORES} (windows, caps, sinks), {', '.join(KINDS)}"
+    )
     parser.add_argument("--only", default="", help="groups whose names begin so")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
@@ -79,7 +95,7 @@ def main() -> None:
     started = time.monotonic()
     given, best, timed = earlier(words.after, words.most)
     without = timed if words.new else set()
-    problems = [p for seed in BUILD_SEEDS for p in (draw_variants if words.variants else draw)(seed, words.each)]
+    problems = drawn_problems(words.variants, words.each)
     if words.variants:  # the kernels that cover plain classes come first, and must prove themselves
         given = {name: [(k.family, k.params) for k in kernels] for name, kernels in best.items()}
     groups: list[Group] = campaign.make_groups(problems, gpu, given, words.problems, without)

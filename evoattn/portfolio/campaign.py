@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evoattn.families.registry import completed
+from evoattn.families import registry
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import config_id, load_space
@@ -23,7 +23,7 @@ from evoattn.portfolio.strata import by_class, spread
 
 FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar", "split_kv", "large_head")}
 """By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim
-beyond 256."""
+beyond 256. Those that serve variants alone come to these (`families_for`)."""
 PROBLEMS = {"16 d64": (150, 110), "16": (70, 56), "32": (16, 12), "32 d64": (28, 20)}
 PROBLEMS |= {"16 d128": PROBLEMS["16 d64"], "32 d128": PROBLEMS["32 d64"]}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
@@ -38,31 +38,45 @@ def _of_class(table: dict[str, Any], name: str) -> Any:
 
 
 def plain_name(name: str) -> str:
-    """The group of plain attention whose kernels a variant's group begins at, of its own name `name`."""
+    """The group of plain attention that has the mask of the group `name`."""
     return name.partition("+")[0]
+
+
+def _given_for(name: str, given: dict[str, list[Any]]) -> list[Any]:
+    """The configs that a group begins at. A variant without any takes those of its plain class, and those of the full
+    mask, among which are the kernels for few queries."""
+    plain = plain_name(name)
+    if name in given or name == plain:
+        return list(given.get(name, []))
+    return [g for mask in dict.fromkeys((plain, plain.replace("causal", "full"))) for g in given.get(mask, [])]
+
+
+def families_for(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
+    """The families of the problem's bits, and those for variants alone that can serve it."""
+    special = (f.name for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu)))
+    return (*FAMILIES["32" if problem.dtype == "fp32" else "16"], *special)
 
 
 def make_groups(
     drawn: Iterable[AttentionProblem],
     gpu: GpuSpec,
     given: dict[str, list[Any]] | None = None,
-    times: int = 1,
+    times: float = 1,
     without: Collection[AttentionProblem] = (),
 ) -> list[Group]:
     """A group per class of the problems drawn. `given`: configs to try first, by class, in place of the starting
-    configs; a variant without any takes those of its plain class. `times` as many problems as usual; those `without`
-    are left out."""
+    configs. `times` as many problems as usual; those `without` are left out."""
     groups = []
     for name, found in sorted(by_class(drawn).items()):
         plain = plain_name(name)
         count = VARIANT_PROBLEMS if name != plain else _of_class(PROBLEMS, name)[name.endswith("causal")]
         problems = [p for p in found if p not in without]
-        chosen = spread(problems, times * count, gpu) if problems else []
+        chosen = spread(problems, round(times * count), gpu) if problems else []
         if not chosen:  # all of them were measured before, or are too long to be
             continue
-        families = FAMILIES[name.split()[0]]
+        families = families_for(chosen[0], gpu)
         group = Group(name, chosen, families, _of_class(WEIGHTS, name) if name == plain else 1.0)
-        group.given = list((given or {}).get(name) or (given or {}).get(plain, []))
+        group.given = _given_for(name, given or {})
         if not group.given:
             group.given = [(f, params) for f in families for params in load_space(f, gpu).starting]
         groups.append(group)
@@ -163,7 +177,7 @@ def shares(groups: list[Group], count: int) -> list[list[Group]]:
 def source_of(kernel: Kernel) -> str:
     """What tells kernels of one compiled source: SPLITS without a cluster is an argument of the launch."""
     params = kernel.params
-    if "SPLITS" in params and params["MERGE"] != "cluster":
+    if "SPLITS" in params and params.get("MERGE") != "cluster":
         params = params | {"SPLITS": 0}
     return config_id(kernel.family, params)
 
@@ -197,7 +211,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
         names: dict[str, str] = {}  # today's, by the recorded ones, which lack parameters that are younger
         group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], FAMILIES[row["group"].split()[0]])
         for k in row["kernels"]:
-            params = completed(k["family"], k["params"])
+            params = registry.completed(k["family"], k["params"])
             kernel = Kernel(k["family"], params, k["origin"], k["state"], k["registers"], k["spill_bytes"])
             kernel.times = {int(i): us for i, us in k["times"].items()}
             kernel.rough = set(k["rough"])

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
 
-from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.campaign import FAMILIES
+from evoattn.portfolio.campaign import families_for
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
@@ -67,9 +66,7 @@ class Checked:
 
 def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
     """A search of one problem that starts from the pick and the other kernels of its class."""
-    families: tuple[str, ...] = FAMILIES[class_of(problem).split()[0]]
-    families += tuple(f.name for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu)))
-    group = Group(f"{index} {problem.describe()}", [problem], families)
+    group = Group(f"{index} {problem.describe()}", [problem], families_for(problem, gpu))
     first = [(chosen.family, chosen.config.params)] if chosen else []
     group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
     return group

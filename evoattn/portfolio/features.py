@@ -48,8 +48,15 @@ def _size_word(problem: AttentionProblem) -> str:
     if rows <= FEW_ROWS:
         narrow = problem.batch * problem.kv_heads <= NARROW_HEADS
         return ("decode" if rows <= DECODE_ROWS else "few") + ("-narrow" if narrow else "")
-    tiles = math.ceil(problem.seqlen_q / TILE_ROWS) * problem.batch * problem.heads
+    tiles = _row_tiles(problem) * problem.heads
     return ("short" if tiles <= WAVE_TILES else "many") + ("-brief" if problem.seqlen_k <= BRIEF_KEYS else "")
+
+
+def _row_tiles(problem: AttentionProblem) -> int:
+    """Tiles of rows of one head in all batches. A packed sequence fills half of its last one, in the mean."""
+    if problem.varlen:
+        return math.ceil(problem.shape("q")[2] / TILE_ROWS + problem.batch / 2)
+    return math.ceil(problem.seqlen_q / TILE_ROWS) * problem.batch
 
 
 def _most_keys(problem: AttentionProblem) -> int:
@@ -63,13 +70,15 @@ def _most_keys(problem: AttentionProblem) -> int:
 
 def features(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
     """Base-2 logarithms, and the part of the last wave of tiles that is filled (0 to 1). Keys are those that a query
-    can see: no more than a window shows."""
-    heads = problem.batch * problem.heads
-    waves = math.ceil(problem.seqlen_q / TILE_ROWS) * heads / gpu.sm_count
+    can see: no more than a window shows. Packed sequences have as many queries as they have in the mean."""
+    waves = _row_tiles(problem) * problem.heads / gpu.sm_count
+    queries = problem.batch * problem.seqlen_q
+    if problem.varlen:
+        queries = max(1, problem.shape("q")[2])
     return {
-        "queries": math.log2(problem.seqlen_q),
+        "queries": math.log2(queries / problem.batch),
         "keys": math.log2(_most_keys(problem)),
-        "rows per SM": math.log2(problem.seqlen_q * heads / gpu.sm_count),
+        "rows per SM": math.log2(queries * problem.heads / gpu.sm_count),
         "tiles per SM": math.log2(waves),
         "last wave": waves - math.floor(waves) if waves > 1 else 1.0,
         "K/V heads per SM": math.log2(problem.batch * problem.kv_heads / gpu.sm_count),

@@ -13,14 +13,14 @@ from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of splits that every kernel of split_kv is timed with: they cost no compile."""
+"""Numbers of splits that every kernel of split_kv and latent_wgmma is timed with: they cost no compile."""
 
 
 def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Kernel]:
     """The kernels, and every number of splits that costs no other compile."""
     found = {k.id: k for k in kernels}
     for kernel in kernels:
-        if "SPLITS" not in kernel.params or kernel.params["MERGE"] == "cluster":
+        if "SPLITS" not in kernel.params or kernel.params.get("MERGE") == "cluster":
             continue
         for splits in SPLITS:
             other = Kernel(kernel.family, kernel.params | {"SPLITS": splits}, "splits", "right", kernel.registers)

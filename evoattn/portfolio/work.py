@@ -18,10 +18,11 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
 
-PACKED = ("split_kv", "large_head", "latent_wgmma")
+LATENT = "latent_wgmma"
+PACKED = ("split_kv", "large_head", LATENT)
 """Families whose tiles always stack the query heads of one K/V head."""
 SPLIT_KEYS = 16
-"""Keys that a split of split_kv is a multiple of."""
+"""Keys that a split of split_kv is a multiple of; those of latent_wgmma are whole tiles."""
 USUAL_TILE = 8192
 """Scores of a tile that counts as one where the work in a step is counted, so that kernels have like constants."""
 PARTIAL_BYTES, STATE_VALUES = 4, 2
@@ -117,10 +118,13 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     block_m, block_n, heads = params["BLOCK_M"], params["BLOCK_N"], batches(problem) * problem.heads
     if family in PACKED:
         rows = math.ceil(problem.group_size * problem.seqlen_q / block_m)
+        if family == LATENT:  # the rows of a tile are heads of one query
+            rows = problem.seqlen_q * math.ceil(problem.group_size / block_m)
         seen = _keys_of_block(problem, block_m)
         splits, keys = params.get("DIM_SPLIT", 1), seen
         if "SPLITS" in params:
-            keys = math.ceil(math.ceil(seen / params["SPLITS"]) / SPLIT_KEYS) * SPLIT_KEYS
+            granule = block_n if family == LATENT else SPLIT_KEYS
+            keys = math.ceil(math.ceil(seen / params["SPLITS"]) / granule) * granule
             splits = params["SPLITS"] if params.get("MERGE") == "cluster" else math.ceil(seen / keys)
         steps = math.ceil(min(keys, seen) / block_n)
         blocks = rows * problem.kv_heads * problem.batch * splits
@@ -196,7 +200,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
         out / gpu.dram_gb_per_s / 1e3,
         read / gpu.dram_gb_per_s / 1e3,
         max(0.0, moved - cached) * apart,
-        rows / gpu.sm_count if merged and params.get("MERGE") == "kernel" else 0.0,
+        rows / gpu.sm_count if merged and params.get("MERGE", "kernel") == "kernel" else 0.0,
     )
 
 

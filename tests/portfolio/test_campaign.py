@@ -3,8 +3,11 @@
 import pytest
 
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.campaign import VARIANT_PROBLEMS, Part, card, covering, make_groups, merged, shares
+from evoattn.portfolio.campaign import VARIANT_PROBLEMS, Part, card, covering, make_groups, merged, shares, source_of
+from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.final_table import SPLITS, with_splits
+from evoattn.portfolio.kind_workload import draw_kind
 from evoattn.portfolio.variant_workload import draw_variants
 from evoattn.portfolio.workload import draw
 
@@ -79,3 +82,34 @@ def test_a_variant_begins_at_its_plain_class_unless_it_has_kernels_of_its_own():
     assert groups["16 d64 causal+sink"].given == [own]
     assert len(groups["16 d256 full+softcap"].given) > 1, "the starting configs where nothing is given"
     assert all(len(g.problems) <= VARIANT_PROBLEMS for g in groups.values())
+
+
+def test_a_variant_has_the_families_for_it_alone_and_kernels_for_few_queries():
+    full, causal = ("split_kv", {"BLOCK_M": 8}), ("flash_wgmma", {"BLOCK_M": 64})
+    given = {"16 d128 full": [full], "16 d128 causal": [causal]}
+    drawn = [p for kind in ("latent", "paged") for p in draw_kind(kind, 0, 60)]
+    groups = {g.name: g for g in make_groups(drawn, card("NVIDIA H200"), given, 0.5)}
+    assert "latent_wgmma" in groups["16 d576 full+dv512+shared_kv"].families
+    assert any(family == "latent_wgmma" for family, _ in groups["16 d576 full+dv512+shared_kv"].given)
+    assert groups["16 d128 causal+seqused+page"].given == [causal, full]
+    assert groups["16 d128 full+seqused+page"].given == [full]
+    assert max(len(g.problems) for g in groups.values()) == VARIANT_PROBLEMS // 2
+
+
+class ServesAll(Engine):
+    """Of which `with_splits` asks nothing else."""
+
+    def __init__(self):
+        pass
+
+    def serves(self, group, kernel):
+        return [0]
+
+
+def test_splits_that_cost_no_compile_are_timed_too():
+    latent = Kernel("latent_wgmma", {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2, "RESCALE": "always", "SPLITS": 3})
+    group = Group("16 d576 full+dv512+shared_kv", [], ())
+    found = with_splits([latent, kernel(8, 2), kernel(128)], group, ServesAll())
+    assert {k.params["SPLITS"] for k in found if k.family == "latent_wgmma"} == {3, *SPLITS}
+    assert {k.params["SPLITS"] for k in found if k.family == "split_kv"} == set(SPLITS)
+    assert source_of(found[0]) == source_of(next(k for k in found if k.params.get("SPLITS") == 64))

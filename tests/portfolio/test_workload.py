@@ -1,9 +1,13 @@
 """The drawn problems are the same for the same seed, and those that others draw with the same rules."""
 
+import pytest
+
+from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.variant import parse_window
 from evoattn.portfolio.features import features
+from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.strata import by_class, group_of, spread
 from evoattn.portfolio.variant_workload import draw_variants
 from evoattn.portfolio.workload import draw
@@ -56,3 +60,38 @@ def test_keys_that_a_window_hides_are_no_keys():
     assert features(narrow, GPUS["h100"])["keys"] == 7
     decode = parse_shape("B=1,H=8,Sq=1,Sk=4096,D=64,mask=full,window=127:9999")
     assert features(decode, GPUS["h100"])["keys"] == 7, "no keys lie behind the last query"
+
+
+FIELDS_OF = {
+    "packed": {"varlen"},
+    "cached": {"seqused"},
+    "paged": {"seqused", "page"},
+    "latent": {"value_dim"},
+    "biased": {"alibi", "bias"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_fields_and_a_kernel(kind):
+    problems = draw_kind(kind, 3, 120)
+    assert draw_kind(kind, 3, 10) == problems[:10] != draw_kind(kind, 4, 10)
+    for problem in problems:
+        assert FIELDS_OF[kind] & set(problem.variants), problem.describe()
+        assert any(not f.why_unsupported(problem, GPUS["h100"]) for f in registry.FAMILIES.values())
+    assert len({p.batch for p in problems}) > 5 and len({p.seqlen_k for p in problems}) > 5
+
+
+def test_sequences_of_a_kind_are_alike_in_some_problems_and_differ_in_others():
+    for kind in ("packed", "cached", "paged"):
+        spans = [[keys for _, keys in p.sequences] for p in draw_kind(kind, 0, 200) if p.batch > 2]
+        assert any(len(set(keys)) == 1 for keys in spans) and any(max(keys) > 10 * min(keys) for keys in spans)
+
+
+def test_packed_sequences_count_by_the_queries_that_they_have():
+    few, many = (
+        parse_shape(f"B=16,H=8,S=4096,D=64,mask=causal,varlen={lengths}") for lengths in ("256:256", "4096:4096")
+    )
+    assert features(few, GPUS["h100"])["queries"] == 8
+    assert features(many, GPUS["h100"])["queries"] == 12
+    tiles = [features(p, GPUS["h100"])["tiles per SM"] for p in (few, many)]
+    assert tiles[0] < tiles[1] - 3

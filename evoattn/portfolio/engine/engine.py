@@ -190,17 +190,13 @@ class Engine:
         """Indexes of the group's problems that the kernel can run."""
         return self._breeders[group.name].serves(kernel)
 
-    def values(self, group: Group, family: str, gene: str) -> tuple[Any, ...]:
-        """The values that a family's gene can have."""
-        parameters = self._breeders[group.name].spaces[family].parameters
-        return next(p.values for p in parameters if p.name == gene)
-
     # ---- careful comparisons
 
     def time_again(self, group: Group, kernel: Kernel, indexes: list[int]) -> dict[int, float]:
         """µs of a compiled kernel on some problems, measured as in the search; of those where it fails, none."""
         best = tuple(group.best(i) for i in indexes)
-        built = self._built(kernel, self._compile_now(group, indexes[0], kernel))
+        if not (built := self._build_now(group, indexes[0], kernel)):
+            return {}
         outcome = self._ask(("job", Job(group.name, built, False, tuple(indexes), best)), JOB_SECONDS)
         if outcome.ending is not Ending.RESULT or isinstance(outcome.value, str):
             return {}
@@ -210,23 +206,26 @@ class Engine:
         self, group: Group, index: int, kernels: list[Kernel], rounds: int = 5, peers: tuple[str, ...] = ()
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """Median µs of each kernel and peer on one problem, taken in turns, and why peers are missing."""
-        entries = [self._built(k, self._compile_now(group, index, k)) for k in kernels]
-        outcome = self._ask(("final", group.name, index, entries, rounds, peers), FINAL_SECONDS)
+        built = [self._build_now(group, index, k) for k in kernels]
+        task = "final", group.name, index, [b for b in built if b], rounds, peers
+        outcome = self._ask(task, FINAL_SECONDS)
         if outcome.ending is not Ending.RESULT:
             return [None] * len(kernels), {}, {"all": str(outcome.value)}
-        times, theirs, refusals = outcome.value
-        return times, theirs, refusals
+        times, (theirs, refusals) = iter(outcome.value[0]), outcome.value[1:]
+        return [next(times) if b else None for b in built], theirs, refusals
 
     def prove(self, group: Group, index: int, kernel: Kernel) -> str:
         """Why the kernel is wrong on one problem; an empty string where it is right."""
-        built = self._built(kernel, self._compile_now(group, index, kernel))
-        return str(self._ask(("prove", group.name, index, built), FINAL_SECONDS).value)
+        built = self._build_now(group, index, kernel)
+        return str(self._ask(("prove", group.name, index, built), FINAL_SECONDS).value) if built else "It has no code."
 
-    def _compile_now(self, group: Group, index: int, kernel: Kernel) -> CompiledKernel:
+    def _build_now(self, group: Group, index: int, kernel: Kernel) -> BuiltKernel | None:
+        """None where it cannot be compiled."""
         candidate = render(registry.lookup(kernel.family), group.problems[index], kernel.config, self.gpu)
         if candidate.source_hash not in self._sources:
             self.compile_all([(group, kernel)])
-        return self._sources[candidate.source_hash]
+        compiled = self._sources.get(candidate.source_hash)
+        return self._built(kernel, compiled) if compiled else None
 
     def compile_all(self, wanted: list[tuple[Group, Kernel]]) -> None:
         """Compile the kernels that are not compiled yet, on all processes."""

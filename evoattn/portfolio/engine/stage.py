@@ -71,7 +71,10 @@ class Stage(Handler):
         one = problems[0].with_(batch=2, layout="bhsd", varlen="")
         grouped = any(p.group_size > 1 for p in problems)
         ragged = one.with_(heads=4 if grouped else 2, kv_heads=2, seqlen_q=203, seqlen_k=239)
-        cases = [ragged] if one.causal else [ragged, one.with_(heads=8, kv_heads=2, seqlen_q=1, seqlen_k=799)]
+        query = one.with_(heads=8, kv_heads=2, seqlen_q=1, seqlen_k=799)
+        cases = [ragged] if one.causal and not one.page else [ragged, query]
+        pages = sorted({p.page for p in problems})  # an argument of a launch: one kernel serves several sizes
+        cases = [case.with_(page=page) for case in cases for page in pages]
         cases = [sequenced(case) if problems[0].varlen else fitted(case, 65, 30) for case in cases]
         self._cases[group] = [make_case("quick", case, self._seed, self._backend.device) for case in cases]
 
@@ -79,11 +82,8 @@ class Stage(Handler):
         """{index: (µs, rough)} of a right kernel, or a sentence."""
         self.report(job.kernel.config.describe())
         try:
-            if job.check:
-                for case in self._cases[job.group]:
-                    result, _ = run_case(self._backend, job.kernel, case)
-                    if not result.passed:
-                        return f"wrong: {result.reason}"
+            if job.check and (reason := self._why_wrong(job)):
+                return f"wrong: {reason}"
             found = {}
             for index, best in zip(job.indexes, job.best_us, strict=True):
                 found[index] = self._quick(job, self._problems[job.group][index], best)
@@ -96,6 +96,16 @@ class Stage(Handler):
         except RuntimeError as error:
             self.broken = True
             return f"launch: {' '.join(str(error).split())[:200]}"
+
+    def _why_wrong(self, job: Job) -> str:
+        """By its group's cases, of pages those that it can read; an empty string where it is right."""
+        kernel, cases = job.kernel, self._cases[job.group]
+        able = [c for c in cases if not kernel.family.why_impossible(c.problem, kernel.config, kernel.gpu)]
+        for case in able or cases:
+            result, _ = run_case(self._backend, kernel, case)
+            if not result.passed:
+                return result.reason
+        return ""
 
     def _quick(self, job: Job, problem: AttentionProblem, best: float) -> tuple[float, bool]:
         enqueue = self._memory.prepare(job.kernel, problem)
