@@ -10,6 +10,10 @@ With --variants the problems are those of `evoattn/portfolio/variant_workload.py
 `evoattn/portfolio/kind_workload.py`, e.g. packed,cached,paged,latent,biased, and the searches begin at the kernels that
 cover the plain class of each.
 
+With --again the problems are few of each class that no final table of those after --after has; the searches begin at
+the shipped kernels and what earlier ones found for them (`evoattn/portfolio/again.py`), and aim at each problem
+(`evoattn/portfolio/engine/aimed.py`).
+
 A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
     CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
 """
@@ -29,8 +33,11 @@ from typing import Any
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign
+from evoattn.portfolio.again import groups_again
+from evoattn.portfolio.engine.aimed import AimedBreeder
+from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems
 from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.variant_workload import draw_variants
@@ -85,6 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="?", const=SCORES, default="", help=f"{SCORES} (windows, caps, sinks), {', '.join(KINDS)}"
     )
+    parser.add_argument("--again", action="store_true", help="go on where the campaigns after --after ended")
     parser.add_argument("--only", default="", help="groups whose names begin so")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
@@ -93,12 +101,15 @@ def main() -> None:
     device = detect_devices()[0]
     gpu = device.spec
     started = time.monotonic()
-    given, best, timed = earlier(words.after, words.most)
-    without = timed if words.new else set()
     problems = drawn_problems(words.variants, words.each)
-    if words.variants:  # the kernels that cover plain classes come first, and must prove themselves
-        given = {name: [(k.family, k.params) for k in kernels] for name, kernels in best.items()}
-    groups: list[Group] = campaign.make_groups(problems, gpu, given, words.problems, without)
+    if words.again:
+        groups, best = groups_again(problems, words.after, gpu)
+    else:
+        given, best, timed = earlier(words.after, words.most)
+        without = timed if words.new else set()
+        if words.variants:  # the kernels that cover plain classes come first, and must prove themselves
+            given = {name: [(k.family, k.params) for k in kernels] for name, kernels in best.items()}
+        groups = campaign.make_groups(problems, gpu, given, words.problems, without)
     part, parts = map(int, words.share.split("/"))
     groups = campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part]
     print(
@@ -106,7 +117,7 @@ def main() -> None:
         flush=True,
     )
     said = time.monotonic()
-    with Engine(groups, gpu, words.jobs) as engine:
+    with Engine(groups, gpu, words.jobs, breeder=AimedBreeder if words.again else Breeder) as engine:
 
         def refresh() -> None:
             nonlocal said

@@ -29,11 +29,13 @@ PROBLEMS |= {"16 d128": PROBLEMS["16 d64"], "32 d128": PROBLEMS["32 d64"]}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16 d96": 1.5, "16": 1.0, "32": 0.4, "32 d64": 0.8}
 WEIGHTS["32 d128"] = WEIGHTS["32 d64"]
+RECALLED = "recalled"
+"""Origin of a kernel whose times an earlier campaign took."""
 VARIANT_PROBLEMS = 24
 """Of a group of a variant."""
 
 
-def _of_class(table: dict[str, Any], name: str) -> Any:
+def of_class(table: dict[str, Any], name: str) -> Any:
     return next(table[key] for key in sorted(table, key=len, reverse=True) if name == key or name.startswith(f"{key} "))
 
 
@@ -69,13 +71,13 @@ def make_groups(
     groups = []
     for name, found in sorted(by_class(drawn).items()):
         plain = plain_name(name)
-        count = VARIANT_PROBLEMS if name != plain else _of_class(PROBLEMS, name)[name.endswith("causal")]
+        count = VARIANT_PROBLEMS if name != plain else of_class(PROBLEMS, name)[name.endswith("causal")]
         problems = [p for p in found if p not in without]
         chosen = spread(problems, round(times * count), gpu) if problems else []
         if not chosen:  # all of them were measured before, or are too long to be
             continue
         families = families_for(chosen[0], gpu)
-        group = Group(name, chosen, families, _of_class(WEIGHTS, name) if name == plain else 1.0)
+        group = Group(name, chosen, families, of_class(WEIGHTS, name) if name == plain else 1.0)
         group.given = _given_for(name, given or {})
         if not group.given:
             group.given = [(f, params) for f in families for params in load_space(f, gpu).starting]
@@ -183,14 +185,17 @@ def source_of(kernel: Kernel) -> str:
 
 
 def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str, Any]) -> None:
-    """One JSON line about the campaign, then one per group: problems, kernels with their times, the final table."""
+    """One JSON line about the campaign, then one per group: problems, kernels with their times, the final table.
+
+    Of recalled kernels only those of the final table are kept: the earlier campaign's file has them all."""
     with gzip.open(path, "wt", compresslevel=6) as file:
         file.write(json.dumps(about | {"saved": time.strftime("%Y-%m-%d")}) + "\n")
         for group in groups:
+            final = set((table.get(group.name) or {}).get("kernels", ()))
             row = {
                 "group": group.name,
                 "problems": [p.to_dict() for p in group.problems],
-                "kernels": [_plain(k) for k in group.kernels.values()],
+                "kernels": [_plain(k) for k in group.kernels.values() if k.origin != RECALLED or k.id in final],
                 "final": table.get(group.name),
             }
             file.write(json.dumps(row, separators=(",", ":")) + "\n")

@@ -25,8 +25,7 @@ def with_splits(kernels: list[Kernel], group: Group, engine: Engine) -> list[Ker
         for splits in SPLITS:
             other = Kernel(kernel.family, kernel.params | {"SPLITS": splits}, "splits", "right", kernel.registers)
             if engine.serves(group, other):
-                found.setdefault(other.id, other)
-                group.kernels.setdefault(other.id, other)
+                found.setdefault(other.id, group.kernels.setdefault(other.id, other))
     return list(found.values())
 
 
@@ -50,9 +49,8 @@ def final_tables(
     end = time.monotonic() + seconds
     chosen: dict[str, list[Kernel]] = {}
     for group in engine.groups:
-        found = {k.id: k for k in [*earlier.get(group.name, []), *contenders(group, most)]}
-        for kernel in found.values():
-            group.kernels.setdefault(kernel.id, kernel)
+        both = [*earlier.get(group.name, []), *contenders(group, most)]
+        found = {k.id: group.kernels.setdefault(k.id, k) for k in both}
         chosen[group.name] = with_splits(list(found.values()), group, engine)
     engine.compile_all([(g, k) for g in engine.groups for k in chosen[g.name]])
     able = {g.name: {k.id: set(engine.serves(g, k)) for k in chosen[g.name]} for g in engine.groups}

@@ -10,7 +10,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.features import class_of, features
 
-MOST_FLOPS = {"16": 1.2e12, "32": 4e10}
+MOST_FLOPS = {"16": 1.2e12, "32": 1.2e11}
 """Per problem, by bits: larger ones are many waves of the same tiles, and take the time of a hundred others."""
 
 
@@ -57,3 +57,13 @@ def spread(problems: list[AttentionProblem], count: int, gpu: GpuSpec, seed: int
         for p in rest:
             nearest[id(p)] = min(nearest[id(p)], distance(p, farthest))
     return chosen
+
+
+def of_each_class(problems: list[AttentionProblem], count: int) -> list[AttentionProblem]:
+    """The first `count` problems of each class, without those that take too long."""
+    chosen: dict[str, list[AttentionProblem]] = {}
+    for problem in problems:
+        of_class = chosen.setdefault(class_of(problem), [])
+        if len(of_class) < count and problem.flops <= MOST_FLOPS[class_of(problem).split()[0]]:
+            of_class.append(problem)
+    return [p for of_class in chosen.values() for p in of_class]

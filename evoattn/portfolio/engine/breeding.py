@@ -44,6 +44,8 @@ class Breeder:
                 spaces[name] = load_space(name, gpu)
         self.spaces: dict[str, SearchSpace] = spaces
         self._pool = ConfigPool(spaces, self._why_invalid, self._rng)
+        for known in group.kernels:
+            self._pool.mark(known)
         self._given = [g for g in group.given if g[0] in spaces]
         self._rng.shuffle(self._given)
         self._first = min(GIVEN_FIRST, len(self._given))
@@ -86,8 +88,12 @@ class Breeder:
                     return Kernel(family, claimed, origin), self._target
         return None
 
+    def parents(self) -> list[Kernel]:
+        """The kernels that children are bred of for the problem that is the target now, the best first."""
+        return self._group.leaders(self._target, PARENTS)
+
     def _breed(self) -> tuple[str, dict[str, Any], str] | None:
-        leaders = self._group.leaders(self._target, PARENTS)
+        leaders = self.parents()
         supported = [
             f
             for f in self.spaces

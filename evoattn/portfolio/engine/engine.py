@@ -229,11 +229,8 @@ class Engine:
 
     def compile_all(self, wanted: list[tuple[Group, Kernel]]) -> None:
         """Compile the kernels that are not compiled yet, on all processes."""
-        tasks = {}
-        for group, kernel in wanted:
-            candidate = render(registry.lookup(kernel.family), group.problems[0], kernel.config, self.gpu)
-            if candidate.source_hash not in self._sources:
-                tasks[candidate.source_hash] = candidate
+        found = [render(registry.lookup(k.family), g.problems[0], k.config, self.gpu) for g, k in wanted]
+        tasks = {c.source_hash: c for c in found if c.source_hash not in self._sources}
         waiting, running = list(tasks.values()), 0
         while waiting or running:
             for worker in self._pool.idle():
@@ -247,3 +244,6 @@ class Engine:
                     running -= 1
                     if outcome.ending is Ending.RESULT and not isinstance(outcome.value, str):
                         self._sources[outcome.tag] = outcome.value
+        for (_, kernel), candidate in zip(wanted, found, strict=True):
+            if compiled := self._sources.get(candidate.source_hash):
+                kernel.registers, kernel.spill_bytes = compiled.info.registers, compiled.info.spill_bytes

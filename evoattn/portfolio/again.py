@@ -1,0 +1,86 @@
+"""A campaign that goes on where earlier ones ended: of each class a few problems that no final table has, the times
+that earlier searches took on them, and the shipped kernels to begin with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from evoattn.families.registry import completed
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import ConfigError, SearchSpace, load_space
+from evoattn.portfolio import campaign, shipped
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.final_table import timed_problems
+from evoattn.portfolio.strata import by_class, of_each_class
+
+OF_EACH_CLASS = {"16 d64": 9, "16 d128": 9, "16 d256": 6, "16 d96": 6, "16": 4, "32 d64": 4, "32 d128": 4, "32": 2}
+"""Problems, by the longest beginning of the class's name that fits."""
+
+
+def shipped_kernels(portfolio: shipped.Portfolio, name: str) -> list[Kernel]:
+    """The kernels of a group of a portfolio."""
+    rows = json.loads(portfolio.lines[name])["kernels"] if name in portfolio.lines else []
+    return [Kernel(row["family"], completed(row["family"], row["params"]), "given") for row in rows]
+
+
+def groups_again(
+    drawn: Iterable[AttentionProblem], earlier: Sequence[Path], gpu: GpuSpec
+) -> tuple[list[Group], dict[str, list[Kernel]]]:
+    """The groups, and the shipped kernels of each. Problems come first that an earlier campaign searched and did not
+    time in its final table. In 32 bits those that it did time may come again, as its tables lack a family."""
+    loaded = [campaign.load(path) for path in earlier]
+    left: list[AttentionProblem] = []
+    timed: set[AttentionProblem] = set()
+    for _, groups, tables in loaded:
+        left += [p for group in groups for p in group.problems]
+        timed |= {g.problems[i] for g in groups if tables.get(g.name) for i in timed_problems(tables[g.name])}
+    portfolio = shipped.load(gpu.arch)
+    made: list[Group] = []
+    best: dict[str, list[Kernel]] = {}
+    for name, found in sorted(by_class([*left, *drawn]).items()):
+        if name != campaign.plain_name(name):
+            continue
+        free = [p for p in found if p.dtype == "fp32" or p not in timed]
+        problems = of_each_class(free, campaign.of_class(OF_EACH_CLASS, name))
+        families = campaign.FAMILIES[name.split()[0]]
+        group = Group(name, problems, families, campaign.of_class(campaign.WEIGHTS, name))
+        best[name] = shipped_kernels(portfolio, name) if portfolio else []
+        spaces = {family: load_space(family, gpu) for family in families}
+        starting = [(family, params) for family, space in spaces.items() for params in space.starting]
+        group.given = [(k.family, k.params) for k in best[name]] + starting
+        for about, groups, _ in loaded:
+            if campaign.card(about["device"]) == gpu:
+                for other in groups:
+                    recall(group, other, spaces)
+        made.append(group)
+    return made, best
+
+
+def recall(group: Group, other: Group, spaces: Mapping[str, SearchSpace]) -> None:
+    """Take over the kernels of an earlier group of the same name with their times on problems that both have, as far as
+    the families' `spaces` of today have them."""
+    if other.name != group.name:
+        return
+    index = {problem: i for i, problem in enumerate(group.problems)}
+    there = {i: index[p] for i, p in enumerate(other.problems) if p in index}
+    for kernel in other.kernels.values():
+        times = {there[i]: us for i, us in kernel.times.items() if i in there}
+        if kernel.state == "right" and times and in_space(kernel, spaces):
+            known = group.kernels.setdefault(
+                kernel.id, Kernel(kernel.family, kernel.params, campaign.RECALLED, "right")
+            )
+            known.registers, known.spill_bytes = kernel.registers, kernel.spill_bytes
+            known.times |= times
+            known.rough = (known.rough - set(times)) | {there[i] for i in kernel.rough if i in there}
+
+
+def in_space(kernel: Kernel, spaces: Mapping[str, SearchSpace]) -> bool:
+    """Whether the kernel's config is a point of one of the spaces."""
+    try:
+        spaces[kernel.family].make_config(kernel.params)
+    except (KeyError, ConfigError):
+        return False
+    return True
