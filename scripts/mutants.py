@@ -6,11 +6,12 @@ interpreter's cases) is to find it.
     python scripts/mutants.py --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
-drops a term of an address, or takes meaning from a PTX instruction. It is live where the PTX of a launched kernel
-differs; it runs in up to four configs, most of which have code on its line, chosen so that between them they have most
-lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may be done in pieces.
-Survivors that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit code is 1 if one is
-not. Some 0.5 s of a core per mutant.
+drops a term of an address, takes meaning from a PTX instruction, exchanges names or operands, changes a constant, an
+operator, a shuffle or a loop, leaves out an assignment, a factor or a part of a condition. It is live where the PTX of
+a launched kernel differs; it runs in up to four configs, most of which have code on its line, chosen so that between
+them they have most lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may
+be done in pieces. Survivors that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit
+code is 1 if one is not. Some 0.5 s of a core per mutant.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ SETTINGS = 14
 
 
 def sample(family: str, count: int, seed: int) -> list[Mutant]:
-    """The same ones for the same seed and sources; a larger sample holds a smaller one."""
+    """The kinds of change in turn. The same ones for the same seed and sources; a larger sample holds a smaller one."""
     mutants = sorted(mutants_of(family), key=lambda mutant: (mutant.key, mutant.change.first))
     random.Random(f"{family} {seed}").shuffle(mutants)
-    return mutants[:count]
+    kinds: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        kinds.setdefault(mutant.change.kind, []).append(mutant)
+    return [mutant for turn in zip_longest(*kinds.values()) for mutant in turn if mutant][:count]
 
 
 def sound(family: str, seed: int, count: int, gpu: str | None) -> list[Setting]:

@@ -39,6 +39,18 @@ def test_what_is_changed():
     assert "STAGES - 2 → (STAGES - 2) + 1" in changed("weaken")
 
 
+def test_what_is_changed_of_values():
+    assert "lane → warp" not in changed("name")  # the text has no warp
+    assert "tile → tiles" in changed("name") and "7 → 8" in changed("constant") and "* → +" in changed("operator")
+    assert "* stride → nothing" in changed(
+        "factor"
+    ) and "full + 8 * at.stage, at.parity → at.parity, full + 8 * at.stage" in changed("swap")
+    assert "→ + 1" in [
+        what.strip() for what in changed("loop")
+    ] and "p_smem[batch * stride + min(lane, 7)] = 1 → (void)0" in changed("stale")
+    assert "__syncthreads();  // a reason → 2 lines later" in changed("far move")
+
+
 def test_a_change_leaves_the_rest_as_it_is():
     for change in changes_of(TEXT):
         text = change.apply(TEXT)

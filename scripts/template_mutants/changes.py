@@ -1,5 +1,5 @@
 """What can be changed at one place of a CUDA source: calls deleted, weakened or moved, conditions and parities flipped,
-edges and stages off by one, PTX of less meaning.
+edges and stages off by one, PTX of less meaning; and what `operands` has.
 """
 
 from __future__ import annotations
@@ -7,6 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from template_mutants import operands
+from template_mutants.code import closing, code_of, top_comma
 
 _WORDS = (
     *("if", "else", "for", "while", "switch", "return", "sizeof"),
@@ -34,28 +37,6 @@ class Change:
         return text[: self.first] + self.new + text[self.end :]
 
 
-def code_of(text: str) -> str:
-    """The text with comments, strings and preprocessor lines as spaces: every character keeps its place."""
-
-    def blank(match: re.Match[str]) -> str:
-        return re.sub(r"[^\n]", " ", match[0])
-
-    return re.sub(r"//[^\n]*|\"(?:\\.|[^\"\\])*\"|^[ \t]*#[^\n]*", blank, text, flags=re.M)
-
-
-def _closing(code: str, opening: int) -> int:
-    """Where the bracket at `opening` closes; -1 if nowhere."""
-    pairs, depth = {"(": ")", "<": ">", "[": "]", "{": "}"}, 0
-    one, other = code[opening], pairs[code[opening]]
-    for i in range(opening, len(code)):
-        if one == "<" and code[i] in ";{":
-            return -1
-        depth += (code[i] == one) - (code[i] == other)
-        if not depth:
-            return i
-    return -1
-
-
 def _calls(code: str) -> Iterator[tuple[int, int, str]]:
     """(first, end, name) of every call that is a statement, or a part of one between commas."""
     for match in _CALL.finditer(code):
@@ -63,10 +44,10 @@ def _calls(code: str) -> Iterator[tuple[int, int, str]]:
         if name.split(".")[0] in _WORDS and name != "asm":
             continue
         if code[at] == "<":
-            at = _closing(code, at) + 1
+            at = closing(code, at) + 1
             if at == 0 or at >= len(code) or code[at] != "(":
                 continue
-        end = _closing(code, at) + 1
+        end = closing(code, at) + 1
         if end == 0:
             continue
         before, after = code[: match.start()].rstrip(), code[end:].lstrip()
@@ -95,7 +76,7 @@ def _deletions(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
             one_lane = f"(threadIdx.x % 32 == 0 ? (void)({text[first:end]}) : (void)0)"
             yield "weaken", first, end, one_lane
     for match in re.finditer(r"asm volatile\(", code):
-        end = _closing(code, match.end() - 1) + 1
+        end = closing(code, match.end() - 1) + 1
         if '"=' not in text[match.start() : end] and '"+' not in text[match.start() : end]:
             yield "delete", match.start(), end, "(void)0"
     for match in re.finditer(r"(?<=[;{}),\n])\s*([\w.\[\]>-]+ [+\-*/|&^]= [^;,{}]+)(?=[;,])", code):
@@ -131,15 +112,7 @@ def _weakenings(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
 
 def _moves(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
     """Lines that are one synchronizing call, exchanged with the line after or before."""
-    starts = [0, *(m.end() for m in re.finditer("\n", text))]
-    lines = text.splitlines(keepends=True)
-    alone = {
-        n
-        for n, (start, line) in enumerate(zip(starts, lines))
-        if (bare := code[start : start + len(line)].strip())
-        and re.fullmatch(r"(?:if (?:constexpr )?\(.*\) )?[\w.:]+(?:<[^;]*>)?\([^;]*\);", bare)
-        and _SYNCHRONIZES.search(bare)
-    }
+    starts, lines, alone = _synchronizing_lines(text, code)
     for n in sorted(alone):
         for other in (n + 1, n - 1):
             if not 0 <= other < len(lines) or (other in alone and other < n):
@@ -153,6 +126,33 @@ def _moves(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
             yield "move", starts[first], end, "".join(reversed(pair))
 
 
+def _far_moves(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
+    """The same lines, two or three lines later or earlier."""
+    starts, lines, alone = _synchronizing_lines(text, code)
+    for n in sorted(alone):
+        for away in (2, 3):
+            if n + away < len(lines):
+                part = lines[n : n + away + 1]
+                yield "far move", starts[n], starts[n] + sum(map(len, part)), "".join([*part[1:], part[0]])
+            if n >= away:
+                part = lines[n - away : n + 1]
+                yield "far move", starts[n - away], starts[n] + len(lines[n]), "".join([part[-1], *part[:-1]])
+
+
+def _synchronizing_lines(text: str, code: str) -> tuple[list[int], list[str], set[int]]:
+    """Where lines start, the lines, and the numbers of those that are one synchronizing call."""
+    starts = [0, *(m.end() for m in re.finditer("\n", text))]
+    lines = text.splitlines(keepends=True)
+    alone = {
+        n
+        for n, (start, line) in enumerate(zip(starts, lines))
+        if (bare := code[start : start + len(line)].strip())
+        and re.fullmatch(r"(?:if (?:constexpr )?\(.*\) )?[\w.:]+(?:<[^;]*>)?\([^;]*\);", bare)
+        and _SYNCHRONIZES.search(bare)
+    }
+    return starts, lines, alone
+
+
 def _flips(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
     for match in re.finditer(r"\b[\w.]*parity\b(?! \^=)(?! =)(?!\()", code):
         if not re.search(r"(?:uint32_t|int) $", code[: match.start()]) and "." in match[0]:
@@ -164,7 +164,7 @@ def _flips(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
     for match in re.finditer(r"\b(True|False)\{\}", code):
         yield "flip", match.start(), match.end(), {"True": "False{}", "False": "True{}"}[match[1]]
     for match in re.finditer(r"\bif (constexpr )?\(", code):
-        end = _closing(code, match.end() - 1)
+        end = closing(code, match.end() - 1)
         if end > 0 and not match[1]:
             for value in ("true", "false"):
                 yield "flip", match.end(), end, value
@@ -183,8 +183,8 @@ def _off_by_one(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
         yield "edge", match.start(), match.end(), ""
     for match in re.finditer(r"\b(min|max)\(", code):
         yield "edge", match.start(1), match.end(1), {"min": "max", "max": "min"}[match[1]]
-        end = _closing(code, match.end() - 1)
-        comma = _top_comma(code, match.end(), end)
+        end = closing(code, match.end() - 1)
+        comma = top_comma(code, match.end(), end)
         if comma > 0:
             yield "edge", match.start(), end + 1, f"({text[match.end() : comma]})"
             yield "edge", match.start(), end + 1, f"({text[comma + 1 : end].strip()})"
@@ -202,19 +202,15 @@ def _off_by_one(text: str, code: str) -> Iterator[tuple[str, int, int, str]]:
         yield "term", match.start(), match.end(), "int"
 
 
-def _top_comma(code: str, first: int, end: int) -> int:
-    depth = 0
-    for i in range(first, end):
-        depth += (code[i] in "([{") - (code[i] in ")]}")
-        if code[i] == "," and not depth:
-            return i
-    return -1
+def _far(old: list[str], new: list[str]) -> str:
+    later = old[0] == new[-1] and old[1:] == new[:-1]
+    return f"{(old[0] if later else old[-1]).strip()} → {len(old) - 1} lines {'later' if later else 'earlier'}"
 
 
 def changes_of(text: str, first_line: int = 1) -> list[Change]:
     """All changes of a text, from `first_line` on."""
     code, found = code_of(text), []
-    for make in (_deletions, _weakenings, _moves, _flips, _off_by_one):
+    for make in (_deletions, _weakenings, _moves, _far_moves, _flips, _off_by_one, *operands.ALL):
         for kind, first, end, new in make(text, code):
             line = text.count("\n", 0, first) + 1
             old = " ".join(text[first:end].split())
@@ -222,6 +218,8 @@ def changes_of(text: str, first_line: int = 1) -> list[Change]:
                 continue
             if kind == "move":
                 what = "lines exchanged: " + " | ".join(part.strip() for part in text[first:end].splitlines())
+            elif kind == "far move":
+                what = _far(text[first:end].splitlines(), new.splitlines())
             else:
                 what = f"{old} → {' '.join(new.split()) or 'nothing'}"
             found.append(Change(kind, line, first, end, new, what[:160]))

@@ -114,6 +114,16 @@ def test_a_shuffle_that_a_part_of_the_warp_never_reaches_is_a_fault():
     assert "shfl.sync" in fault and "never reaches" in fault
 
 
+@pytest.mark.parametrize(
+    "ins",
+    ["shfl.sync.bfly.b32 %r0, %tid, 1, 31, 0xffff", "vote.sync.any.pred %p0, %p1, 0xffff", "bar.warp.sync 0xffff"],
+)
+def test_a_thread_that_its_own_mask_does_not_name_is_a_fault(ins):
+    [fault] = run_ptx(f"setp.eq.u32 %p1, %tid, 0; {ins};").faults
+    assert "member mask of thread (16, 0, 0)" in fault and "does not name" in fault
+    assert not run_ptx(f"setp.gt.u32 %p0, %tid, 15; @%p0 bra END; setp.eq.u32 %p1, %tid, 0; {ins}; END:").faults
+
+
 def test_whole_warps_go_on_while_an_incomplete_one_waits():
     """Lane 0 of warp 1 comes last to the shuffle, after a barrier that needs warp 0, which has passed its own shuffle
     by then.

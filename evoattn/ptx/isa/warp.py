@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evoattn.ptx.errors import unsupported
+from evoattn.ptx.errors import DivergentCollective, unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
 from evoattn.ptx.program.dtypes import parse_type
@@ -41,7 +41,15 @@ def _members(context: Context, ins: Instruction, operand: str) -> Lanes | None:
 
 
 def _meet(context: Context, active: ActiveThreads, ins: Instruction, members: Lanes | None) -> None:
-    """The members wait for each other; None are all threads of their warps. These go on together."""
+    """The members wait for each other; None are all threads of their warps. These go on together.
+
+    Raises `DivergentCollective` for a thread whose mask does not name it (PTX ISA: the behaviour is undefined).
+    """
+    if members is not None:
+        named = active.select(members) >> context.threads.lane[active.index].astype(np.uint32) & 1
+        if not named.all():
+            thread = context.threads.describe(int(active.index[named.argmin()]))
+            raise DivergentCollective(f"The member mask of {thread} does not name the thread itself, in {ins}.")
     context.require_whole_warps(active, ins, members)
     if context.apart is not None and (members is None or (active.select(members) == _EVERYBODY).all()):
         context.come_together(active.warps)
