@@ -14,14 +14,17 @@ the choice of kernels, their constants, and the errors that are carried over.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evoattn.model.gpu import lookup
+from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign, cover, shipped
 from evoattn.portfolio.fit import Fitted, Floats, parts
+from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.measured import Measured, measured
 from evoattn.portfolio.strata import by_class
 from evoattn.portfolio.variant_workload import draw_variants
@@ -138,6 +141,15 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campai
     return abouts, parts_of
 
 
+def problems_of_all_kinds() -> Iterator[AttentionProblem]:
+    """DRAWN plain ones of each seed, and fewer of each kind of variants."""
+    for seed in BUILD_SEEDS:
+        yield from draw(seed, DRAWN)
+        yield from draw_variants(seed, DRAWN // 2)
+        for kind in KINDS:
+            yield from draw_kind(kind, seed, DRAWN // 10)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cards", help="that the portfolio may run on unasked, by commas")
@@ -145,7 +157,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     abouts, parts_of = read(words.campaigns)
-    drawn = by_class(p for seed in BUILD_SEEDS for p in [*draw(seed, DRAWN), *draw_variants(seed, DRAWN // 2)])
+    drawn = by_class(problems_of_all_kinds())
     groups: dict[str, dict[str, Any]] = {}
     regrets: dict[str, list[float]] = {}
     print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")

@@ -155,12 +155,12 @@ def _biased(rng: random.Random) -> Drawn:
         heads, keys = rng.choice((32, 32, 40, 112)) // rng.choice((1, 1, 2)), _length(rng, 128, 16384)
         rows = 1 if rng.random() < 0.35 else keys
         lengths = {"seqlen_q": rows, "seqlen_k": keys, "mask": "full" if rows == 1 else "causal_lower_right"}
-        shape = {"heads": heads, "kv_heads": heads, "head_dim": 128, "alibi": True}
-        return shape | lengths | {"batch": _count(rng, 1, 64 if rows == 1 else 8)}
+        alibi = {"heads": heads, "kv_heads": heads, "head_dim": 128, "alibi": True}
+        return alibi | lengths | {"batch": _count(rng, 1, 64 if rows == 1 else 8)}
     if kind == "swin":
         heads, side = rng.choice((3, 6, 12, 24, 4, 8, 16, 32)), rng.choice((7, 7, 7, 8, 12, 16))
         rows, windows = side * side, rng.choice((1, 4, 16, 64))
-        shape = {"heads": heads, "kv_heads": heads, "head_dim": 32, "bias": rng.choice(("hs", "hs", "bhs"))}
+        shape: Drawn = {"heads": heads, "kv_heads": heads, "head_dim": 32, "bias": rng.choice(("hs", "hs", "bhs"))}
         return shape | {"batch": windows * _count(rng, 1, 64), "seqlen_q": rows, "seqlen_k": rows}
     models = ENCODERS_64 if kind in ("vit", "jina") else ((12, 12), (8, 8), (16, 16), (32, 32), (64, 64))
     low, high = (32, 8192) if kind == "jina" else (16, 2048)

@@ -16,6 +16,7 @@ from evoattn.portfolio.engine.breeding import hopeless
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of, features
 from evoattn.portfolio.fit import Flags, Floats, Table, fit
+from evoattn.portfolio.known import known
 from evoattn.portfolio.likeness import scaled
 from evoattn.portfolio.work import work_of
 
@@ -77,26 +78,25 @@ def all_work(
 
 def imagine(
     drawn: list[AttentionProblem],
-    known: set[AttentionProblem],
+    timed: set[AttentionProblem],
     kernels: list[Kernel],
     resident: list[int],
     gpu: GpuSpec,
 ) -> Imagined:
-    """Of the problems drawn at most IMAGINED of each class, none of them `known`."""
+    """Of the problems drawn at most IMAGINED of each class, none of them `timed`."""
     by_size: dict[str, list[AttentionProblem]] = {}
     for problem in drawn:
         of_size = by_size.setdefault(size_of(problem), [])
-        if problem not in known and len(of_size) < IMAGINED:
+        if problem not in timed and len(of_size) < IMAGINED:
             of_size.append(problem)
     problems = [p for of_size in by_size.values() for p in of_size]
     served = [
         [not registry.lookup(k.family).why_impossible(p, k.config, gpu) and not hopeless(k.family, p) for k in kernels]
         for p in problems
     ]
-    work = all_work(kernels, resident, [(p, gpu) for p in problems])
-    return Imagined(
-        [size_of(p) for p in problems], work, scaled([features(p, gpu) for p in problems]), np.array(served)
-    )
+    seen = [known(p) for p in problems]
+    work = all_work(kernels, resident, [(p, gpu) for p in seen])
+    return Imagined([size_of(p) for p in problems], work, scaled([features(p, gpu) for p in seen]), np.array(served))
 
 
 def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec], drawn: list[AttentionProblem]) -> Measured:
@@ -104,7 +104,7 @@ def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec], drawn: li
     us = np.array([[time or np.nan for time in row] for row in table["us"]], dtype=float)
     kernels = [group.kernels[k] for k in table["kernels"]]
     resident = [resident_blocks(k, group, gpus[0]) for k in kernels]
-    problems = list(zip(group.problems, gpus, strict=True))
+    problems = list(zip(map(known, group.problems), gpus, strict=True))
     work = all_work(kernels, resident, problems)
     units: dict[str, list[int]] = {}
     for column, kernel in enumerate(kernels):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -13,6 +13,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.features import class_of
+from evoattn.portfolio.known import known
 from evoattn.portfolio.shipped import KernelClass, Portfolio
 
 
@@ -38,32 +39,34 @@ def _portfolios(gpu: GpuSpec) -> list[Portfolio]:
     return [portfolio for portfolio in found if portfolio]
 
 
-def _nearest_class(name: str, names: Sequence[str]) -> str | None:
-    """The class of the least head_dim above that of `name`, else the greatest; everything else equal. For a variant of
-    attention without a class, one of its plain mask."""
+@cache
+def _classes_for(name: str, names: tuple[str, ...]) -> list[str]:
+    """The class `name` and those of the same mask and size that have no variants but its own, the nearest first: of a
+    head_dim that is not less, with most of its variants, and of the nearest head_dim."""
     bits, dim, mask, size = name.split()
-    dims = sorted(int(d[1:]) for b, d, m, s in (n.split() for n in names) if (b, m, s) == (bits, mask, size))
-    if not dims:
-        plain = mask.partition("+")[0]
-        return None if plain == mask else _nearest_class(f"{bits} {dim} {plain} {size}", names)
-    return f"{bits} d{next((d for d in dims if d >= int(dim[1:])), dims[-1])} {mask} {size}"
+    base, *variants = mask.split("+")
+    found: list[tuple[bool, bool, int, int, str]] = []
+    for other in names:
+        other_bits, other_dim, other_mask, other_size = other.split()
+        other_base, *others = other_mask.split("+")
+        if (other_bits, other_base, other_size) == (bits, base, size) and set(others) <= set(variants):
+            above = int(other_dim[1:]) - int(dim[1:])
+            found.append((other != name, above < 0, -len(others), abs(above), other))
+    return [entry[-1] for entry in sorted(found)]
 
 
 def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Iterator[KernelConfig]:
     """The class's configs that can serve the problem, those first that should take least time."""
-    alike = kernels.alike(problem, gpu)
+    seen = known(problem)
+    alike = kernels.alike(seen, gpu)
     predicted = [
         (us, config)
         for kernel in kernels.kernels
-        for us, config in zip(kernel.predicted_us(problem, gpu, alike), kernel.variants(), strict=True)
+        for us, config in zip(kernel.predicted_us(seen, gpu, alike), kernel.variants(), strict=True)
     ]
     for _, config in sorted(predicted, key=lambda pair: pair[0]):
         if not registry.lookup(config.family).why_impossible(problem, config, gpu):
             yield config
-
-
-def _class_in(portfolio: Portfolio, own: str) -> str | None:
-    return own if own in portfolio.classes else _nearest_class(own, portfolio.classes)
 
 
 def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
@@ -75,11 +78,11 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
-        name = _class_in(portfolio, own)
-        if not name:
-            continue
-        kernels = portfolio.kernel_class(name)
-        for config in ranked(problem, gpu, kernels):
+        for name in _classes_for(own, portfolio.classes):
+            kernels = portfolio.kernel_class(name)
+            config = next(ranked(problem, gpu, kernels), None)
+            if config is None:
+                continue
             estimated = gpu.name not in portfolio.cards or name != own
             why = (
                 f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
@@ -114,11 +117,11 @@ def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """All kernels of the problem's class, else of the class of the nearest head_dim, that can serve it, the most
-    promising first: where a search of it begins."""
+    """All kernels of the problem's class, else of the nearest one, that can serve it, the most promising first: where a
+    search of it begins."""
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
-        name = _class_in(portfolio, own)
-        if name and (found := list(ranked(problem, gpu, portfolio.kernel_class(name)))):
-            return found
+        for name in _classes_for(own, portfolio.classes):
+            if found := list(ranked(problem, gpu, portfolio.kernel_class(name))):
+                return found
     return []

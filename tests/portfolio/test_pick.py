@@ -12,7 +12,10 @@ from evoattn.model.space import load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.cover import MOST_KERNELS
 from evoattn.portfolio.features import class_of
-from evoattn.portfolio.pick import pick, portfolio_kernels
+from evoattn.portfolio.kind_workload import KINDS, draw_kind
+from evoattn.portfolio.known import known
+from evoattn.portfolio.pick import _classes_for, pick, portfolio_kernels
+from evoattn.portfolio.variant_workload import draw_variants
 from evoattn.portfolio.workload import draw
 
 H100 = GPUS["h100"]
@@ -98,6 +101,35 @@ def test_a_class_of_a_variant_that_nobody_draws_takes_the_plain_one():
     unusual, usual = pick(parse_shape(f"{shape}full,sink=1"), H100), pick(parse_shape(f"{shape}causal,sink=1"), H100)
     assert unusual.estimated and "'16 d64 full many'" in unusual.why
     assert not usual.estimated and "'16 d64 causal+sink many'" in usual.why
+
+
+def test_a_thousand_problems_of_variants_get_kernels_that_can_run():
+    problems = [p for kind in KINDS for p in draw_kind(kind, 600, 160)] + draw_variants(600, 200)
+    for problem in problems:
+        found = pick(problem, H100)
+        assert found, problem.describe()
+        assert registry.lookup(found.family).why_impossible(problem, found.config, H100) is None
+        assert found.expected_regret is None or not found.estimated
+
+
+@pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
+def test_a_pick_is_the_same_whatever_the_lengths_on_the_device(kind):
+    for problem in draw_kind(kind, 601, 40):
+        seen = known(problem)
+        assert seen.sequences != problem.sequences or problem.batch < 3 or len(set(problem.sequences)) < 3
+        assert seen.shape("q") == problem.shape("q") and seen.shape("k") == problem.shape("k")
+        assert class_of(seen) == class_of(problem)
+        mine, theirs = pick(problem, H100), pick(seen, H100)
+        assert (mine.family, mine.config) == (theirs.family, theirs.config)
+
+
+def test_the_nearest_class_has_no_variants_that_the_problem_lacks():
+    names = ("16 d64 full few", "16 d128 full few", "16 d64 full+seqused few", "16 d64 full+seqused+page few")
+    near = _classes_for("16 d64 full+sink+seqused+page few", names)
+    assert near == [names[3], names[2], names[0], names[1]]
+    assert _classes_for("16 d96 full+seqused few", names) == [names[1], names[2], names[0]]
+    assert _classes_for("16 d64 full few", names) == [names[0], names[1]]
+    assert not _classes_for("16 d64 causal few", names) and not _classes_for("16 d64 full many", names)
 
 
 def test_what_no_kernel_serves_has_no_pick():
