@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
 from evoattn.model.launch import KernelLaunch
 
-if TYPE_CHECKING:  # the op launches without it
+if TYPE_CHECKING:  # the op launches without the latter, and a process that launches nothing needs no torch
+    import torch
+
     from evoattn.model.records import CompiledKernel
 
 

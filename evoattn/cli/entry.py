@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
+
+
+def _has_driver() -> bool:
+    """Whether there may be a CUDA device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def main() -> None:
     """Entry point of the `evoattn` command."""
-    if sys.argv[1:2] == ["search"] and not {"-h", "--help"} & set(sys.argv):
-        from evoattn.evaluation import server
+    words = set(sys.argv[2:])
+    if sys.argv[1:2] == ["search"] and not {"-h", "--help"} & words:
+        if "--offline" in words or not _has_driver():
+            from evoattn.evaluation import server
 
-        server.start()
+            server.start()
+        else:
+            from evoattn.evaluation import reserve
+
+            reserve.begin()  # the GPU worker
     from evoattn.cli.main import main as command  # imports typer, which takes longer than to start the server
 
     command()

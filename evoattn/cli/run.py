@@ -12,6 +12,7 @@ from evoattn.report import summarise
 from evoattn.report.screen import print_result
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
+from evoattn.search.crew import Crew
 from evoattn.search.errors import SearchError
 from evoattn.search.machines import Machines
 from evoattn.search.progress import Progress
@@ -56,8 +57,15 @@ def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> 
     print_lines(console, command(words, min(console.width, WIDEST)))
 
 
-def run_search(prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None = None) -> None:
-    """Run the study under a live display, then print its result. Raises `SearchError` where no config was valid."""
+def run_search(
+    prepared: PreparedSearch,
+    machines: Machines,
+    console: Console,
+    tools: Tools | None = None,
+    crew: Crew | None = None,
+) -> None:
+    """Run the study under a live display, then print its result. `crew`: see `make_search`. Raises `SearchError` where
+    no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
         print_text(console, f"Study {study.name}.")
@@ -71,17 +79,19 @@ def run_search(prepared: PreparedSearch, machines: Machines, console: Console, t
             print_text(console, f"Note: not as when the study was made: {'; '.join(changed)}.")
         if prepared.words.sanitize and (why_not := _why_not_sanitized(prepared)):
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
-        _search(prepared, machines, console, tools)
+        _search(prepared, machines, console, tools, crew)
         print_result(summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
     finally:
         storage.close()
 
 
-def _search(prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None) -> None:
+def _search(
+    prepared: PreparedSearch, machines: Machines, console: Console, tools: Tools | None, crew: Crew | None
+) -> None:
     storage, study, wanted, budget = prepared.storage, prepared.study, prepared.plan, prepared.budget
     title = f"evoattn search --gpu {wanted.gpu.name} --budget {prepared.words.budget}"
     with storage.lock_study(study):
-        running = make_search(prepared, machines, tools)
+        running = make_search(prepared, machines, tools, crew)
         with Display(console, running.progress, title, budget.seconds, budget.trials) as display:
             progress = running.run(budget, display.refresh)
     if running.exhausted and not progress.recorded and progress.best is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -127,10 +128,6 @@ def search(
         checked = request.read_words(words)
         what = checked.problem.describe() if checked.problem else "the study that is resumed"
         print_plainly(f"Problem {what}; budget {budget}.")
-        from evoattn.evaluation import server
-
-        server.start()
-        mark("the server of workers is started")
         from evoattn.search.machines import machines_of
 
         with machines_of(words) as machines:
@@ -141,6 +138,7 @@ def _run(checked: SearchRequest, machines: Machines) -> None:
     """Say what is searched and where, then search."""
     mark("devices are detected")
     from evoattn.search import request
+    from evoattn.search.crew import begun
 
     wanted = checked.problem and request.plan(checked.words, checked.problem, machines.devices)
     if wanted and wanted.device is None:
@@ -156,10 +154,11 @@ def _run(checked: SearchRequest, machines: Machines) -> None:
     if wanted and wanted.gpu.note:
         print_plainly(wanted.gpu.note)
 
-    from evoattn.cli.run import run_search
-    from evoattn.search.setup import begin_study, resume_study
+    with begun(checked.words, wanted, machines) if wanted else nullcontext() as crew:
+        from evoattn.cli.run import run_search
+        from evoattn.search.setup import begin_study, resume_study
 
-    mark("the search is imported")
-    prepared = begin_study(checked, wanted) if wanted else resume_study(checked, machines.devices)
-    mark("the study is made")
-    run_search(prepared, machines, console())
+        mark("the search is imported")
+        prepared = begin_study(checked, wanted) if wanted else resume_study(checked, machines.devices)
+        mark("the study is made")
+        run_search(prepared, machines, console(), crew=crew)

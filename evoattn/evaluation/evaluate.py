@@ -1,4 +1,4 @@
-"""Without a device: a candidate is compiled and ranked; an offline search also checks its answers on the interpreter.
+"""Without a device: a candidate is compiled, its answers are checked on the interpreter, and it is ranked.
 
 Every failure becomes a state with a sentence; nothing is raised for a bad kernel.
 """
@@ -6,31 +6,18 @@ Every failure becomes a state with a sentence; nothing is raised for a bad kerne
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import CompileError, compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend, NotInterpreted
 from evoattn.correctness.validate import check_small_cases
-from evoattn.cost.cost import cost
-from evoattn.evaluation.tasks import Compile, Compiled
+from evoattn.evaluation.compile import score
+from evoattn.evaluation.tasks import Compile
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import CompileInfo, Evaluation, TrialState, ValidationReport
-from evoattn.model.space import KernelConfig
-
-
-def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
-    """Compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer than the
-    machine code, stays here: no device needs it."""
-    started = time.perf_counter()
-    try:
-        kernel = compile_candidate(task.candidate)
-    except CompileError as error:
-        return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
-    return Compiled(replace(kernel, ptx=""), None, _score(task.config, kernel.info, problem, gpu))
+from evoattn.model.records import Evaluation, TrialState, ValidationReport
 
 
 def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Evaluation:
@@ -57,8 +44,8 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
         return done(TrialState.COMPILE_ERROR, f"Not interpreted: {error}", compile_info=kernel.info)
     except LaunchError as error:
         return done(TrialState.LAUNCH_ERROR, str(error), compile_info=kernel.info)
-    score = _score(config, kernel.info, problem, gpu)
-    if score is None:
+    relative_cost = score(config, kernel.info, problem, gpu)
+    if relative_cost is None:
         return done(
             TrialState.LAUNCH_ERROR,
             f"No block of {kernel.info.registers} registers per thread fits on an SM of the {gpu.product}.",
@@ -70,11 +57,5 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
         "Right on the interpreter; never timed.",
         compile_info=kernel.info,
         validation=report,
-        relative_cost=score,
+        relative_cost=relative_cost,
     )
-
-
-def _score(config: KernelConfig, info: CompileInfo, problem: AttentionProblem, gpu: GpuSpec) -> float | None:
-    """The cost model's score of a compiled candidate; None if no block of it fits on an SM."""
-    found = cost(problem, config, gpu, info.registers, info.spill_bytes)
-    return found.score if found else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
+from evoattn.backends.context import make_context
 from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask
@@ -20,24 +22,39 @@ DEVICE_SECONDS = 20.0
 POLITE = 5
 """Compile workers leave the cores to the GPU worker and to the search itself, which all others wait for."""
 
+Work = Callable[[Compile, AttentionProblem, GpuSpec], Compiled | Evaluation]
+
 
 class CompileHandler(Handler):
     """The compile pool's process; with `offline` it checks and ranks too."""
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, offline: bool) -> None:
-        import torch
-
-        from evoattn.evaluation import evaluate
-
+        os.nice(POLITE)  # first: what it imports is not urgent either
         keep_freed_memory()
-        torch.set_num_threads(1)  # the pool is as wide as the machine
-        os.nice(POLITE)
-        mark("compile worker: ready")
         self._problem, self._gpu = problem, gpu
-        self._work = evaluate.evaluate_offline if offline else evaluate.compile_and_rank
+        self._work = _offline() if offline else _compile()
+        mark("compile worker: ready")
 
     def __call__(self, task: Compile) -> Compiled | Evaluation:
         return self._work(task, self._problem, self._gpu)
+
+
+def _compile() -> Work:
+    from evoattn.backends import compiler
+    from evoattn.evaluation.compile import compile_and_rank
+
+    compiler.version()  # loads NVRTC
+    compiler.include_options()
+    return compile_and_rank
+
+
+def _offline() -> Work:
+    import torch
+
+    from evoattn.evaluation.evaluate import evaluate_offline
+
+    torch.set_num_threads(1)  # the pool is as wide as the machine
+    return evaluate_offline
 
 
 class DeviceHandler(Handler):
@@ -45,6 +62,7 @@ class DeviceHandler(Handler):
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode) -> None:
         mark("GPU worker: begins")
+        make_context()  # before what has to be imported, as a process of the reserve is still about that
         from evoattn.evaluation.device import DeviceEvaluator
 
         self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)

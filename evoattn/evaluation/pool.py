@@ -9,9 +9,11 @@ from evoattn.evaluation.process import Handler
 from evoattn.evaluation.workers import REFRESH_SECONDS, BaseWorker, Outcome, Worker, check_all, nothing, wait_for_any
 
 
-def processes(count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = ()) -> list[Worker]:
-    """`count` workers of this machine that run the same kind of task."""
-    return [Worker(make_handler, args) for _ in range(count)]
+def processes(
+    count: int, make_handler: Callable[..., Handler], args: tuple[Any, ...] = (), beside: bool = False
+) -> list[Worker]:
+    """`count` workers of this machine that run the same kind of task. `beside`: see `Worker`."""
+    return [Worker(make_handler, args, beside=beside) for _ in range(count)]
 
 
 class Pool:

@@ -57,8 +57,9 @@ def serve(
 ) -> None:
     """The process: a handler, then tasks until the pipe closes. It has the `environment` of whoever asked for it, not
     that of the server that it was forked from."""
-    os.environ.clear()
-    os.environ.update(environment)
+    if os.environ != environment:
+        os.environ.clear()
+        os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     die_with_parent()  # a search killed -9 leaves no worker behind, not even one that hangs
     try:

@@ -1,4 +1,4 @@
-"""Worker processes are forked from one process that has the slow imports behind it and never touches CUDA.
+"""Most worker processes are forked from one process that has the slow imports behind it and never touches CUDA.
 
 So a worker is there in milliseconds once that process is: at the start, and after a kernel that broke its context.
 """

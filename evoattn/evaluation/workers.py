@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from typing import Any
 
-from evoattn.evaluation import server
+from evoattn.evaluation import reserve, server
 from evoattn.evaluation.process import Ending, Handler, Report, serve
 from evoattn.model.errors import FailedRun
 
@@ -145,20 +145,24 @@ class Worker(BaseWorker):
         self._spawn()
 
     def _spawn(self) -> None:
-        parent, child = server.CONTEXT.Pipe()
-        arguments = child, self._make_handler, self._args, dict(os.environ)
+        self.ready = False
+        self._deadline = time.monotonic() + self._start_seconds
         self._process: ForkServerProcess | SpawnProcess
+        words = self._make_handler, self._args, dict(os.environ)
+        if not self._beside and (spare := reserve.take()):
+            self._process, self.connection = spare
+            with suppress(BrokenPipeError, ConnectionResetError):  # `poll` sees the closed pipe and reports the death
+                self.connection.send(words)
+            return
+        self.connection, child = server.CONTEXT.Pipe()
         if self._beside:
-            self._process = server.BESIDE.Process(target=serve, args=arguments, daemon=True)
+            self._process = server.BESIDE.Process(target=serve, args=(child, *words), daemon=True)
         else:
             server.start()
-            self._process = server.CONTEXT.Process(target=serve, args=arguments, daemon=True)
+            self._process = server.CONTEXT.Process(target=serve, args=(child, *words), daemon=True)
         with server.without_interrupts():
             self._process.start()
         child.close()
-        self.connection = parent
-        self.ready = False
-        self._deadline = time.monotonic() + self._start_seconds
 
     @property
     def pid(self) -> int:

@@ -24,8 +24,8 @@ class Fleet(Protocol):
         """A name for each GPU, such as its UUID; empty where kernels are never timed."""
         ...
 
-    def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> Sequence[BaseWorker]:
-        """`jobs` workers, each with a handler of its own."""
+    def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...], beside: bool = False) -> Sequence[BaseWorker]:
+        """`jobs` workers, each with a handler of its own. `beside`: they need no torch, and do not wait for it."""
         ...
 
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> Sequence[BaseWorker]:

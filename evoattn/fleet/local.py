@@ -24,9 +24,9 @@ class LocalFleet:
         self.jobs, self.boards = jobs, tuple(boards)
         self._visible = self.boards if visible is None else tuple(visible)
 
-    def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
-        """`jobs` processes; `make_handler(*args)` makes each one's handler."""
-        return [*processes(self.jobs, make_handler, args)]
+    def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...], beside: bool = False) -> list[BaseWorker]:
+        """`jobs` processes; `make_handler(*args)` makes each one's handler. `beside`: see `Worker`."""
+        return [*processes(self.jobs, make_handler, args, beside)]
 
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> list[BaseWorker]:
         """A process for each board, in the order of `boards`; each sees its own GPU alone."""

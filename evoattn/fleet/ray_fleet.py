@@ -90,8 +90,8 @@ class RayFleet:
         for name, facts in self._ray.get([ask.options(scheduling_strategy=place).remote() for place in places]):
             require_alike(name, facts, facts_here())
 
-    def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> Sequence[BaseWorker]:
-        """`jobs` workers, each for one compile task at a time on any node with a free core."""
+    def compilers(self, make_handler: MakeHandler, args: tuple[Any, ...], beside: bool = False) -> Sequence[BaseWorker]:
+        """`jobs` workers, each for one compile task at a time on any node with a free core, in a process of Ray's."""
         from evoattn.fleet.ray_worker import RayCompiler
 
         return RayCompiler.several([RayCompiler(make_handler, args, facts_here()) for _ in range(self.jobs)])

@@ -10,7 +10,6 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.samplers.base import Sampler, SamplerAids
-from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import make_sampler
 
 
@@ -21,6 +20,7 @@ def sampler_of(
 
     Raises `SamplerError` on an unknown one.
     """
+    from evoattn.samplers.prior import cost_prior  # imports NumPy, for which who only passes this on does not wait
 
     def why_invalid(family: str, params: dict[str, Any]) -> str | None:
         return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), gpu)

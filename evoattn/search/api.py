@@ -10,10 +10,11 @@ from evoattn.model.errors import FailedRun
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
+from evoattn.search.crew import Crew, begun
 from evoattn.search.machines import Machines, machines_of
 from evoattn.search.progress import Progress, value_of
 from evoattn.search.request import SearchPlan, SearchRequest, SearchWords, plan, read_words
-from evoattn.search.setup import begin_study, make_search
+from evoattn.search.setup import PreparedSearch, begin_study, make_search
 from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect
 
@@ -98,16 +99,26 @@ def _run(
     refresh: Callable[[Progress], None],
     tools: Tools | None,
 ) -> SearchResult:
-    prepared, wanted = begin_study(request, chosen), chosen.problem
+    with begun(request.words, chosen, machines, tools) as crew:
+        return _run_study(begin_study(request, chosen), machines, refresh, tools, crew)
+
+
+def _run_study(
+    prepared: PreparedSearch,
+    machines: Machines,
+    refresh: Callable[[Progress], None],
+    tools: Tools | None,
+    crew: Crew | None,
+) -> SearchResult:
     storage, record = prepared.storage, prepared.study
     try:
-        storage.use_environment(collect(chosen.device))
+        storage.use_environment(collect(prepared.plan.device))
         with storage.lock_study(record):
-            running = make_search(prepared, machines, tools)
+            running = make_search(prepared, machines, tools, crew)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
     finally:
         storage.close()
     if not leaders:
         raise FailedRun(f"Study {record.name} has no right kernel: {progress.recorded} candidates were recorded.")
-    return SearchResult(record.name, wanted, request.words.database, leaders[0], progress)
+    return SearchResult(record.name, prepared.plan.problem, prepared.words.database, leaders[0], progress)

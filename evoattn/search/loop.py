@@ -100,7 +100,7 @@ class Search:
         if not self.study.offline:
             of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
             self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
-        self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args))
+        self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args, beside=not self.study.offline))
         if self._boards and (reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1)):
             self._boards.scale.refer_to(reference)
 

@@ -6,14 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evoattn.evaluation.bandwidth import probed
+from evoattn.fleet.base import Fleet
 from evoattn.model import gpu as gpus
 from evoattn.model.gpu import DetectedDevice, GpuError
 from evoattn.model.named_problems import short_name
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study
+from evoattn.samplers.base import Sampler
 from evoattn.samplers.for_problem import sampler_of
 from evoattn.search.ahead import AheadSampler
 from evoattn.search.budget import Budget
+from evoattn.search.crew import Crew
 from evoattn.search.loop import Search
 from evoattn.search.machines import Machines
 from evoattn.search.request import (
@@ -123,13 +126,20 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
     return PreparedSearch(storage, study, SearchPlan(problem, spec, device, spaces, boards), request.budget, words)
 
 
-def make_search(prepared: PreparedSearch, machines: Machines, tools: Tools | None = None) -> Search:
-    """The study, ready to run on these machines. Where kernels are timed its sampler has a process of its own, so that
-    no GPU waits for its proposals; `Search.run` ends that process."""
+def make_search(
+    prepared: PreparedSearch, machines: Machines, tools: Tools | None = None, crew: Crew | None = None
+) -> Search:
+    """The study, ready to run on these machines, or with the `crew` that was begun for it. Where kernels are timed its
+    sampler has a process of its own, so that no GPU waits for its proposals; `Search.run` ends that process."""
     study, wanted, words = prepared.study, prepared.plan, prepared.words
-    fleet = machines.fleet(words, wanted)
-    made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed
-    sampler = sampler_of(*made_of) if study.offline else AheadSampler.start(sampler_of, *made_of)
+    fleet: Fleet
+    sampler: Sampler
+    if crew:
+        fleet, sampler = crew, crew.sampler
+    else:
+        fleet = machines.fleet(words, wanted)
+        made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed
+        sampler = sampler_of(*made_of) if study.offline else AheadSampler.start(sampler_of, *made_of)
     return Search(
         prepared.storage,
         study,

@@ -7,7 +7,7 @@ from multiprocessing import forkserver
 
 import pytest
 
-from evoattn.evaluation import server
+from evoattn.evaluation import reserve, server
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.workers import Worker
 from evoattn.model.timeline import FILE, mark
@@ -38,6 +38,11 @@ def test_the_names_of_the_peers_are_those_of_the_table():
     assert tuple(PEERS) == PEER_NAMES
 
 
+def test_a_compile_worker_of_a_search_on_a_device_imports_no_torch():
+    code = "import sys, evoattn.evaluation.handlers as handlers; handlers._compile()"
+    assert said(f"{code}; print(sorted({{'torch', 'sqlalchemy', 'typer'}} & set(sys.modules)))").strip() == "[]"
+
+
 class Surroundings(Handler):
     """Tells the value of a variable, its directory, and whose child it is."""
 
@@ -59,6 +64,27 @@ def test_a_worker_has_the_surroundings_of_who_asks_for_it(tmp_path, monkeypatch)
         assert (found, folder) == (value, str(tmp_path)) and parent != os.getpid()
         servers.append(parent)
     assert servers[0] == servers[1] == forkserver._forkserver._forkserver_pid
+
+
+def test_the_next_worker_is_the_process_held_ready_and_the_one_after_it_a_fork(tmp_path, monkeypatch):
+    reserve.begin()
+    monkeypatch.setenv("EVOATTN_TEST_OF_WORKERS", "set later")
+    workers = [Worker(Surroundings), Worker(Surroundings)]
+    try:
+        found = [worker.ask("EVOATTN_TEST_OF_WORKERS", 60.0).value for worker in workers]
+    finally:
+        for worker in workers:
+            worker.stop()
+    assert [value for value, _, _ in found] == ["set later", "set later"]
+    assert [parent == os.getpid() for _, _, parent in found] == [True, False]
+
+
+def test_a_process_held_ready_that_died_is_no_worker():
+    reserve.begin()
+    spare = reserve._spare[0]
+    spare.process.kill()
+    spare.process.join()
+    assert reserve.take() is None and reserve.take() is None
 
 
 def test_events_are_written_down_where_a_file_is_named(tmp_path, monkeypatch):

@@ -1,0 +1,47 @@
+"""A worker process that begins with the slow imports before it is known what it will do."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from importlib import import_module
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import NamedTuple
+
+from evoattn.evaluation import server
+from evoattn.evaluation.process import serve
+
+
+class Spare(NamedTuple):
+    """A process that waits for what it is to do, and the pipe to it."""
+
+    process: SpawnProcess
+    connection: Connection
+
+
+_spare: list[Spare] = []
+
+
+def begin() -> None:
+    """Start it; returns at once. The next worker that needs those imports is this process (`take`)."""
+    parent, child = server.BESIDE.Pipe()
+    process = server.BESIDE.Process(target=_import_and_serve, args=(child,), daemon=True)
+    with server.without_interrupts():
+        process.start()
+    child.close()
+    _spare.append(Spare(process, parent))
+
+
+def take() -> Spare | None:
+    """The process that was begun, once; None where there is none, or it has died."""
+    spare = _spare.pop() if _spare else None
+    return spare if spare and spare.process.is_alive() else None
+
+
+def _import_and_serve(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server.die_with_parent()
+    importing = threading.Thread(target=import_module, args=(server.PRELOADED,), daemon=True)
+    importing.start()
+    serve(connection, *connection.recv())
