@@ -51,6 +51,8 @@ VARIANTS = [
     {"sink": True, "alibi": True},
     {"value_dim": 32},
     {"value_dim": 8, "shared_kv": True, "window": "9:0"},
+    {"value_dim": 8, "shared_kv": True, "mask": "full", "seqlen_q": 1, "kv_heads": 1},
+    {"mask": "causal_lower_right", "seqlen_q": 5},
 ]
 
 
@@ -85,7 +87,7 @@ def test_flash_attention_s_options():
     assert seen["learnable_sink"].shape == (4,)
     with pytest.raises(PeerRefused, match="FlashAttention 3 has no sink"):
         fa3_peer(load).make(with_sinks, inputs(with_sinks)[0])
-    with pytest.raises(PeerRefused, match="asked for variants"):
+    with pytest.raises(PeerRefused, match="no flag of SDPA"):
         PEERS["flex"].make(PROBLEM, inputs()[0])
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from evoattn.correctness.reference import make_answer, make_inputs
 from evoattn.model.problem import AttentionProblem
 from evoattn.timing.peers import torch_varlen
-from evoattn.timing.peers.table import PEERS, Peer, PeerRefused, fa3_peer, fa4_peer, peer_call
+from evoattn.timing.peers.table import PEERS, Peer, PeerRefused, fa3_peer, peer_call
 
 PACKED = AttentionProblem(3, 4, 2, 37, 53, 16, varlen="37+1+20/53+9+1", mask="causal_lower_right", layout="bshd")
 
@@ -77,9 +77,8 @@ def test_they_are_right(peer, mask):
         (torch_peer(varlen_attn), PACKED.with_(varlen=""), "packed sequences only"),
         (torch_peer(older_varlen_attn), PACKED.with_(window="9:0"), "has no windows"),
         (torch_peer(older_varlen_attn), PACKED.with_(scale=0.5), "has no scale"),
-        (fa4_peer(load_fa3), PACKED, "FlashAttention 4 has no varlen"),
         (PEERS["math"], PACKED, "SDPA has no varlen"),
-        (PEERS["flex"], PACKED, "FlexAttention has no varlen"),
+        (PEERS["flex"], PACKED.with_(alibi=True), "slopes of different lengths"),
     ],
 )
 def test_what_they_do_not_compute_is_refused(peer, problem, words):

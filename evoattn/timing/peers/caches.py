@@ -15,10 +15,10 @@ KeysAndValues = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 def without_nan(problem: AttentionProblem, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The inputs with zeros in K and V for NaN, and page 0 in the table for none; the same where all keys are in
-    use."""
+    """The inputs with zeros in K and V for NaN, and page 0 in the table for none; the same where all keys are in use
+    and every packed sequence has queries."""
     made = dict(tensors)
-    if problem.seqused:
+    if problem.seqused or (problem.varlen and not all(queries for queries, _ in problem.sequences)):
         made |= {name: copied(tensors[name]).nan_to_num_(0.0) for name in problem.tensors[1:]}
     if problem.page:
         made["table"] = tensors["table"].masked_fill(tensors["table"] == NO_PAGE, 0)

@@ -19,8 +19,9 @@ from evoattn.correctness.reference import Answer
 from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import fa3, flex, torch_varlen
+from evoattn.timing.peers import fa3, fa4, flex, torch_varlen
 from evoattn.timing.peers.caches import whole_keys, without_nan
+from evoattn.timing.peers.fa4_scores import ScoreMod, find_score_mod
 from evoattn.timing.peers.refused import PeerRefused as PeerRefused
 from evoattn.timing.peers.variants import added_to_scores, flash_options
 
@@ -85,19 +86,19 @@ def _sdpa(backend: SDPBackend) -> Callable[[AttentionProblem, Tensors], Call]:
 
 
 def _flash_attention(
-    prepare: Callable[[AttentionProblem], fa3.Prepare], sinks: bool
+    prepare: Callable[[AttentionProblem], fa3.Prepare], own: tuple[str, ...], who: str
 ) -> Callable[[AttentionProblem, Tensors], Call]:
     """FlashAttention's own interface: `[batch, seqlen, heads, head_dim]`, given as transposed views of the same memory.
 
     Their last stride is 1 and the others are multiples of 16 bytes, which is all that FlashAttention 3 and 4 ask, so
-    nothing is copied. `causal` means `causal_lower_right` there. `sinks`: it takes them.
+    nothing is copied. `causal` means `causal_lower_right` there. `own` as in `flash_options`.
     """
 
     def make(problem: AttentionProblem, tensors: Tensors) -> Call:
         if not problem.element.on_tensor_cores:
             raise PeerRefused("FlashAttention takes fp16 and bf16 only.")
         tensors = without_nan(problem, tensors)
-        options = flash_options(problem, tensors, sinks, "FlashAttention 4" if sinks else "FlashAttention 3")
+        options = flash_options(problem, tensors, own, who)
         mask = problem.masking
         if mask.kind is MaskKind.BAND and not problem.window:
             raise PeerRefused(f"FlashAttention is not asked for {problem.mask}.")
@@ -129,19 +130,17 @@ def fa3_peer(load: fa3.Load = import_module) -> Peer:
         except fa3.LacksDtype as error:
             raise PeerRefused(str(error)) from None
 
-    return Peer(_flash_attention(prepare, sinks=False), "flash-attn-3", lambda p: fa3.find(p.dtype, load).version)
+    return Peer(
+        _flash_attention(prepare, (), "FlashAttention 3"),
+        "flash-attn-3",
+        lambda p: fa3.find(p.dtype, load).version,
+    )
 
 
-def fa4_peer(load: fa3.Load = import_module) -> Peer:
-    """FlashAttention 4, out of the modules that `load` imports; one split per row, as it has no more on Hopper. Keys in
-    use and pages are its function's for sequences of several lengths, which takes a batch too."""
-
-    def prepare(problem: AttentionProblem) -> fa3.Prepare:
-        module = load("flash_attn.cute")
-        function = module.flash_attn_varlen_func if problem.seqused else module.flash_attn_func
-        return lambda q, k, v, causal, options: partial(function, q, k, v, causal=causal, **options)
-
-    return Peer(_flash_attention(prepare, sinks=True), "flash-attn-4")
+def fa4_peer(load: fa3.Load = import_module, score_mod: Callable[[str], ScoreMod] = find_score_mod) -> Peer:
+    """FlashAttention 4, out of the modules that `load` imports, with the functions of scores that `score_mod` finds."""
+    prepare = partial(fa4.prepare, load=load, score_mod=score_mod)
+    return Peer(_flash_attention(prepare, fa4.OWN, "FlashAttention 4"), "flash-attn-4")
 
 
 PEERS: dict[str, Peer] = {

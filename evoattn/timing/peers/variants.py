@@ -53,13 +53,14 @@ def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor
     return mask
 
 
-def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who: str) -> dict[str, Any]:
-    """Arguments beside q, k, v and causal of FlashAttention's functions; `sinks` says whether `who` takes them.
+def flash_options(problem: AttentionProblem, tensors: Tensors, own: tuple[str, ...], who: str) -> dict[str, Any]:
+    """Arguments beside q, k, v and causal of FlashAttention's functions; `own` are the variants that `who` takes beside
+    those that FlashAttention 3 and 4 share. FlashAttention 4 gets slopes and a bias by these names, the bias `[batch,
+    heads, seqlen_q, seqlen_k]`.
 
     Raises `PeerRefused` on what it does not take.
     """
-    own = "sink" if sinks else "varlen"
-    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *KEY_VARIANTS, own), problem, who)
+    refuse_all_but(("window", "softcap", "value_dim", "shared_kv", *KEY_VARIANTS, "varlen", *own), problem, who)
     options: dict[str, Any] = {}
     if problem.scale is not None:
         options["softmax_scale"] = problem.scale
@@ -68,9 +69,14 @@ def flash_options(problem: AttentionProblem, tensors: Tensors, sinks: bool, who:
     if problem.softcap:
         options["softcap"] = float(problem.softcap)
     if problem.sink:
-        options["learnable_sink"] = tensors["sinks"].to(torch.bfloat16)
+        options["learnable_sink"] = tensors["sinks"]
+    if problem.alibi:
+        options["slopes"] = tensors["slopes"]
+    if problem.bias:
+        bias = tensors["bias"][..., : problem.seqlen_k]
+        options["bias"] = bias.expand(problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     if problem.seqused:
-        options["seqused_k" if sinks else "cache_seqlens"] = tensors["seqused"]
+        options["seqused_k" if own else "cache_seqlens"] = tensors["seqused"]
     if problem.page:
         options["page_table"] = tensors["table"]
     if problem.varlen:

@@ -1,0 +1,58 @@
+"""The block mask of FlexAttention, made a stripe at a time, is torch's own; packed sequences see themselves alone."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.model.problem import AttentionProblem
+from evoattn.timing.peers import flex, flex_masks
+from evoattn.timing.peers.table import Peer, peer_call
+
+PACKED = AttentionProblem(4, 4, 2, 37, 53, 16, varlen="37+1+0+20/53+9+4+1", mask="causal_lower_right", layout="bshd")
+MASKS = [
+    AttentionProblem(1, 2, 2, 300, 300, 16, mask="causal_upper_left"),
+    AttentionProblem(1, 2, 2, 200, 300, 16, mask="causal_lower_right", window="50:0"),
+    AttentionProblem(3, 2, 2, 70, 300, 16, seqused="1:300"),
+    PACKED,
+]
+
+
+@pytest.mark.parametrize("stripe", [1, 1 << 26])
+@pytest.mark.parametrize("problem", MASKS, ids=lambda p: p.describe())
+def test_it_is_torch_s(problem, stripe):
+    tensors = make_inputs(problem, 1, "cpu")
+    visible = flex_masks.visible_keys(problem, tensors)
+    rows, keys = problem.shape("q")[2], problem.shape("k")[2]
+    batches = problem.batch if problem.seqused else None
+    ours = flex_masks.block_mask(visible, batches, rows, keys, (128, 64), torch.device("cpu"), stripe)
+    theirs = create_block_mask(visible, batches, None, rows, keys, "cpu", (128, 64))
+    assert ours.shape == theirs.shape and ours.BLOCK_SIZE == theirs.BLOCK_SIZE
+    for name in ("kv_num_blocks", "full_kv_num_blocks"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name))
+    for count, index in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
+        places = torch.arange(getattr(theirs, index).shape[-1]) < getattr(theirs, count)[..., None]
+        assert torch.equal(getattr(ours, index)[places], getattr(theirs, index)[places])
+
+
+def test_all_keys_need_no_mask():
+    assert flex_masks.visible_keys(MASKS[0].with_(mask="full"), {}) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mask": "full"},
+        {"mask": "causal_upper_left"},
+        {"window": "9:0"},
+        {"mask": "full", "window": "5:2"},
+        {"sink": True, "softcap": 3.0},
+    ],
+    ids=str,
+)
+def test_packed_sequences_are_right(fields):
+    problem = PACKED.with_(**fields)
+    tensors = make_inputs(problem, 1, "cpu")
+    peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
+    assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
