@@ -117,7 +117,7 @@ def main() -> None:
         flush=True,
     )
     said = time.monotonic()
-    with Engine(groups, gpu, words.jobs, breeder=AimedBreeder if words.again else Breeder) as engine:
+    with Engine(groups, gpu, words.jobs, breeder=AimedBreeder if words.again or words.variants else Breeder) as engine:
 
         def refresh() -> None:
             nonlocal said

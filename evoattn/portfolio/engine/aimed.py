@@ -16,6 +16,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.portfolio.engine.breeding import PARENTS, Breeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
 from evoattn.portfolio.work import MOST_IN_CLUSTER, tiles_of
 
@@ -74,7 +75,7 @@ class AimedBreeder(Breeder):
         return found + [Kernel(c.family, c.params) for c in configs if c.family in self.spaces]
 
     def _breed(self) -> Proposal | None:
-        problem = self._group.problems[self._target]
+        problem = known(self._group.problems[self._target])
         breed, count = super()._breed, SCREENED_BRED
         if self._rng.random() < AIMED_SHARE and self._can_aim(problem):
             breed, count = self._aimed, SCREENED_AIMED
@@ -95,7 +96,7 @@ class AimedBreeder(Breeder):
 
     def _aimed(self) -> Proposal | None:
         """A parent with one or two genes that are drawn for the problem."""
-        problem, space = self._group.problems[self._target], self.spaces[self._family]
+        problem, space = known(self._group.problems[self._target]), self.spaces[self._family]
         timed = self._group.leaders(self._target, len(self._group.kernels))
         best = [k.params for k in timed if k.family == self._family][:PARENTS]
         parents = best or [k.params for k in self.parents() if k.family == self._family]
