@@ -103,8 +103,8 @@ def _call_over_cache(rng: random.Random, longest: int, page: int = 0) -> Drawn:
 
 
 def _cached(rng: random.Random) -> Drawn:
-    """The static cache of transformers, in which all sequences are as long as each other but for padding, and the slots
-    of a server's; and batches of padded sentences."""
+    """The static cache of transformers, in which all sequences are as long as each other but for padding, which a bias
+    hides; the slots of a server's; and batches of padded sentences."""
     if rng.random() < 0.2:
         longest = rng.choice((64, 128, 256, 512, 512, 1024))
         lengths = {"seqlen_q": longest, "seqlen_k": longest, "seqused": _range(rng, longest), "mask": "full"}
@@ -114,6 +114,8 @@ def _cached(rng: random.Random) -> Drawn:
     if rng.random() < 0.5:  # one length, anywhere in the cache
         used = max(call["seqlen_q"], round(longest * rng.random()))
         call["seqused"] = f"{used}:{used}"
+        if call["mask"] == "full" and rng.random() < 0.5:
+            call["bias"] = "bs"
     head_dim = rng.choice((64, 128, 128)) if call["mask"] == "full" else 128
     return {"head_dim": head_dim} | _heads(rng, LLM_128 if head_dim == 128 else LLM_64) | call
 
