@@ -20,18 +20,20 @@ def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem
     return windowed(used, past, ahead)
 
 
-def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, AttentionProblem]]:
-    """(name, problem) of batches of sequences whose keys in use end at, beside and far from the ends of tiles."""
+def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, AttentionProblem, str]]:
+    """(name, problem, kind of inputs) of batches of sequences whose keys in use end at, beside and far from the ends of
+    tiles, or number less than none."""
     some = problem.with_(heads=2, kv_heads=1, seqlen_q=7)
     rows = {
-        "sequences of 0, 1 and 2 keys": (3, 0, 2, tile + 1),
-        "sequences of whole tiles": (4, 0, 3 * tile, 3 * tile + 7),
-        "sequences of about a tile": (5, tile - 2, tile + 2, 2 * tile),
-        "sequences of all keys": (2, tile + 2, tile + 2, tile + 2),
+        "sequences of 0, 1 and 2 keys": (3, 0, 2, tile + 1, "plain"),
+        "sequences of whole tiles": (4, 0, 3 * tile, 3 * tile + 7, "plain"),
+        "sequences of about a tile": (5, tile - 2, tile + 2, 2 * tile, "plain"),
+        "sequences of all keys": (2, tile + 2, tile + 2, tile + 2, "plain"),
+        "less than no keys": (4, 0, 1, tile + 1, "extreme_terms"),
     }
     return [
-        (name, some.with_(batch=batch, seqused=f"{low}:{high}", seqlen_k=keys))
-        for name, (batch, low, high, keys) in rows.items()
+        (name, some.with_(batch=batch, seqused=f"{low}:{high}", seqlen_k=keys), kind)
+        for name, (batch, low, high, keys, kind) in rows.items()
     ]
 
 

@@ -104,7 +104,7 @@ def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem,
     pasts = cycle((64, 65, 128, 0, 127, 1000, 300, 33, 63, 31))
     made = [(name, fitted(p, past, past // 2), kind) for (name, p, kind), past in zip(ladder, pasts)]
     if problem.seqused:
-        made += [(name, windowed(p, 100, 30), "plain") for name, p in used_cases(problem, 256)]
+        made += [(name, windowed(p, 100, 30), kind) for name, p, kind in used_cases(problem, 256)]
     return [(name, sequenced(p), kind) for name, p, kind in made] if problem.varlen else made
 
 
@@ -166,7 +166,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - packed sequences: each of these is the longest of some (`sequenced`);
     - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows;
     - if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
-      and of all keys, where a table ends;
+      of all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M;
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
@@ -227,7 +227,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         threes = problem.with_(batch=2, heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys, layout=other)
         cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
     if problem.seqused:
-        cases += [SmallCase(name, windowed(p, block_n // 2, 1)) for name, p in used_cases(problem, block_n)]
+        cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used_cases(problem, block_n)]
     if problem.shared_kv:  # of which a group may have more heads than a tile has rows
         heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
         cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 
 import torch
 
@@ -11,6 +12,8 @@ from evoattn.model.sequences import starts
 
 NO_PAGE = 0x3FFFFFFF
 """In the table where a sequence has no page: far outside of every cache."""
+LEAST = -(1 << 31)
+"""The least int32."""
 
 
 def whole_shape(problem: AttentionProblem, tensor: str) -> tuple[int, int, int, int]:
@@ -19,17 +22,25 @@ def whole_shape(problem: AttentionProblem, tensor: str) -> tuple[int, int, int, 
 
 
 def make_key_terms(
-    problem: AttentionProblem, generator: torch.Generator, device: torch.device | str
+    problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:
     """`seqused`, `table`, `cu_seqlens_q` and `cu_seqlens_k` of `AttentionProblem.term_shapes`, int32: pages in random
-    order, and `NO_PAGE` behind the last key in use."""
+    order, and `NO_PAGE` behind the last key in use.
+
+    `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, and a last packed sequence of no queries or no keys
+    ends before it begins.
+    """
     made: dict[str, torch.Tensor] = {}
     if problem.varlen:
         queries, keys = zip(*problem.sequences, strict=True)
         for name, lengths in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
             made[name] = torch.tensor(starts(lengths), dtype=torch.int32, device=device)
+            if extreme and not lengths[-1]:
+                made[name][-1] -= 3
     if problem.seqused:
-        made["seqused"] = torch.tensor(problem.key_lengths, dtype=torch.int32, device=device)
+        below = cycle((-1, LEAST)) if extreme else cycle((0,))
+        used = [length or next(below) for length in problem.key_lengths]
+        made["seqused"] = torch.tensor(used, dtype=torch.int32, device=device)
     if problem.page:
         pages = torch.randperm(problem.shape("k")[0], generator=generator, device=device).int()
         table = pages.view(problem.batch, problem.table_pages)

@@ -15,7 +15,7 @@ from evoattn.families.flash_scalar.genes import FlashScalarGenes
 from evoattn.families.flash_wgmma import registers as wgmma_registers
 from evoattn.families.flash_wgmma import resources as wgmma
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.refusals import MAX_KEY_TILES
+from evoattn.families.flash_wgmma.refusals import MAX_KEY_TILES, MAX_ROWS
 from evoattn.families.flash_wmma import resources as wmma
 from evoattn.families.flash_wmma.genes import FlashWmmaGenes
 from evoattn.families.large_head import resources as large
@@ -53,6 +53,7 @@ def _flash_wgmma(problem: AttentionProblem, config: KernelConfig) -> Fields:
         "smem_bytes": wgmma.smem_bytes(problem, genes),
         "result_bytes": wgmma.result_bytes(problem),
         "max_key_tiles": MAX_KEY_TILES,
+        "max_rows": MAX_ROWS,
         "persistent": wgmma.is_persistent(genes),
         "claimed": genes.SCHEDULE == "claimed",
         "balanced": genes.SCHEDULE == "balanced",

@@ -59,9 +59,10 @@ template <typename Element, bool WINDOWED, bool SOFTCAP, bool ALIBI, bool BIAS, 
   static constexpr bool SINK = SINKS;
   VariantArguments<Element> given;
 
-  // Keys of a batch that are in use. AT_END: the diagonal ends at the last of them, and slopes count from there.
+  // Keys of a batch that are in use, none for a number below 0. AT_END: the diagonal ends at the last of them, and
+  // slopes count from there.
   template <bool AT_END> __device__ __forceinline__ int keys_in_use(int batch, int seqlen_k) {
-    const int used = min(seqlen_k, given.seqused[batch]);
+    const int used = max(0, min(seqlen_k, given.seqused[batch]));
     if constexpr (AT_END) given.diagonal += used - seqlen_k;
     return used;
   }

@@ -2,7 +2,7 @@
 
 struct Config : Compiled {
   int block_m, block_n, blocks_per_sm, key_split, heads_in_turn, warpgroups, warpgroup_rows, threads, smem_bytes;
-  int result_bytes, max_key_tiles;
+  int result_bytes, max_key_tiles, max_rows;
   int cluster, merge_words;  // merge_words: for each tile of rows, 0 where results are not merged in memory
   bool persistent, claimed, balanced, store_chunks, group_rows;
 };
@@ -28,6 +28,8 @@ inline Plan plan(const Problem& p, const Config& c, int sm_count) {
   Plan plan{};
   if (c.balanced && ceil_div(p.seqlen_k, c.block_n) > c.max_key_tiles)
     plan.refusal = "There are more keys than this kernel's balanced schedule can count.";
+  if (row_blocks_of(p, c) * c.block_m > c.max_rows)
+    plan.refusal = "There are more rows of a head, to the end of the last tile, than an int32 counts.";
   const Size grid = grid_of(p, c, sm_count);
   const int64_t tiles = row_blocks_of(p, c) * (c.group_rows ? p.kv_heads : p.heads) * p.batch;
   if (c.merge_words && tiles * c.key_split > int64_t(sm_count) * c.blocks_per_sm)

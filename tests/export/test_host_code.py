@@ -117,3 +117,15 @@ def test_cpp_plans_what_python_launches(family, tmp_path):
             for launch in answer["launches"]
         ]
         assert planned == [python_launch(launch) for launch in launches], case
+
+
+@needs_gxx
+def test_cpp_refuses_more_rows_than_an_int32_counts(tmp_path):
+    config = load_space("flash_wgmma", H100).starting_configs()[0]
+    config = KernelConfig(config.family, config.params | {"GROUP_ROWS": True})
+    most = AttentionProblem(1, 4, 1, 500_000_000, 4096, 8)
+    program = build("flash_wgmma", host_config(most, config), tmp_path)
+    problems = [most, most.with_(seqlen_q=700_000_000)]  # of which each query has four rows
+    refused = [answer["refused"] for answer in run(program, [line(p, config, 132) for p in problems])]
+    assert refused == [FAMILIES["flash_wgmma"].why_impossible(p, config, H100) is not None for p in problems]
+    assert refused == [False, True]

@@ -18,6 +18,11 @@ struct PackedSequences {
   const int *query_starts, *key_starts;  // [count + 1], cu_seqlens of flash-attention
   int count, most_queries, most_keys;    // no sequence is longer: more of it is cut off
 
+  // One that ends before it begins has no rows.
+  static __device__ __forceinline__ int length(const int* starts, int index, int most) {
+    return max(0, min(starts[index + 1] - starts[index], most));
+  }
+
   template <int ROWS> __device__ __forceinline__ int first_slot(int sequence) const {
     return int(unsigned(query_starts[sequence]) / ROWS) + sequence;
   }
@@ -32,8 +37,7 @@ struct PackedSequences {
     return first;
   }
   __device__ __forceinline__ Sequence at(int index) const {
-    const int query = query_starts[index], key = key_starts[index];
-    return {query, min(query_starts[index + 1] - query, most_queries), key,
-            min(key_starts[index + 1] - key, most_keys)};
+    return {query_starts[index], length(query_starts, index, most_queries), key_starts[index],
+            length(key_starts, index, most_keys)};
   }
 };
