@@ -19,9 +19,15 @@ from evoattn.model.problem import AttentionProblem
 _SPAN = 1 << 32
 """Bytes."""
 _APART = (5, 3, 1)
-"""Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place."""
+"""Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place. Of K
+and V with keys in use batches stay whole rows apart, as tensor maps that slide have them."""
 _UNIT = 16
 """Bytes that lie together."""
+
+
+def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int, int, int]:
+    """`_APART` of a tensor whose batches lie `batch_rows` rows apart."""
+    return (batch_rows, *_APART[1:]) if problem.seqused and tensor in "kv" else _APART
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class FarProblem(AttentionProblem):
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
         """Those of the compact tensor, and whole spans more."""
         batch, head, row, last = super().strides(tensor)
-        spans = (apart * _SPAN // self.element_bytes for apart in _APART)
+        spans = (apart * _SPAN // self.element_bytes for apart in _apart(self, tensor, batch // row))
         batch, head, row = (stride + span for stride, span in zip((batch, head, row), spans, strict=True))
         return batch, head, row, last
 
@@ -60,6 +66,7 @@ def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
         rows = [stride * problem.element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]
         view = np.ndarray((*shape[:3], units), np.uint16, spans.data, 0, (*rows, spans.itemsize))
         counts = np.indices(shape[:3])
-        view[...] = sum(count * apart for count, apart in zip(counts, _APART, strict=True))[..., None]
+        apart = _apart(problem, tensor, strides[0] // strides[2])
+        view[...] = sum(count * spans_apart for count, spans_apart in zip(counts, apart, strict=True))[..., None]
         places[tensor] = spans
     return places

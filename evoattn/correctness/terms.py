@@ -31,9 +31,10 @@ def make_terms(
     """The inputs of `AttentionProblem.term_shapes`: normal sinks and biases, the slopes of the ALiBi paper, lengths and
     pages as `sequences.make_key_terms` makes them.
 
-    `extreme`: lengths below 0, as `make_key_terms` has them, sinks of -inf and of 30 by turns, slopes of which every other is steep and negative, and a bias that
-    hides all keys from the first query, the last half of them from the second and every third one from the fourth, and
-    takes 10,000 from every other score of the third. The columns of a bias past the last key are NaN.
+    `extreme`: lengths as `make_key_terms` has them then, sinks of -inf and of 30 by turns, slopes of which every other
+    is steep and negative, and a bias that hides all keys from the first query, the last half of them from the second
+    and every third one from the fourth, and takes 10,000 from every other score of the third. The columns of a bias
+    past the last key are NaN.
     """
     made = make_key_terms(problem, generator, device, extreme)
     heads = torch.arange(problem.heads, device=device)

@@ -63,20 +63,32 @@ WRAP = 1 << 34
 """Bytes that SLIDING_ROWS of make 2^64."""
 
 
-def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
-    """The map of tiles of `rows` rows of packed sequences, a box for each 64 columns.
+def rows_apart(problem: AttentionProblem, tensor: str) -> int:
+    """Rows from a batch, or a page, of a tensor to the next one."""
+    batch_stride, _, row_stride, _ = problem.strides(tensor)
+    return batch_stride // row_stride
 
-    Row r of a sequence of n rows, the last of which lies before row e of the tensor, is row SLIDING_ROWS - n + r at the
+
+def rows_of_head(problem: AttentionProblem, tensor: str) -> int:
+    """Rows from the first of a head to the end of its last one, over all batches or pages."""
+    batch, _, rows, _ = problem.shape(tensor)
+    return (batch - 1) * rows_apart(problem, tensor) + rows
+
+
+def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
+    """The map of boxes of `rows` rows and 64 columns, of packed sequences or of those with only some keys in use.
+
+    Row r of a sequence of n rows, the last of which lies before row e of a head, is row SLIDING_ROWS - n + r at the
     outer coordinates e and SLIDING_ROWS: its address is e - n + r rows from the start, as 2^64 bytes are none. What
     lies past row n is outside of the map, whatever follows in memory. The way is that of Triton's ragged descriptors
     (`triton.tools.ragged_tma`).
     """
-    _, heads, total, head_dim = problem.shape(tensor)
+    _, heads, _, head_dim = problem.shape(tensor)
     _, head_bytes, row_bytes = (stride * problem.element_bytes for stride in problem.strides(tensor)[:3])
     return TensorMap(
         buffer_of(problem, tensor),
         problem.dtype,
-        (head_dim, SLIDING_ROWS, heads, total + 1, SLIDING_ROWS + 1),
+        (head_dim, SLIDING_ROWS, heads, rows_of_head(problem, tensor) + 1, SLIDING_ROWS + 1),
         (row_bytes, head_bytes, row_bytes, WRAP - row_bytes),
         (CHUNK_COLUMNS, rows, 1, 1, 1),
         wraps=True,

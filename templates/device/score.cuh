@@ -17,6 +17,7 @@ template <typename Element> struct VariantArguments {
   const int* seqused;                                            // [batch]: keys in use
   const int* table;                                              // [batch, table_pages]: pages of K and V
   int page_bits, table_pages;                                    // a page has 2^page_bits keys
+  int kv_rows;                                                   // from a batch, or a page, of K and V to the next
   const int *query_starts, *key_starts;                          // [sequences + 1]: where packed ones begin
   int total_queries, sequences;                                  // of all of them; their number
 };

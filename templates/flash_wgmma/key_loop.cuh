@@ -58,6 +58,7 @@
       tile = Tile{words[0], words[1], words[2]}, range.word = words[3];
       if (tile.row_block < 0) return false;
       if constexpr (VARLEN) enter_sequence({words[4], words[5], 0, words[6]});
+      if constexpr (SEQUSED) enter_keys(words[6]);
     }
     return true;
   };

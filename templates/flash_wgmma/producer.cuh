@@ -48,8 +48,10 @@
         if (SCHEDULE == Schedule::BALANCED) write_shared_word(tile_smem + 12, share.range.word);
         if constexpr (VARLEN) {
           write_shared_word(tile_smem + 16, sequence.first_query);
-          write_shared_word(tile_smem + 20, sequence.queries), write_shared_word(tile_smem + 24, sequence.keys);
+          write_shared_word(tile_smem + 20, sequence.queries);
         }
+        if constexpr (SEQUSED) enter_batch(tile.batch);
+        if constexpr (SLIDING) write_shared_word(tile_smem + 24, sequence.keys);
       }
       for (int i = 0; i < WARPGROUPS; ++i) {
         wait_for_q_place(i);
@@ -67,8 +69,13 @@
       const int first = SCHEDULE == Schedule::BALANCED ? share.range.first()
                         : Mask::WINDOW                 ? first_key_tile(tile.row_block)
                                                        : 0;
+      const KeyPages pages{terms.given.table + tile.batch * int64_t(terms.given.table_pages), terms.given.page_bits,
+                           terms.given.kv_rows, seqlen_k};
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
-        if constexpr (VARLEN) {
+        if constexpr (PAGED) {
+          k_ring.load_paged(ring, pages, key_tile * BLOCK_N, kv_head);
+          v_ring.load_paged(ring, pages, key_tile * BLOCK_N, kv_head);
+        } else if constexpr (SLIDING) {
           k_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
           v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
         } else {

@@ -3,8 +3,14 @@ give, and wrong where a place that they need is changed."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 import pytest
 from test_variants import PLAIN, STRUCTURES, faults
+
+from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
 
 KEYS = {
     "keys in use": PLAIN.with_(seqused="0:500", dtype="fp16"),
@@ -17,14 +23,15 @@ KEYS = {
 FAST = {
     ("split_kv", "mma, a ring", "pages of 16"),
     ("flash_mma", "lazy, key warps", "keys in use, causal, alibi, sink"),
+    ("flash_wgmma", "persistent, rows begin ahead", "pages of 32, upper left, bias"),
 }
 """What `make check` runs; `make test` runs all."""
 ALL = [
     pytest.param(family, structure, keys, marks=[] if (family, structure, keys) in FAST else [pytest.mark.slow])
-    for family in ("split_kv", "flash_mma")
+    for family in ("split_kv", "flash_mma", "flash_wgmma")
     for structure in STRUCTURES[family][1]
     for keys, problem in KEYS.items()
-    if family == "split_kv" or not problem.page
+    if family != "flash_mma" or not problem.page
 ]
 
 
@@ -38,6 +45,9 @@ MMA_USED = ("flash_mma", "overlapped", KEYS["keys in use"])
 ONE_BLOCK = ("split_kv", "mma", KEYS["keys in use"])
 PAGED_RING = ("split_kv", "mma, a ring", KEYS["pages of 16"])
 PAGED_WINDOW = ("split_kv", "mma", KEYS["pages of 64, window"])
+WGMMA_USED = ("flash_wgmma", "one warpgroup", KEYS["keys in use, causal, alibi, sink"])
+WGMMA_PAGED = ("flash_wgmma", "persistent, rows begin ahead", KEYS["pages of 16"])
+WGMMA_PAGES = ("flash_wgmma", "heads as rows", KEYS["pages of 32, upper left, bias"])
 TWO_PAGES = ("split_kv", "mma", KEYS["pages of 16"])
 WRONG = [
     ("all keys are in use", TMA_USED, ("return used;", "return seqlen_k;")),
@@ -68,8 +78,44 @@ WRONG = [
         ("min(key, first + count - 1) >> page_bits", "key >> page_bits"),
     ),
     ("a page a key too long", PAGED_RING, ("key & ((1 << page_bits) - 1)", "key & (1 << page_bits)")),
+    ("all keys are in use in flash_wgmma", WGMMA_USED, ("return used;", "return seqlen_k;")),
+    ("the diagonal of the first sequence", WGMMA_USED, ("mask = Mask(seqlen_q, seqlen_k, terms.given.window);", "")),
+    ("slopes from where all keys end", WGMMA_USED, ("0 : seqlen_k - seqlen_q;", "0 : packed.most_keys - seqlen_q;")),
+    ("batches of one head", WGMMA_USED, ("of * terms.given.kv_rows;", "of * packed.most_keys;")),
+    ("rows of keys of the tile before", WGMMA_PAGED, ("if constexpr (SEQUSED) enter_keys(words[6]);", "")),
+    ("one table for all sequences in flash_wgmma", WGMMA_PAGED, ("given.table + tile.batch *", "given.table + 0 *")),
+    ("a page of NaN behind the last key", WGMMA_PAGED, ("keys - (page << bits));", "page_keys());")),
+    ("an entry behind the last key in flash_wgmma", WGMMA_PAGES, ("if (key >= keys) return {0, 0, 0};", "")),
+    ("boxes of a whole tile", WGMMA_PAGES, ("row < ROWS; row += box_rows)", "row < ROWS; row += ROWS)")),
+    ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),
     ("a window's pages begin anywhere", PAGED_WINDOW, ("first_key -= first_key % PAGE_GRANULE;", "")),
 ]
+
+
+@dataclass(frozen=True)
+class Strided(AttentionProblem):
+    """A problem whose K and V have strides of their own."""
+
+    own: tuple[tuple[str, tuple[int, int, int, int]], ...] = ()
+
+    def strides(self, tensor):
+        return dict(self.own).get(tensor) or super().strides(tensor)
+
+
+@pytest.mark.parametrize(
+    ("strides", "reason"),
+    [
+        ({"k": (1024 * 64, 64, 64, 1), "v": (1024 * 64, 64, 64, 1)}, None),
+        ({"k": (1024 * 64, 64, 64, 1)}, "as many rows apart"),
+        ({"k": (1024 * 64 + 8, 64, 64, 1), "v": (1024 * 64 + 8, 64, 64, 1)}, "whole rows apart"),
+        ({"k": (1 << 37, 64, 64, 1), "v": (1 << 37, 64, 64, 1)}, "an int32 counts"),
+    ],
+)
+def test_flash_wgmma_takes_batches_that_are_whole_rows_apart(strides, reason):
+    fields = asdict(KEYS["keys in use"].with_(batch=2))
+    problem = Strided(**fields, own=tuple(strides.items()))
+    told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
+    assert told is None if reason is None else reason in told
 
 
 @pytest.mark.slow

@@ -3,11 +3,18 @@ only."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.refusals import why_redundant, why_too_big, why_too_long, why_useless
+from evoattn.families.flash_wgmma.refusals import (
+    why_not_whole_rows,
+    why_redundant,
+    why_too_big,
+    why_too_long,
+    why_useless,
+)
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
     begins_ahead,
@@ -36,7 +43,7 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, Tensor
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import SCORE_VARIANTS
+from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 ARCH = "sm_90a"
 MAX_HEAD_DIM = 256
@@ -58,7 +65,7 @@ class FlashWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", "varlen")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
 
     def genes(self, config: KernelConfig) -> FlashWgmmaGenes:
         return FlashWgmmaGenes.of(config)
@@ -74,7 +81,7 @@ class FlashWgmma(Family):
                 )
             if dim > MAX_HEAD_DIM:
                 return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
-        return None
+        return why_not_whole_rows(problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         genes = self.genes(config)
@@ -186,12 +193,15 @@ class FlashWgmma(Family):
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:
     """Of q, k, v and o."""
-    rows = {"q": WARPGROUP_ROWS, "k": genes.BLOCK_N, "v": genes.BLOCK_N, "o": WARPGROUP_ROWS}
-    if problem.varlen:
-        return tuple(sliding_map(problem, tensor, count) for tensor, count in rows.items())
-    maps = {tensor: tile_map(problem, tensor, count) for tensor, count in rows.items() if tensor in "kv"}
-    for tensor in "qo":
-        chunks = tensor == "o" and genes.STORE == "chunks"
-        grouped = group_map(problem, tensor, WARPGROUP_ROWS) if genes.GROUP_ROWS else None
-        maps[tensor] = grouped or tile_map(problem, tensor, WARPGROUP_ROWS, chunks)
+    # With pages a box lies in one of them, and a tile is several boxes.
+    box_keys = math.gcd(problem.page, genes.BLOCK_N)
+    maps = {}
+    for tensor in "qkvo":
+        rows = box_keys if tensor in "kv" else WARPGROUP_ROWS
+        if problem.varlen or (problem.seqused and tensor in "kv"):
+            maps[tensor] = sliding_map(problem, tensor, rows)
+        elif genes.GROUP_ROWS and tensor in "qo":
+            maps[tensor] = group_map(problem, tensor, rows)
+        else:
+            maps[tensor] = tile_map(problem, tensor, rows, tensor == "o" and genes.STORE == "chunks")
     return tuple(maps[tensor] for tensor in "qkvo")

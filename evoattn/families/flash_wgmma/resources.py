@@ -16,7 +16,7 @@ MOST_IN_CLUSTER = 4
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
-TILE_WORDS, PACKED_TILE_WORDS = 4, 8
+TILE_WORDS, SEQUENCE_TILE_WORDS = 4, 8
 """Words of the tile descriptor: row block, head, batch and key tiles of the next tile of rows; also where its sequence
 lies."""
 
@@ -61,7 +61,7 @@ def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
     """
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
-    tile_words = PACKED_TILE_WORDS if problem.varlen else TILE_WORDS
+    tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES

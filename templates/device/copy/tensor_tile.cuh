@@ -46,16 +46,23 @@ template <int HEAD_DIM> struct TensorTile {
     else tma_store_4d(map, chunk_smem, 64 * chunk, first_row, head, batch);
     tma_store_commit();
   }
-  // The same of a packed sequence through a map that slides (tensor_tiles.py), whose rows past the sequence's `length`
-  // read zero and are not written; its last row lies before row `end` of the tensor.
+  // The same of a sequence through a map that slides (tensor_tiles.py), whose rows past the sequence's `length` read
+  // zero and are not written; its last row lies before row `end` of the head.
   static constexpr int SLIDING_ROWS = 1 << 30;
   template <int ROWS>
   static __device__ __forceinline__ void load_sliding(uint32_t tile_smem, const TensorMap& map, uint32_t barrier_smem,
                                                       int first_row, int length, int end, int head) {
     mbarrier_arrive_expect_tx(barrier_smem, bytes(ROWS));
+    load_sliding_box<ROWS>(tile_smem, map, barrier_smem, first_row, length, end, head);
+  }
+  // The rows of a box, which may be a part of a tile's ROWS: `box_smem` is the place of the first.
+  template <int ROWS>
+  static __device__ __forceinline__ void load_sliding_box(uint32_t box_smem, const TensorMap& map,
+                                                          uint32_t barrier_smem, int first_row, int length, int end,
+                                                          int head) {
 #pragma unroll
     for (int i = 0; i < CHUNKS; ++i) {
-      tma_load_5d(tile_smem + i * ROWS * 128, map, barrier_smem, 64 * i, SLIDING_ROWS - length + first_row, head, end,
+      tma_load_5d(box_smem + i * ROWS * 128, map, barrier_smem, 64 * i, SLIDING_ROWS - length + first_row, head, end,
                   SLIDING_ROWS);
     }
   }

@@ -3,6 +3,7 @@
 #include "device/ptx/tma.cuh"
 #include "device/copy/tensor_tile.cuh"
 #include "device/copy/ring_position.cuh"
+#include "device/copy/key_pages.cuh"
 
 template <class Tiles, int ROWS, int STAGES> struct TileRing {
   const TensorMap& map;                        // boxes of ROWS rows
@@ -14,11 +15,26 @@ template <class Tiles, int ROWS, int STAGES> struct TileRing {
     Tiles::template load<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row, head,
                                batch);
   }
-  // The same of a packed sequence.
+  // The same of a sequence that is packed, or of which only some keys are in use.
   __device__ __forceinline__ void load_sliding(const RingPosition<STAGES>& at, int row, int length, int end,
                                                int head) const {
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
     Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row,
                                        length, end, head);
+  }
+  // The same of a sequence in pages, from key `key` on: boxes of as many rows as divide the tile and a page.
+  __device__ __forceinline__ void load_paged(const RingPosition<STAGES>& at, const KeyPages& pages, int key,
+                                             int head) const {
+    constexpr int DIVIDES_TILE = ROWS & -ROWS;
+    const int box_rows = min(pages.page_keys(), DIVIDES_TILE);
+    const uint32_t tile_smem = tiles_smem + at.stage * Tiles::bytes(ROWS), barrier_smem = full_smem + 8 * at.stage;
+    mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
+    mbarrier_arrive_expect_tx(barrier_smem, Tiles::bytes(ROWS));
+#pragma unroll 1  // a warp that gives its registers away has few
+    for (int row = 0; row < ROWS; row += box_rows) {
+      const KeyPages::Rows rows = pages.rows_from(key + row);
+      Tiles::template load_sliding_box<ROWS>(tile_smem + row * 128, map, barrier_smem, rows.first, rows.length,
+                                             rows.end, head);
+    }
   }
 };
