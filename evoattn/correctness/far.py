@@ -1,5 +1,5 @@
-"""Problems whose strides pass 2^31 elements, without the memory for them: every row of Q, K, V and O lies in 2^32 bytes
-of addresses of its own.
+"""Problems whose strides pass 2^31 elements, without the memory for them: every row of Q, K, V, O and the bias lies in
+2^32 bytes of addresses of its own.
 
 A kernel that computes an offset in 32 bits is right on every problem that fits a test. Here its rows are elsewhere: the
 interpreter keeps the rows of such tensors as close together as ever, and knows where each belongs.
@@ -35,10 +35,10 @@ class FarProblem(AttentionProblem):
     """As told to the launches: only the strides are others."""
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
-        """Those of the compact tensor, and whole spans more."""
-        batch, head, row, last = super().strides(tensor)
-        spans = (apart * _SPAN // self.element_bytes for apart in _apart(self, tensor, batch // row))
-        batch, head, row = (stride + span for stride, span in zip((batch, head, row), spans, strict=True))
+        """Those of the compact tensor, and whole spans more; 0 stays 0."""
+        *compact, last = super().strides(tensor)
+        spans = (apart * _SPAN // self.element_bytes for apart in _apart(self, tensor, compact[0] // compact[2]))
+        batch, head, row = (stride and stride + span for stride, span in zip(compact, spans, strict=True))
         return batch, head, row, last
 
 
@@ -59,8 +59,11 @@ def can_be_far(problem: AttentionProblem) -> bool:
 def far_places(problem: AttentionProblem) -> dict[str, NDArray[np.uint16]]:
     """By tensor, for each unit of its compact memory: the span that it lies in, `[bytes / 16]`."""
     places = {}
-    for tensor in (*problem.tensors, "o"):
-        shape, strides = problem.shape(tensor), problem.strides(tensor)
+    shapes: dict[str, tuple[int, ...]] = {tensor: problem.shape(tensor) for tensor in (*problem.tensors, "o")}
+    if problem.bias:
+        shapes["bias"] = problem.term_shapes["bias"]
+    for tensor, shape in shapes.items():
+        strides = problem.strides(tensor)
         units = shape[3] * problem.element_bytes // _UNIT
         spans = np.zeros(int(np.prod(shape[:3])) * units, np.uint16)
         rows = [stride * problem.element_bytes // _UNIT * spans.itemsize for stride in strides[:3]]

@@ -32,10 +32,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     last_scale = problem.softcap or problem.softmax_scale
     null = Scalar("int64", 0)
     shapes = problem.term_shapes
-    strides = [0, 0, 0]
-    if "bias" in shapes:
-        batch, head, rows, row = shapes["bias"]
-        strides = [head * rows * row * (batch > 1), rows * row * (head > 1), row]
+    strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
     return (
         Scalar("int32", past),
         Scalar("int32", ahead),

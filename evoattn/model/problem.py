@@ -14,7 +14,7 @@ from evoattn.model.lengths import parse_lengths
 from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.size_fault import size_fault
-from evoattn.model.term_shapes import term_shapes
+from evoattn.model.term_shapes import bias_strides, term_shapes
 from evoattn.model.variant import VARIANTS, parse_window, variant_fault
 
 LAYOUTS = ("bhsd", "bshd")
@@ -210,7 +210,9 @@ class AttentionProblem:
         return batch, self.kv_heads, keys, dim
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
-        """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1."""
+        """Strides of `shape(tensor)` in elements, in this problem's memory layout; the last one is 1. Of `bias` too."""
+        if tensor == "bias":
+            return bias_strides(self)
         _, heads, seqlen, dim = self.shape("k" if tensor == "v" and self.shared_kv else tensor)
         if self.layout == "bshd":
             return seqlen * heads * dim, dim, heads * dim, 1

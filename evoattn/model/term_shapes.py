@@ -36,3 +36,9 @@ def term_shapes(problem: AttentionProblem) -> dict[str, tuple[int, ...]]:
     if problem.varlen:
         shapes |= {"cu_seqlens_q": (problem.batch + 1,), "cu_seqlens_k": (problem.batch + 1,)}
     return shapes
+
+
+def bias_strides(problem: AttentionProblem) -> tuple[int, int, int, int]:
+    """Strides of the bias `[batch, heads, seqlen_q, seqlen_k]` in elements: 0 where it is the same for all."""
+    batch, heads, rows, row = term_shapes(problem)["bias"]
+    return heads * rows * row * (batch > 1), rows * row * (heads > 1), row, 1

@@ -46,6 +46,16 @@ def test_strides_and_places_agree(layout):
     assert can_be_far(problem) and not can_be_far(problem.with_(head_dim=4))
 
 
+@pytest.mark.parametrize("bias, heads, batches", [("s", 0, 0), ("hs", 3, 0), ("bs", 0, 5), ("bhs", 3, 5)])
+def test_rows_of_a_bias_are_far_too(bias, heads, batches):
+    words = (2, 4, 2, 5, 7, 24, "bf16")
+    problem, far = AttentionProblem(*words, bias=bias), FarProblem(*words, bias=bias)
+    moved = [b - a for a, b in zip(problem.strides("bias"), far.strides("bias"))]
+    assert moved == [batches << 31, heads << 31, 1 << 31, 0]
+    last = [extent - 1 for extent in problem.term_shapes["bias"][:3]]
+    assert far_places(problem)["bias"][-1] == 5 * last[0] + 3 * last[1] + last[2]
+
+
 @pytest.mark.parametrize("tensor", [*(pytest.param(t, marks=pytest.mark.slow) for t in "qkv"), "o"])
 def test_a_kernel_that_drops_a_batch_or_counts_in_32_bits_is_found(tensor):
     family, gpu = FlashScalar(), GPUS["l4"]

@@ -49,6 +49,12 @@ cp.async.ca.shared.global [%r1+8], [%q1+8], 4; cp.async.ca.shared.global [%r1+12
     assert not faults and np.array_equal(out, np.stack([SOURCE[:, 0], 0 * SOURCE[:, 0], SOURCE[:, 2], SOURCE[:, 0]], 1))
 
 
+def test_more_valid_bytes_than_the_copy_has_are_a_fault():
+    many = "and.b32 %r6, %tid, 16; add.u32 %r6, %r6, 16; "
+    [fault] = copied(many + "cp.async.cg.shared.global [%r1], [%q1], 16, %r6; cp.async.wait_all;")[1]
+    assert "More bytes to read than the 16 of the copy" in fault
+
+
 def test_what_is_not_read_may_lie_out_of_bounds():
     """Half a tile past the end of the source with no valid byte; then with one that is not there."""
     source = SOURCE[:16].copy()

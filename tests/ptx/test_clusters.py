@@ -114,6 +114,18 @@ FAULTS = {
         "if (t < 32 || rank) sync_cluster(); else named_barrier_sync<64>(3); out",
         "deadlock",
     ),
+    "a part of a warp that waits, where the others end": (
+        PULL,
+        "load_remote(next); sync_cluster();",
+        "load_remote(next); cluster_arrive(); if (t % 32 == 0) cluster_wait();",
+        "a part of its warp or warpgroup never reaches",
+    ),
+    "a part of a warp that arrives later": (
+        PUSH,
+        "sync_cluster(); out",
+        "if (t % 32 == 0) sync_cluster(); else sync_cluster(); out",
+        "a part of its warp or warpgroup never reaches",
+    ),
 }
 
 

@@ -53,6 +53,12 @@ def test_groups_of_threads_need_numbers_of_their_own(numbers, right):
     assert (not faults and answer) if right else "which counts 64" in faults[0]
 
 
+@pytest.mark.parametrize("number", ["t / 64 - 1", "int(in[0]) + 16"])
+def test_a_block_has_sixteen_barriers(number):
+    [fault] = exchange(f'asm volatile("bar.sync %0, 64;" :: "r"({number}) : "memory");')[0]
+    assert "A block has no barrier" in fault
+
+
 def test_groups_that_come_one_after_the_other_are_found_too():
     """The second group is held back until the first is through, so that the counts of this order of execution agree."""
     late = """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoattn.ptx.errors import unsupported
+from evoattn.ptx.errors import MemoryFault, unsupported
 from evoattn.ptx.isa.dispatch import Action, Fields, instruction
 from evoattn.ptx.isa.locator import Locator
 from evoattn.ptx.memory.address_space import as_elements
@@ -100,7 +100,8 @@ def copy(context: Context, ins: Instruction, fields: Fields) -> Action:
     """`cp.async [destination], [source], size{, valid bytes}`: what is not valid is not read, and zero in shared
     memory.
 
-    A predicate in place of the valid bytes means: if true, write zeros and read nothing.
+    A predicate in place of the valid bytes means: if true, write zeros and read nothing. Raises `MemoryFault` for more
+    valid bytes than the size (PTX ISA: the behaviour is undefined).
     """
     size = int(ins.operands[2], 0)
     if size not in ((16,) if fields["cache"] == "cg" else (4, 8, 16)):
@@ -115,6 +116,8 @@ def copy(context: Context, ins: Instruction, fields: Fields) -> Action:
         if context.traffic is not None:
             context.traffic.copied_bytes += len(target) * size
         count = None if valid is None else valid()
+        if count is not None and (active.select(count) > size).any():
+            raise MemoryFault(f"More bytes to read than the {size} of the copy, in {ins}.")
         if count is None or (active.select(count) == size).all():
             [(memory, index, _)] = source(active)
             values = memory.elements(size).take(index // size)
@@ -136,7 +139,7 @@ def _valid_bytes(context: Context, ins: Instruction, size: int) -> Callable[[], 
         negated = operand.startswith("!")
         return lambda: np.where(~ignore if negated else ignore, 0, size)
     count = context.source(operand, parse_type("u32"))
-    return lambda: np.minimum(count, np.uint32(size))
+    return lambda: count
 
 
 def _read_partly(context: Context, ins: Instruction, count: Lanes, size: int, active: ActiveThreads) -> Lanes:

@@ -13,6 +13,9 @@ from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.knowledge import Knowledge
 from evoattn.ptx.state.context import Context
 
+NUMBERS = 16
+"""Of a block's barriers (PTX ISA, barrier)."""
+
 
 @dataclass
 class _Barrier:
@@ -43,7 +46,8 @@ class Barriers:
         if not active.all or not arrival.waits or arrival.number.ndim or self.waiting_at:
             return False
         threads = self.context.threads
-        if arrival.expected not in (None, threads.block_threads) or int(arrival.number) in self._barriers:
+        number = int(arrival.number)
+        if arrival.expected not in (None, threads.block_threads) or number in self._barriers or number >= NUMBERS:
             return False
         self.context.apart = None
         if self.context.races is not None:
@@ -51,10 +55,12 @@ class Barriers:
         return True
 
     def arrive(self, arrival: BarrierArrival, active: ActiveThreads, following_pc: int) -> list[tuple[int, Mask]]:
-        """Note the arrival; returns (pc, mask) of the threads that may go on."""
+        """Note the arrival; returns (pc, mask) of the threads that may go on. Raises `BarrierFault`."""
         numbers = np.unique(active.select(arrival.number))
         released: list[tuple[int, Mask]] = []
         for number in numbers.tolist():
+            if number >= NUMBERS:
+                raise BarrierFault(f"A block has no barrier {number}, but {NUMBERS}, in {arrival.ins}.")
             mask = active.full_mask if len(numbers) == 1 else active.full_mask & (arrival.number == number)
             barrier = self._barriers.setdefault(number, self._new())
             if arrival.expected is not None:

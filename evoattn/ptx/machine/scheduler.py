@@ -148,8 +148,12 @@ class Scheduler:
             if self._barriers.passes_at_once(ending, acting):
                 return [*following, (pc + 1, acting)]
             return [*following, *self._interned_groups(self._barriers.arrive(ending, acting, pc + 1))]
-        if isinstance(ending, ClusterArrival | ClusterWait):
-            self.context.require_together(acting, ending.ins)
+        if isinstance(ending, ClusterArrival | ClusterWait) and ".aligned" in ending.ins.opcode:
+            try:
+                self.context.require_every_lane(acting, ending.ins)
+            except NotConverged as stop:
+                self._entered[pc : pc + 2] += -acting.warp_count, acting.warp_count
+                return [*following, *self._stall(stop, acting)]
         if isinstance(ending, ClusterArrival):
             return [*following, (pc + 1, acting), *self._interned_groups(self._clusters.arrive(ending, acting))]
         if isinstance(ending, ClusterWait):
@@ -178,9 +182,8 @@ class Scheduler:
         if found is None:
             if len(self._interned) > 4096:
                 self._interned.clear()
-            found = self._interned[key] = (
-                self._everyone if mask.all() else ActiveThreads(self.context.threads, mask.copy())
-            )
+            made = self._everyone if mask.all() else ActiveThreads(self.context.threads, mask.copy())
+            found = self._interned[key] = made
         return found
 
     def _interned_groups(self, groups: list[tuple[int, Mask]]) -> Groups:
@@ -202,9 +205,8 @@ class Scheduler:
         if pc in self._stalled or pc in self._ready:
             return [(pc, active)]  # joins those, and then all try again
         self._stalled[pc] = stop.partial
-        return (
-            self._execute(pc, self._intern(others)) if others.any() else []
-        )  # at once: a ready group would join those that stall
+        # At once: a ready group would join those that stall.
+        return self._execute(pc, self._intern(others)) if others.any() else []
 
     def _exit(self, active: ActiveThreads) -> Groups:
         """Remove threads; barriers and warp-wide instructions no longer wait for them."""
@@ -228,10 +230,9 @@ class Scheduler:
         """Nobody can go on: either all have exited, or they wait forever."""
         if self._stalled and not self._phases.waiting_at:
             pc, mask = min(self._stalled.items())
-            first = int(np.flatnonzero(mask)[0])
             raise DivergentCollective(
-                f"{self.context.threads.describe(first)} waits forever at {self.instructions[pc]}, which a part of "
-                "its warp or warpgroup never reaches."
+                f"{self.context.threads.describe(int(mask.argmax()))} waits forever at {self.instructions[pc]}, "
+                "which a part of its warp or warpgroup never reaches."
             )
         at_barriers = sorted([*self._barriers.waiting_at.items(), *self._clusters.waiting_at.items()])
         waiting = [(self.instructions[pc - 1], mask) for pc, mask in at_barriers]

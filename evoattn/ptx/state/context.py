@@ -137,6 +137,15 @@ class Context(Binder):
             partial = active.by_warp & missing.any(1, keepdims=True)
             raise NotConverged(ins, partial.ravel())
 
+    def require_every_lane(self, active: ActiveThreads, ins: Instruction) -> None:
+        """As `require_whole_warps`, where threads that have exited are missed too."""
+        self.require_together(active, ins)
+        missing = self.threads.exists.reshape(-1, WARP) & ~active.by_warp
+        missing &= active.by_warp.any(1, keepdims=True)
+        if missing.any():
+            partial = active.by_warp & missing.any(1, keepdims=True)
+            raise NotConverged(ins, partial.ravel())
+
     def require_whole_warpgroups(self, active: ActiveThreads, ins: Instruction) -> None:
         """Raise `NotConverged` unless all threads of every warpgroup with an active thread are active.
 
