@@ -15,7 +15,7 @@ from evoattn.timing.peers.caches import whole_keys, without_nan
 from evoattn.timing.peers.flex_masks import block_mask, visible_keys
 from evoattn.timing.peers.flex_pages import physical_blocks, whole_cache
 from evoattn.timing.peers.refused import PeerRefused
-from evoattn.timing.peers.variants import refuse_all_but
+from evoattn.timing.peers.variants import has_a_flag, refuse_all_but
 
 Tensors = dict[str, torch.Tensor]
 ScoreMod = Callable[..., torch.Tensor]
@@ -37,8 +37,7 @@ def make(
 
     Raises `PeerRefused` for plain attention that SDPA's fused kernels serve, and whatever torch's compiler raises.
     """
-    fused = problem.head_dim <= 256 and (problem.mask != "causal_lower_right" or problem.seqlen_q == problem.seqlen_k)
-    if fused and not problem.variants:
+    if has_a_flag(problem):
         raise PeerRefused("FlexAttention is asked for what is no flag of SDPA: its compiler takes seconds.")
     # Imported here, as it brings torch._dynamo: a second of every worker's start.
     from torch.nn.attention.flex_attention import flex_attention

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex", "varlen")
+PEER_NAMES = ("flash", "cudnn", "efficient", "math", "fa3", "fa4", "flex", "varlen", "flashinfer")
 """Those of `table.PEERS`, in its order. That module imports torch."""
 FLASH_ATTENTION = {
     "fa3": "FlashAttention 3",
     "fa4": "FlashAttention 4",
     "flex": "FlexAttention",
     "varlen": "torch varlen_attn",
+    "flashinfer": "FlashInfer",
 }
 """Those of `table.PEERS` that are no SDPA backend."""
 

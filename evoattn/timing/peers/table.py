@@ -19,7 +19,7 @@ from evoattn.correctness.reference import Answer
 from evoattn.correctness.terms import qkv
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
-from evoattn.timing.peers import fa3, fa4, flex, torch_varlen
+from evoattn.timing.peers import fa3, fa4, flashinfer, flex, torch_varlen
 from evoattn.timing.peers.caches import whole_keys, without_nan
 from evoattn.timing.peers.fa4_scores import ScoreMod, find_score_mod
 from evoattn.timing.peers.refused import PeerRefused as PeerRefused
@@ -152,6 +152,7 @@ PEERS: dict[str, Peer] = {
     "fa4": fa4_peer(),
     "flex": Peer(flex.make, "torch"),
     "varlen": Peer(torch_varlen.make, "torch"),
+    "flashinfer": Peer(flashinfer.make, "flashinfer-python"),
 }
 """The one table of peers: those of torch by the name of their backend."""
 

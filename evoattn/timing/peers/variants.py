@@ -23,6 +23,13 @@ def refuse_all_but(served: tuple[str, ...], problem: AttentionProblem, who: str)
         raise PeerRefused(f"{who} has no {', '.join(foreign)}.")
 
 
+def has_a_flag(problem: AttentionProblem) -> bool:
+    """Whether SDPA's fused kernels compute the problem by their flags alone: peers whose compilers take long are not
+    asked for it."""
+    last = problem.mask == "causal_lower_right" and problem.seqlen_q != problem.seqlen_k
+    return not problem.variants and problem.head_dim <= 256 and not last
+
+
 def added_to_scores(problem: AttentionProblem, tensors: Tensors) -> torch.Tensor | None:
     """What SDPA takes as `attn_mask`: the bias or the slopes with -inf where the mask hides a key, `[1 or batch, 1 or
     heads, seqlen_q, seqlen_k]` in the problem's dtype with rows of whole 16 bytes, as SDPA's fast paths ask; of a
