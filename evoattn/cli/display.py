@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evoattn.model.space import KernelConfig
-from evoattn.report.data import cost_text
+from evoattn.report.text import cost_text
 from evoattn.search.progress import Progress
 from evoattn.timing.peers.labels import peer_label
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from evoattn import report
 from evoattn.cli.common import kept_in, unusual
 from evoattn.cli.display import Display
 from evoattn.correctness import sanitizer
 from evoattn.model.records import Study
-from evoattn.report import summarise
-from evoattn.report.screen import print_result
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
 from evoattn.search.crew import Crew
@@ -80,7 +79,9 @@ def run_search(
         if prepared.words.sanitize and (why_not := _why_not_sanitized(prepared)):
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
         _search(prepared, machines, console, tools, crew)
-        print_result(summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
+        from evoattn.report.screen import print_result  # imports NumPy, for which the start of a search does not wait
+
+        print_result(report.summarise(storage, study, 1), console, kept_in(storage, study, prepared.words.db))
     finally:
         storage.close()
 

@@ -146,13 +146,6 @@ class StudySummary:
         return ""
 
 
-def cost_text(value: float | None) -> str:
-    """A relative cost for people."""
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, float):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from evoattn.report.data import StudySummary, cost_text
+from evoattn.report.data import StudySummary
 from evoattn.report.parameters import GeneValue
-from evoattn.report.text import add_row, make_table, number, print_table, print_text
+from evoattn.report.text import add_row, cost_text, make_table, number, print_table, print_text
 from evoattn.timing.peers.labels import peer_label
 
 FAILURES_SHOWN = 12

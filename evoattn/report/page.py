@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.space import spelling
-from evoattn.report.data import StudySummary, cost_text
+from evoattn.report.data import StudySummary
 from evoattn.report.figures import ceilings, family_colours, figures
 from evoattn.report.instructions import CLASSES, Counts, count_instructions
 from evoattn.report.rows import LeaderboardRow, Winner
-from evoattn.report.text import command
+from evoattn.report.text import command, cost_text
 from evoattn.timing.peers.labels import peer_label
 
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "figures.js", "parameters.js", "page.js")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from evoattn.report.data import StudySummary, cost_text
+from evoattn.report.data import StudySummary
 from evoattn.report.rows import Origin, PeerRatio, Winner
-from evoattn.report.text import WIDEST, clean, command, number, print_lines, print_text
+from evoattn.report.text import WIDEST, clean, command, cost_text, number, print_lines, print_text
 from evoattn.timing.peers.labels import peer_label
 
 

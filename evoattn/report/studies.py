@@ -6,8 +6,7 @@ from rich.console import Console
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Trial
-from evoattn.report.data import cost_text
-from evoattn.report.text import clean, print_text
+from evoattn.report.text import clean, cost_text, print_text
 from evoattn.storage import Storage
 
 

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.report.data import StudySummary, cost_text
+from evoattn.report.data import StudySummary
 from evoattn.report.details import print_details
 from evoattn.report.rows import LeaderboardRow
 from evoattn.report.screen import Kept, print_result
-from evoattn.report.text import add_row, clean, make_table, number, print_table, print_text
+from evoattn.report.text import add_row, clean, cost_text, make_table, number, print_table, print_text
 
 WIDE = 140
 """Columns from which the leaderboard also holds the resources and both percentiles; below, resources stand beside the

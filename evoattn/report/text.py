@@ -76,3 +76,10 @@ def command(groups: Sequence[Sequence[str]], width: int, indent: str = "  ") -> 
             line = indent + "  "
         line += part if not line.strip() else f" {part}"
     return [*lines, line]
+
+
+def cost_text(value: float | None) -> str:
+    """A relative cost for people."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

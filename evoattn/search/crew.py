@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
+from evoattn.backends import compiler
 from evoattn.evaluation import server
 from evoattn.evaluation.workers import BaseWorker
 from evoattn.fleet.base import Fleet, MakeHandler
@@ -63,6 +65,7 @@ def begun(
         yield None
         return
     crew = Crew(words, plan, machines.fleet(words, plan), tools or Tools())
+    Thread(target=compiler.version, daemon=True).start()  # loads NVRTC, whose version the study records
     mark("workers are asked for")
     try:
         yield crew

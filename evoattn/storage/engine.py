@@ -23,7 +23,6 @@ from sqlalchemy import (
     select,
     table,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError
 
 from evoattn.model.paths import MIGRATIONS
@@ -153,8 +152,14 @@ def exclude_others(connection: Connection) -> None:
 
 def insert_missing(connection: Connection, into: Table, rows: list[dict[str, Any]]) -> None:
     """Add each row unless one of its primary or unique key is there, also where another program adds it meanwhile."""
-    dialect = postgresql if is_postgresql(connection) else sqlite
-    connection.execute(dialect.insert(into).on_conflict_do_nothing(), rows)
+    if is_postgresql(connection):
+        from sqlalchemy.dialects.postgresql import insert  # imports all of its drivers' dialects
+
+        connection.execute(insert(into).on_conflict_do_nothing(), rows)
+    else:
+        from sqlalchemy.dialects import sqlite
+
+        connection.execute(sqlite.insert(into).on_conflict_do_nothing(), rows)
 
 
 def revision(connection: Connection, where: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def _installed(package: str) -> str:
         return "absent"
 
 
+@cache
 def _commit() -> str:
     """The checkout's commit, with `+` behind it if files differ from it; `unknown` outside a checkout.
 

@@ -20,8 +20,8 @@ def said(code: str) -> str:
 
 
 def test_the_search_s_own_process_imports_no_torch():
-    code = "import sys, evoattn.cli.run, evoattn.search.setup, evoattn.search.machines"
-    assert said(f"{code}; print(sorted({{'torch', 'cupy', 'optuna'}} & set(sys.modules)))").strip() == "[]"
+    code = "import sys, evoattn.cli.search, evoattn.cli.run, evoattn.search.setup, evoattn.search.crew"
+    assert said(f"{code}; print(sorted({{'torch', 'cupy', 'optuna', 'numpy'}} & set(sys.modules)))").strip() == "[]"
 
 
 @pytest.mark.slow
