@@ -81,7 +81,7 @@ def cost(
     found = physical_part(problem, config, gpu, registers, known)
     if found is None:
         return None
-    score = found.corrected(float(_corrections(problem, config.family, [found], gpu, known, spill_bytes)[0]))
+    score = found.corrected(float(_corrections(problem, [config], [found], gpu, known, spill_bytes)[0]))
     correction = score / found.us
     parts: dict[str, float] = {}
     for name, us in found.parts.items():
@@ -98,7 +98,7 @@ def scores(
     parts = {i: part for i, c in enumerate(configs) if (part := physical_part(problem, c, gpu, 0, known))}
     for family in {configs[i].family for i in parts}:
         chosen = [i for i in parts if configs[i].family == family]
-        corrections = _corrections(problem, family, [parts[i] for i in chosen], gpu, known)
+        corrections = _corrections(problem, [configs[i] for i in chosen], [parts[i] for i in chosen], gpu, known)
         for i, correction in zip(chosen, corrections, strict=True):
             found[i] = parts[i].corrected(float(correction))
     return found
@@ -106,17 +106,17 @@ def scores(
 
 def _corrections(
     problem: AttentionProblem,
-    family: str,
+    configs: Sequence[KernelConfig],
     parts: Sequence[Physics],
     gpu: GpuSpec,
     fitted: Fitted,
     spill_bytes: int = 0,
 ) -> Floats:
-    """What the family's trees multiply the physical parts by: 1 where it has none."""
-    trees = fitted.trees.get(family)
+    """What the trees of the configs' one family multiply the physical parts by: 1 where it has none."""
+    trees = fitted.trees.get(configs[0].family)
     if trees is None:
         return np.ones(len(parts))
-    asked = [features(problem, part, gpu, spill_bytes) for part in parts]
+    asked = [features(problem, c, part, gpu, spill_bytes) for c, part in zip(configs, parts, strict=True)]
     rows = np.array([[row.get(name, math.nan) for name in trees.names] for row in asked])
     return np.exp(np.clip(trees.predict(rows), -MOST_CORRECTION, MOST_CORRECTION))
 

@@ -7,18 +7,35 @@ import math
 from evoattn.cost.physics import Physics
 from evoattn.model.gpu_spec import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 LEAST = 1e-6
+CACHE_LINE = 128
+"""Bytes of a line of L2."""
+LOOKED_AT = 8
+"""Heads whose place in the lines of L2 is looked at: it repeats itself after so many, or nearly."""
 
 
-def features(problem: AttentionProblem, physics: Physics, gpu: GpuSpec, spill_bytes: int = 0) -> dict[str, float]:
+def features(
+    problem: AttentionProblem, config: KernelConfig, physics: Physics, gpu: GpuSpec, spill_bytes: int = 0
+) -> dict[str, float]:
+    """By name: those that no weight is part of, and the shares of the physical terms."""
+    return fixed_features(problem, config, physics, gpu, spill_bytes) | shares(physics.us, physics.parts)
+
+
+def shares(us: float, parts: dict[str, float]) -> dict[str, float]:
+    """How the physical time splits, and what it is."""
+    return {f"{name} share": math.log(max(part, LEAST) / us) for name, part in parts.items()} | {"log us": math.log(us)}
+
+
+def fixed_features(
+    problem: AttentionProblem, config: KernelConfig, physics: Physics, gpu: GpuSpec, spill_bytes: int = 0
+) -> dict[str, float]:
     """By name. Ratios and counts that mean the same on every card; of several launches the one that takes longest is
-    looked at more closely."""
+    looked at more closely. No fitted weight is part of them."""
     longest = max(range(len(physics.works)), key=lambda i: physics.terms[i].chain + physics.terms[i].issue)
     work, terms = physics.works[longest], physics.terms[longest]
-    found = {f"{name} share": math.log(max(us, LEAST) / physics.us) for name, us in physics.parts.items()}
-    found |= {
-        "log us": math.log(physics.us),
+    found = {
         "launches": len(physics.works),
         "resident": terms.resident,
         "beside": terms.beside,
@@ -34,17 +51,51 @@ def features(problem: AttentionProblem, physics: Physics, gpu: GpuSpec, spill_by
         "longest first": work.longest_first,
         "log in flight": math.log2(max(1.0, work.in_flight_bytes * terms.beside)),
         "log scratch": math.log2(1 + sum(w.scratch_bytes for w in physics.works)),
+        "visit share": work.visit_share,
+        "spills": spill_bytes,
+    }
+    for launch in physics.works:
+        found |= launch.genes
+    found |= _of_problem(problem, gpu) | _of_tile(problem, config)
+    return {name: float(value) for name, value in found.items()}
+
+
+def _of_problem(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
+    heads_apart = problem.layout == "bshd" and problem.kv_heads > 1
+    return {
         "of L2": math.log2(problem.bytes / gpu.l2_bytes),
         "head dim": problem.head_dim,
         "log queries": math.log2(problem.seqlen_q),
         "log keys": math.log2(problem.seqlen_k),
         "log group": math.log2(problem.group_size),
         "log heads per SM": math.log2(problem.batch * problem.heads / gpu.sm_count),
+        "log K/V heads": math.log2(problem.batch * problem.kv_heads),
         "causal": problem.causal,
         "element bytes": problem.element_bytes,
-        "ragged steps": math.modf(work.steps)[0],
-        "spills": spill_bytes,
+        "heads apart": heads_apart,
+        "lines of a row": _lines_of_a_row(problem) if heads_apart else 1.0,
+        "window": bool(problem.window),
+        "sink": problem.sink,
+        "softcap": problem.softcap > 0,
+        "biased": problem.alibi or bool(problem.bias),
+        "varlen": bool(problem.varlen),
+        "keys in use": bool(problem.seqused),
+        "page": problem.page,
     }
-    for launch in physics.works:
-        found |= launch.genes
-    return {name: float(value) for name, value in found.items()}
+
+
+def _lines_of_a_row(problem: AttentionProblem) -> float:
+    """Lines of L2 that a row of K touches where the rows of other heads lie between, over those that it would fill."""
+    row = problem.head_dim * problem.element_bytes
+    places = [head * row % CACHE_LINE for head in range(min(problem.kv_heads, LOOKED_AT))]
+    return sum(math.ceil((place + row) / CACHE_LINE) for place in places) / len(places) * CACHE_LINE / row
+
+
+def _of_tile(problem: AttentionProblem, config: KernelConfig) -> dict[str, float]:
+    rows, keys = config["BLOCK_M"], config["BLOCK_N"]
+    return {
+        "tile rows": rows,
+        "tile keys": keys,
+        "full rows": problem.seqlen_q / (math.ceil(problem.seqlen_q / rows) * rows),
+        "full keys": problem.seqlen_k / (math.ceil(problem.seqlen_k / keys) * keys),
+    }

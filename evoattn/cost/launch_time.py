@@ -37,6 +37,8 @@ class LaunchTerms:
     """First loads, last stores and merges of blocks that run in turn at one place of an SM."""
     dram_bytes: float
     """Bytes that come from or go to memory, not L2."""
+    least_dram_bytes: float
+    """Of these, those that do whatever the order of the blocks."""
     resident: int
     beside: int
     """Blocks on the fullest SM at once."""
@@ -124,12 +126,14 @@ def launch_terms(work: LaunchWork, gpu: GpuSpec) -> LaunchTerms | None:
     busy = {name: step[name] * turns.busy + ends[name] * turns.blocks_of_sm for name in step}
     loads = work.step.loaded_bytes / work.in_flight_bytes if work.in_flight_bytes else 0.0
     total = work.blocks * work.steps * beside / max(1, gpu.sm_count)
+    once, again = _dram_bytes(work, gpu, gpu.sm_count * resident)
     return LaunchTerms(
         **busy,
         chain=_chain_clocks(work.step, work, gpu) * turns.serial,
         fetch=loads * LOAD_CLOCKS * turns.serial,
         ends=_chain_clocks(work.ends, work, gpu) * turns.rounds,
-        dram_bytes=_dram_bytes(work, gpu, gpu.sm_count * resident),
+        dram_bytes=once + again,
+        least_dram_bytes=once,
         resident=resident,
         beside=beside,
         waves=work.blocks / (gpu.sm_count * resident),
@@ -137,15 +141,16 @@ def launch_terms(work: LaunchWork, gpu: GpuSpec) -> LaunchTerms | None:
     )
 
 
-def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> float:
+def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> tuple[float, float]:
     """Bytes beyond what L2 holds: the different ones once, as a call finds what the call before left there, and K and
-    V again for each wave that comes back to them too late."""
+    V again for each row of blocks that comes back to them too late."""
     once = work.read_bytes + work.write_bytes
     heads = max(1.0, work.blocks / work.sweepers)
-    at_once = max(work.heads_in_turn, slots / work.sweepers) / heads
-    comes_back = min(work.sweepers, work.heads_in_turn * work.sweepers / slots) - 1
-    again = work.sweep_bytes * max(0.0, comes_back) * _missed(work.sweep_bytes * min(1.0, at_once), gpu)
-    return once * _missed(once, gpu) + again
+    at_once = min(1.0, max(work.heads_in_turn, slots / work.sweepers) / heads)
+    visits = min(work.visits, work.heads_in_turn * work.sweepers / slots)
+    between = work.sweep_bytes * work.visit_share * at_once
+    again = work.sweep_bytes * max(0.0, visits * work.visit_share - 1) * _missed(between, gpu)
+    return once * _missed(once, gpu), again
 
 
 def _missed(wanted: float, gpu: GpuSpec) -> float:

@@ -59,5 +59,5 @@ def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Phys
         total += sum(x**BESIDE for x in beside) ** (1 / BESIDE) + mine["ends"] + mine["launches"]
         for name, us in mine.items():
             parts[name] += us
-    memory = sum(t.dram_bytes for t in terms) / gpu.dram_gb_per_s / 1e3
+    memory = sum(t.least_dram_bytes for t in terms) / gpu.dram_gb_per_s / 1e3
     return Physics(tuple(works), tuple(terms), total, parts, memory)

@@ -74,6 +74,10 @@ class LaunchWork:
     """Of `read_bytes`, those that several blocks sweep over: K and V."""
     sweepers: float = 1.0
     """Blocks that sweep over the same of these bytes."""
+    visits: float = 1.0
+    """Times that the order of the blocks comes to the same of these bytes: rows of blocks, one after another."""
+    visit_share: float = 1.0
+    """Of these bytes, those that such a row of blocks takes, on average: fewer under a mask."""
     heads_in_turn: float = 1.0
     """Heads of which blocks are begun in turn: 1 where all blocks of a head come before those of the next."""
     scratch_bytes: float = 0.0
@@ -126,6 +130,12 @@ MOST_SAMPLED = 33
 """Row blocks that are looked at where there are more: under the masks that there are, steps rise evenly between."""
 
 
+def visit_share(problem: AttentionProblem, mean_steps: float, keys: int) -> float:
+    """The part of a head's K and V that a row of blocks takes on average, of `mean_steps` tiles of `keys` keys."""
+    lengths = [count for rows, count in problem.sequences if rows] or [1]
+    return min(1.0, mean_steps * keys * len(lengths) / max(1, sum(lengths)))
+
+
 def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
     """How many times longer than without conflicts `lanes` neighbouring lanes take to read `width_bytes` each,
     `stride_bytes` apart, from 32 banks of 4 bytes. Lanes of 16 bytes are served eight at a time, of 8 bytes sixteen."""
@@ -140,11 +150,13 @@ def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
 
 
 def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
-    """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use."""
+    """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use or that no query
+    sees through a window."""
     own = [t for t in tensors if t != "v" or not problem.shared_kv]
-    if not problem.seqused:
+    if not problem.seqused and not problem.window:
         return float(problem.element_bytes * sum(math.prod(problem.shape(t)) for t in own))
-    rows = {t: problem.kv_heads * sum(problem.key_lengths) for t in "kv"}
+    seen = (len(problem.masking.visible_keys(0, rows, rows, keys)) for rows, keys in problem.sequences if rows)
+    rows = dict.fromkeys("kv", problem.kv_heads * (sum(seen) if problem.window else sum(problem.key_lengths)))
     counts = (rows[t] * problem.shape(t)[3] if t in rows else math.prod(problem.shape(t)) for t in own)
     return float(problem.element_bytes * sum(counts))
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -16,10 +13,9 @@ TREES = {"max_iter": 220, "learning_rate": 0.1, "max_leaf_nodes": 24, "min_sampl
          "max_bins": 96}  # fmt: skip
 
 
-def fit_trees(found: Sequence[dict[str, float]], physical: Floats, measured: Floats, near: Floats) -> Trees:
-    """Trees of one family for log(measured / physical); rows near the best of their problem weigh more."""
-    names = tuple(sorted({name for row in found for name in row}))
-    table = np.array([[row.get(name, math.nan) for name in names] for row in found])
+def fit_trees(names: tuple[str, ...], table: Floats, physical: Floats, measured: Floats, near: Floats) -> Trees:
+    """Trees of one family for log(measured / physical) from [row, feature]; rows near the best of their problem weigh
+    more."""
     varies = [i for i in range(len(names)) if len(np.unique(table[:, i])) > 1]
     names, table = tuple(names[i] for i in varies), table[:, varies]
     model = HistGradientBoostingRegressor(**TREES, early_stopping=False, random_state=0)

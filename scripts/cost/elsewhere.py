@@ -15,7 +15,7 @@ from evoattn.cost.cost import cost
 from evoattn.families import registry
 from evoattn.model.gpu import lookup
 from evoattn.model.problem import AttentionProblem
-from scripts.cost.fit import for_all_cards
+from scripts.cost.judged_sets import for_all_cards
 from scripts.cost.measured import Row, read
 
 

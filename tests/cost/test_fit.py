@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from evoattn.cost.cost import cost
+from evoattn.cost.fitted import load
+from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.space import KernelConfig, load_space
@@ -12,11 +15,15 @@ from evoattn.model.space import KernelConfig, load_space
 pytest.importorskip("sklearn")
 pytest.importorskip("scipy")
 
+from scripts.cost import fitting
 from scripts.cost.boosting import TREES, HistGradientBoostingRegressor, fit_trees
-from scripts.cost.fit import fit, for_all_cards, predict
+from scripts.cost.fit import Data, folds
 from scripts.cost.judge import LEAST, judge
+from scripts.cost.judged_sets import for_all_cards
 from scripts.cost.measured import Row, files, thinned
+from scripts.cost.table import make_table
 
+CARDS = GPUS["h100"], GPUS["h200"]
 H100, PROBLEM = GPUS["h100"], parse_shape("B=1,H=16,S=1024,D=64")
 
 
@@ -25,8 +32,7 @@ def test_the_tables_say_what_scikit_learn_says():
     table = rng.normal(size=(400, 3))
     table[::5, 1] = math.nan
     measured = np.exp(np.where(table[:, 0] > 0, 1.0, 0.2) * np.nan_to_num(table[:, 1], nan=2.0) + table[:, 2] ** 2)
-    found = [dict(zip("abc", row, strict=True)) for row in table]
-    trees = fit_trees(found, np.ones(400), measured, np.ones(400))
+    trees = fit_trees(("a", "b", "c"), table, np.ones(400), measured, np.ones(400))
     model = HistGradientBoostingRegressor(**TREES, early_stopping=False, random_state=0).fit(table, np.log(measured))
     assert trees.names == ("a", "b", "c")
     assert trees.predict(table) == pytest.approx(model.predict(table), abs=1e-4)
@@ -43,6 +49,14 @@ def test_a_judgement_counts_factors_over_the_best():
     both = judge([*measured, *(-m for m in measured)], measured * 2, [0] * LEAST + [1] * LEAST)
     assert both.problems == 2 and both.first == pytest.approx(math.sqrt(1.19)) and both.worst_spearman < -0.99
     assert judge(measured * 2, measured * 2, [0] * LEAST + [1] * 5 + [2] * 15).problems == 1, "too few kernels"
+
+
+def fit(rows):
+    return fitting.fit(make_table(rows, "both"), np.arange(len(rows)))
+
+
+def predict(rows, fitted):
+    return fitting.predict(make_table(rows), np.arange(len(rows)), fitted)
 
 
 def rows(source="campaign"):
@@ -76,15 +90,44 @@ def test_a_fit_learns_what_the_terms_do_not_know():
     ]
     problems = [PROBLEM.with_(batch=b) for b in (1, 3)]
     plain = [Row(H100, p, c, 128, 0, 1.0, "campaign") for p in problems for c in configs]
-    base = predict(plain, fit([Row(H100, r.problem, r.config, 128, 0, 20.0, "campaign") for r in plain[::2]], 60))
+    base = predict(plain, fit([Row(H100, r.problem, r.config, 128, 0, 20.0, "campaign") for r in plain[::2]]))
     slow = [1.5 if r.config["O_STORE"] == "shared" else 1.0 for r in plain]
     taught = [
         Row(H100, r.problem, r.config, 128, 0, float(us * f), "campaign")
         for r, us, f in zip(plain, base, slow, strict=True)
     ]
-    learnt = predict(taught, fit(taught, len(taught)))
+    learnt = predict(taught, fit(taught))
     errors = np.abs(np.log(learnt / np.array([row.us for row in taught])))
     assert np.median(errors) < 0.1
+
+
+def test_the_fit_predicts_what_the_cost_model_says():
+    several = [
+        Row(H100, problem, config, registers, 8, 20.0, "campaign")
+        for problem, families in (
+            (PROBLEM, ("flash_mma", "flash_wgmma", "three_kernel")),
+            (parse_shape("B=3,H=8,Hkv=2,Sq=1,Sk=3000,D=80,layout=bshd"), ("split_kv",)),
+        )
+        for family in families
+        for config in load_space(family, H100).starting_configs()[:3]
+        for registers in (96, 0)
+        if registry.lookup(family).why_invalid(problem, config, H100) is None
+    ]
+    scores = predict(several, load())
+    assert {row.family for row in several} == {"flash_mma", "flash_wgmma", "three_kernel", "split_kv"}
+    for row, score in zip(several, scores, strict=True):
+        assert score == pytest.approx(cost(row.problem, row.config, H100, row.registers, 8).score)
+
+
+def test_no_fit_saw_a_problem_that_it_is_judged_on():
+    problems = [PROBLEM.with_(batch=b) for b in range(1, 8)]
+    measured = [Row(card, p, rows()[0].config, 128, 0, 9.0, "campaign") for p in problems for card in CARDS]
+    table = make_table(measured)
+    parts = folds(Data(table, table, len(measured), 1), 3)
+    assert sorted(i for _, outside in parts for i in outside) == list(range(len(measured)))
+    for inside, outside in parts:
+        assert not {measured[i].problem for i in inside} & {measured[i].problem for i in outside}
+        assert len(inside) + len(outside) == len(measured)
 
 
 def test_there_are_measured_times_in_the_repository():

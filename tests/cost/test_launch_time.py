@@ -60,12 +60,23 @@ def test_memory_counts_what_l2_does_not_hold():
     assert terms(read_bytes=1.0 * H100.l2_bytes, write_bytes=1.0 * H100.l2_bytes).dram_bytes == 2.0 * H100.l2_bytes
 
 
-def test_later_waves_find_k_and_v_in_l2_unless_all_heads_are_begun_in_turn():
-    large = {"read_bytes": 4.0 * H100.l2_bytes, "sweep_bytes": 4.0 * H100.l2_bytes, "sweepers": 64.0}
+def test_later_rows_of_blocks_find_k_and_v_in_l2_unless_all_heads_are_begun_in_turn():
+    large = {"read_bytes": 4.0 * H100.l2_bytes, "sweep_bytes": 4.0 * H100.l2_bytes, "sweepers": 64.0, "visits": 64.0}
     blocks = 64 * 4 * RESIDENT * H100.sm_count
     by_head, by_row = (terms(**large, blocks=blocks, heads_in_turn=turn) for turn in (1.0, blocks / 64))
     assert by_head.dram_bytes == 4.0 * H100.l2_bytes
     assert by_row.dram_bytes == 64 * by_head.dram_bytes
+    assert by_row.least_dram_bytes == by_head.dram_bytes, "what no order of the blocks saves"
+
+
+def test_query_heads_that_follow_one_another_share_what_one_of_them_read():
+    """Eight query heads of each K/V head, in turn, in eight rows of blocks."""
+    large = {"read_bytes": 4.0 * H100.l2_bytes, "sweep_bytes": 4.0 * H100.l2_bytes, "sweepers": 64.0, "visits": 8.0}
+    blocks = 64 * 4 * RESIDENT * H100.sm_count
+    found = terms(**large, blocks=blocks, heads_in_turn=blocks / 64)
+    assert found.dram_bytes == 8 * 4.0 * H100.l2_bytes
+    windowed = terms(**large, blocks=blocks, heads_in_turn=blocks / 64, visit_share=1 / 8)
+    assert windowed.dram_bytes == windowed.least_dram_bytes, "each row of blocks takes keys of its own"
 
 
 def test_bank_conflicts():

@@ -6,7 +6,7 @@ from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.resources import block_warps, registers_needed, ring_stages, smem_bytes, smem_row_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to, visit_share
 from evoattn.model.problem import AttentionProblem
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
@@ -63,6 +63,8 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * problem.group_size),
+            visits=float(count),
+            visit_share=visit_share(problem, mean, keys),
             heads_in_turn=problem.kv_heads * batches(problem) if order.startswith("heads") else 1.0,
             genes={
                 "rows per warp": rows / genes.WARPS,

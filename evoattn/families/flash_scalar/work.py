@@ -13,7 +13,7 @@ from evoattn.families.flash_scalar.resources import (
     width_of_values,
 )
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.work import SHARED_LINE, LaunchWork, Step, bank_conflicts, row_steps, tensor_bytes
+from evoattn.families.work import SHARED_LINE, LaunchWork, Step, bank_conflicts, row_steps, tensor_bytes, visit_share
 from evoattn.model.problem import AttentionProblem
 
 SHUFFLE_WAIT, BARRIER_WAIT, LOAD_WAIT, FIRST_WAIT = 24, 30, 30, 900
@@ -64,6 +64,8 @@ def launch_work(problem: AttentionProblem, genes: FlashScalarGenes, registers: i
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * problem.group_size),
+            visits=float(count),
+            visit_share=visit_share(problem, mean, keys),
             heads_in_turn=problem.kv_heads if genes.BLOCK_ORDER == "heads" else 1.0,
             genes={
                 "dot lanes": lanes_of_row,

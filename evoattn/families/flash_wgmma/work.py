@@ -24,7 +24,7 @@ from evoattn.families.flash_wgmma.resources import (
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to, visit_share
 from evoattn.model.problem import AttentionProblem
 
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
@@ -85,7 +85,9 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             read_bytes=tensor_bytes(problem, "q", "k", "v"),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=float(count * sharers),
+            sweepers=float(count * sharers * split),
+            visits=float(count),
+            visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
             cluster=cluster_blocks(genes),
             genes={

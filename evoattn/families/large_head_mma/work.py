@@ -14,7 +14,7 @@ from evoattn.families.large_head_mma.resources import (
     stage_bytes,
 )
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, visit_share
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT, CLUSTER_WAIT, FIRST_WAIT = 18, 24, 24, 40, 700, 1000
@@ -63,6 +63,8 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: 
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * problem.group_size * genes.DV_SPLIT),
+            visits=float(count),
+            visit_share=visit_share(problem, mean, keys),
             heads_in_turn=problem.kv_heads * problem.batch if order.startswith("heads") else 1.0,
             cluster=genes.DV_SPLIT if in_cluster(genes) else 1,
             genes={

@@ -1,0 +1,94 @@
+"""The fit: weights of the physical terms by least squares, and trees for each family for what the terms leave over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from evoattn.cost.cost import MOST_CORRECTION
+from evoattn.cost.fitted import Fitted, Weights
+from evoattn.families import registry
+from scripts.cost.boosting import fit_trees
+from scripts.cost.measured import Row
+from scripts.cost.table import BUSY, Floats, Numbers, Table, put_together
+
+SAMPLE = 12_000
+"""Rows from which the physical weights are fitted."""
+UNIT_BOUNDS = {"tensor": (1, 3), "fp32": (0.8, 3), "special": (1, 3), "issue": (1, 3), "shared": (0.9, 3),
+               "l2": (0.5, 3), "dram": (1, 2)}  # fmt: skip
+"""No unit is faster than its peak; L2 and instruction counts are known less well."""
+FAMILY_BOUNDS = {"chain": (0.05, 3), "fetch": (0.02, 3), "ends": (0.05, 4), "launch_us": (0.5, 6)}
+AT_ONCE = 4000
+"""Rows that go through the trees at once."""
+LEAST_ROWS = 200
+"""Rows of a family below which it gets no trees."""
+
+
+def fit_weights(table: Table, chosen: Numbers, seed: int = 0) -> dict[str, Weights]:
+    """Factors of the physical terms, by bounded least squares of logarithms: units for all families together, waits
+    and launches for each."""
+    from scipy.optimize import least_squares
+
+    chosen = chosen[np.random.default_rng(seed).permutation(len(chosen))[:SAMPLE]]
+    chosen = chosen[table.fits[chosen]]
+    families = sorted(set(table.family[chosen]))
+    terms, shares, measured = table.terms[chosen], table.shares[chosen], np.log(table.us[chosen])
+    family = np.array([families.index(name) for name in table.family[chosen]])
+    units = len(BUSY)
+
+    def residuals(logs: Floats) -> Floats:
+        unit, each = np.exp(logs[:units]), np.exp(logs[units:]).reshape(len(families), 4)[family]
+        us, _ = put_together(terms, shares, np.broadcast_to(unit, (len(family), units)), each)
+        result: Floats = np.log(us) - measured
+        return result
+
+    bounds = np.log([*UNIT_BOUNDS.values(), *list(FAMILY_BOUNDS.values()) * len(families)])
+    solved = least_squares(residuals, bounds.mean(1), bounds=(bounds[:, 0], bounds[:, 1]), loss="soft_l1", f_scale=0.15)
+    factors = np.exp(solved.x)
+    common = dict(zip(BUSY, map(float, factors[:units]), strict=True))
+    each = factors[units:].reshape(len(families), 4)
+    found = {str(name): Weights(common, *map(float, each[i])) for i, name in enumerate(families)}
+    usual = Weights(common, *map(float, np.exp(np.log(each).mean(0))))  # of a family without a measured kernel
+    return {name: found.get(name, usual) for name in registry.FAMILIES}
+
+
+def near_best(rows: Sequence[Row]) -> Floats:
+    """Weights: 1.3 for the best of a problem, falling to 0.3 for those far behind."""
+    best: dict[object, float] = {}
+    for row in rows:
+        key = row.gpu.name, row.problem
+        best[key] = min(best.get(key, math.inf), row.us)
+    factors = np.array([row.us / best[row.gpu.name, row.problem] for row in rows])
+    weights: Floats = 0.3 + np.exp(-(factors - 1) / 0.15)
+    return weights
+
+
+def fit(table: Table, chosen: Numbers) -> Fitted:
+    """The whole model from these rows of the table."""
+    fitted = Fitted(fit_weights(table, chosen), {}, {})
+    near = near_best([table.rows[i] for i in chosen])[table.fits[chosen]]
+    chosen = chosen[table.fits[chosen]]
+    us, parts = table.physical(chosen, fitted.weights)
+    for family in sorted(set(table.family[chosen])):
+        mine = np.flatnonzero(table.family[chosen] == family)
+        if len(mine) >= LEAST_ROWS:
+            names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
+            fitted.trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near[mine])
+    return fitted
+
+
+def predict(table: Table, chosen: Numbers, fitted: Fitted) -> Floats:
+    """Scores of these rows, as `evoattn.cost.cost.cost` gives them."""
+    us, parts = table.physical(chosen, fitted.weights)
+    factors = np.ones(len(chosen))
+    for family, trees in fitted.trees.items():
+        mine = np.flatnonzero((table.family[chosen] == family) & table.fits[chosen])
+        if len(mine):
+            names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
+            columns = {name: asked[:, i] for i, name in enumerate(names)}
+            asked = np.stack([columns.get(name, np.full(len(mine), math.nan)) for name in trees.names], axis=1)
+            logs = [trees.predict(asked[i : i + AT_ONCE]) for i in range(0, len(mine), AT_ONCE)]
+            factors[mine] = np.exp(np.clip(np.concatenate(logs), -MOST_CORRECTION, MOST_CORRECTION))
+    return table.bounded(chosen, us * factors)

@@ -1,0 +1,159 @@
+"""What the fit needs of measured rows, computed once: the physical terms without their weights, and the features."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.cost.cost import WEIGHED_AS
+from evoattn.cost.features import LEAST, fixed_features
+from evoattn.cost.fitted import Weights
+from evoattn.cost.launch_time import LaunchTerms, launch_terms
+from evoattn.cost.physics import BESIDE, FLOOR, OVERLAPPED_SHARE, UNITS, Physics
+from evoattn.families import registry
+from scripts.cost.measured import Row
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+BUSY = (*UNITS, "dram")
+TERMS = (*BUSY, "chain", "fetch", "ends")
+PARTS = (*TERMS, "launches")
+"""Columns of a term table, and of the parts of a physical time."""
+MOST_LAUNCHES = 3
+CHUNK = 2000
+"""Rows that a process is given at once."""
+Described = tuple[Floats, Floats, float, dict[str, float]]
+"""Of a row: terms [launch, term] in µs, shares [launch] of a launch's fixed time, least µs of memory, features."""
+
+
+def unknown_registers(row: Row) -> bool:
+    """A third of the rows are fitted with the family's own estimate of registers, as before a compile."""
+    return hash((row.config.params.get("BLOCK_M"), row.us)) % 3 == 0
+
+
+def _describe(row: Row, estimate: bool) -> Described | None:
+    works = registry.lookup(row.family).work(row.problem, row.config, 0 if estimate else row.registers)
+    terms, shares, found = np.zeros((MOST_LAUNCHES, len(TERMS))), np.zeros(MOST_LAUNCHES), []
+    for i, work in enumerate(works):
+        one = launch_terms(work, row.gpu)
+        if one is None:
+            return None
+        found.append(one)
+        terms[i] = _in_us(one, row)
+        shares[i] = OVERLAPPED_SHARE if work.overlaps else 1.0
+    memory = sum(one.least_dram_bytes for one in found) / row.gpu.dram_gb_per_s / 1e3
+    plain = Physics(works, tuple(found), 1.0, {}, memory)
+    return terms, shares, memory, fixed_features(row.problem, row.config, plain, row.gpu, row.spill_bytes)
+
+
+def _in_us(found: LaunchTerms, row: Row) -> list[float]:
+    us = 1e-3 / row.gpu.boost_clock_ghz
+    dram = found.dram_bytes / row.gpu.dram_gb_per_s / 1e3
+    return [*(found.units[n] * us for n in UNITS), dram, found.chain * us, found.fetch * us, found.ends * us]
+
+
+def _describe_all(rows: Sequence[Row], estimate: Callable[[Row], bool]) -> list[Described | None]:
+    return [_describe(row, estimate(row)) for row in rows]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and what is known of each. `features` are by family: their names, and [row of the family, feature]."""
+
+    rows: Sequence[Row]
+    us: Floats
+    fits: NDArray[np.bool_]
+    """Whether a block of the row's kernel fits on an SM."""
+    family: NDArray[np.str_]
+    terms: Floats
+    shares: Floats
+    memory_us: Floats
+    place: Numbers
+    """Of a row in the table of its family's features."""
+    features: dict[str, tuple[tuple[str, ...], Floats]]
+
+    def physical(self, chosen: Numbers, weights: dict[str, Weights]) -> tuple[Floats, Floats]:
+        """(µs [row], parts [row, part] in µs) of these rows, as `evoattn.cost.physics.physics` has them."""
+        each = np.zeros((len(chosen), 4))
+        units = np.zeros((len(chosen), len(BUSY)))
+        for family in set(self.family[chosen]):
+            mine, found = self.family[chosen] == family, weights[WEIGHED_AS.get(family, family)]
+            each[mine] = found.chain, found.fetch, found.ends, found.launch_us
+            units[mine] = [found.units[name] for name in BUSY]
+        return put_together(self.terms[chosen], self.shares[chosen], units, each)
+
+    def asked(self, family: str, chosen: Numbers, us: Floats, parts: Floats) -> tuple[tuple[str, ...], Floats]:
+        """Names of the features of a family, and these of its rows."""
+        names, table = self.features[family]
+        shares = np.log(np.maximum(parts, LEAST) / us[:, None])
+        names = (*names, *(f"{part} share" for part in PARTS), "log us")
+        return names, np.concatenate([table[self.place[chosen]], shares, np.log(us)[:, None]], 1)
+
+    def bounded(self, chosen: Numbers, us: Floats) -> Floats:
+        """As `Physics.corrected`: never below what memory takes. Infinite where no block fits."""
+        least = np.maximum(self.memory_us[chosen], 1e-9)
+        found = np.power(np.power(us / least, FLOOR) + 1.0, 1 / FLOOR) * least
+        bounded: Floats = np.where(self.fits[chosen], found, math.inf)
+        return bounded
+
+
+def put_together(terms: Floats, shares: Floats, units: Floats, each: Floats) -> tuple[Floats, Floats]:
+    """(µs [row], parts [row, part]) of terms [row, launch, term] with the weights of units [row, unit] and those of
+    chain, fetch, ends and launch [row, 4]."""
+    busy = len(BUSY)
+    weighed = np.concatenate(
+        [
+            terms[:, :, :busy] * units[:, None],
+            terms[:, :, busy:] * each[:, None, :3],
+            shares[:, :, None] * each[:, None, 3:],
+        ],
+        axis=2,
+    )
+    waits = weighed[:, :, busy] + weighed[:, :, busy + 1]
+    beside = ((weighed[:, :, :busy] ** BESIDE).sum(2) + waits**BESIDE) ** (1 / BESIDE)
+    return (beside + weighed[:, :, busy + 2] + weighed[:, :, busy + 3]).sum(1), weighed.sum(1)
+
+
+def _never(row: Row) -> bool:
+    return False
+
+
+def _always(row: Row) -> bool:
+    return True
+
+
+REGISTERS = {"compiler": _never, "estimate": _always, "both": unknown_registers}
+"""Whose registers a table has: `both` as the fit."""
+
+
+def make_table(rows: Sequence[Row], registers: str = "compiler", jobs: int = 1) -> Table:
+    """The table of these rows, by `jobs` processes."""
+    parts = [rows[i : i + CHUNK] for i in range(0, len(rows), CHUNK)]
+    estimates = [REGISTERS[registers]] * len(parts)
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+            described = [one for part in pool.map(_describe_all, parts, estimates) for one in part]
+    else:
+        described = [one for part in map(_describe_all, parts, estimates) for one in part]
+    count, family = len(rows), np.array([row.family for row in rows])
+    fits = np.array([one is not None for one in described])
+    terms, shares = np.zeros((count, MOST_LAUNCHES, len(TERMS))), np.zeros((count, MOST_LAUNCHES))
+    memory, place = np.zeros(count), np.zeros(count, np.int64)
+    for i, one in enumerate(described):
+        if one:
+            terms[i], shares[i], memory[i] = one[:3]
+    found = {}
+    for name in sorted(set(family)):
+        chosen = np.flatnonzero((family == name) & fits)
+        own = [one[3] for i in chosen if (one := described[i])]
+        names = tuple(sorted({key for row in own for key in row}))
+        place[chosen] = np.arange(len(chosen))
+        found[str(name)] = names, np.array([[row.get(key, math.nan) for key in names] for row in own])
+    us = np.array([row.us for row in rows])
+    return Table(rows, us, fits, family, terms, shares, memory, place, found)
