@@ -76,6 +76,7 @@ def test_what_is_no_key_is_nan_and_what_is_no_page_is_far_away():
         {"mask": "causal_upper_left", "alibi": True},
         {"bias": "bhs", "lse": True},
         {"shared_kv": True, "value_dim": 8},
+        {"value_dim": 32},
     ],
 )
 def test_the_reference_is_that_of_each_sequence_alone(page, fields):

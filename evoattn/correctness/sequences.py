@@ -52,7 +52,7 @@ def make_key_terms(
 def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """K or V as a kernel finds it: NaN behind the last key in use, in pages if the problem has them.
 
-    `values` is of `whole_shape` and changed in place; the result has the logical shape `problem.shape("k")`.
+    `values` is of `whole_shape` and changed in place; the result has the logical shape `problem.shape` of K or V.
     """
     for row, keys in zip(values, problem.key_lengths, strict=True):
         row[:, keys:] = float("nan")
@@ -62,7 +62,7 @@ def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, 
     missing = problem.table_pages * problem.page - problem.seqlen_k
     whole = torch.nn.functional.pad(values, (0, 0, 0, missing), value=float("nan"))
     in_pages = whole.view(problem.batch, kv_heads, problem.table_pages, problem.page, dim).transpose(1, 2)
-    cache = torch.full(problem.shape("k"), float("nan"), dtype=values.dtype, device=values.device)
+    cache = torch.full((*problem.shape("k")[:3], dim), float("nan"), dtype=values.dtype, device=values.device)
     table = terms["table"]
     cache[table[table != NO_PAGE].long()] = in_pages[table != NO_PAGE]
     return cache
