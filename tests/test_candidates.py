@@ -4,7 +4,8 @@ from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.registry import FAMILIES
-from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Proposal
+from evoattn.model.packed_source import PackedSource
+from evoattn.model.records import CompiledKernel, CompileInfo, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
 from evoattn.search.candidates import Pending, Ready, Seen, tried_again
@@ -14,14 +15,12 @@ KERNEL = CompiledKernel(b"", "", CompileInfo())
 
 def pending(name: str, operator: str = "") -> Pending:
     family = FAMILIES["flash_mma"]
-    candidate = Candidate(family.name, {}, name, name, "sm_90a")
-    return Pending(
-        Proposal(family.name, {}, operator=operator), family, KernelConfig(family.name, {}), candidate, (name, ())
-    )
+    proposal = Proposal(family.name, {}, operator=operator)
+    return Pending(proposal, family, KernelConfig(family.name, {}), PackedSource(name, b""), (name, ()))
 
 
 def names(ready: Ready) -> list[str]:
-    return [ready.take().candidate.source for _ in range(len(ready))]
+    return [ready.take().source.hash for _ in range(len(ready))]
 
 
 def test_the_most_promising_comes_first_and_equals_in_their_order():
@@ -46,7 +45,7 @@ def test_a_second_evaluation_goes_before_all_others_and_keeps_what_the_compile_f
     ready.add(pending("unknown"), Compiled(KERNEL, None, None))
     ready.add_again(tried_again(doubtful, Outcome(doubtful, Ending.DIED, None, 0.0)))
     again = ready.take()
-    assert again.again and again.candidate.source == "doubtful" and again.kernel is KERNEL and len(ready) == 1
+    assert again.again and again.source.hash == "doubtful" and again.kernel is KERNEL and len(ready) == 1
 
 
 def test_a_behaviour_is_new_once():

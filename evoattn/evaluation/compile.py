@@ -1,4 +1,4 @@
-"""For a device: a candidate is compiled and priced. Imports no torch, so that a process that does only this starts
+"""For a device: a candidate is rendered, compiled and priced. Imports no torch, so that a process that does only this starts
 fast."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from evoattn.model.space import KernelConfig
 
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
-    """Compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer than the
+    """Render and compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer than the
     machine code, stays here: no device needs it."""
     started = time.perf_counter()
     try:
-        kernel = compile_candidate(task.candidate)
+        kernel = compile_candidate(task.rendered(problem, gpu))
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
     return Compiled(replace(kernel, ptx=""), None, score(task.config, kernel.info, problem, gpu))

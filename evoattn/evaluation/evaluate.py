@@ -24,7 +24,7 @@ def evaluate_offline(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> 
     """Compile for `gpu`, check the answers on the interpreter, rank by the cost model: the pool's task where no device
     is."""
     started = time.perf_counter()
-    config, candidate = task.config, task.candidate
+    config, candidate = task.config, task.rendered(problem, gpu)
 
     def done(state: TrialState, reason: str = "", **evidence: Any) -> Evaluation:
         return Evaluation(state, reason, seconds=time.perf_counter() - started, **evidence)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from evoattn.backends.context import make_context
 from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask
+from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, Rendered
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
 from evoattn.model.timeline import mark
@@ -26,7 +28,7 @@ Work = Callable[[Compile, AttentionProblem, GpuSpec], Compiled | Evaluation]
 
 
 class CompileHandler(Handler):
-    """The compile pool's process; with `offline` it checks and ranks too."""
+    """The compile pool's process: it renders, compiles and packs sources; with `offline` it checks and ranks too."""
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, offline: bool) -> None:
         os.nice(POLITE)  # first: what it imports is not urgent either
@@ -35,8 +37,10 @@ class CompileHandler(Handler):
         self._work = _offline() if offline else _compile()
         mark("compile worker: ready")
 
-    def __call__(self, task: Compile) -> Compiled | Evaluation:
-        return self._work(task, self._problem, self._gpu)
+    def __call__(self, task: Compile) -> Rendered:
+        candidate = task.rendered(self._problem, self._gpu)
+        answer = self._work(replace(task, candidate=candidate), self._problem, self._gpu)
+        return Rendered(PackedSource.of(candidate), answer)
 
 
 def _compile() -> Work:

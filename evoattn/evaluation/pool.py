@@ -26,12 +26,9 @@ class Pool:
         return [w for w in self.workers if w.idle]
 
     def poll(self, heard: Collection[BaseWorker] | None = None) -> list[Outcome]:
-        """All outcomes that are there now.
-
-        Only those `heard` by `wait_for_any` are asked, and who is over its time: each question is a system call.
-        """
-        asked = (w for w in self.workers if heard is None or w in heard or w.overdue)
-        return [outcome for w in asked if (outcome := w.poll())]
+        """All outcomes that are there now. `heard`: whom alone to ask (`Listener`), as each question is a system
+        call."""
+        return [outcome for w in self.workers if (heard is None or w in heard) and (outcome := w.poll())]
 
     def check(self) -> None:
         """Raises `WorkerFailed` as `Worker.check` does."""

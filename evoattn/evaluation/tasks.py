@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
+from evoattn.families.render import Renderer, render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.packed_source import PackedSource
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, Evaluation, Timing
 from evoattn.model.space import KernelConfig
 from evoattn.timing.finalists import Finalists, FinalResult
@@ -15,21 +19,36 @@ from evoattn.timing.protocol import Protocol
 
 @dataclass(frozen=True)
 class Compile:
-    """For a compile worker: `candidate` as `family` renders `config`. The answer is a `Compiled`, offline an
-    `Evaluation`."""
+    """For a compile worker: `config` as `family` has it. The answer is `Rendered`.
+
+    `candidate`: as it was rendered already; None: the worker renders it by `render`, which is sent by its name.
+    """
 
     family: Family
     config: KernelConfig
-    candidate: Candidate
+    candidate: Candidate | None = None
+    render: Renderer = render
+
+    def rendered(self, problem: AttentionProblem, gpu: GpuSpec) -> Candidate:
+        """The config made source."""
+        return self.candidate or self.render(self.family, problem, self.config, gpu)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compile worker's answer: machine code with the cost model's estimate, or the failure that ended it."""
+    """What a device needs of a candidate: machine code with the cost model's estimate, or the failure that ended it."""
 
     kernel: CompiledKernel | None
     failure: Evaluation | None
     relative_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A compile worker's answer: the source, and what became of it; offline that is an `Evaluation`."""
+
+    source: PackedSource
+    answer: Compiled | Evaluation
 
 
 @dataclass(frozen=True)

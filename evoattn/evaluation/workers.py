@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -216,7 +216,7 @@ class Worker(BaseWorker):
         self.connection.close()
 
 
-def check_all(workers: Sequence[BaseWorker]) -> None:
+def check_all(workers: Iterable[BaseWorker]) -> None:
     """Raises `WorkerFailed` if one of them failed to start too often."""
     for worker in workers:
         worker.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,10 @@ from evoattn.model.space import KernelConfig
 
 MARKER = "// ---- plain CUDA below: no Jinja ----"
 """The line in every template under which nothing is rendered."""
+
+
+Renderer = Callable[[Family, AttentionProblem, KernelConfig, GpuSpec], Candidate]
+"""What `render` is."""
 
 
 def _cpp_literal(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from evoattn.samplers.base import Sampler
 from evoattn.search.errors import SearchError
 
 AHEAD = 12
-"""Proposals that wait at most: few, as they do not know of later results. A GPU evaluates as many in half a second."""
+"""Proposals that wait at most, for each GPU: few, as they do not know of later results. A GPU evaluates as many in half
+a second. For several GPUs more are thought of at once, which takes less time for each."""
 THINK_SECONDS = 120.0
-"""An answer of the sampler that takes longer ends the search; `AHEAD` proposals take 0.05 to 0.2 s."""
+"""An answer of the sampler that takes longer ends the search; `AHEAD` proposals take 0.02 to 0.2 s."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class AheadSampler:
     def __init__(self, worker: BaseWorker) -> None:
         """`worker` runs `Thinking`."""
         self.worker, self.rejected, self.has_more = worker, Counter[str](), True
+        self.ahead = AHEAD
         self._proposals: deque[Proposal] = deque()
         self._restored: tuple[Trial, ...] = ()
         self._told: list[tuple[Proposal, Trial]] = []
@@ -69,7 +71,8 @@ class AheadSampler:
 
     def ask(self, n: int) -> list[Proposal]:
         """Up to `n` proposals that are there. Raises `SearchError` where the sampler's process failed."""
-        self.listen()
+        if len(self._proposals) < n:
+            self.listen()
         taken = [self._proposals.popleft() for _ in range(min(n, len(self._proposals)))]
         self._think()
         return taken
@@ -96,11 +99,17 @@ class AheadSampler:
         self._think()
 
     def _think(self) -> None:
-        wanted = AHEAD - len(self._proposals)
-        if self.worker.idle and self.has_more and wanted >= AHEAD // 2:
+        wanted = self.ahead - len(self._proposals)
+        if self.worker.idle and self.has_more and wanted >= self.ahead // 2:
             task = Think(wanted, self._restored, tuple(self._told))
             self._restored, self._told = (), []
             self.worker.submit(wanted, task, THINK_SECONDS)
+
+
+def provide_for(sampler: Sampler, boards: int) -> None:
+    """Have an `AheadSampler` think ahead for so many GPUs."""
+    if isinstance(sampler, AheadSampler):
+        sampler.ahead = AHEAD * max(1, boards)
 
 
 def has_more(sampler: Sampler) -> bool:
@@ -108,12 +117,15 @@ def has_more(sampler: Sampler) -> bool:
     return isinstance(sampler, AheadSampler) and sampler.has_more
 
 
-def listen(sampler: Sampler) -> list[BaseWorker]:
-    """Have an `AheadSampler` take in what its process sent; its worker, to wait for. Of others nothing."""
-    if not isinstance(sampler, AheadSampler):
-        return []
-    sampler.listen()
-    return [sampler.worker]
+def worker_of(sampler: Sampler) -> list[BaseWorker]:
+    """That of an `AheadSampler`, to wait for. Of others nothing."""
+    return [sampler.worker] if isinstance(sampler, AheadSampler) else []
+
+
+def listen(sampler: Sampler, heard: Collection[BaseWorker]) -> None:
+    """Have an `AheadSampler` take in what its process sent, if it is among the `heard`."""
+    if isinstance(sampler, AheadSampler) and sampler.worker in heard:
+        sampler.listen()
 
 
 def stop(sampler: Sampler) -> None:

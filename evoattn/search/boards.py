@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Gauge
@@ -115,12 +115,14 @@ class Boards:
         """Whether a board has a candidate."""
         return any(d.worker.busy and not (d is self.first and self.referee.times_peers) for d in self.devices)
 
-    def poll(self) -> Iterator[tuple[Device, Outcome | FinalResult]]:
-        """Ends of candidates' tasks, and the peers' first times. Raises `SearchError`."""
-        if peers := self.referee.poll():
+    def poll(self, heard: Collection[BaseWorker] | None = None) -> Iterator[tuple[Device, Outcome | FinalResult]]:
+        """Ends of candidates' tasks, and the peers' first times. `heard`: the workers to ask, all unless given. Raises
+        `SearchError`."""
+        asked = self.workers if heard is None else heard
+        if any(worker in asked for worker in self.referee.workers) and (peers := self.referee.poll()):
             yield self.first, peers
         for device in self.devices:
-            outcome = device.poll()
+            outcome = device.poll() if device.worker in asked else None
             if outcome is None:
                 continue
             if self.referee.owns(outcome):

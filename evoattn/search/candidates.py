@@ -8,13 +8,15 @@ import math
 from dataclasses import dataclass, replace
 
 from evoattn.evaluation.process import Ending
-from evoattn.evaluation.tasks import Compile, Compiled
+from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.records import Candidate, CompiledKernel, Proposal
+from evoattn.model.packed_source import PackedSource
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
 
@@ -29,8 +31,9 @@ class Pending:
     proposal: Proposal
     family: Family
     config: KernelConfig
-    candidate: Candidate
-    identity: Identity
+    source: PackedSource | None = None
+    identity: Identity | None = None
+    """These two once it is rendered."""
     kernel: CompiledKernel | None = None
     """Once it is compiled."""
     relative_cost: float | None = None
@@ -38,10 +41,9 @@ class Pending:
     """It has its second try, in a fresh process: the first one died, or may have been harmed
     (`Evaluation.doubtful`)."""
 
-    @property
-    def compile_task(self) -> Compile:
-        """For a compile worker."""
-        return Compile(self.family, self.config, self.candidate)
+    def rendered(self, source: PackedSource, problem: AttentionProblem, gpu: GpuSpec) -> Pending:
+        """With its source."""
+        return replace(self, source=source, identity=(source.hash, self.family.launches(problem, self.config, gpu)))
 
     def built(self, gpu: GpuSpec) -> BuiltKernel:
         """Its kernel for `gpu`, once it is compiled."""

@@ -1,16 +1,17 @@
-"""The loop: propose → render → compile → validate → benchmark → record → tell, within a budget; then the final."""
+"""The loop: propose → render and compile → validate → benchmark → record → tell, within a budget; then the final."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 from evoattn.evaluation.endings import failed
-from evoattn.evaluation.pool import Pool
+from evoattn.evaluation.listener import Listener
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled, Evaluate
-from evoattn.evaluation.workers import Outcome, check_all, wait_for_any
+from evoattn.evaluation.workers import BaseWorker, Outcome, check_all, wait_for_any
 from evoattn.families import registry
 from evoattn.fleet.base import Fleet
 from evoattn.model.gpu import GpuSpec
@@ -23,6 +24,7 @@ from evoattn.search import ahead, finalists
 from evoattn.search.boards import Boards
 from evoattn.search.budget import RESERVE_MOST, Budget, Clock, reserve_of
 from evoattn.search.candidates import Pending, Ready, given_back, tried_again
+from evoattn.search.compilers import Compilers
 from evoattn.search.device import Device
 from evoattn.search.finals import Final
 from evoattn.search.progress import Progress
@@ -35,6 +37,8 @@ from evoattn.timing.protocol import CacheMode
 READY_PER_COMPILER = 2
 """Compiled candidates that may queue, per compile worker: enough to choose the promising from, few enough to stay
 fresh."""
+AT_ONCE = 8
+"""Proposals that are handed to compile workers before boards are looked after again."""
 FINAL_SECONDS = 2 * RESERVE_MOST
 """A try at the final that takes longer is ended."""
 POLL_SECONDS = 0.1
@@ -64,7 +68,7 @@ class Search:
         self._kept = storage, study, problem, gpu, spaces, self.tools
         self.progress = Progress()
         self.interrupted = self.exhausted = False
-        self._ready, self._again = Ready(), deque[Pending]()
+        self._ready = Ready()
         self._recorder = Recorder(storage, study, sampler, self.progress)
         self._boards: Boards | None = None
 
@@ -73,7 +77,7 @@ class Search:
         `StorageError`."""
         self._budget, self._refresh = budget, refresh
         self._clock = Clock(budget, 0.0 if self.study.offline else reserve_of(budget))
-        self._boards, self._pool = None, Pool([])
+        self._boards, self._compilers = None, self._compilers_of([])
         try:
             self._recorder.restore(self.problem, self.gpu, self.spaces)
             self._start_workers()
@@ -86,7 +90,7 @@ class Search:
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
-            self._pool.stop()
+            self._compilers.stop()
             ahead.stop(self.sampler)
             if self._boards:
                 self._boards.stop()
@@ -95,36 +99,44 @@ class Search:
         self.progress.stage = "done"
         return self.progress
 
+    def _compilers_of(self, workers: Sequence[BaseWorker]) -> Compilers:
+        return Compilers(workers, self.tools, self.problem, self.gpu)
+
     def _start_workers(self) -> None:
         args = self.problem, self.gpu, self.study.offline
         if not self.study.offline:
             of_device = self.problem, self.gpu, self.cache  # before the others, as it takes them longest to start
             self._boards = Boards.start(self.fleet, self.tools, of_device, self.progress)
-        self._pool = Pool(self.fleet.compilers(self.tools.make_compiler, args, beside=not self.study.offline))
+        ahead.provide_for(self.sampler, len(self.fleet.boards))
+        compilers = self.fleet.compilers(self.tools.make_compiler, args, beside=not self.study.offline)
+        self._compilers = self._compilers_of(compilers)
         if self._boards and (reference := finalists.reference(*self._kept, len(self.fleet.boards) > 1)):
             self._boards.scale.refer_to(reference)
 
     def _loop(self) -> None:
-        while not self._clock.spent(self.progress.recorded):
-            of_boards = self._boards.workers if self._boards else []
-            workers = [*ahead.listen(self.sampler), *self._pool.workers, *of_boards]
-            self._start_clock()
-            self._feed_boards()  # before the database is written: a board does not wait for the disk
-            self._recorder.flush()
-            self._feed_pool()
-            if self.exhausted and not self._on_the_way():
-                return
-            pause = POLL_SECONDS / (10 if self._recorder.waiting else 1)  # to be written takes milliseconds
-            for outcome in self._pool.poll(wait_for_any(workers, pause)):
-                self._compiled(outcome)
-            self._poll_boards()
-            check_all(workers)
-            self._show()
+        with closing(Listener()) as listener:
+            while not self._clock.spent(self.progress.recorded):
+                self._start_clock()
+                self._feed_boards()  # before the database is written: a board does not wait for the disk
+                self._recorder.flush()
+                more = self._feed_compilers()
+                if self.exhausted and not self._on_the_way():
+                    return
+                of_boards = self._boards.workers if self._boards else []
+                workers = [*ahead.worker_of(self.sampler), *self._compilers.workers, *of_boards]
+                pause = POLL_SECONDS / (10 if self._recorder.waiting else 1)  # to be written takes milliseconds
+                heard = listener.wait(workers, 0.0 if more else pause)
+                self._poll_boards(heard)
+                for pending, answer in self._compilers.poll(heard):
+                    self._compiled(pending, answer)
+                ahead.listen(self.sampler, heard)
+                check_all(heard)
+                self._show()
 
     def _start_clock(self) -> None:
         """The budget's time runs from when a candidate can be measured: a compile worker and the first GPU worker are
         up."""
-        up = any(w.ready for w in self._pool.workers) and (not self._boards or self._boards.first.worker.idle)
+        up = any(w.ready for w in self._compilers.workers) and (not self._boards or self._boards.first.worker.idle)
         if up and self._clock.started is None:
             self._clock.start()
             mark("the budget's time begins")
@@ -132,68 +144,55 @@ class Search:
 
     def _show(self) -> None:
         progress = self.progress
-        progress.compiling, progress.ready = self._pool.in_flight, len(self._ready)
+        progress.compiling, progress.ready = self._compilers.in_flight, len(self._ready)
         progress.on_device = self._boards.state if self._boards else ""
         progress.stage = "starting workers" if progress.started is None else "searching"
         self._refresh()
 
     def _on_the_way(self) -> int:
         """Candidates that are compiled, wait for a device or a second compile, are on a device, or are written down."""
-        busy = self._pool.in_flight + (self._boards.busy if self._boards else 0)
-        return busy + len(self._again) + len(self._ready) + self._recorder.waiting
+        busy = self._compilers.busy + (self._boards.busy if self._boards else 0)
+        return busy + len(self._ready) + self._recorder.waiting
 
-    def _wanted(self) -> int:
+    def _wanted(self, idle: int) -> int:
         """How many more candidates may start now: a trial budget is not overrun by those on their way."""
-        room = len(self._pool.idle())
+        room = min(idle, AT_ONCE)
         if not self.study.offline:
             room = min(room, READY_PER_COMPILER * self.fleet.jobs - len(self._ready))
         if self._budget.trials is not None:
             room = min(room, self._budget.trials - self.progress.recorded - self._on_the_way())
         return max(room, 0)
 
-    def _feed_pool(self) -> None:
-        while self._again and (idle := self._pool.idle()):
-            again = self._again.popleft()
-            idle[0].submit(again, again.compile_task, self.tools.compile_seconds)
-        while not self.exhausted and (wanted := self._wanted()):
-            for _ in range(wanted):
-                proposals = self.sampler.ask(1)
-                if not proposals:
-                    self.exhausted = not self._on_the_way() and not ahead.has_more(self.sampler)
-                    return
-                self._enter(proposals[0])
-                self._poll_boards()  # no board waits until the whole pool has work
-            self._recorder.flush()
+    def _feed_compilers(self) -> bool:
+        """Give candidates to idle compile workers, a few at a time; whether there may be more to give at once."""
+        idle = self._compilers.idle()
+        wanted = 0 if self.exhausted else self._wanted(len(idle))
+        for _ in range(wanted):
+            proposals = self.sampler.ask(1)
+            if not proposals:
+                self.exhausted = not self._on_the_way() and not ahead.has_more(self.sampler)
+                return False
+            self._enter(proposals[0], idle)
+        return wanted > 0
 
-    def _enter(self, proposal: Proposal) -> None:
-        """Render a proposal and hand it to the pool, or record why not (invalid, or behaves like an earlier trial)."""
+    def _enter(self, proposal: Proposal, idle: list[BaseWorker]) -> None:
+        """Hand a proposal to an idle compile worker, or record why it cannot be."""
         family, config = registry.lookup(proposal.family), self.spaces[proposal.family].make_config(proposal.params)
         if reason := family.why_invalid(self.problem, config, self.gpu):
-            self._recorder.record(proposal, config, None, Evaluation(TrialState.INVALID_CONFIG, reason))
-            return
-        candidate = self.tools.render(family, self.problem, config, self.gpu)
-        identity = candidate.source_hash, family.launches(self.problem, config, self.gpu)
-        if earlier := self._recorder.seen.earlier(identity):
-            reason = f"It renders the same source and launches it as {earlier} does."
-            self._recorder.record(proposal, config, candidate, Evaluation(TrialState.DUPLICATE, reason))
-            return
-        pending = Pending(proposal, family, config, candidate, identity)
-        self._pool.idle()[0].submit(pending, pending.compile_task, self.tools.compile_seconds)
+            self._recorder.record(proposal, config, Evaluation(TrialState.INVALID_CONFIG, reason))
+        else:
+            self._compilers.submit(Pending(proposal, family, config), idle.pop())
 
-    def _compiled(self, outcome: Outcome) -> None:
-        """A compile worker's result: into the queue of the devices, or recorded, or another try."""
-        pending, answer = outcome.tag, outcome.value
-        if given_back(outcome, pending):
-            self._again.append(tried_again(pending, outcome))
-            return
-        if outcome.ending is not Ending.RESULT:
-            answer = failed(outcome, "compile")
-        elif isinstance(answer, Compiled):
-            if answer.failure is None:
-                self._ready.add(pending, answer)
-                return
-            answer = answer.failure
-        self._recorder.record_pending(pending, answer)
+    def _compiled(self, pending: Pending, answer: Compiled | Evaluation) -> None:
+        """Into the queue of the devices, or recorded."""
+        assert pending.identity is not None, "it is rendered"
+        if earlier := self._recorder.seen.earlier(pending.identity):
+            reason = f"It renders the same source and launches it as {earlier} does."
+            pending, answer = replace(pending, identity=None), Evaluation(TrialState.DUPLICATE, reason)
+        if isinstance(answer, Compiled):
+            self._ready.add(pending, answer)
+        else:
+            self._recorder.record_pending(pending, answer)
 
     def _feed_boards(self) -> None:
         """Give each idle device the most promising candidate that is left."""
@@ -208,8 +207,8 @@ class Search:
             best_here = best_us and best_us * self._boards.scale.factor(device.board)
             device.submit(pending, Evaluate(pending.built(self.gpu), best_here))
 
-    def _poll_boards(self) -> None:
-        for device, result in self._boards.poll() if self._boards else ():
+    def _poll_boards(self, heard: Collection[BaseWorker] | None = None) -> None:
+        for device, result in self._boards.poll(heard) if self._boards else ():
             if self.progress.stage == "searching":
                 self._feed_boards()  # first, so that the board works on while this result is recorded
             self._timed(device, result)

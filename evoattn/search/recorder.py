@@ -9,7 +9,7 @@ from dataclasses import replace
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Candidate, Evaluation, Proposal, Study, Timing, Trial, TrialState
+from evoattn.model.records import Evaluation, Proposal, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
@@ -54,11 +54,9 @@ class Recorder:
         """Results that nobody was told of: those not yet written, and those under way."""
         return len(self._queue) + len(self._written)
 
-    def record(
-        self, proposal: Proposal, config: KernelConfig, candidate: Candidate | None, evaluation: Evaluation
-    ) -> None:
-        """Of a proposal that got no further (`candidate` None where nothing was rendered)."""
-        new = NewTrial(config, candidate, evaluation, proposal.parents, proposal.operator)
+    def record(self, proposal: Proposal, config: KernelConfig, evaluation: Evaluation) -> None:
+        """Of a proposal that nothing was rendered of."""
+        new = NewTrial(config, None, evaluation, proposal.parents, proposal.operator)
         self._queue.append((proposal, new, None, lambda trial: None))
 
     def record_pending(
@@ -69,7 +67,7 @@ class Recorder:
             info = evaluation.compile_info or pending.kernel.info
             evaluation = replace(evaluation, relative_cost=pending.relative_cost, compile_info=info)
         proposal = pending.proposal
-        new = NewTrial(pending.config, pending.candidate, evaluation, proposal.parents, proposal.operator)
+        new = NewTrial(pending.config, pending.source, evaluation, proposal.parents, proposal.operator)
         self._queue.append((proposal, new, pending.identity, then))
 
     def flush(self, wait: bool = False) -> None:

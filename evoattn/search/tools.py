@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from evoattn.backends.compiler import compile_candidate
 from evoattn.evaluation.handlers import COMPILE_SECONDS, DEVICE_SECONDS, CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
-from evoattn.families.base import Family
-from evoattn.families.render import render
+from evoattn.families.render import Renderer, render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel
-from evoattn.model.space import KernelConfig
 from evoattn.timing.protocol import CacheMode
-
-Renderer = Callable[[Family, AttentionProblem, KernelConfig, GpuSpec], Candidate]
 
 
 @dataclass(frozen=True)
@@ -24,6 +20,8 @@ class Tools:
     """The defaults are those of `evoattn search`; tests and scripts put others in their place."""
 
     render: Renderer = render
+    """For each candidate, in a compile worker, where it is known by its name; for the finalists in the search's own
+    process."""
     compile: Callable[[Candidate], CompiledKernel] = compile_candidate
     """For the finalists, in the search's own process. Raises `CompileError`."""
     make_compiler: Callable[[AttentionProblem, GpuSpec, bool], Handler] = CompileHandler

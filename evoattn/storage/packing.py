@@ -1,4 +1,4 @@
-"""Rendered sources as the database keeps them."""
+"""Rendered sources, proved when they are read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from evoattn.storage.errors import StorageError
 
 MAX_SOURCE_BYTES = 16 << 20
 """No rendered kernel comes near; a row that unpacks to more is not ours."""
-LEVEL = 1
-"""Of compression: a third of the time of the usual 6, which would leave 22 KB of a source of 78 KB, not 26."""
-
-
-def pack_source(text: str) -> bytes:
-    """Compressed UTF-8."""
-    return zlib.compress(text.encode(), LEVEL)
 
 
 def unpack_source(source_hash: str, packed: bytes) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, insert, literal, select
 
+from evoattn.model.packed_source import PackedSource
 from evoattn.model.records import Candidate, Evaluation, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig
 from evoattn.storage.database import Database, now
 from evoattn.storage.engine import insert_missing
 from evoattn.storage.errors import UnknownRecord
 from evoattn.storage.leaders import FINAL, leaders
-from evoattn.storage.packing import pack_source, unpack_source
+from evoattn.storage.packing import unpack_source
 from evoattn.storage.rows import (
     EVIDENCE_COLUMNS,
     environment_from_row,
@@ -36,10 +37,10 @@ _COLUMNS = [column.name for column in trials.c if not column.primary_key]
 
 @dataclass(frozen=True)
 class NewTrial:
-    """What is recorded of one evaluation. `candidate` is None where nothing was rendered."""
+    """What is recorded of one evaluation. `source` is None where nothing was rendered."""
 
     config: KernelConfig
-    candidate: Candidate | None
+    source: PackedSource | None
     evaluation: Evaluation
     parents: tuple[int, ...] = ()
     operator: str = ""
@@ -55,7 +56,7 @@ class NewTrial:
             self.config.id,
             evaluation.state,
             evaluation.reason,
-            self.candidate.source_hash if self.candidate else None,
+            self.source.hash if self.source else None,
             evaluation.compile_info,
             evaluation.validation,
             evaluation.timings,
@@ -80,14 +81,15 @@ class Trials(Database):
         operator: str = "",
     ) -> Trial:
         """Add one trial: see `record_all`."""
-        return self.record_all(study, [NewTrial(config, candidate, evaluation, tuple(parents), operator)])[0]
+        source = PackedSource.of(candidate) if candidate else None
+        return self.record_all(study, [NewTrial(config, source, evaluation, tuple(parents), operator)])[0]
 
     def record_all(self, study: Study, new: Sequence[NewTrial]) -> list[Trial]:
         """Add trials with their sources and samples, all in one transaction; returns them with their numbers."""
         created_at = now()
 
         def add(connection: Connection) -> Sequence[int]:
-            _add_sources(connection, [trial.candidate for trial in new if trial.candidate])
+            _add_sources(connection, [trial.source for trial in new if trial.source])
             into = insert(trials).returning(trials.c.number, sort_by_parameter_order=True)
             numbers = connection.scalars(into, [self._row(trial, study, created_at) for trial in new]).all()
             timed = zip(numbers, new, strict=True)
@@ -99,7 +101,7 @@ class Trials(Database):
 
     def _row(self, new: NewTrial, study: Study, created_at: str) -> dict[str, Any]:
         """All columns but the number: the rows of one statement have the same ones."""
-        candidate, evaluation = new.candidate, new.evaluation
+        source, evaluation = new.source, new.evaluation
         return dict.fromkeys(_COLUMNS) | {
             "study_id": study.id,
             "family": new.config.family,
@@ -110,7 +112,7 @@ class Trials(Database):
             "relative_cost": evaluation.relative_cost,
             "parents": list(new.parents),
             "operator": new.operator,
-            "source_hash": candidate and candidate.source_hash,
+            "source_hash": source and source.hash,
             "created_at": created_at,
             "seconds": evaluation.seconds,
             **evidence_to_row(evaluation.compile_info, evaluation.validation),
@@ -216,12 +218,12 @@ class Trials(Database):
         return [(TrialState(state), plain_text(reason), count) for state, reason, count in rows]
 
 
-def _add_sources(connection: Connection, candidates: Sequence[Candidate]) -> None:
-    """Those texts that are not there yet. Most of a resumed study are: they are asked for before they are packed."""
-    texts = {candidate.source_hash: candidate.source for candidate in candidates}
-    if texts:
-        there = set(connection.scalars(select(sources.c.hash).where(sources.c.hash.in_(texts))))
-        rows = [{"hash": key, "zlib": pack_source(text)} for key, text in texts.items() if key not in there]
+def _add_sources(connection: Connection, texts: Sequence[PackedSource]) -> None:
+    """Those that are not there yet. Most of a resumed study are: they are asked for before they are sent."""
+    packed = {text.hash: text.zlib for text in texts}
+    if packed:
+        there = set(connection.scalars(select(sources.c.hash).where(sources.c.hash.in_(packed))))
+        rows = [{"hash": key, "zlib": data} for key, data in packed.items() if key not in there]
         if rows:
             insert_missing(connection, sources, rows)
 

@@ -14,7 +14,7 @@ from evoattn.evaluation.workers import wait_for_any
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.registry import make_sampler
-from evoattn.search.ahead import AHEAD, AheadSampler, has_more, listen, stop
+from evoattn.search.ahead import AHEAD, AheadSampler, has_more, listen, stop, worker_of
 from evoattn.search.budget import Budget
 from evoattn.search.errors import SearchError
 from evoattn.search.loop import Search
@@ -61,13 +61,17 @@ def start():
         stop(sampler)
 
 
+def hear(sampler, seconds):
+    listen(sampler, wait_for_any(worker_of(sampler), seconds))
+
+
 def asked(sampler, count):
     """That many proposals, waited for."""
     taken = []
     while len(taken) < count and has_more(sampler):
         taken += sampler.ask(count - len(taken))
         if len(taken) < count:
-            wait_for_any(listen(sampler), 5)
+            hear(sampler, 5)
     return taken
 
 
@@ -84,8 +88,8 @@ def test_it_proposes_what_the_sampler_would_and_has_some_before_they_are_wanted(
     taken = asked(sampler, 3 * AHEAD)
     assert taken == make_random(spaces).ask(3 * AHEAD)
     while not sampler.ask(1):
-        wait_for_any(listen(sampler), 5)
-    assert not has_more(make_random(spaces)) and listen(make_random(spaces)) == []
+        hear(sampler, 5)
+    assert not has_more(make_random(spaces)) and worker_of(make_random(spaces)) == []
 
 
 @pytest.mark.slow
@@ -132,7 +136,7 @@ def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
     asked(sampler, 1)
     while sampler.worker.busy != busy:
         sampler.ask(int(busy))
-        wait_for_any(listen(sampler), 0.01)
+        hear(sampler, 0.01)
     os.kill(sampler.worker.pid, signal.SIGKILL)
     with pytest.raises(SearchError, match=r"^The sampler cannot go on: .*ended"):
         asked(sampler, 5 * AHEAD)

@@ -11,6 +11,7 @@ from studies_of_puppets import GPU, PROBLEM, Scripted, make_search, puppets, spa
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.fleet.local import LocalFleet
+from evoattn.model.packed_source import PackedSource
 from evoattn.model.records import Evaluation, Proposal, TrialState
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.budget import Budget
@@ -34,10 +35,14 @@ def alike(space, count):
     raise ValueError("too few")
 
 
+def render_one(*words):
+    return replace(render(*words), source="one and the same")
+
+
 @pytest.mark.parametrize("offline", [True, False])
 def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_knows_it(storage, offline):
     spaces = space_of(BLOCK_M="64", BLOCK_N="64", WARPS="4", STAGES="1", KEY_WARPS="1")
-    tools = replace(puppets(), render=lambda *words: replace(render(*words), source="one and the same"))
+    tools = replace(puppets(), render=render_one)
     study = storage.create_study("fake", PROBLEM, GPU, offline, "random", 0, ("flash_mma",), {}, {})
     proposals = alike(spaces["flash_mma"], 6)
     for part in (proposals[:4], proposals[4:]):
@@ -103,7 +108,8 @@ def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(sto
     for cost, proposal in enumerate(proposals, 5):
         config = KernelConfig("flash_mma", proposal.params)
         candidate = render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
-        pending = Pending(proposal, FAMILIES["flash_mma"], config, candidate, (candidate.source_hash, ()))
+        source = PackedSource.of(candidate)
+        pending = Pending(proposal, FAMILIES["flash_mma"], config, source, (source.hash, ()))
         recorder.record_pending(pending, Evaluation(TrialState.ESTIMATED, relative_cost=cost), then.append)
     assert recorder.waiting == 3 and not progress.recorded and not list(storage.iter_trials(study))
     recorder.flush()
@@ -139,7 +145,7 @@ def recorder_of(slow, storage, progress):
     def record():
         proposal = next(proposals)
         config = KernelConfig("flash_mma", proposal.params)
-        recorder.record(proposal, config, None, Evaluation(TrialState.INVALID_CONFIG, "No."))
+        recorder.record(proposal, config, Evaluation(TrialState.INVALID_CONFIG, "No."))
 
     return recorder, record
 
