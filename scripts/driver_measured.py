@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import os
 import pstats
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from core_time import CoreTime
 from driver_puppets import INFO, PuppetCompiler, PuppetDevice
 
 from evoattn.evaluation.workers import wait_for_any
@@ -51,21 +49,6 @@ class Meter:
         return measured
 
 
-class Core:
-    """CPU seconds of another process of this machine since it is looked at."""
-
-    def __init__(self, pid: int) -> None:
-        self._stat, self._before, self.seconds = Path(f"/proc/{pid}/stat"), 0.0, 0.0
-        self.look()
-        self._before, self.seconds = self.seconds, 0.0
-
-    def look(self) -> None:
-        """Bring `seconds` up to date; a process that has ended keeps them."""
-        with suppress(OSError):
-            fields = self._stat.read_text().rpartition(")")[2].split()
-            self.seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") - self._before
-
-
 def measured(given: argparse.Namespace, db: str) -> None:
     problem, gpu, meter = lookup(given.problem), GPUS["h200"], Meter()
     spaces = choose_spaces((), (), True, problem, gpu)
@@ -91,7 +74,7 @@ def measured(given: argparse.Namespace, db: str) -> None:
     running = Search(storage, study, problem, gpu, spaces, sampler, fleet, tools=tools)
     while isinstance(sampler, AheadSampler) and not sampler.worker.ready:
         ahead.listen(sampler, wait_for_any(ahead.worker_of(sampler), 1.0))
-    core = Core(sampler.worker.pid) if isinstance(sampler, AheadSampler) else None
+    core = CoreTime(sampler.worker.pid) if isinstance(sampler, AheadSampler) else None
     driver = Driver(running, core)
     profile = cProfile.Profile()
     if given.profile:
@@ -114,7 +97,7 @@ def measured(given: argparse.Namespace, db: str) -> None:
 class Driver:
     """Its CPU time while it searches: from the first second, when its processes are up, to the final."""
 
-    def __init__(self, running: Search, thinking: Core | None) -> None:
+    def __init__(self, running: Search, thinking: CoreTime | None) -> None:
         self._progress, self._thinking = running.progress, thinking
         self._first: tuple[float, ...] | None = None
         self._last: tuple[float, ...] = ()
@@ -123,9 +106,7 @@ class Driver:
         progress = self._progress
         if progress.stage != "searching" or progress.seconds < 1.0:
             return
-        if self._thinking:
-            self._thinking.look()
-        thought = self._thinking.seconds if self._thinking else 0.0
+        thought = self._thinking.look() if self._thinking else 0.0
         now = progress.recorded, progress.seconds, time.process_time(), time.thread_time(), thought
         now = *now, progress.device_seconds / progress.boards
         self._first, self._last = self._first or now, now

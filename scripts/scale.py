@@ -3,13 +3,13 @@ candidates.
 
     python scripts/scale.py [--seconds 20] [--problems seed_h100,fa_d128_4k_causal,sampled]
                             [--modes one,two,four,all,ray] [--jobs N | --jobs-each N] [--kill 8]
-                            [--sampler NAME] [--fake N] [-o rows.json]
+                            [--sampler NAME] [--fake N] [--no-final] [-o rows.json]
 
 `sampled` is the first problem that the workload of portfolios draws from a seed of its own. One GPU worker of each
 search on several boards is ended by kill -9 on the way. Then the winners of a problem are timed in one final on the
 first GPU. `--jobs` are the compile processes of each search, `--jobs-each` those for each GPU; without them one GPU has
 all cores. A search takes its seconds, about 8 s to start and the final. `--fake` is a dry run with N made-up GPUs,
-whose times mean nothing.
+whose times mean nothing. With `--no-final` no search holds a final of its own, which saves ten seconds of each.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     boards = BOARDS.get(mode) or given.fake or len(detect_devices())
     jobs = given.jobs_each * boards if given.jobs_each else given.jobs
     command += ["--jobs", str(jobs)] if jobs else []
+    command += ["--no-final"] if given.no_final else []
     command += ["--kill", str(given.kill)] if mode != "one" and given.kill else []
     started = time.monotonic()
     try:
@@ -92,9 +93,10 @@ def line(row: dict) -> str:
     return (
         f"{row['problem']:<18} {row['mode']:<4} {row['boards']} boards, {row['jobs']} jobs: {row['recorded']} in "
         f"{seconds:.1f} s, {row['recorded'] / seconds:.1f}/s ({row['measured'] / seconds:.1f} measured), "
-        f"busy {row['busy']:.0%}, driver {row['driver']:.0%} of a core, {row['writes'] / seconds:.0f} writes/s of "
-        f"{row['write_ms']:.2f} ms{spread}; started in {row['starting']:.1f} s; killed {row['killed']}, twice "
-        f"{row['twice']}, {row['states']}; best {row['family']} {row['best_us']:.2f} µs, {row['peer']} "
+        f"busy {row['busy']:.0%}, driver {row['driver']:.0%} of a core, "
+        f"sampler {row['sampler']:.0%}, compiling {row['compiling']:.0f}, ready {row['ready']:.0f}, "
+        f"{row['writes'] / seconds:.0f} writes/s of {row['write_ms']:.2f} ms{spread}; "
+        f"started in {row['starting']:.1f} s; killed {row['killed']}, twice {row['twice']}, {row['states']}; best {row['family']} {row['best_us']:.2f} µs, {row['peer']} "
         f"{row['peer_us']:.2f} µs; {row['wall']:.0f} s in all"
     )
 
@@ -146,6 +148,7 @@ def main() -> int:
     parser.add_argument("--sampler")
     parser.add_argument("--kill", type=float, default=8.0)
     parser.add_argument("--fake", type=int, default=0)
+    parser.add_argument("--no-final", action="store_true")
     parser.add_argument("-o", "--output")
     given = parser.parse_args()
     found: list[dict] = []

@@ -1,17 +1,18 @@
 """One search for `scale.py`, in a process of its own: what it did per second, on how many boards, as one line of JSON.
 
     python scripts/scale_search.py (one|two|four|all|ray) SHAPE SECONDS DB [--jobs N] [--sampler NAME] [--kill AFTER]
-                                    [--fake N]
+                                    [--fake N] [--no-final]
 
 `one` is `--devices 0`, `two` and `four` have so many, `all` is `--devices all`, `ray` is `--ray local`. `--kill` ends a
 GPU worker by kill -9 that many seconds into the search. `--fake` puts N made-up GPUs, which answer after 20 ms, in
-place of the real ones.
+place of the real ones. `--no-final` ends the search before its own final: its winner is then the best of its search.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -23,11 +24,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from core_time import CoreTime  # noqa: E402
 from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here  # noqa: E402
 
 from evoattn.evaluation.handlers import DeviceHandler  # noqa: E402
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet  # noqa: E402
 from evoattn.model.records import Trial  # noqa: E402
+from evoattn.search import ahead  # noqa: E402
+from evoattn.search.loop import Search  # noqa: E402
 from evoattn.search.machines import Machines, machines_of  # noqa: E402
 from evoattn.search.progress import Progress  # noqa: E402
 from evoattn.search.request import SearchWords, plan, read_words  # noqa: E402
@@ -36,6 +40,8 @@ from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.storage.versions import collect  # noqa: E402
 
+BEYOND = 60.0
+"""Seconds by which the budget of a search is larger that is ended from here."""
 DEVICES = {"one": "0", "two": "0,1", "four": "0,1,2,3", "all": "all"}
 
 
@@ -54,7 +60,13 @@ class Row:
     busy: float = 0.0
     """Share of the time in which a GPU worker had a task, the mean over the boards."""
     driver: float = 0.0
-    """CPU seconds of the process with sampler and database, per second."""
+    """CPU seconds of the process with the loop and the database, per second."""
+    sampler: float = 0.0
+    """CPU seconds of the sampler's process, per second."""
+    compiling: float = 0.0
+    """Compile workers with a candidate, the mean over the search."""
+    ready: float = 0.0
+    """Compiled candidates that wait for a board, the mean over the search."""
     writes: int = 0
     """Transactions: the results that come at once share one."""
     write_ms: float = 0.0
@@ -90,9 +102,12 @@ class TimedStorage(Storage):
 class Observer:
     """Looks at a running search several times per second; ends one GPU worker on the way."""
 
-    def __init__(self, progress: Progress, row: Row, journal: Path, kill_after: float | None) -> None:
-        self._progress, self._row, self._journal, self._kill_after = progress, row, journal, kill_after
-        self._cpu: float | None = None
+    def __init__(self, running: Search, row: Row, journal: Path, kill_after: float | None, seconds: float) -> None:
+        """`seconds`: when to end the search without its final."""
+        self._progress, self._row, self._journal, self._kill_after = running.progress, row, journal, kill_after
+        self._ends, self._cpu = seconds, None
+        self._thinking = [CoreTime(worker.pid) for worker in ahead.worker_of(running.sampler)]
+        self._looks = 0
 
     def __call__(self) -> None:
         progress, row = self._progress, self._row
@@ -100,13 +115,21 @@ class Observer:
             return
         if self._cpu is None:
             self._cpu, self._from, row.starting = time.process_time(), progress.seconds, progress.starting_seconds
+            self._thought = sum(core.look() for core in self._thinking)
         row.seconds, row.recorded, row.measured = progress.seconds, progress.recorded, progress.measured
         row.busy = progress.busy_share
-        row.driver = (time.process_time() - self._cpu) / max(1e-9, row.seconds - self._from)
+        seconds = max(1e-9, row.seconds - self._from)
+        row.driver = (time.process_time() - self._cpu) / seconds
+        row.sampler = (sum(core.look() for core in self._thinking) - self._thought) / seconds
+        self._looks += 1
+        row.compiling += (progress.compiling - row.compiling) / self._looks
+        row.ready += (progress.ready - row.ready) / self._looks
         if self._kill_after is not None and row.seconds > self._kill_after and not row.killed:
             workers = [int(line.split()[2]) for line in self._journal.read_text().splitlines()]
             os.kill(workers[row.boards - 1], signal.SIGKILL)  # later ones may be the referee's
             row.killed = 1
+        if row.seconds > self._ends:
+            raise KeyboardInterrupt
 
 
 def machines_for(mode: str, words: SearchWords, fake: int):
@@ -153,7 +176,7 @@ def search(given: argparse.Namespace) -> Row:
     if given.fake:
         tools = replace(tools, compile=lambda candidate: KERNEL, make_compiler=FakeCompiler)
     words = SearchWords(
-        budget=f"{given.seconds}s",
+        budget=f"{given.seconds + (BEYOND if given.no_final else 0)}s",
         shape=given.shape,
         db=given.db,
         jobs=given.jobs,
@@ -173,7 +196,8 @@ def search(given: argparse.Namespace) -> Row:
         running = make_search(prepared, machines, tools)
         fleet = machines.fleet(words, wanted)
         row = Row(given.mode, len(fleet.boards), fleet.jobs)
-        progress = running.run(prepared.budget, Observer(running.progress, row, journal, given.kill))
+        ends = given.seconds if given.no_final else math.inf
+        progress = running.run(prepared.budget, Observer(running, row, journal, given.kill, ends))
         fill(row, progress, storage, running.study)
         storage.close()
     return row
@@ -203,6 +227,7 @@ def main() -> int:
     parser.add_argument("--sampler")
     parser.add_argument("--kill", type=float)
     parser.add_argument("--fake", type=int, default=0)
+    parser.add_argument("--no-final", action="store_true")
     print(json.dumps(asdict(search(parser.parse_args()))))
     return 0
 

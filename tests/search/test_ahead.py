@@ -135,8 +135,8 @@ def test_the_death_of_the_sampler_ends_the_search_with_a_sentence(start, busy):
     sampler = start(Echo)
     asked(sampler, 1)
     while sampler.worker.busy != busy:
-        sampler.ask(int(busy))
         hear(sampler, 0.01)
+        sampler.ask(int(busy))
     os.kill(sampler.worker.pid, signal.SIGKILL)
     with pytest.raises(SearchError, match=r"^The sampler cannot go on: .*ended"):
         asked(sampler, 5 * AHEAD)
