@@ -96,7 +96,8 @@ def line(row: dict) -> str:
         f"busy {row['busy']:.0%}, driver {row['driver']:.0%} of a core, "
         f"sampler {row['sampler']:.0%}, compiling {row['compiling']:.0f}, ready {row['ready']:.0f}, "
         f"{row['writes'] / seconds:.0f} writes/s of {row['write_ms']:.2f} ms{spread}; "
-        f"started in {row['starting']:.1f} s; killed {row['killed']}, twice {row['twice']}, {row['states']}; best {row['family']} {row['best_us']:.2f} µs, {row['peer']} "
+        f"started in {row['starting']:.1f} s; killed {row['killed']}, twice {row['twice']}, "
+        f"{row['states']}; best {row['family']} {row['best_us']:.2f} µs, {row['peer']} "
         f"{row['peer_us']:.2f} µs; {row['wall']:.0f} s in all"
     )
 

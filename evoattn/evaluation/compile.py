@@ -1,5 +1,5 @@
-"""For a device: a candidate is rendered, compiled and priced. Imports no torch, so that a process that does only this starts
-fast."""
+"""For a device: a candidate is rendered, compiled and priced. Imports no torch, so that a process that does only this
+starts fast."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evoattn.model.space import KernelConfig
 
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
-    """Render and compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer than the
-    machine code, stays here: no device needs it."""
+    """Render and compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer
+    than the machine code, stays here: no device needs it."""
     started = time.perf_counter()
     try:
         kernel = compile_candidate(task.rendered(problem, gpu))
