@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--judge-only", action="store_true", help="write no file")
     parser.add_argument("--fit-only", type=Path, metavar="FILE", help="write the fit there, and judge nothing")
     parser.add_argument("--out", type=Path, default=DATA, help="where the fit is written")
+    parser.add_argument("--scores", type=Path, help="where scores of problems left out are written, as .npz")
     parser.add_argument("--folds", type=int, default=FOLDS)
     parser.add_argument("--each", type=int, default=EACH, help="rows of a problem in the fit")
     parser.add_argument(
@@ -128,7 +129,7 @@ def main() -> None:
         if options.fit_only:
             save(whole.result(), options.fit_only)
             return
-        judged = judge_all(data, options.folds, pool.submit)
+        judged = judge_all(data, options.folds, pool.submit, options.scores)
         if whole:
             cards = sorted({row.gpu.name for row in data.rows})
             about = {
@@ -140,7 +141,9 @@ def main() -> None:
     print(f"{time.monotonic() - started:.0f} s")
 
 
-def judge_all(data: Data, count: int, submit: Callable[..., Future[Floats]]) -> dict[str, Judgement]:
+def judge_all(
+    data: Data, count: int, submit: Callable[..., Future[Floats]], scores_file: Path | None = None
+) -> dict[str, Judgement]:
     """Print all tables; the judgement of problems left out."""
     rows = data.rows
     start = partial(submit, judge_here)
@@ -154,6 +157,8 @@ def judge_all(data: Data, count: int, submit: Callable[..., Future[Floats]]) -> 
     of_landscapes = start(alone, landscapes) if len(landscapes) and len(alone) else None
     chosen = np.concatenate([outside for _, outside in parts])
     score = np.concatenate([one.result() for one in scores])
+    if scores_file:
+        np.savez_compressed(scores_file, row=chosen, us=data.judged.us[chosen], score=score)
     judged = report("Problems left out of the fit", [rows[i] for i in chosen], score)
     if elsewhere:
         report(f"Fitted on the {cards[0]} alone", [rows[i] for i in others], elsewhere.result())
