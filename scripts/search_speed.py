@@ -1,7 +1,7 @@
 """How fast a search starts and goes on, on the machine that is here: `evoattn search` as a user runs it, in a database
 of its own.
 
-    python scripts/search_speed.py [--timeline] [--repeat 1] [-- --problem seed_h100 --family flash_wgmma …]
+    python scripts/search_speed.py [--timeline] [--repeat 1] [--keep FILE] [-- --problem seed_h100 …]
 
 What stands behind `--` are words of `evoattn search`; without them it is the search above with all families. Prints a
 table: seconds from Enter to the first candidate timed and to the first leaderboard (the first eight starting configs
@@ -9,13 +9,14 @@ are recorded), candidates per second between the first candidate and the final, 
 the compiler, the share of the time in which the GPU worker had a candidate, the share of a candidate's time on the
 device that went into checks, the share of candidates that were pruned, and of a core that the search's own process
 took. `--timeline` also prints when what happened, in seconds from Enter, and how many were recorded in each second.
-Each search has a cache of compiled kernels of its own.
+Each search has a cache of compiled kernels of its own, and a database of which `--keep` names the last one's file.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from evoattn.samplers.base import STARTING  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 
 USUAL = ["--problem", "seed_h100", "--budget", "30s"]
+DATABASE = "speed.sqlite"
 LEADERS = 8
 """Starting configs whose results make the first leaderboard: as many as a portfolio gives a search."""
 
@@ -77,7 +79,7 @@ HEADS = ["first s", "board s", "trials", "per s", "ms/trial", "compile ms", "bus
 
 def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
     """One search: its events, its trials, and what it printed. Raises `CalledProcessError`."""
-    timeline, db = folder / "timeline", folder / "speed.sqlite"
+    timeline, db = folder / "timeline", folder / DATABASE
     command = [sys.executable, "-m", "evoattn", "search", *words, "--db", str(db)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     started = time.time()
@@ -153,6 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--timeline", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="FILE")
     options = parser.parse_args(words[:split])
     rows = []
     for _ in range(options.repeat):
@@ -160,6 +163,8 @@ def main() -> int:
             try:
                 events, trials, said = run(words[split + 1 :] or USUAL, Path(folder))
                 rows.append(speed(events, trials, said))
+                if options.keep:
+                    shutil.copy(Path(folder) / DATABASE, options.keep)
             except subprocess.CalledProcessError as error:
                 print(error.stdout, error.stderr, sep="\n", file=sys.stderr)
                 return 1

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import tempfile
 import time
-from dataclasses import asdict, replace
+from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from evoattn.backends.compiler_options import OPTIONS
+from evoattn.backends.kernel_files import KernelFiles
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 
@@ -108,38 +106,19 @@ def compile_source(source: str, arch: str, name: str = "kernel.cu") -> CompiledK
     return CompiledKernel(cubin, ptx_text.rstrip("\0"), info)
 
 
-def _cache_stem(candidate: Candidate, folder: Path) -> Path:
-    key = hashlib.sha256("\n".join((candidate.source_hash, candidate.arch, version(), *OPTIONS)).encode()).hexdigest()
-    return folder / key[:2] / key
+def compile_candidate(
+    candidate: Candidate, folder: Path | None = None, writing: Executor | None = None
+) -> CompiledKernel:
+    """Compile a candidate, or take it from the cache `folder` (default: `cubin_cache()`). Raises `CompileError`.
 
-
-def compile_candidate(candidate: Candidate, folder: Path | None = None) -> CompiledKernel:
-    """Compile a candidate, or take its files from the cache `folder` (default: `cubin_cache()`). Raises `CompileError`.
-
-    The key covers source, architecture, compiler version and options. Files are moved into place whole, so that a
-    killed process leaves none half written.
+    `writing` writes to the cache; who gives none waits for that.
     """
-    stem = _cache_stem(candidate, folder or cubin_cache())
-    try:
-        fields = json.loads(stem.with_suffix(".json").read_text())
-        fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
-        return CompiledKernel(
-            stem.with_suffix(".cubin").read_bytes(), stem.with_suffix(".ptx").read_text(), CompileInfo(**fields)
-        )
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
+    files = KernelFiles(folder or cubin_cache(), version())
+    if found := files.get(candidate):
+        return found
     compiled = compile_source(candidate.source, candidate.arch)
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, data in (
-            (".cubin", compiled.cubin),
-            (".ptx", compiled.ptx.encode()),
-            (".json", json.dumps(asdict(compiled.info)).encode()),
-        ):
-            handle, temporary = tempfile.mkstemp(dir=stem.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(temporary, stem.with_suffix(suffix))
-    except OSError:
-        pass  # a full or read-only disk costs the cache, not the search
+    if writing:
+        writing.submit(files.put, candidate, compiled)
+    else:
+        files.put(candidate, compiled)
     return compiled

@@ -4,6 +4,7 @@ starts fast."""
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from evoattn.backends.compiler import CompileError, compile_candidate
@@ -14,13 +15,16 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
 from evoattn.model.space import KernelConfig
 
+_writing = ThreadPoolExecutor(1)
+"""Writes to the cache of kernels while the next kernel is compiled: on some machines a new file takes milliseconds."""
+
 
 def compile_and_rank(task: Compile, problem: AttentionProblem, gpu: GpuSpec) -> Compiled:
     """Render and compile a candidate and price it: the pool's task when a device will time it. The PTX, which is longer
     than the machine code, stays here: no device needs it."""
     started = time.perf_counter()
     try:
-        kernel = compile_candidate(task.rendered(problem, gpu))
+        kernel = compile_candidate(task.rendered(problem, gpu), writing=_writing)
     except CompileError as error:
         return Compiled(None, Evaluation(TrialState.COMPILE_ERROR, str(error), seconds=time.perf_counter() - started))
     return Compiled(replace(kernel, ptx=""), None, score(task.config, kernel.info, problem, gpu))

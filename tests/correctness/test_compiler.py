@@ -3,10 +3,12 @@ written.
 """
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from evoattn.backends.compiler import CompileError, compile_candidate, compile_source, parse_log
+from evoattn.backends.compiler import CompileError, compile_candidate, compile_source, parse_log, version
+from evoattn.backends.kernel_files import KernelFiles
 from evoattn.model.records import Candidate
 
 SOURCE = 'extern "C" __global__ void k(float* o) { __shared__ float t[64]; t[threadIdx.x] = o[0]; o[1] = t[5]; }'
@@ -63,9 +65,18 @@ def test_a_second_compile_comes_from_the_cache(tmp_path):
     candidate = Candidate("family", {}, "id", SOURCE, "sm_80")
     first = compile_candidate(candidate, tmp_path)
     assert compile_candidate(candidate, tmp_path) == first
-    [ptx] = tmp_path.rglob("*.ptx")
-    ptx.write_text("// changed")
-    assert compile_candidate(candidate, tmp_path).ptx == "// changed"
-    ptx.unlink()
-    again = compile_candidate(candidate, tmp_path)
-    assert (again.ptx, again.cubin) == (first.ptx, first.cubin) and ptx.exists()
+    [file] = (path for path in tmp_path.rglob("*") if path.is_file())
+    file.write_bytes(file.read_bytes().replace(b"// Generated", b"// Otherwise"))
+    assert "// Otherwise" in compile_candidate(candidate, tmp_path).ptx
+    for broken in (b"", b"no JSON\n", file.read_bytes().replace(b"ptx_bytes", b"ptx_bites")):
+        file.write_bytes(broken)
+        again = compile_candidate(candidate, tmp_path)
+        assert (again.ptx, again.cubin) == (first.ptx, first.cubin)
+        assert KernelFiles(tmp_path, version()).get(candidate) == again
+
+
+def test_a_kernel_may_be_kept_after_it_is_handed_over(tmp_path):
+    candidate = Candidate("family", {}, "id", SOURCE, "sm_80")
+    with ThreadPoolExecutor(1) as writing:
+        first = compile_candidate(candidate, tmp_path, writing)
+    assert KernelFiles(tmp_path, version()).get(candidate) == first

@@ -1,0 +1,53 @@
+"""Compiled kernels on disk, one file each: a line of JSON, the PTX, the machine code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from evoattn.backends.compiler_options import OPTIONS
+from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
+
+SUFFIX = ".kernel"
+
+
+class KernelFiles:
+    """Those in `folder`, as a compiler of this `version` makes them. The name of a file covers source, architecture,
+    compiler version and options."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        self._folder, self._version = folder, version
+
+    def _path(self, candidate: Candidate) -> Path:
+        words = "\n".join((candidate.source_hash, candidate.arch, self._version, *OPTIONS))
+        key = hashlib.sha256(words.encode()).hexdigest()
+        return self._folder / key[:2] / f"{key}{SUFFIX}"
+
+    def get(self, candidate: Candidate) -> CompiledKernel | None:
+        """The candidate's kernel; None where no file has it, or one that cannot be read."""
+        try:
+            head, _, rest = self._path(candidate).read_bytes().partition(b"\n")
+            fields = json.loads(head)
+            length = int(fields.pop("ptx_bytes"))
+            fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
+            return CompiledKernel(rest[length:], rest[:length].decode(), CompileInfo(**fields))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def put(self, candidate: Candidate, compiled: CompiledKernel) -> None:
+        """Keep a kernel. It is moved into place whole, so that a killed process leaves no half of it; a full or
+        read-only disk keeps nothing."""
+        ptx, path = compiled.ptx.encode(), self._path(candidate)
+        head = json.dumps(asdict(compiled.info) | {"ptx_bytes": len(ptx)}).encode()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(head + b"\n" + ptx + compiled.cubin)
+            os.replace(temporary, path)
+        except OSError:
+            pass
