@@ -80,6 +80,8 @@ class Tiles:
     splits: int = 1
     cluster: int = 1
     """Blocks that start together."""
+    partial_rows: int = 0
+    """Rows of results that splits leave in memory."""
 
 
 def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
@@ -129,7 +131,9 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
         steps = math.ceil(min(keys, seen) / block_n)
         blocks = rows * problem.kv_heads * problem.batch * splits
         cluster = splits if params.get("MERGE") == "cluster" else 1
-        return Tiles(blocks, steps, steps, splits=splits if "SPLITS" in params else 1, cluster=cluster)
+        splits = splits if "SPLITS" in params else 1
+        partial = splits * math.prod(problem.shape("o")[:3]) if splits > 1 else 0
+        return Tiles(blocks, steps, steps, splits=splits, cluster=cluster, partial_rows=partial)
     tiles_a_query = 1
     if params.get("GROUP_ROWS"):
         rows_per_query, heads = group_slots(problem), problem.batch * problem.kv_heads
@@ -138,8 +142,10 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     split = params.get("KEY_SPLIT", 1)
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
     blocks = count * tiles_a_query * heads * split
-    cluster = split if split <= MOST_IN_CLUSTER else 1
-    return Tiles(blocks, mean / split, math.ceil(longest / split), schedule, cluster=cluster)
+    mean, longest = mean / split, math.ceil(longest / split)
+    if split <= MOST_IN_CLUSTER:
+        return Tiles(blocks, mean, longest, schedule, cluster=split)
+    return Tiles(blocks, mean, longest, schedule, splits=split, partial_rows=blocks * params["BLOCK_M"])
 
 
 def block_slots(gpu: GpuSpec, resident: int, cluster: int) -> int:
@@ -181,7 +187,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
     steps = total / gpu.sm_count
     rows = math.prod(problem.shape("o")[:3])
     merged = tiles.splits if tiles.splits > 1 else 0
-    partial = merged * rows * (problem.head_dim_v + STATE_VALUES) * PARTIAL_BYTES
+    partial = tiles.partial_rows * (problem.head_dim_v + STATE_VALUES) * PARTIAL_BYTES
     out = rows * problem.head_dim_v * problem.element_bytes
     apart = problem.layout == "bshd" and problem.kv_heads > 1
     columns = problem.head_dim + (0 if problem.shared_kv else problem.head_dim_v)
@@ -200,7 +206,7 @@ def work_of(family: str, params: dict[str, Any], resident: int, problem: Attenti
         out / gpu.dram_gb_per_s / 1e3,
         read / gpu.dram_gb_per_s / 1e3,
         max(0.0, moved - cached) * apart,
-        rows / gpu.sm_count if merged and params.get("MERGE", "kernel") == "kernel" else 0.0,
+        rows / gpu.sm_count if merged and family in PACKED and params.get("MERGE", "kernel") == "kernel" else 0.0,
     )
 
 

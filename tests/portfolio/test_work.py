@@ -59,6 +59,16 @@ def test_splits_cost_a_merge():
     assert four.longest < one.longest and four.out == one.out
 
 
+def test_keys_split_among_many_blocks_leave_their_rows_in_memory():
+    shape = parse_shape("B=1,H=2,Sq=100,Sk=8192,D=64,dtype=bf16,mask=full")  # 4 tiles of 64 rows
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "BLOCKS_PER_SM": 1}
+    cluster, memory = (work_of("flash_wgmma", config | {"KEY_SPLIT": n}, 1, shape, GPU) for n in (4, 16))
+    assert (cluster.merge, cluster.splits, cluster.partial) == (0, 0, 0)
+    assert (memory.merge, memory.splits, memory.merging) == (1, 16, 0)
+    assert memory.partial == pytest.approx(16 * 4 * 64 * (64 + 2) * 4 / GPU.dram_gb_per_s / 1e3)
+    assert memory.longest == 8 and cluster.longest == 32
+
+
 def test_splits_are_those_of_the_family():
     assert SPLIT_KEYS == SPLIT_GRANULE and MOST_IN_CLUSTER == resources.MOST_IN_CLUSTER
     short = parse_shape("B=2,H=2,S=35,D=96,dtype=bf16,mask=full")
