@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from evoattn.bench.contenders import Contender, choose
@@ -24,6 +24,7 @@ from evoattn.model.records import CompiledKernel, Evaluation, Timing, TrialState
 from evoattn.search.finals import Final, FinalFailed
 from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists, FinalResult
+from evoattn.timing.peers.labels import PEER_NAMES
 from evoattn.timing.protocol import CacheMode
 
 Configs = list[tuple[str, dict[str, Any]]]
@@ -45,8 +46,11 @@ class Bench:
         cache: CacheMode = "warm",
         make_compiler: Callable[[], Handler] = CompileAny,
         make_device: Callable[[GpuSpec, CacheMode], Handler] = BenchDevice,
+        peers: Collection[str] = PEER_NAMES,
     ) -> None:
+        """`peers`: of `PEER_NAMES`, those that are asked."""
         self.storages, self.gpu, self.detected, self.top, self.cache = storages, gpu, device, top, cache
+        self._not_asked = {name: "It is not asked." for name in PEER_NAMES if name not in peers}
         self._pool = Pool(processes(jobs, make_compiler))
         self._device = Worker(make_device, (gpu, cache))
 
@@ -76,7 +80,7 @@ class Bench:
             result = self._hold(problem, finalists)
         except FinalFailed as error:
             return [*notes, *failures, Note(subject, f"The final could not be held: {error}")]
-        row.refusals = result.refusals
+        row.refusals = {name: why for name, why in result.refusals.items() if name not in self._not_asked}
         peers = {name: timing for name, timing in result.timings.items() if name not in finalists}
         row.peers = {name: Time.of(timing) for name, timing in peers.items()}
         row.versions = {name: timing.protocol.get("version", "") for name, timing in peers.items()}
@@ -125,7 +129,7 @@ class Bench:
 
     def _hold(self, problem: AttentionProblem, finalists: Finalists) -> FinalResult:
         """Raises `FinalFailed`."""
-        final = Final(finalists)
+        final = Final(finalists, refusals=self._not_asked)
         while final.result is None:
             final.take(self._device.ask(BenchTask(problem, final.task), FINAL_SECONDS))
         return final.result

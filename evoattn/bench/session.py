@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from evoattn.model.gpu import DetectedDevice, GpuError
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.search.request import choose_device
 from evoattn.storage import Storage
+from evoattn.timing.peers.labels import PEER_NAMES
 
 
 def run_bench(
@@ -28,8 +29,11 @@ def run_bench(
     progress: Console,
     devices: list[DetectedDevice] | None = None,
     make_bench: Callable[..., Bench] = Bench,
+    peers: Collection[str] = PEER_NAMES,
+    keep: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[Row]:
-    """The rows of the problems, by name or shape; a line on `progress` as each ends.
+    """The rows of the problems, by name or shape; as each ends, a line on `progress` and a call of `keep` with all so
+    far. `peers`: of `PEER_NAMES`, those that are asked.
 
     `devices`: those of this machine unless given. Raises `GpuError` without a device of the named kind, `ProblemError`,
     `ConfigError`, `StorageError` or `WorkerFailed`.
@@ -44,11 +48,12 @@ def run_bench(
         storages = [Storage.open(url, create=i == 0) for i, url in enumerate(urls)]
         for storage in storages:
             stack.callback(storage.close)
-        bench = make_bench(storages, spec, device, jobs, top)
+        bench = make_bench(storages, spec, device, jobs, top, peers=peers)
         stack.callback(bench.close)
         rows = []
         for row in bench.run(wanted, from_file.__getitem__):
             rows.append(row)
+            keep(rows)
             ratio = "no time" if row.ratio is None else f"{row.ratio:.3f} of the best peer"
             progress.print(f"{row.describe}: {ratio}", markup=False, soft_wrap=True)
         return rows

@@ -10,6 +10,7 @@ import typer
 
 from evoattn.cli.common import Jobs, Output, console, errors, require_one_of, write
 from evoattn.model.paths import default_database
+from evoattn.timing.peers.labels import PEER_NAMES
 
 
 def bench(
@@ -30,6 +31,9 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Further configs, as scripts/best_configs.py writes them.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Kernels of ours in each final.")] = 4,
+    peers: Annotated[
+        str, typer.Option(metavar="LIST", help="Peers that are asked, with commas between them.")
+    ] = ",".join(PEER_NAMES),
     jobs: Jobs = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table or json.")] = "table",
     output: Output = None,
@@ -41,6 +45,9 @@ def bench(
     """
     with errors():
         require_one_of("format", format, ("table", "json"))
+        asked = peers.split(",")
+        for name in asked:
+            require_one_of("peers", name, PEER_NAMES)
         from evoattn.model.named_problems import by_name_or_shape
 
         for text in problems:
@@ -48,13 +55,19 @@ def bench(
 
         from rich.console import Console
 
+        from evoattn.bench.row import Row
         from evoattn.bench.session import run_bench
         from evoattn.bench.table import render_rows, rows_json
 
         urls = db or [default_database()]
-        rows = run_bench(
-            problems, gpu, urls, configs, top, jobs or os.cpu_count() or 1, Console(stderr=True, highlight=False)
-        )
+        progress, count = Console(stderr=True, highlight=False), jobs or os.cpu_count() or 1
+
+        def keep(rows: list[Row]) -> None:
+            """So that a bench that is ended early leaves what it has."""
+            if format == "json" and output:
+                output.write_text(rows_json(rows))
+
+        rows = run_bench(problems, gpu, urls, configs, top, count, progress, peers=asked, keep=keep)
         if format == "json":
             write(rows_json(rows), output)
         elif output:

@@ -16,6 +16,7 @@ from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timin
 from evoattn.model.space import load_space
 from evoattn.search.starting import starting_configs
 from evoattn.timing.finalists import FinalResult
+from evoattn.timing.peers.labels import PEER_NAMES
 
 PROBLEM = AttentionProblem(1, 4, 4, 256, 256, 64, name="here")
 GPU = gpu.GPUS["h100"]
@@ -71,6 +72,15 @@ class DiesInFinals(FakeDevice):
         os._exit(3)
 
 
+class KnowsAllPeers(FakeDevice):
+    """Every peer that is asked has a time."""
+
+    def final(self, task):
+        answer = super().final(task)
+        theirs = {name: timing(100.0, "final", "F") for name in PEER_NAMES if name not in task.refused}
+        return answer._replace(timings=answer.timings | theirs, refusals={})
+
+
 class DoubtsItself(FakeDevice):
     """Says of its first verdict that it may be the process's fault; a second one stands."""
 
@@ -100,8 +110,9 @@ def record(storage, config, us, problem=PROBLEM, name="s"):
 
 
 @contextmanager
-def bench_on(device):
-    made = Bench([], GPU, DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0"), 1, 2, "warm", FakeCompiler, device)
+def bench_on(device, **options):
+    here = DetectedDevice(0, "NVIDIA H100", (9, 0), "13.0")
+    made = Bench([], GPU, here, 1, 2, "warm", FakeCompiler, device, **options)
     try:
         yield made
     finally:

@@ -12,6 +12,7 @@ from bench_puppets import (
     DiesInFinals,
     DoubtsItself,
     FakeDevice,
+    KnowsAllPeers,
     bench_on,
     record,
     run,
@@ -50,6 +51,12 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
     )
     assert all(words in file.getvalue() for words in shown)
     assert json.loads(rows_json([row]))[0]["ratio"] == row.ratio
+
+
+def test_peers_that_are_not_asked_have_neither_a_time_nor_a_refusal(storage):
+    with bench_on(KnowsAllPeers, peers=("cudnn", "fa4")) as made:
+        row = run(made, storage)
+    assert set(row.peers) == {"cudnn", "fa4"} and row.refusals == {}
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ def test_problems_come_by_name_or_by_shape(tmp_path):
     asked = []
 
     class Recorder:
-        def __init__(self, *words):
-            pass
+        def __init__(self, *words, peers):
+            asked.append(peers)
 
         def run(self, problems, configs):
             asked.extend((problem, configs(problem)) for problem in problems)
@@ -66,8 +66,8 @@ def test_problems_come_by_name_or_by_shape(tmp_path):
     here = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
     words = ["seed_h100", "B=8,H=32,S=2048,D=64,dtype=bf16", "B=8,H=32,S=4096,D=64,dtype=bf16", "seed_h100"]
     urls = [f"sqlite:///{tmp_path}/a.sqlite"]
-    assert run_bench(words, "auto", urls, None, 4, 1, Console(), here, Recorder) == []
-    assert asked.pop() == "closed"
+    assert run_bench(words, "auto", urls, None, 4, 1, Console(), here, Recorder, ["cudnn"]) == []
+    assert asked.pop() == "closed" and asked.pop(0) == ["cudnn"]
     assert [(p.name, p.seqlen_q, p.dtype, configs) for p, configs in asked] == [
         ("seed_h100", 1024, "fp16", []),
         ("", 2048, "bf16", []),
