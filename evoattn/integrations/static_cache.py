@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from evoattn.model.mask import CAUSAL_LOWER_RIGHT, FULL
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.term_shapes import BIAS_ROW_STEP
 from evoattn.ops import current, varied
 from evoattn.ops.asked import DTYPES
 from evoattn.ops.choice import choose
@@ -18,13 +21,17 @@ from evoattn.ops.variant import Variant
 
 MOST_QUERIES = 8
 """Of a step; more are a prompt, for which a mask tensor costs little."""
+FILLED_STEP = 4
+"""Numbers of keys that `padded_places` has room for are a multiple of it: 16 bytes."""
 _served: dict[tuple[object, ...], bool] = {}
 """Whether a kernel serves steps of a model, by all that decides it."""
 
 
-def kernel_serves(config: Any, batch: int, queries: int, places: int, dtype: object, device: torch.device) -> bool:
+def kernel_serves(
+    config: Any, batch: int, queries: int, places: int, dtype: object, device: torch.device, padded: bool = False
+) -> bool:
     """Whether a kernel would run for a step of a model of this config: without one a mask tensor, made once for all
-    layers, is cheaper."""
+    layers, is cheaper. `padded`: with a bias that hides padding."""
     heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPES or not heads or not hidden:
         return False
@@ -32,25 +39,35 @@ def kernel_serves(config: Any, batch: int, queries: int, places: int, dtype: obj
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     # A range makes numbers of symbols: a trace is of these sizes, and another one is made for others.
     shape = len(range(batch)), heads, kv_heads, len(range(queries)), len(range(places)), head_dim
-    served: bool = _serves(*shape, DTYPES[dtype], device.type, device.index or 0)
+    served: bool = _serves(*shape, DTYPES[dtype], device.type, device.index or 0, padded)
     return served
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _serves(
-    batch: int, heads: int, kv_heads: int, queries: int, places: int, head_dim: int, dtype: str, kind: str, index: int
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    places: int,
+    head_dim: int,
+    dtype: str,
+    kind: str,
+    index: int,
+    padded: bool,
 ) -> bool:
     """As `kernel_serves`; of a trace a constant."""
     runtime = current.runtime()
     if runtime.platform is None or kind != runtime.device_type:
         return False
     shape = batch, heads, kv_heads, queries, places, head_dim
-    asked = runtime.pick, runtime.estimated, *shape, dtype, index
+    asked = runtime.pick, runtime.estimated, *shape, dtype, index, padded
     if asked not in _served:
         gpu = runtime.platform.spec(index)
         mask = CAUSAL_LOWER_RIGHT if queries > 1 else FULL
         try:
-            problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}")
+            bias = ("bs" if batch > 1 else "s") if padded else ""
+            problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}", bias=bias)
         except ProblemError:
             gpu = None
         _served[asked] = gpu is not None and not isinstance(
@@ -65,28 +82,65 @@ def filled_places(batch: int, queries: int, offset: Tensor) -> Tensor:
     return (offset + queries).to(torch.int32).reshape(-1, 1, 1, 1).repeat(batch, 1, 1, 1)
 
 
-def is_filled_places(mask: Tensor | None) -> bool:
-    """Whether a mask is what `filled_places` made."""
-    return mask is not None and mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[1:] == (1, 1, 1)
+def padded_places(batch: int, offset: Tensor, padding: Tensor, places: int, dtype: torch.dtype) -> Tensor:
+    """As `filled_places`, for one query per sequence, some of whose keys are padding: int32 `[1, 1, 1, words]`.
+
+    First the keys of each sequence, in whole 16 bytes; then a bias `[batch, places]` of `dtype`, in rows of whole 8
+    elements, that is -inf at padding. `padding`, bool `[batch, keys so far]`, is true at real keys; nothing is read
+    back from the device, so whether there is any padding does not matter.
+    """
+    filled = (offset + 1).to(torch.int32).reshape(-1).expand(batch)
+    columns = _up_to(places, BIAS_ROW_STEP)
+    hidden = torch.zeros(batch, columns, dtype=dtype, device=padding.device)
+    hidden[:, : padding.shape[1]].masked_fill_(~padding[:, :columns], -math.inf)
+    words = torch.nn.functional.pad(filled, (0, _up_to(batch, FILLED_STEP) - batch))
+    return torch.cat((words, hidden.view(torch.int32).flatten())).reshape(1, 1, 1, -1)
 
 
-def as_mask(filled: Tensor, queries: int, places: int) -> Tensor:
-    """The mask tensor that says the same, bool `[batch, 1, queries, places]`."""
-    rows = torch.arange(queries, device=filled.device)[:, None]
-    return torch.arange(places, device=filled.device) <= filled - queries + rows
+@dataclass(frozen=True)
+class Places:
+    """What a step sees of its cache: `filled` keys of each sequence, int32 `[batch]`, and where there may be padding
+    the `bias` that hides it, `[batch, 1, 1, places]`."""
+
+    filled: Tensor
+    bias: Tensor | None
+
+    def as_mask(self, queries: int, places: int) -> Tensor:
+        """The mask tensor that says the same, bool `[batch, 1, queries, places]`."""
+        rows = torch.arange(queries, device=self.filled.device)[:, None]
+        seen = torch.arange(places, device=self.filled.device) <= self.filled[:, None, None, None] - queries + rows
+        return seen if self.bias is None else seen & (self.bias == 0)
+
+
+def places_of(mask: Tensor | None, batch: int, places: int, dtype: torch.dtype) -> Places | None:
+    """What `filled_places` or `padded_places` put into a mask's place; None of another mask."""
+    if mask is None or mask.dtype != torch.int32 or mask.dim() != 4:
+        return None
+    if mask.shape == (batch, 1, 1, 1):
+        return Places(mask.reshape(-1), None)
+    begin, columns = _up_to(batch, FILLED_STEP), _up_to(places, BIAS_ROW_STEP)
+    if mask.shape != (1, 1, 1, begin + batch * columns * dtype.itemsize // mask.itemsize):
+        return None
+    bias = mask.reshape(-1)[begin:].view(dtype).reshape(batch, 1, 1, columns)[..., :places]
+    return Places(mask.reshape(-1)[:batch], bias)
+
+
+def _up_to(count: int, step: int) -> int:
+    """`count` up to a multiple of `step`."""
+    return -(-count // step) * step
 
 
 def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    filled: Tensor,
+    seen: Places,
     scale: float | None,
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
     """A step's attention `[batch, heads, queries, head_dim]` over a cache whose empty places hold zeros."""
-    variant = Variant(softcap=softcap, sinks=sinks, seqused=filled.reshape(-1), finite=True)
+    variant = Variant(softcap=softcap, sinks=sinks, bias=seen.bias, seqused=seen.filled, finite=True)
     causal, grouped = query.shape[2] > 1, key.shape[1] != query.shape[1]
     answer = varied.attention(
         query, key, value, variant, causal, scale, grouped, "lower_right", False, None, strict=False

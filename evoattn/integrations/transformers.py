@@ -6,15 +6,15 @@ model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="evoattn")
 
 Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders, also with sliding windows, sinks
 (gpt-oss) and soft-capped scores (Gemma 2), decoding with a growing cache, encoders and vision models without padding,
-cross attention, position biases (T5); and steps over a static cache, if there is no padding mask and a kernel serves
-keys in use. Other mask tensors (padding, a static cache in `generate`), dropout and gradients take what "sdpa" takes;
-with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
+cross attention, position biases (T5); and steps over a static cache, with or without padding, in `generate` too, where
+a kernel serves keys in use. Other mask tensors (padding elsewhere), dropout and gradients take what "sdpa" takes; with
+sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 
 import torch
@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from evoattn.integrations import static_cache
-from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, is_filled_places, kernel_serves
+from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
 
 NAME = "evoattn"
@@ -61,12 +61,10 @@ def mask(
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
         known = _is_same(mask_function, sliding_window_causal_mask_function(local_size))
-    counted = attention_mask is None and isinstance(q_offset, Tensor) and kv_offset == 0
-    if counted and q_length <= MOST_QUERIES and _is_same(mask_function, causal_mask_function):
-        assert isinstance(q_offset, Tensor)
-        step = batch_size, q_length, kv_length, others.get("dtype"), q_offset.device
-        if not torch.compiler.is_exporting() and kernel_serves(others.get("config"), *step):
-            return filled_places(batch_size, q_length, q_offset)
+    if isinstance(q_offset, Tensor) and kv_offset == 0 and _is_same(mask_function, causal_mask_function):
+        places = _step_of_static_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
+        if places is not None:
+            return places
     whole = known and q_offset == 0 and kv_offset == 0 and q_length == kv_length
     last = known and local_size is not None and q_length == 1 and kv_offset + kv_length == int(q_offset) + 1
     if (whole or last) and not torch.compiler.is_exporting():
@@ -84,6 +82,28 @@ def mask(
         **others,
     )
     return made
+
+
+def _step_of_static_cache(
+    batch: int, queries: int, places: int, offset: Tensor, padding: Tensor | None, others: Mapping[str, object]
+) -> Tensor | None:
+    """What takes the place of a mask tensor in a step over a static cache; None where a mask tensor is needed.
+
+    `generate` always gives a padding mask `[batch, keys so far]`, whose values are on the device. A step of one token
+    hides by a bias what they say is padding, so that nothing is read back whether or not there is any.
+    """
+    dtype = others.get("dtype")
+    if torch.compiler.is_exporting() or queries > (MOST_QUERIES if padding is None else 1):
+        return None
+    if padding is not None and (padding.dim() != 2 or padding.dtype != torch.bool):
+        return None
+    step = batch, queries, places, dtype, offset.device
+    if not kernel_serves(others.get("config"), *step, padding is not None):
+        return None
+    if padding is None:
+        return filled_places(batch, queries, offset)
+    assert isinstance(dtype, torch.dtype)
+    return padded_places(batch, offset, padding, places, dtype)
 
 
 def _is_same(one: object, other: object) -> bool:
@@ -118,12 +138,13 @@ def attention_forward(
     """
     decoder = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     causal = query.shape[2] > 1 and decoder
-    if attention_mask is not None and is_filled_places(attention_mask):
+    seen = places_of(attention_mask, query.shape[0], key.shape[2], query.dtype)
+    if seen is not None:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         if not dropout and not wanted and position_bias is None:
-            out = static_cache.attention(query, key, value, attention_mask, scaling, softcap or 0.0, s_aux)
+            out = static_cache.attention(query, key, value, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2).contiguous(), None
-        attention_mask = static_cache.as_mask(attention_mask, query.shape[2], key.shape[2])
+        attention_mask = seen.as_mask(query.shape[2], key.shape[2])
     if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
         return _by_hand(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
     if attention_mask is not None or dropout:

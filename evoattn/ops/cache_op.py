@@ -13,7 +13,7 @@ from evoattn.ops.variant import Variant
 ARGUMENTS = (
     "(Tensor query, Tensor key, Tensor value, Tensor seqused_k, Tensor? block_table, bool is_causal, str causal, "
     "float? scale, int[]? window, float softcap, Tensor? sinks, Tensor? alibi_slopes, "
-    "bool finite, bool strict) -> Tensor"
+    "Tensor? bias, bool finite, bool strict) -> Tensor"
 )
 
 
@@ -30,14 +30,15 @@ def _attention_cache(
     softcap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
+    bias: Tensor | None,
     finite: bool,
     strict: bool,
 ) -> Tensor:
     """`evoattn.attention` of keys in use, or of pages, with an answer laid out in memory as `query` is. Raises
     `RuntimeError` where gradients are wanted, and `NoKernel` under `strict` where no kernel serves the call."""
-    require_no_gradient(query, key, value, sinks, alibi_slopes)
+    require_no_gradient(query, key, value, sinks, alibi_slopes, bias)
     sides = None if window is None else (window[0], window[1])
-    variant = Variant(sides, softcap, sinks, alibi_slopes, None, seqused_k, block_table, finite)
+    variant = Variant(sides, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, finite)
     out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
     varied.attention(query, key, value, variant, is_causal, scale, gqa, causal, False, out, strict)
@@ -58,8 +59,8 @@ def traced(
     causal: str,
     strict: bool,
 ) -> Tensor | None:
-    """The op's answer within a trace; None where torch's own code is traced: with a bias, and see `takes_variant`."""
-    if variant.seqused is None or variant.bias is not None or not takes_variant(query, key, value, variant):
+    """The op's answer within a trace; None where torch's own code is traced, see `takes_variant`."""
+    if variant.seqused is None or not takes_variant(query, key, value, variant):
         return None
     if key.shape[-3] != query.shape[-3] and not enable_gqa:
         return None
@@ -77,6 +78,7 @@ def traced(
         variant.softcap,
         variant.sinks,
         variant.slopes,
+        variant.bias,
         variant.finite,
         strict,
     )

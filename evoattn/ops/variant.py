@@ -156,10 +156,23 @@ def _require_packed(starts: tuple[Tensor, Tensor], longest: tuple[int, int], tot
             )
 
 
+def _has_whole_rows(bias: Tensor) -> bool:
+    """Whether it lies in memory already as `_whole_rows` would copy it, with room behind the last row."""
+    batch, heads, rows, keys = bias.shape
+    whole = -(-keys // BIAS_ROW_STEP) * BIAS_ROW_STEP
+    places = heads * rows * whole, rows * whole, whole, 1
+    if any(size > 1 and stride != place for size, stride, place in zip(bias.shape, bias.stride(), places, strict=True)):
+        return False
+    end = (bias.storage_offset() + batch * places[0]) * bias.element_size()
+    return end <= bias.untyped_storage().nbytes() and bias.data_ptr() % ALIGNMENT == 0
+
+
 def _whole_rows(bias: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
     """`[batch or 1, heads or 1, seqlen_q, seqlen_k up to a multiple of 8]`, contiguous, at a multiple of 16 bytes:
     kernels load two elements at once, and after a misaligned load a process can no longer use the device."""
     bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape)).expand(-1, -1, seqlen_q, seqlen_k)
+    if _has_whole_rows(bias):
+        return bias
     missing = -seqlen_k % BIAS_ROW_STEP
     bias = torch.nn.functional.pad(bias, (0, missing)) if missing else bias.contiguous()
     return bias.clone() if bias.data_ptr() % ALIGNMENT else bias

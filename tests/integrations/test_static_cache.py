@@ -8,7 +8,7 @@ from fake_cache import CacheDevice, split_kv_pick  # noqa: E402
 from fake_device import fake_runtime, wgmma_pick  # noqa: E402
 from test_transformers import TINY, TOKENS, close, llama, qwen3  # noqa: E402
 
-from evoattn.integrations.static_cache import as_mask, filled_places, is_filled_places  # noqa: E402
+from evoattn.integrations.static_cache import filled_places, padded_places, places_of  # noqa: E402
 from evoattn.integrations.transformers import NAME, register  # noqa: E402
 from evoattn.ops import current  # noqa: E402
 
@@ -78,8 +78,89 @@ def test_without_a_kernel_they_are_sdpa_s(tmp_path):
 
 
 def test_filled_places_say_what_a_mask_does():
-    filled = filled_places(2, 3, torch.tensor(20))
-    assert is_filled_places(filled) and filled.flatten().tolist() == [23, 23]
-    mask = as_mask(filled, 3, 30)
+    filled = places_of(filled_places(2, 3, torch.tensor(20)), 2, 30, torch.bfloat16)
+    assert filled.filled.tolist() == [23, 23] and filled.bias is None
+    mask = filled.as_mask(3, 30)
     assert mask.shape == (2, 1, 3, 30) and mask.sum(-1).flatten().tolist() == [21, 22, 23] * 2
-    assert not is_filled_places(mask) and not is_filled_places(None)
+    assert places_of(mask, 2, 30, torch.bfloat16) is None and places_of(None, 2, 30, torch.bfloat16) is None
+    assert places_of(mask.int(), 2, 30, torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("places", (30, 32))
+def test_padded_places_say_what_a_mask_does(places, dtype):
+    padding = torch.ones(3, 21, dtype=torch.bool)
+    padding[1, :7] = padding[2, 3:5] = False
+    seen = places_of(padded_places(3, torch.tensor(20), padding, places, dtype), 3, places, dtype)
+    assert seen.filled.tolist() == [21] * 3 and seen.bias.dtype == dtype
+    expected = torch.nn.functional.pad(padding, (0, places - 21))
+    assert torch.equal(seen.as_mask(1, places), expected[:, None, None])
+
+
+def generated(make, implementation, padding, steps=6, **others):
+    """Logits of `generate` over a static cache, two sequences at once."""
+    torch.manual_seed(0)
+    kind, config, _ = make()
+    model = kind._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16).eval()
+    made = model.generate(
+        torch.cat((TOKENS, TOKENS.flip(1)))[:, :20],
+        attention_mask=padding,
+        **dict(max_new_tokens=steps, min_new_tokens=steps, do_sample=False, pad_token_id=0, eos_token_id=98),
+        **dict(cache_implementation="static", output_logits=True, return_dict_in_generate=True),
+        **others,
+    )
+    return torch.stack(made.logits, dim=1)
+
+
+@pytest.mark.parametrize("make", [llama, qwen3])
+@pytest.mark.parametrize("padded", [False, True])
+def test_generate_takes_a_kernel_with_padding_and_without(tmp_path, make, padded):
+    register()
+    padding = torch.ones(2, 20, dtype=torch.long)
+    if padded:
+        padding[1, :13] = 0
+    fake = CacheDevice()
+    with current.use(fake_runtime(fake, tmp_path, split_kv_pick)), torch.no_grad():
+        expected, before = generated(make, "eager", padding), len(fake.launches)
+        ours = generated(make, NAME, padding)
+        assert close(ours, expected)
+        assert fake.launches[before:].count("split_kv") >= 2 * 5  # of two layers; the prompt is no step
+    assert padded == (not close(generated(make, "eager", torch.ones_like(padding)), expected))
+
+
+@pytest.mark.slow
+def test_compiled_steps_of_generate_take_the_kernel(tmp_path):
+    torch.compiler.reset()
+    register()
+    padding = torch.ones(2, 20, dtype=torch.long)
+    padding[1, :13] = 0
+    compiled = transformers.CompileConfig(backend="eager", fullgraph=True, mode=None)
+    compiled._compile_all_devices = True
+    fake = CacheDevice()
+    with current.use(fake_runtime(fake, tmp_path, split_kv_pick)), torch.no_grad():
+        expected, before = generated(llama, "eager", padding), len(fake.launches)
+        assert close(generated(llama, NAME, padding, compile_config=compiled), expected)
+        assert fake.launches[before:].count("split_kv") >= 2 * 5
+    torch.compiler.reset()
+
+
+def test_no_step_of_generate_reads_a_mask_back(tmp_path):
+    register()
+    fake = CacheDevice()
+    places = []
+
+    def watched(*arguments, **others):
+        made = transformers_mask(*arguments, **others)
+        places.append((others["q_length"], made))
+        return made
+
+    transformers_mask = transformers.AttentionMaskInterface()[NAME]
+    transformers.AttentionMaskInterface.register(NAME, watched)
+    try:
+        with current.use(fake_runtime(fake, tmp_path, split_kv_pick)), torch.no_grad():
+            generated(llama, NAME, torch.ones(2, 20, dtype=torch.long))
+    finally:
+        register()
+    steps = [made for queries, made in places if queries == 1]
+    assert len(steps) == 5 and all(made.dtype == torch.int32 for made in steps)
+    assert len({made.shape for made in steps}) == 1, "a compiled or captured step runs again"

@@ -50,10 +50,11 @@ class CacheDevice(FakeDevice):
                 shape = (batch, kv_heads, seqlen_k, dim)
                 k, v = (tensor_at(values[i], shape, strides[i], dtype)[b, :, :keys] for i in (1, 2))
             k, v = (t.double().repeat_interleave(heads // kv_heads, dim=0) for t in (k, v))
-            others[2] += keys - seqlen_k
+            own = others[:11]
+            own[2] += keys - seqlen_k
+            own[7] += b * own[8] * dtype.itemsize
             products = q[b : b + 1].double() @ k[None].transpose(-1, -2)
-            scores, sinks = changed(products, kernel["variants"], kernel["mask"], others[:11], dtype)
-            others[2] -= keys - seqlen_k
+            scores, sinks = changed(products, kernel["variants"], kernel["mask"], own, dtype)
             scores = scores * scale
             if kernel["mask"] == "causal_lower_right":
                 seen = torch.ones(seqlen_q, keys, dtype=torch.bool).tril(keys - seqlen_q)

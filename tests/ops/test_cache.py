@@ -43,6 +43,8 @@ def words(problem: AttentionProblem, tensors: dict[str, torch.Tensor]) -> dict[s
     made: dict[str, object] = {"scale": problem.scale, "softcap": problem.softcap}
     if problem.window:
         made["window"] = tuple(map(int, problem.window.split(":")))
+    if problem.bias:
+        made["bias"] = tensors["bias"][..., : problem.seqlen_k]
     names = {"sinks": "sinks", "slopes": "alibi_slopes"}
     return made | {names[name]: tensors[name] for name in problem.term_shapes if name in names}
 
@@ -106,9 +108,9 @@ def test_the_answer_has_the_queries_layout(cache_device):
     assert torch.equal(out, answer)
 
 
-@pytest.mark.parametrize("page", [0, 16])
-def test_compiled_code_calls_the_op(cache_device, page):
-    problem = USED.with_(mask="causal_lower_right", window="9:0", sink=True, page=page)
+@pytest.mark.parametrize(("page", "bias"), [(0, ""), (16, ""), (0, "bs")])
+def test_compiled_code_calls_the_op(cache_device, page, bias):
+    problem = USED.with_(mask="causal_lower_right", window="9:0", sink=True, page=page, bias=bias)
     tensors = reference.make_inputs(problem, 5, "cpu")
     compiled = torch.compile(lambda given: asked(problem, given, strict=True), backend="aot_eager", fullgraph=True)
     answer = reference.make_answer(problem, tensors, double=True)
@@ -134,6 +136,7 @@ def test_the_op_is_what_torch_expects_of_one(page):
         0.5,
         [9, 0],
         0.0,
+        None,
         None,
         None,
         False,
@@ -239,6 +242,7 @@ def test_the_op_refuses_what_it_has_no_gradient_for():
             None,
             None,
             0.0,
+            None,
             None,
             None,
             False,
