@@ -34,6 +34,8 @@ class StridedProblem(AttentionProblem):
         return (self.pages, *shape[1:]) if self.pages and tensor in "kv" else shape
 
     def strides(self, tensor: str) -> tuple[int, int, int, int]:
+        if tensor == "bias":  # kernels get a copy unless it lies so
+            return super().strides(tensor)
         return self.strides_of["qkvo".index(tensor)]
 
     @property

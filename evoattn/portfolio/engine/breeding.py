@@ -24,10 +24,8 @@ GIVEN_FIRST, GIVEN_SHARE = 24, 0.4
 
 
 def hopeless(family: str, problem: AttentionProblem) -> bool:
-    """Whether a family is not worth asking: split_kv reads all keys again for every tile of at most 64 packed rows. No
-    other serves pages."""
-    many = problem.group_size * problem.seqlen_q > MOST_SPLIT_ROWS
-    return family == "split_kv" and many and problem.dtype != "fp32" and not problem.page
+    """Whether a family is not worth asking: split_kv reads all keys again for every tile of at most 64 packed rows."""
+    return family == "split_kv" and problem.group_size * problem.seqlen_q > MOST_SPLIT_ROWS and problem.dtype != "fp32"
 
 
 class Breeder:
