@@ -1,6 +1,8 @@
 """The answer that everything is judged by, against torch's own attention in float64, and the judge against planted
 errors."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -33,6 +35,18 @@ def test_chunks_change_nothing():
         for scores in (1 << 20, 7 * 70)
     )
     torch.testing.assert_close(in_chunks, whole)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_huge_keys_reach_one_row_of_a_warp_alone(scale):
+    problem = AttentionProblem(1, 1, 1, 40, 330, 64, "bf16", scale=scale)
+    tensors = reference.make_inputs(problem, 0, "cpu", "huge_keys_within")
+    scores = (tensors["q"].double() @ tensors["k"].double().mT)[0, 0] * problem.softmax_scale / math.log(2)
+    highest = scores.max(1).values
+    assert (highest[:16] > 10).sum() > 4  # octaves
+    assert highest[16:32].topk(2).indices[0] == 5 and highest[21] > 250 and highest[16:32].topk(2).values[1] < 5
+    assert scores[21].topk(7).values[1:] == pytest.approx([7.7, 7.7, 7.3, 4.7, 4.7, 4.3], abs=0.1)
+    assert scores[21].topk(8).values[7].abs() < 0.1
 
 
 def test_inputs_of_an_unknown_kind_are_refused():

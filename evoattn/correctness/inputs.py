@@ -33,8 +33,9 @@ def make_inputs(
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
-    `huge_keys_within` makes two keys far from either end 100 and 30 times as long, `rising_maximum` lets the largest
-    score grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
+    `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
+    meets such a key, beside others that come close to what it has met before, `rising_maximum` lets the largest score
+    grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
     Packed sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
     Raises `ValueError` on another kind: it would be plain unseen.
     """
@@ -47,12 +48,12 @@ def make_inputs(
         shape = sequences.whole_shape(problem, name)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         for one in each(problem):
-            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind)
+            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind, problem.softmax_scale)
             if not one.lengths[0] and name != "q":
                 values[:, :, one.keys] = math.nan
         if problem.seqused and name != "q":
             for row, keys in zip(values, problem.key_lengths, strict=True):
-                _bend(row[None, :, :keys], name, kind)
+                _bend(row[None, :, :keys], name, kind, problem.softmax_scale)
         later = problem.seqused and name != "q"
         tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
@@ -61,8 +62,8 @@ def make_inputs(
     return tensors | others
 
 
-def _bend(values: torch.Tensor, name: str, kind: str) -> None:
-    """Make of the values of a sequence, `[batch, heads, rows, head_dim]`, what `kind` says."""
+def _bend(values: torch.Tensor, name: str, kind: str, scale: float) -> None:
+    """Make of a sequence, `[batch, heads, rows, head_dim]`, what `kind` says; `scale` is that of the softmax."""
     rows = values.shape[2]
     if not rows:
         return
@@ -71,6 +72,9 @@ def _bend(values: torch.Tensor, name: str, kind: str) -> None:
     elif kind == "huge_keys_within" and name == "k":
         values[:, :, rows // 3] *= 100  # scores that leave even the range of bf16, whichever key comes first
         values[:, :, rows * 2 // 3] *= 30
+        _lone_keys(values)
+    elif kind == "huge_keys_within" and name == "q":
+        _lone_rows(values, scale)
     elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
         values[:, :, max(0, rows - 3)] *= 12
     elif kind == "rising_maximum" and name == "q":
@@ -80,6 +84,27 @@ def _bend(values: torch.Tensor, name: str, kind: str) -> None:
         values += torch.linspace(0, 6, rows, device=values.device)[None, None, :, None]
     elif kind == "equal_keys" and name == "k":
         values[:] = values[:, :, :1].clone()
+
+
+def _lone_rows(q: torch.Tensor, scale: float) -> None:
+    """Of every other 16 rows make one row see no dimension of K but the first, which is its logarithm of a weight to
+    base 2, and the others small: a warp in which one row's scores alone rise."""
+    small = torch.arange(q.shape[2], device=q.device) // 16 % 2 == 1
+    q[:, :, small] *= 0.01
+    q[..., 0] *= 0.01
+    lone = small & (torch.arange(q.shape[2], device=q.device) % 16 == 5)
+    q[:, :, lone] = 0
+    q[:, :, lone, 0] = math.log(2) / scale
+
+
+def _lone_keys(k: torch.Tensor) -> None:
+    """What such a row sees: low weights, one huge key, and some beside it, as far as a lane's keys are apart, that come
+    close to five or eight octaves above the first maximum, of which kernels like to take their distance."""
+    keys = k.shape[2]
+    k[..., 0] = -(torch.arange(keys, device=k.device) % 3)
+    for away, octaves in ((8, 4.3), (-8, 4.7), (16, 7.3), (-16, 7.7), (24, 4.7), (-24, 7.7), (0, 300.0)):
+        if 0 <= keys // 3 + away < keys:
+            k[:, :, keys // 3 + away, 0] = octaves
 
 
 def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:
