@@ -76,7 +76,7 @@ def measured(given: argparse.Namespace, db: str) -> None:
         ahead.listen(sampler, wait_for_any(ahead.worker_of(sampler), 1.0))
     core = CoreTime(sampler.worker.pid) if isinstance(sampler, AheadSampler) else None
     driver = Driver(running, core)
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     if given.profile:
         profile.enable()
     progress = running.run(Budget(seconds=given.seconds), driver.look)
@@ -101,11 +101,15 @@ class Driver:
         self._progress, self._thinking = running.progress, thinking
         self._first: tuple[float, ...] | None = None
         self._last: tuple[float, ...] = ()
+        self._looks, self._compiling, self._ready = 0, 0, 0
 
     def look(self) -> None:
         progress = self._progress
         if progress.stage != "searching" or progress.seconds < 1.0:
             return
+        self._looks += 1
+        self._compiling += progress.compiling
+        self._ready += progress.ready
         thought = self._thinking.look() if self._thinking else 0.0
         now = progress.recorded, progress.seconds, time.process_time(), time.thread_time(), thought
         now = *now, progress.device_seconds / progress.boards
@@ -116,5 +120,7 @@ class Driver:
         count, seconds, cpu, loop, thought, busy = (b - a for a, b in zip(self._first, self._last, strict=True))
         rate, share = count / seconds, busy / seconds
         print(f"{count:.0f} candidates in {seconds:.1f} s: {rate:.0f} per second, boards {share:.0%} busy")
+        compiling, ready = self._compiling / self._looks, self._ready / self._looks
+        print(f"{compiling:.0f} compile, {ready:.0f} are ready, {self._looks / seconds:.0f} passes per second")
         for what, spent in (("driver", cpu), ("its loop's thread", loop), ("sampler's process", thought)):
             print(f"{what}: {1e3 * spent / count:.2f} ms of CPU per candidate, {spent / seconds:.0%} of a core")

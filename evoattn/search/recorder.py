@@ -3,6 +3,7 @@ ran."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,9 @@ from evoattn.storage.trials import NewTrial
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.ranking import against_leader
 
+GATHER_SECONDS = 0.1
+"""Between the beginnings of two transactions: each costs a flush of the disk, and as much CPU time as two results."""
+
 _Result = tuple[Proposal, NewTrial, Identity | None, Callable[[Trial], None]]
 
 
@@ -34,6 +38,8 @@ class Recorder:
         self._queue: list[_Result] = []
         self._written: list[_Result] = []
         """What the writer has."""
+        self._next = 0.0
+        """When the next transaction may begin."""
         self._writer = Writer(storage, study)
 
     def restore(self, problem: AttentionProblem, gpu: GpuSpec, spaces: dict[str, SearchSpace]) -> None:
@@ -71,12 +77,14 @@ class Recorder:
         self._queue.append((proposal, new, pending.identity, then))
 
     def flush(self, wait: bool = False) -> None:
-        """Tell of what is written, and have all that waits written in one transaction, as each costs a flush of the
-        disk. `wait`: until nothing waits."""
+        """Tell of what is written, and have all that waits written in one transaction, `GATHER_SECONDS` after the one
+        before. `wait`: at once, and until nothing waits."""
         while True:
             if self._writer.done or (wait and not self._writer.idle):
                 self._tell()
-            if self._queue and self._writer.idle:
+            now = time.monotonic()
+            if self._queue and self._writer.idle and (wait or now >= self._next):
+                self._next = now + GATHER_SECONDS
                 self._written, self._queue = self._queue, []
                 self._writer.begin([new for _, new, _, _ in self._written])
             if not wait or self._writer.idle:

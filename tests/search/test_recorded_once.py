@@ -3,6 +3,7 @@
 import itertools
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from evoattn.search.budget import Budget
 from evoattn.search.candidates import Pending
 from evoattn.search.loop import Search
 from evoattn.search.progress import Progress
-from evoattn.search.recorder import Recorder
+from evoattn.search.recorder import GATHER_SECONDS, Recorder
 from evoattn.storage.errors import StorageError
 
 
@@ -161,6 +162,23 @@ def test_nobody_waits_for_the_disk_and_what_came_meanwhile_is_written_next(stora
     recorder.flush(wait=True)
     recorder.stop()
     assert recorder.waiting == 0 and progress.recorded == 3
+
+
+def test_results_gather_for_a_while_before_the_next_transaction(storage):
+    slow, progress = Slow(storage), Progress()
+    recorder, record = recorder_of(slow, storage, progress)
+    slow.let.set()
+    begun = time.monotonic()
+    record()
+    recorder.flush()
+    record()
+    while progress.recorded < 2:
+        recorder.flush()
+    assert GATHER_SECONDS <= time.monotonic() - begun < 20 * GATHER_SECONDS
+    record()
+    recorder.flush(wait=True)
+    assert progress.recorded == 3, "who waits for it is not kept"
+    recorder.stop()
 
 
 @pytest.mark.parametrize("known", ["when it is waited for", "when the search is stopped"])

@@ -1,0 +1,76 @@
+"""Compile workers of a search: what they are sent, what comes back, and what is known where nothing does."""
+
+import os
+import pickle
+import time
+from contextlib import closing
+
+import pytest
+from search_puppets import FakeCompiler
+from studies_of_puppets import GPU, PROBLEM, why_invalid
+
+from evoattn.evaluation.handlers import CompileHandler
+from evoattn.evaluation.listener import Listener
+from evoattn.evaluation.pool import processes
+from evoattn.evaluation.process import Handler
+from evoattn.evaluation.tasks import Compile, Compiled
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.packed_source import PackedSource
+from evoattn.model.records import Evaluation, Proposal, TrialState
+from evoattn.model.space import load_space
+from evoattn.search.candidates import Pending
+from evoattn.search.compilers import Compilers
+from evoattn.search.tools import Tools
+
+FAMILY = FAMILIES["flash_mma"]
+
+
+class Dies(Handler):
+    """Of every task."""
+
+    def __init__(self, problem, gpu, offline):
+        pass
+
+    def __call__(self, task):
+        os._exit(3)
+
+
+def pending():
+    config = next(c for c in load_space(FAMILY.name, GPU).starting_configs() if not why_invalid(FAMILY.name, c.params))
+    return Pending(Proposal(FAMILY.name, config.params), FAMILY, config)
+
+
+def ends(make, beside=False):
+    """The (candidate, answer) of one task, by one worker."""
+    compilers = Compilers(processes(1, make, (PROBLEM, GPU, False), beside), Tools(), PROBLEM, GPU)
+    end, found, handed = time.monotonic() + 60, [], False
+    with closing(Listener()) as listener:
+        while not found and time.monotonic() < end:
+            if (idle := compilers.idle()) and not handed:
+                compilers.submit(pending(), idle[0])
+                handed = True
+            found += compilers.poll(listener.wait(compilers.workers, 0.05))
+    compilers.stop()
+    return found
+
+
+@pytest.mark.parametrize("make", [CompileHandler, FakeCompiler])
+def test_a_config_goes_there_and_its_source_comes_back(make):
+    ((candidate, answer),) = ends(make, beside=True)
+    text = render(FAMILY, PROBLEM, candidate.config, GPU)
+    assert candidate.source == PackedSource.of(text)
+    assert candidate.identity == (text.source_hash, FAMILY.launches(PROBLEM, candidate.config, GPU))
+    assert isinstance(answer, Compiled) and answer.kernel and not answer.kernel.ptx
+
+
+def test_the_source_of_a_candidate_whose_workers_died_is_known_all_the_same():
+    ((candidate, answer),) = ends(Dies)
+    assert isinstance(answer, Evaluation) and answer.state is TrialState.WORKER_DIED and candidate.again
+    assert candidate.source == PackedSource.of(render(FAMILY, PROBLEM, candidate.config, GPU))
+
+
+def test_a_task_is_small():
+    candidate = pending()
+    task = Compile(candidate.family, candidate.config, render=Tools().render)
+    assert len(pickle.dumps(task)) < 2_000
