@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from evoattn.model.space import load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.workload import draw
+from evoattn.portfolio.workload import draw_all
 from evoattn.search.starting import MOST_OF_A_FAMILY, starting_configs
 
 
@@ -41,8 +40,7 @@ def main() -> None:
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu, seeds = device.spec, [int(seed) for seed in words.seeds.split(",")]
-    drawn = [p for seed in seeds for p in draw(seed, math.ceil(words.count / len(seeds)))][: words.count]
-    problems = [by_name_or_shape(text) for text in words.problem] or drawn
+    problems = [by_name_or_shape(text) for text in words.problem] or draw_all(seeds, words.count)
     picks = [pick(p, gpu) for p in problems]
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     for group in groups:

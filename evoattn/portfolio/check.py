@@ -80,6 +80,8 @@ def check(engine: Engine, group: Group, chosen: Pick | None, rounds: int, peers:
     found = [k for k in group.leaders(0, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
     contestants = ([ours] if ours else []) + found
     times, theirs, refusals = engine.final(group, 0, contestants, rounds, peers)
+    if peers and not any(times):  # one of the peers may have broken the context
+        times, _, _ = engine.final(group, 0, contestants, rounds)
     known = [us for us in times if us]
     best = min(known, default=None)
     winner = contestants[times.index(best)] if best else None

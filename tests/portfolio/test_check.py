@@ -1,0 +1,47 @@
+"""A check of picks outlives a peer that breaks the GPU's context; peers that compile can be called ahead."""
+
+import pytest
+import torch
+
+from evoattn.model.gpu import lookup
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.check import check, make_group
+from evoattn.portfolio.pick import pick
+from evoattn.portfolio.workload import draw, draw_all
+from scripts.peers_ahead import tensors_of
+
+H100 = lookup("h100")
+PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bshd")
+
+
+class PuppetEngine:
+    """Every kernel is right and takes 10 µs; nothing is timed beside a peer called `broken`."""
+
+    def prove(self, group, index, kernel):
+        return ""
+
+    def final(self, group, index, kernels, rounds, peers=()):
+        if "broken" in peers:
+            return [None] * len(kernels), {}, {"all": "the context is lost"}
+        return [10.0] * len(kernels), dict.fromkeys(peers, 20.0), {}
+
+
+@pytest.mark.parametrize(("peer", "refusals"), (("flash", {}), ("broken", {"all": "the context is lost"})))
+def test_a_peer_that_breaks_the_context_costs_no_regret(peer, refusals):
+    chosen = pick(PROBLEM, H100)
+    row = check(PuppetEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (peer,))
+    assert row.regret == 1.0 and row.refusals == refusals
+    assert set(row.peers) == (set() if refusals else {peer})
+
+
+def test_problems_of_several_seeds():
+    assert draw_all([71, 72], 5) == [*draw(71, 3), *draw(72, 2)]
+
+
+def test_tensors_of_a_peer_called_ahead_are_those_of_the_problem():
+    for layout in ("bhsd", "bshd"):
+        problem = PROBLEM.with_(layout=layout)
+        tensors = tensors_of(problem, "cpu")
+        for name, tensor in tensors.items():
+            assert tensor.shape == problem.shape(name) and tensor.stride() == problem.strides(name)
+            assert tensor.dtype == torch.bfloat16
