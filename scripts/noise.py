@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,11 +30,13 @@ from evoattn.backends.compiler import compile_source  # noqa: E402
 from evoattn.correctness.validate import run_case  # noqa: E402
 from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
 from evoattn.families import registry  # noqa: E402
+from evoattn.families.base import Family  # noqa: E402
 from evoattn.families.built import BuiltKernel  # noqa: E402
 from evoattn.families.render import render  # noqa: E402
 from evoattn.fleet.local import LocalFleet  # noqa: E402
 from evoattn.model import gpu as gpus  # noqa: E402
 from evoattn.model import named_problems as problems  # noqa: E402
+from evoattn.model.problem import AttentionProblem  # noqa: E402
 from evoattn.model.records import Candidate, CompiledKernel, Timing  # noqa: E402
 from evoattn.model.space import KernelConfig, SearchSpace, load_space  # noqa: E402
 from evoattn.samplers.registry import make_sampler  # noqa: E402
@@ -136,6 +138,19 @@ def space_with_known_best(spec: gpus.GpuSpec) -> SearchSpace:
     return replace(space, parameters=parameters, starting=())
 
 
+@dataclass(frozen=True)
+class Delayed:
+    """A renderer of one kernel, slower by `cycles` in all configs but one."""
+
+    base: Candidate
+    cycles: int
+    known_best: str
+
+    def __call__(self, family: Family, problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> Candidate:
+        source = (self.base if config.id == self.known_best else delayed(self.base, self.cycles)).source
+        return replace(self.base, config=config.params, config_id=config.id, source=f"{source}// {config.id}\n")
+
+
 def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int) -> bool:
     """One search; prints what it found."""
     spaces = {"flash_scalar": space_with_known_best(spec)}
@@ -146,12 +161,8 @@ def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int
     valid = make_sampler("random", spaces, PROBLEM, 0, why_invalid).ask(10_000)
     known_best = random.Random(seed).choice([KernelConfig(p.family, p.params).id for p in valid])
 
-    def render_delayed(family, problem, config, gpu) -> Candidate:
-        source = (base if config.id == known_best else delayed(base, cycles)).source
-        return replace(base, config=config.params, config_id=config.id, source=f"{source}// {config.id}\n")
-
     started = time.monotonic()
-    tools = Tools(render=render_delayed)
+    tools = Tools(render=Delayed(base, cycles, known_best))
     with TemporaryDirectory() as folder:
         storage = Storage.open(f"{folder}/noise.sqlite")
         study = storage.create_study(

@@ -58,6 +58,16 @@ class Script:
         pass
 
 
+@dataclass(frozen=True)
+class Lies:
+    """A renderer that plants the fault of each config's liar, by the config's id."""
+
+    liars: dict[str, Liar]
+
+    def __call__(self, family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
+        return lie(render(family, problem, config, gpu), self.liars[config.id])
+
+
 class ProvesEverybody(DeviceHandler):
     """Runs all checks on a slow liar too, which a search would leave at its time."""
 
@@ -93,12 +103,13 @@ def run_zoo(
     """Every liar between two honest controls, searched on the device or offline. Raises what `Search.run` raises."""
     chosen = configs_of((HONEST, *LIARS, HONEST), gpu)
 
-    def render_liar(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
-        return lie(render(family, problem, config, gpu), chosen[config.id][1])
-
     study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
     spaces, sampler = {FAMILY.name: load_space(FAMILY.name, gpu)}, Script(config for config, _ in chosen.values())
-    tools = Tools(render=render_liar, make_device=ProvesEverybody, device_seconds=LOOP_SECONDS)
+    tools = Tools(
+        render=Lies({name: liar for name, (_, liar) in chosen.items()}),
+        make_device=ProvesEverybody,
+        device_seconds=LOOP_SECONDS,
+    )
     running = Search(storage, study, PROBLEM, gpu, spaces, sampler, LocalFleet(jobs), sanitize=sanitize, tools=tools)
     running.run(Budget(trials=len(chosen)))
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
