@@ -6,7 +6,8 @@
 For each problem the pick, the best kernels of a search of so many seconds that starts from it and from the families'
 starting configs (`--family NAME`: of these families alone), and every peer are timed in turns. Regret is the pick's
 time over the best of ours. All searches run at once in one set of processes, each with its share of the time. -o FILE
-keeps all rows as JSON.
+keeps all rows as JSON. `--configs FILE` adds kernels from which the searches start, and `--winners FILE` keeps the best
+of each, both as `evoattn bench --configs` takes them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,29 @@ import json
 import time
 from pathlib import Path
 
-from evoattn.model.gpu import detect_devices
+from evoattn.bench.contenders import read_configs
+from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import draw_all
 from evoattn.search.starting import MOST_OF_A_FAMILY, starting_configs
+
+WINNERS = 3
+"""Kernels of each problem that `--winners` keeps."""
+
+
+def winner_lines(group: Group, row: Checked, gpu: GpuSpec) -> list[str]:
+    """The fastest of the final and the next ones of the search, as `read_configs` takes them."""
+    problem = group.problems[0]
+    best = [row.winner] if row.winner else []
+    best += [(kernel.family, kernel.params) for kernel in group.leaders(0, WINNERS)]
+    distinct = [kernel for i, kernel in enumerate(best) if kernel not in best[:i]][:WINNERS]
+    about = {"problem": problem.to_dict(), "arch": gpu.arch, "median_us": row.best_us}
+    return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
 
 
 def main() -> None:
@@ -36,6 +52,8 @@ def main() -> None:
     parser.add_argument("--peers", default="flash,cudnn,efficient,fa3,fa4")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, help="compile processes")
+    parser.add_argument("--configs", type=Path, help="kernels from which searches start too")
+    parser.add_argument("--winners", type=Path, help="where the best kernels go")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     device = detect_devices()[0]
@@ -45,6 +63,7 @@ def main() -> None:
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     for group in groups:
         group.families = tuple(words.family) or group.families
+        group.given += read_configs(words.configs, group.problems[0], gpu.arch) if words.configs else []
         group.given += [
             (family, config.params)
             for family in group.families
@@ -61,6 +80,9 @@ def main() -> None:
             print(rows[-1].line(), flush=True)
             if words.problem:
                 print(f"   {rows[-1].winner}; {rows[-1].peers}; {rows[-1].refusals}", flush=True)
+            if words.winners:
+                with words.winners.open("a") as file:
+                    file.writelines(winner_lines(group, rows[-1], gpu))
             if words.output:
                 kept = {"device": device.product, "seeds": seeds, "rows": [r.to_dict() for r in rows]}
                 words.output.write_text(json.dumps(kept))
