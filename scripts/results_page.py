@@ -5,6 +5,8 @@
 
 The second form first adds what `evoattn bench --format json` wrote, as one more run. Its table goes where the page has
 the places `<!-- run: T -->` and `<!-- end -->`. Times are µs per call: the median, or median, 10th and 90th percentile.
+With `--targets 0.97,0.7` a column says whether evoattn takes at most these shares of the best peer's time and of
+FlexAttention's.
 """
 
 from __future__ import annotations
@@ -21,15 +23,45 @@ from evoattn.model.named_problems import lookup
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DATA, PAGE, PICTURE = DOCS / "results.json", DOCS / "results.md", DOCS / "results.svg"
 PLACE = re.compile(r"(<!-- run: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-PEERS = {"cudnn": "cuDNN", "fa3": "FlashAttention 3", "fa4": "FlashAttention 4", "flash": "SDPA flash"}
+PEERS = {
+    "cudnn": "cuDNN",
+    "fa3": "FlashAttention 3",
+    "fa4": "FlashAttention 4",
+    "flashinfer": "FlashInfer",
+    "flash": "SDPA flash",
+    "efficient": "SDPA efficient",
+    "varlen": "varlen_attn",
+    "flex": "FlexAttention",
+}
 """The columns of the tables; other peers get one too where a run has them."""
 SHORT_US = 90.0
 """Kernels faster than this are left out of the picture: see "Short kernels" on the page."""
 
 
+def peer_us(row: dict[str, Any], name: str) -> float:
+    """A peer's median."""
+    time = row["peers"][name]
+    return float(time[0] if isinstance(time, list) else time)
+
+
 def best_peer(row: dict[str, Any]) -> tuple[str, float]:
     """The fastest peer of a row and its µs."""
-    return min(row["peers"].items(), key=lambda item: item[1])
+    return min(((name, peer_us(row, name)) for name in row["peers"]), key=lambda item: item[1])
+
+
+def shown(time: float | list[float]) -> str:
+    """A median, with its spread where it is known."""
+    if not isinstance(time, list):
+        return f"{time:.2f}"
+    median, *spread = time
+    return f"{median:.2f} ({spread[0]:.2f} to {spread[1]:.2f})" if spread else f"{median:.2f}"
+
+
+def verdict(row: dict[str, Any], targets: list[float]) -> list[str]:
+    """(share of FlexAttention's time, whether both targets are met) as cells."""
+    ours, flex = row["ours"][0], peer_us(row, PEERS["flex"]) if PEERS["flex"] in row["peers"] else None
+    met = ours <= targets[0] * best_peer(row)[1] and (flex is None or ours <= targets[1] * flex)
+    return [f"{ours / flex:.3f}" if flex else "-", "yes" if met else "no"]
 
 
 def problem_text(row: dict[str, Any]) -> str:
@@ -48,7 +80,9 @@ def table(run: dict[str, Any]) -> str:
     rows = run["rows"]
     present = dict.fromkeys(name for row in rows for name in row["peers"])
     peers = [name for name in dict.fromkeys((*PEERS.values(), *present)) if name in present]
+    targets = run.get("targets")
     head = ["problem", "shape", "family", "evoattn, µs", *(f"{name}, µs" for name in peers), "÷ best peer"]
+    head += ["÷ FlexAttention", f"≤ {targets[0]:g} and ≤ {targets[1]:g}"] if targets else []
     lines = [
         f"{run['card']}, {run['date']}, commit {run['commit']}, `{run['command']}`.",
         *textwrap.wrap(f"{run['versions']}.", 118),
@@ -57,11 +91,10 @@ def table(run: dict[str, Any]) -> str:
         f"|{'---|' * len(head)}",
     ]
     for row in rows:
-        median, *spread = row["ours"]
-        ours = f"{median:.2f} ({spread[0]:.2f} to {spread[1]:.2f})" if spread else f"{median:.2f}"
-        times = [f"{row['peers'][name]:.2f}" if name in row["peers"] else "-" for name in peers]
-        ratio = f"{median / best_peer(row)[1]:.3f}"
-        lines.append(f"| {' | '.join([title(row), problem_text(row), row['family'], ours, *times, ratio])} |")
+        times = [shown(row["peers"][name]) if name in row["peers"] else "-" for name in peers]
+        ratios = [f"{row['ours'][0] / best_peer(row)[1]:.3f}", *(verdict(row, targets) if targets else [])]
+        cells = [title(row), problem_text(row), row["family"], shown(row["ours"]), *times, *ratios]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -101,6 +134,11 @@ def picture(run: dict[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def spread_of(time: dict[str, float]) -> list[float]:
+    """Median, 10th and 90th percentile."""
+    return [round(time[key], 2) for key in ("median_us", "p10_us", "p90_us")]
+
+
 def run_of_bench(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The rows of `evoattn bench --format json` that have a time of ours and of a peer, as this page keeps them.
 
@@ -114,8 +152,8 @@ def run_of_bench(rows: list[dict[str, Any]]) -> dict[str, Any]:
         versions |= row["versions"]
         problem = lookup(row["problem"]["name"])
         dtype = {} if row["problem"]["dtype"] == problem.dtype else {"dtype": row["problem"]["dtype"]}
-        ours = [round(row["ours"][key], 2) for key in ("median_us", "p10_us", "p90_us")]
-        peers = {PEERS.get(name, name): round(time["median_us"], 2) for name, time in row["peers"].items()}
+        ours = spread_of(row["ours"])
+        peers = {PEERS.get(name, name): spread_of(time) for name, time in row["peers"].items()}
         kept.append({"problem": problem.name, **dtype, "family": row["family"], "ours": ours, "peers": peers})
     return {"versions": ", ".join(dict.fromkeys(versions.values())), "rows": kept}
 
@@ -135,11 +173,13 @@ def main() -> None:
     parser.add_argument("bench", nargs="?", type=Path)
     for name in ("title", "date", "card", "commit", "command"):
         parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--targets", help="the most shares of the best peer's time and of FlexAttention's")
     words = parser.parse_args()
     runs = json.loads(DATA.read_text())["runs"]
     if words.bench:
         about = {name: getattr(words, name) for name in ("title", "date", "card", "commit", "command")}
         runs = [run for run in runs if run["title"] != words.title]
+        about |= {"targets": [float(share) for share in words.targets.split(",")]} if words.targets else {}
         runs.append(about | run_of_bench(json.loads(words.bench.read_text())))
         DATA.write_text(data_text(runs))
     PAGE.write_text(filled(PAGE.read_text(), runs))

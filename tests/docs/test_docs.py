@@ -190,10 +190,21 @@ def test_a_bench_becomes_a_run_of_the_results_page():
     }
     run = results_page.run_of_bench([row, row | {"ours": None}, row | {"peers": {}}])
     (kept,) = run["rows"]
-    assert kept["ours"] == [10.0, 9.5, 11.0] and kept["peers"] == {"cuDNN": 20.0, "mine": 15.0}
+    assert kept["ours"] == [10.0, 9.5, 11.0]
+    assert kept["peers"] == {"cuDNN": [20.0, 9.5, 11.0], "mine": [15.0, 9.5, 11.0]}
     about = {"card": "C", "date": "D", "commit": "H", "command": "evoattn bench"}
     table = results_page.table(run | about)
     assert "| seed_h100, bf16 | B=1 H=16 S=1024 D=64 bf16 full |" in table and "| 0.667 |" in table
+    assert "20.00 (9.50 to 11.00)" in table
+
+
+@pytest.mark.parametrize("flex, said", [(None, "| 0.667 | - | yes |"), (14.0, "| 0.714 | 0.714 | no |")])
+def test_targets_are_shares_of_the_best_peer_and_of_flex_attention(flex, said):
+    peers = {"cuDNN": [15.0, 14.0, 16.0]} | ({"FlexAttention": [flex, flex, flex]} if flex else {})
+    rows = [{"problem": "seed_h100", "family": "flash_mma", "ours": [10.0], "peers": peers}]
+    about = {"card": "C", "date": "D", "commit": "H", "command": "evoattn bench", "versions": "V"}
+    table = results_page.table(about | {"rows": rows, "targets": [0.97, 0.7]})
+    assert "≤ 0.97 and ≤ 0.7" in table and said in table
 
 
 def test_every_module_says_what_it_is():
