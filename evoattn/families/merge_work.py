@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from evoattn.families.work import WARP, LaunchWork, Step, tensor_bytes
@@ -9,6 +10,10 @@ from evoattn.model.problem import AttentionProblem
 
 MERGE_THREADS = 128
 """Of a block, which merges one row."""
+COLUMNS, AT_ONCE = 4, 8
+"""Of O, that a thread merges; splits whose results it loads together."""
+MERGE_WAIT, LOAD_WAIT = 1400, 700
+"""Clocks: of a block's first loads, sums and stores; of each later round of loads."""
 REGISTERS, SMEM_BYTES = 32, 4096
 """Estimates, per thread and per block."""
 
@@ -18,18 +23,20 @@ def merge_work(
     problem: AttentionProblem,
     splits: int,
     scratch_bytes: float,
-    waits: float,
     genes: Mapping[str, float],
     overlaps: bool = False,
 ) -> LaunchWork:
     """The launch of `kernel`, with a block for each row of O, over `scratch_bytes` of partial results in fp32 and their
-    maxima and sums. `waits`: clocks that a warp waits in it."""
+    maxima and sums. Groups of threads take a row's splits in turn."""
     dim = problem.head_dim_v
+    taken = math.ceil(splits / max(1, MERGE_THREADS * COLUMNS // dim))
+    rounds = math.ceil(taken / AT_ONCE)
     merge = Step(
         fp32=splits * dim * 2.0,
-        instructions=splits * dim / 4 / WARP * 6 + 100,
+        special=MERGE_THREADS * ((AT_ONCE + 1.0) * rounds + 1),
+        instructions=740.0 + 60 * taken,
         loaded_bytes=splits * (dim * 4 + 8) + dim * problem.element_bytes,
-        waits=waits,
+        waits=MERGE_WAIT + LOAD_WAIT * (rounds - 1),
     )
     return LaunchWork(
         kernel,

@@ -21,45 +21,32 @@ from threadpoolctl import threadpool_limits
 
 from evoattn.cost.fitted import DATA, Fitted, save
 from scripts.cost.fitting import fit, predict
-from scripts.cost.judge import HEAD, Judgement
-from scripts.cost.judged_sets import judged_sets
+from scripts.cost.judge import HEAD, Judgement, spread_table
+from scripts.cost.judged_sets import judged_sets, problem_keys
 from scripts.cost.measured import Row, files, read, thinned
 from scripts.cost.table import Floats, Numbers, Table, make_table
 
 EACH = 40
-"""Rows of a problem in the fit, and of a campaign's problem among those that are judged: a third of them its fastest.
-Of landscapes more are fitted, and all are judged."""
+"""Rows of a problem of a campaign in the fit, a third of them its fastest; of landscapes more. All are judged."""
 FOLDS = 3
 
 
 @dataclass(frozen=True)
 class Data:
-    """Measured rows, twice: with the compiler's registers, as they are judged, and as they are fitted. The first `thin`
-    of them are in the fit, and judged; behind them are the other rows of landscapes."""
+    """Measured rows: all, with the compiler's registers, as they are judged, and those in the fit as they are there."""
 
     judged: Table
     fitted: Table
-    thin: int
     threads: int
     """Of a fit."""
 
-    @property
-    def rows(self) -> Sequence[Row]:
-        """What was measured."""
-        return self.judged.rows
+    def judge(self, keep: Callable[[Row], bool]) -> Numbers:
+        """Which of the judged rows are kept."""
+        return np.flatnonzero([keep(row) for row in self.judged.rows])
 
-    def where(self, keep: Callable[[Row], bool], whole: bool = False) -> Numbers:
-        """The rows that are kept, of those in the fit or of the `whole`."""
-        count = len(self.rows) if whole else self.thin
-        return np.array([i for i in range(count) if keep(self.rows[i])], dtype=np.int64)
-
-
-def prepare(every: Sequence[Row], each: int, jobs: int, threads: int) -> Data:
-    """The tables of these rows."""
-    thin = thinned(every, each)
-    known = {id(row) for row in thin}
-    rows = [*thin, *(row for row in every if row.source == "landscape" and id(row) not in known)]
-    return Data(make_table(rows, "compiler", jobs), make_table(rows, "both", jobs), len(thin), threads)
+    def fit(self, keep: Callable[[Row], bool]) -> Numbers:
+        """Which of the fitted rows are kept."""
+        return np.flatnonzero([keep(row) for row in self.fitted.rows])
 
 
 DATA_OF_PROCESS: list[Data] = []
@@ -78,23 +65,22 @@ def judge_here(inside: Numbers, outside: Numbers) -> Floats:
     return predict(DATA_OF_PROCESS[0].judged, outside, fit_here(inside))
 
 
-def folds(data: Data, count: int) -> list[tuple[Numbers, Numbers]]:
+def folds(data: Data, count: int = FOLDS) -> list[tuple[Numbers, Numbers]]:
     """(rows in the fit, rows judged by it), so that no fit saw a time of its judged problems on any card."""
-    problems = sorted({row.problem for row in data.rows}, key=lambda p: p.describe())
+    problems = sorted({row.problem for row in data.judged.rows}, key=lambda p: p.describe())
     np.random.default_rng(0).shuffle(problems)
     fold = {problem: i % count for i, problem in enumerate(problems)}
-    parts = []
-    for k in range(count):
-        inside = data.where(lambda row, k=k: fold[row.problem] != k)
-        parts.append((inside, data.where(lambda row, k=k: fold[row.problem] == k)))
-    return parts
+    return [
+        (data.fit(lambda row, k=k: fold[row.problem] != k), data.judge(lambda row, k=k: fold[row.problem] == k))
+        for k in range(count)
+    ]
 
 
 def campaigns_alone(data: Data) -> tuple[Numbers, Numbers]:
-    """Campaigns in the fit, and all of the landscapes to be judged: kernels that no search had chosen."""
-    judged = data.where(lambda row: row.source == "landscape", whole=True)
-    problems = {data.rows[i].problem for i in judged}
-    return data.where(lambda row: row.source == "campaign" and row.problem not in problems), judged
+    """Campaigns in the fit, and landscapes to be judged: kernels that no search had chosen."""
+    problems = {row.problem for row in data.judged.rows if row.source == "landscape"}
+    inside = data.fit(lambda row: row.source == "campaign" and row.problem not in problems)
+    return inside, data.judge(lambda row: row.source == "landscape")
 
 
 def report(title: str, rows: Sequence[Row], score: Floats) -> dict[str, Judgement]:
@@ -113,28 +99,28 @@ def main() -> None:
     parser.add_argument("--fit-only", type=Path, metavar="FILE", help="write the fit there, and judge nothing")
     parser.add_argument("--out", type=Path, default=DATA, help="where the fit is written")
     parser.add_argument("--scores", type=Path, help="where scores of problems left out are written, as .npz")
-    parser.add_argument("--folds", type=int, default=FOLDS)
     parser.add_argument("--each", type=int, default=EACH, help="rows of a problem in the fit")
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="processes; of which folds + 3 fit; more are threads of theirs"
-    )
+    parser.add_argument("--judged", type=int, help="rows of a problem of a campaign that are judged, not all")
+    parser.add_argument("--jobs", type=int, default=1, help=f"processes, of which {FOLDS + 3} fit")
     options = parser.parse_args()
-    threads = max(1, options.jobs // (options.folds + 3))
-    started, paths = time.monotonic(), options.files or files()
-    DATA_OF_PROCESS[:] = [prepare(read(paths), options.each, options.jobs, threads)]
-    (data,) = DATA_OF_PROCESS
-    print(f"{data.thin} times in the fit, {time.monotonic() - started:.0f} s", flush=True)
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
-        whole = None if options.judge_only else pool.submit(fit_here, np.arange(data.thin))
-        if options.fit_only:
-            save(whole.result(), options.fit_only)
-            return
-        judged = judge_all(data, options.folds, pool.submit, options.scores)
+    started, paths, jobs = time.monotonic(), options.files or files(), options.jobs
+    every = read(paths)
+    thin = thinned(every, options.each)
+    if options.fit_only:
+        save(fit(make_table(thin, "both", jobs), np.arange(len(thin))), options.fit_only)
+        return
+    judged = thinned(every, options.judged) if options.judged else every
+    data = Data(make_table(judged, "compiler", jobs), make_table(thin, "both", jobs), max(1, jobs // (FOLDS + 3)))
+    DATA_OF_PROCESS[:] = [data]
+    print(f"{len(thin)} times in the fit, {len(judged)} judged, {time.monotonic() - started:.0f} s", flush=True)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        whole = None if options.judge_only else pool.submit(fit_here, np.arange(len(thin)))
+        found = judge_all(data, pool.submit, options.scores)
         if whole:
-            cards = sorted({row.gpu.name for row in data.rows})
+            cards = sorted({row.gpu.name for row in judged})
             about = {
-                "files": [path.name for path in paths], "times": data.thin, "cards": cards,
-                "made": time.strftime("%Y-%m-%d"), "left_out": {label: vars(one) for label, one in judged.items()},
+                "files": [path.name for path in paths], "times": len(thin), "cards": cards,
+                "made": time.strftime("%Y-%m-%d"), "left_out": {label: vars(one) for label, one in found.items()},
             }  # fmt: skip
             save(replace(whole.result(), about=about), options.out)
             print(f"Wrote {options.out} ({options.out.stat().st_size >> 10} KB)")
@@ -142,16 +128,16 @@ def main() -> None:
 
 
 def judge_all(
-    data: Data, count: int, submit: Callable[..., Future[Floats]], scores_file: Path | None = None
+    data: Data, submit: Callable[..., Future[Floats]], scores_file: Path | None = None
 ) -> dict[str, Judgement]:
     """Print all tables; the judgement of problems left out."""
-    rows = data.rows
+    rows = data.judged.rows
     start = partial(submit, judge_here)
-    parts = folds(data, count)
+    parts = folds(data)
     scores = [start(*part) for part in parts]
     cards = sorted({row.gpu.name for row in rows})
-    first = data.where(lambda row: row.gpu.name == cards[0])
-    others = data.where(lambda row: row.gpu.name != cards[0])
+    first = data.fit(lambda row: row.gpu.name == cards[0])
+    others = data.judge(lambda row: row.gpu.name != cards[0])
     elsewhere = start(first, others) if len(others) else None
     alone, landscapes = campaigns_alone(data)
     of_landscapes = start(alone, landscapes) if len(landscapes) and len(alone) else None
@@ -160,6 +146,7 @@ def judge_all(
     if scores_file:
         np.savez_compressed(scores_file, row=chosen, us=data.judged.us[chosen], score=score)
     judged = report("Problems left out of the fit", [rows[i] for i in chosen], score)
+    print(spread_table(score, data.judged.us[chosen], problem_keys([rows[i] for i in chosen])))
     if elsewhere:
         report(f"Fitted on the {cards[0]} alone", [rows[i] for i in others], elsewhere.result())
     if of_landscapes:

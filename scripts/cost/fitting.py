@@ -12,7 +12,7 @@ from evoattn.cost.fitted import Fitted, Weights
 from evoattn.families import registry
 from scripts.cost.boosting import fit_trees
 from scripts.cost.measured import Row
-from scripts.cost.table import BUSY, Floats, Numbers, Table, put_together
+from scripts.cost.table import BUSY, Floats, Numbers, Table, columns, put_together
 
 SAMPLE = 12_000
 """Rows from which the physical weights are fitted."""
@@ -87,8 +87,7 @@ def predict(table: Table, chosen: Numbers, fitted: Fitted) -> Floats:
         mine = np.flatnonzero((table.family[chosen] == family) & table.fits[chosen])
         if len(mine):
             names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
-            columns = {name: asked[:, i] for i, name in enumerate(names)}
-            asked = np.stack([columns.get(name, np.full(len(mine), math.nan)) for name in trees.names], axis=1)
+            asked = columns(asked, names, trees.names)
             logs = [trees.predict(asked[i : i + AT_ONCE]) for i in range(0, len(mine), AT_ONCE)]
             factors[mine] = np.exp(np.clip(np.concatenate(logs), -MOST_CORRECTION, MOST_CORRECTION))
     return table.bounded(chosen, us * factors)

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 LEAST = 20
@@ -51,10 +52,7 @@ HEAD = (
 
 def judge(predicted: Sequence[float], measured: Sequence[float], problems: Sequence[Hashable]) -> Judgement:
     """Of kernels of several problems, each with at least `LEAST` of them."""
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for i, problem in enumerate(problems):
-        groups[problem].append(i)
-    judged = [np.array(g) for g in groups.values() if len(g) >= LEAST]
+    judged = _groups(problems)
     all_p, all_m = np.asarray(predicted), np.asarray(measured)
     correlations, tenths, firsts, eights = [], [], [], []
     for group in judged:
@@ -75,3 +73,40 @@ def judge(predicted: Sequence[float], measured: Sequence[float], problems: Seque
         float(np.median(tenths)), mean(firsts), float(max(firsts)), float(np.quantile(firsts, 0.95)), mean(eights),
         float(max(eights)),
     )  # fmt: skip
+
+
+SPREADS = (1.0, 1.05, 1.1, 1.2, 1.4, 1.8)
+"""Least times of a problem's median kernel over its best, of the rows of the table by spread."""
+GOOD = 0.75
+SPREAD_HEAD = (
+    f"| median kernel over the best | problems | Spearman | 5 % | worst | share under {GOOD} |\n"
+    "|---|---|---|---|---|---|"
+)
+
+
+def spread_table(predicted: Sequence[float], measured: Sequence[float], problems: Sequence[Hashable]) -> str:
+    """Spearman's correlations of problems by how much their kernels differ: where all are nearly equally fast, no
+    model can rank them."""
+    all_p, all_m = np.asarray(predicted), np.asarray(measured)
+    found = defaultdict(list)
+    for group in _groups(problems):
+        m = all_m[group]
+        spread = np.median(m) / m.min()
+        found[max(i for i, least in enumerate(SPREADS) if spread >= least)].append(spearmanr(all_p[group], m)[0])
+    lines = [SPREAD_HEAD]
+    for i, correlations in sorted(found.items()):
+        low, under = np.quantile(correlations, 0.05), np.mean(np.array(correlations) < GOOD)
+        to = f" to {SPREADS[i + 1]}" if i + 1 < len(SPREADS) else " and more"
+        lines.append(
+            f"| {SPREADS[i]}{to} | {len(correlations)} | {np.median(correlations):.3f} | {low:.2f} | "
+            f"{min(correlations):.2f} | {under:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def _groups(problems: Sequence[Hashable]) -> list[NDArray[np.int64]]:
+    """Places of the rows of each problem that has enough of them."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i, problem in enumerate(problems):
+        groups[problem].append(i)
+    return [np.array(group) for group in groups.values() if len(group) >= LEAST]

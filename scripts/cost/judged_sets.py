@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from numpy import float64
 from numpy.typing import NDArray
@@ -20,6 +20,11 @@ def for_all_cards(row: Row) -> bool:
     return row.family not in ("flash_wgmma", "latent_wgmma") and not values & set(HOPPER_ONLY)
 
 
+def problem_keys(rows: Sequence[Row]) -> list[Hashable]:
+    """What tells the problems of rows apart that are ranked by themselves."""
+    return [(row.gpu.name, row.problem, row.source) for row in rows]
+
+
 def judged_sets(rows: Sequence[Row], score: NDArray[float64]) -> dict[str, Judgement]:
     """The judgement of each set, by what it is called."""
     sets: list[tuple[str, list[int]]] = [("all", list(range(len(rows))))]
@@ -34,7 +39,7 @@ def judged_sets(rows: Sequence[Row], score: NDArray[float64]) -> dict[str, Judge
         sets.append((family, [i for i, row in enumerate(rows) if row.family == family]))
     judged = {}
     for label, chosen in sets:
-        keys = [(rows[i].gpu.name, rows[i].problem, rows[i].source) for i in chosen]
+        keys = problem_keys([rows[i] for i in chosen])
         if max(Counter(keys).values(), default=0) >= LEAST:
             judged[label] = judge(score[chosen], [rows[i].us for i in chosen], keys)
     return judged

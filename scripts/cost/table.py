@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -58,8 +59,32 @@ def _in_us(found: LaunchTerms, row: Row) -> list[float]:
     return [*(found.units[n] * us for n in UNITS), dram, found.chain * us, found.fetch * us, found.ends * us]
 
 
-def _describe_all(rows: Sequence[Row], estimate: Callable[[Row], bool]) -> list[Described | None]:
-    return [_describe(row, estimate(row)) for row in rows]
+@dataclass(frozen=True)
+class _Chunk:
+    """Some rows' fits, terms, shares and memory, and by family their places among them, names and features."""
+
+    fits: NDArray[np.bool_]
+    terms: Floats
+    shares: Floats
+    memory_us: Floats
+    features: dict[str, tuple[Numbers, tuple[str, ...], Floats]]
+
+
+def _describe_all(rows: Sequence[Row], estimate: Callable[[Row], bool]) -> _Chunk:
+    count = len(rows)
+    terms, shares = np.zeros((count, MOST_LAUNCHES, len(TERMS))), np.zeros((count, MOST_LAUNCHES))
+    fits, memory = np.zeros(count, np.bool_), np.zeros(count)
+    asked: dict[str, list[tuple[int, dict[str, float]]]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        if found := _describe(row, estimate(row)):
+            fits[i], (terms[i], shares[i], memory[i], own) = True, found
+            asked[row.family].append((i, own))
+    features = {}
+    for family, known in asked.items():
+        names = tuple(sorted({name for _, own in known for name in own}))
+        values = np.array([[own.get(name, math.nan) for name in names] for _, own in known])
+        features[family] = np.array([i for i, _ in known]), names, values
+    return _Chunk(fits, terms, shares, memory, features)
 
 
 @dataclass(frozen=True)
@@ -138,22 +163,27 @@ def make_table(rows: Sequence[Row], registers: str = "compiler", jobs: int = 1) 
     estimates = [REGISTERS[registers]] * len(parts)
     if jobs > 1:
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            described = [one for part in pool.map(_describe_all, parts, estimates) for one in part]
+            chunks = list(pool.map(_describe_all, parts, estimates))
     else:
-        described = [one for part in map(_describe_all, parts, estimates) for one in part]
-    count, family = len(rows), np.array([row.family for row in rows])
-    fits = np.array([one is not None for one in described])
-    terms, shares = np.zeros((count, MOST_LAUNCHES, len(TERMS))), np.zeros((count, MOST_LAUNCHES))
-    memory, place = np.zeros(count), np.zeros(count, np.int64)
-    for i, one in enumerate(described):
-        if one:
-            terms[i], shares[i], memory[i] = one[:3]
-    found = {}
-    for name in sorted(set(family)):
-        chosen = np.flatnonzero((family == name) & fits)
-        own = [one[3] for i in chosen if (one := described[i])]
-        names = tuple(sorted({key for row in own for key in row}))
-        place[chosen] = np.arange(len(chosen))
-        found[str(name)] = names, np.array([[row.get(key, math.nan) for key in names] for row in own])
-    us = np.array([row.us for row in rows])
-    return Table(rows, us, fits, family, terms, shares, memory, place, found)
+        chunks = list(map(_describe_all, parts, estimates))
+    place, features = np.zeros(len(rows), np.int64), {}
+    for family in sorted({row.family for row in rows}):
+        own = [(CHUNK * i, *chunk.features[family]) for i, chunk in enumerate(chunks) if family in chunk.features]
+        names = tuple(sorted({name for _, _, some, _ in own for name in some}))
+        if own:
+            chosen = np.concatenate([first + among for first, among, _, _ in own])
+            place[chosen] = np.arange(len(chosen))
+            features[family] = names, np.concatenate([columns(values, some, names) for _, _, some, values in own])
+    return Table(
+        rows, np.array([row.us for row in rows]), np.concatenate([chunk.fits for chunk in chunks]),
+        np.array([row.family for row in rows]), np.concatenate([chunk.terms for chunk in chunks]),
+        np.concatenate([chunk.shares for chunk in chunks]), np.concatenate([chunk.memory_us for chunk in chunks]),
+        place, features,
+    )  # fmt: skip
+
+
+def columns(table: Floats, names: Sequence[str], wanted: Sequence[str]) -> Floats:
+    """The wanted columns of a table whose columns have these names: not a number where it has none."""
+    places = {name: i for i, name in enumerate(names)}
+    missing = np.full(len(table), math.nan)
+    return np.stack([table[:, places[name]] if name in places else missing for name in wanted], axis=1)

@@ -26,6 +26,7 @@ SHAPES = {
     "three_kernel": "B=1,H=2,S=512,D=64",
     "large_head": "B=1,H=2,Sq=16,Sk=512,D=512,dtype=fp32",
     "large_head_mma": "B=1,H=1,S=256,D=512",
+    "latent_wgmma": "B=1,H=64,Hkv=1,Sq=1,Sk=256,D=576,Dv=512,dtype=bf16,shared_kv=1",
 }
 WITHIN = {"tensor": (0.97, 1.03), "special": (0.55, 1.05), "instructions": (0.45, 1.05), "shared": (0.7, 1.1)}
 """Form over count: exact where instructions are whole tiles, an estimate where the compiler has its way. That other

@@ -18,7 +18,7 @@ pytest.importorskip("scipy")
 from scripts.cost import fitting
 from scripts.cost.boosting import TREES, HistGradientBoostingRegressor, fit_trees
 from scripts.cost.fit import Data, folds
-from scripts.cost.judge import LEAST, judge
+from scripts.cost.judge import LEAST, judge, spread_table
 from scripts.cost.judged_sets import for_all_cards
 from scripts.cost.measured import Row, files, thinned
 from scripts.cost.table import make_table
@@ -57,6 +57,17 @@ def fit(rows):
 
 def predict(rows, fitted):
     return fitting.predict(make_table(rows), np.arange(len(rows)), fitted)
+
+
+def test_problems_are_told_apart_by_how_much_their_kernels_differ():
+    close = [100 + n / 10 for n in range(LEAST)]
+    wide = [100 * 1.1**n for n in range(LEAST)]
+    wrong = [-m for m in close]
+    table = spread_table([*wrong, *wide], [*close, *wide], [0] * LEAST + [1] * LEAST).splitlines()[2:]
+    assert [line.split(" | ")[:4] for line in table] == [
+        ["| 1.0 to 1.05", "1", "-1.000", "-1.00"],
+        ["| 1.8 and more", "1", "1.000", "1.00"],
+    ]
 
 
 def rows(source="campaign"):
@@ -123,7 +134,7 @@ def test_no_fit_saw_a_problem_that_it_is_judged_on():
     problems = [PROBLEM.with_(batch=b) for b in range(1, 8)]
     measured = [Row(card, p, rows()[0].config, 128, 0, 9.0, "campaign") for p in problems for card in CARDS]
     table = make_table(measured)
-    parts = folds(Data(table, table, len(measured), 1), 3)
+    parts = folds(Data(table, table, 1), 3)
     assert sorted(i for _, outside in parts for i in outside) == list(range(len(measured)))
     for inside, outside in parts:
         assert not {measured[i].problem for i in inside} & {measured[i].problem for i in outside}

@@ -14,9 +14,8 @@ from evoattn.families.residency import WARP
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
-SOFTMAX_WAIT, FIRST_WAIT, MERGE_WAIT = 350, 1500, 600
-"""Clocks, estimates: of a tile's softmax, beside which no product runs; of a block's first loads and last stores; of a
-merge."""
+SOFTMAX_WAIT, FIRST_WAIT = 350, 1500
+"""Clocks, estimates: of a tile's softmax, beside which no product runs; of a block's first loads and last stores."""
 LAUNCH_REGISTERS = 168
 """Per thread, before setmaxnreg moves them."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0}
@@ -28,6 +27,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     rows, keys, dim, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.head_dim_v
     scores, (splits, split_tiles) = rows * keys, split_of(problem, genes)
     rescaled = rows * value_dim if genes.RESCALE == "always" else 0
+    factors = 4.0 * rows if genes.RESCALE == "always" else 0.0  # each of a row's four lanes finds its own
     lanes = scores * SCORE_OPERATIONS[genes.RESCALE] + rescaled
     tile_bytes = keys * dim * 2.0
     p_bytes = 2.0 * rows * keys * 2
@@ -51,8 +51,8 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
         Step(
             2.0 * scores * (dim + value_dim),
             lanes,
-            scores + rescaled / 64,
-            lanes / WARP + scores / WARP + 40 * 8,
+            scores + factors,
+            (2 * (lanes - rescaled + scores) + rescaled / 2) / WARP + 130 * 8,
             tile_bytes * (2 + value_dim / dim) + rows * dim * 2.0 + 2 * p_bytes,
             tile_bytes,
             SOFTMAX_WAIT,
@@ -71,9 +71,8 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
         write_bytes=scratch or tensor_bytes(problem, "o"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),
         sweepers=float(row_blocks(problem, genes)),
-        heads_in_turn=float(row_blocks(problem, genes)),
         genes=common,
     )
     if splits == 1:
         return (first,)
-    return first, merge_work("latent_wgmma_merge", problem, splits, scratch, MERGE_WAIT, common)
+    return first, merge_work("latent_wgmma_merge", problem, splits, scratch, common)

@@ -22,9 +22,9 @@ from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
-LAST_BLOCK_WAIT, CLUSTER_WAIT, MERGE_WAIT = 2500, 1500, 1400
+LAST_BLOCK_WAIT, CLUSTER_WAIT = 2500, 1500
 """Clocks until the sums of the other blocks are there: a counter and their results in L2; through a cluster's shared
-memory; of a block of the second launch."""
+memory."""
 
 
 def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) -> tuple[LaunchWork, ...]:
@@ -94,7 +94,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     if splits == 1 or genes.MERGE != "kernel":
         return (partial,)
     overlaps = genes.DEPENDENT_LAUNCH != "none"
-    return partial, merge_work("split_kv_merge", problem, splits, float(scratch), MERGE_WAIT, common, overlaps)
+    return partial, merge_work("split_kv_merge", problem, splits, float(scratch), common, overlaps)
 
 
 def _visible_share(problem: AttentionProblem, genes: SplitKvGenes, row_tiles: int) -> float:
