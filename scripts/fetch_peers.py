@@ -1,11 +1,12 @@
-"""Bring the peers of `evoattn bench` that are no part of torch, FlashAttention 3 (bf16) and 4, into a folder of their
-own.
+"""Bring the peers of `evoattn bench` that are no part of torch, FlashAttention 3 (bf16) and 4 and FlashInfer, into a
+folder of their own.
 
     python scripts/fetch_peers.py FOLDER [--python-version 3.12]
 
 All comes through pip, from the index that pip is set up for, without their own needs, which would bring another torch.
 Prints the PYTHONPATH under which the peers are found. For FlashAttention 3 with fp16 build flash-attention's `hopper`
-folder; that build is then preferred.
+folder; that build is then preferred. FlashInfer compiles what it is asked for with nvcc, once for each head_dim,
+dtype and variant, and keeps it in ~/.cache/flashinfer.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ FA4 = (
     "apache-tvm-ffi==0.1.15.post2",
     "torch-c-dlpack-ext==0.1.5",
 )
+FLASHINFER = (
+    "flashinfer-python==0.7.2.post1",
+    *("click==8.5.1", "einops==0.8.2", "ninja==1.13.2", "nvidia-ml-py==13.615.71", "tabulate==0.10.0"),
+)
+"""And what it imports beside torch and FlashAttention 4's needs."""
 DSL = "nvidia_cutlass_dsl/dsl_packages"
 """Put on the path by a .pth file, which a folder on PYTHONPATH does not obey."""
 GLIBC = range(39, 16, -1)
@@ -42,13 +48,24 @@ def pip(*words: str) -> None:
 
 
 def fetch(folder: Path, python_version: str | None, pip: Callable[..., None] = pip) -> list[Path]:
-    """Bring both peers into `folder`; the folders to put on PYTHONPATH.
+    """Bring all peers into `folder`; the folders to put on PYTHONPATH.
 
     `python_version` as pip has it, for x86-64 Linux; else the running one.
     """
     other = ["--python-version", python_version, "--implementation", "cp"] if python_version else []
     other += [word for minor in GLIBC if python_version for word in ("--platform", f"manylinux_2_{minor}_x86_64")]
-    pip("install", "--no-deps", "--only-binary=:all:", *other, "--upgrade", "--target", str(folder), *FA3, *FA4)
+    pip(
+        "install",
+        "--no-deps",
+        "--only-binary=:all:",
+        *other,
+        "--upgrade",
+        "--target",
+        str(folder),
+        *FA3,
+        *FA4,
+        *FLASHINFER,
+    )
     return [folder, folder / DSL]
 
 

@@ -14,9 +14,8 @@ from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import Pick, portfolio_kernels
+from evoattn.timing.peers.labels import FLASH_ATTENTION
 
-FLASH_ATTENTION = ("fa3", "fa4", "flex")
-"""Peers that are no SDPA backend."""
 FINALISTS = 5
 """Kernels of each search that are timed in turns with the pick."""
 
