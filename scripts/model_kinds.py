@@ -1,0 +1,95 @@
+"""The models of `models_table.py`: real widths, few layers, random weights, and inputs of a usual size.
+
+Each function takes a number of layers, and gives what makes the model and the arguments of its forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+BATCH, SEQLEN = 1, 4096
+
+Made = tuple[Callable[[], Any], dict[str, torch.Tensor]]
+
+
+def _decoder(kind: str, layers: int, **sizes: Any) -> Made:
+    config = getattr(transformers, f"{kind}Config")(num_hidden_layers=layers, vocab_size=32000, **sizes)
+    model_class = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
+    ids = torch.randint(3, 32000, (BATCH, SEQLEN), generator=torch.Generator().manual_seed(1))
+    return lambda: model_class._from_config(config, dtype=torch.bfloat16), dict(input_ids=ids)
+
+
+def llama(layers: int) -> Made:
+    """Llama 3 8B."""
+    sizes = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)
+    return _decoder("Llama", layers, **sizes, max_position_embeddings=8192)
+
+
+def qwen3(layers: int) -> Made:
+    """Qwen3 8B."""
+    sizes = dict(hidden_size=4096, intermediate_size=12288, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    return _decoder("Qwen3", layers, **sizes, max_position_embeddings=8192)
+
+
+def gemma2(layers: int) -> Made:
+    """Gemma 2 9B: head_dim 256, soft-capped scores, every other layer with a window of 4096."""
+    sizes = dict(hidden_size=3584, intermediate_size=14336, num_attention_heads=16, num_key_value_heads=8, head_dim=256)
+    return _decoder("Gemma2", layers, **sizes, max_position_embeddings=8192)
+
+
+def gemma3(layers: int) -> Made:
+    """Gemma 3 4B: head_dim 256, five layers of six with a window of 1024."""
+    sizes = dict(hidden_size=2560, intermediate_size=10240, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
+    return _decoder("Gemma3Text", layers, **sizes, sliding_window=1024, max_position_embeddings=8192)
+
+
+def gptoss(layers: int) -> Made:
+    """gpt-oss 20B with four experts: sinks, every other layer with a window of 128."""
+    sizes = dict(hidden_size=2880, intermediate_size=2880, num_attention_heads=64, num_key_value_heads=8, head_dim=64)
+    return _decoder("GptOss", layers, **sizes, sliding_window=128, num_local_experts=4, num_experts_per_tok=4)
+
+
+def vit(layers: int) -> Made:
+    """ViT-L/16 at 384 pixels: 577 tokens."""
+    sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, image_size=384, patch_size=16)
+    config = transformers.ViTConfig(num_hidden_layers=layers, **sizes)
+    pixels = torch.randn(8, 3, 384, 384, generator=torch.Generator().manual_seed(1))
+    return lambda: transformers.ViTModel._from_config(config, dtype=torch.bfloat16), dict(pixel_values=pixels)
+
+
+def whisper(layers: int) -> Made:
+    """Whisper large: 1500 frames, and the prompt of a long text."""
+    sides = {f"{side}_{what}": count for side in ("encoder", "decoder") for what, count in
+             (("layers", layers), ("attention_heads", 20), ("ffn_dim", 5120))}  # fmt: skip
+    config = transformers.WhisperConfig(d_model=1280, num_mel_bins=128, **sides)
+    generator = torch.Generator().manual_seed(1)
+    inputs = dict(
+        input_features=torch.randn(4, 128, 3000, generator=generator),
+        decoder_input_ids=torch.randint(3, 50000, (4, 224), generator=generator),
+    )
+    make = transformers.WhisperForConditionalGeneration._from_config
+    return lambda: make(config, dtype=torch.bfloat16), inputs
+
+
+def bert(layers: int) -> Made:
+    """BERT large."""
+    sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16)
+    config = transformers.BertConfig(num_hidden_layers=layers, **sizes)
+    ids = torch.randint(3, 30000, (16, 512), generator=torch.Generator().manual_seed(1))
+    return lambda: transformers.BertModel._from_config(config, dtype=torch.bfloat16), dict(input_ids=ids)
+
+
+def t5(layers: int) -> Made:
+    """T5 large: every layer but cross attention adds a position bias."""
+    config = transformers.T5Config(d_model=1024, d_kv=64, d_ff=4096, num_layers=layers, num_heads=16)
+    ids = torch.randint(3, 32000, (4, 512), generator=torch.Generator().manual_seed(1))
+    make = transformers.T5ForConditionalGeneration._from_config
+    return lambda: make(config, dtype=torch.bfloat16), dict(input_ids=ids, decoder_input_ids=ids[:, :128])
+
+
+DECODERS = dict(llama=llama, qwen3=qwen3, gemma2=gemma2, gemma3=gemma3, gptoss=gptoss)
+MODELS = DECODERS | dict(vit=vit, whisper=whisper, bert=bert, t5=t5)
