@@ -14,24 +14,21 @@ the choice of kernels, their constants, and the errors that are carried over.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evoattn.model.gpu import lookup
-from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign, cover, shipped
+from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
 from evoattn.portfolio.fit import Fitted, Floats, parts
-from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.measured import Measured, measured
 from evoattn.portfolio.strata import by_class
-from evoattn.portfolio.variant_workload import draw_variants
-from evoattn.portfolio.workload import BUILD_SEEDS, draw
+from evoattn.portfolio.workload import BUILD_SEEDS
 
-DRAWN = 1000
-"""Problems drawn of each seed, of which some are imagined."""
+DRAWN, DRAWN_OTHERS = {PLAIN: 1000, SCORES: 500}, 100
+"""Problems drawn of each seed by kind, of which some are imagined."""
 LEAST_WEIGHT, OTHERS_WEIGHT = 20.0, 0.1
 """The imagined problems of a class count together as much as the measured ones, but at least so much; those of the
 group's other classes count a tenth."""
@@ -141,15 +138,6 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campai
     return abouts, parts_of
 
 
-def problems_of_all_kinds() -> Iterator[AttentionProblem]:
-    """DRAWN plain ones of each seed, and fewer of each kind of variants."""
-    for seed in BUILD_SEEDS:
-        yield from draw(seed, DRAWN)
-        yield from draw_variants(seed, DRAWN // 2)
-        for kind in KINDS:
-            yield from draw_kind(kind, seed, DRAWN // 10)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cards", help="that the portfolio may run on unasked, by commas")
@@ -157,13 +145,13 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     abouts, parts_of = read(words.campaigns)
-    drawn = by_class(problems_of_all_kinds())
+    groups_drawn = by_class(p for kind in DRAWS for p in drawn([kind], BUILD_SEEDS, DRAWN.get(kind, DRAWN_OTHERS)))
     groups: dict[str, dict[str, Any]] = {}
     regrets: dict[str, list[float]] = {}
     print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")
     for name, found in sorted(parts_of.items()):
         group, table, gpus = campaign.merged(found)
-        m = measured(group, table, gpus, drawn.get(name, []))
+        m = measured(group, table, gpus, groups_drawn.get(name, []))
         lost = left_out_regrets(m)
         groups[name] = build_group(m, lost)
         for i, regret in zip(m.timed, lost, strict=True):

@@ -25,8 +25,6 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +32,14 @@ from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign
 from evoattn.portfolio.again import groups_again
+from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
 from evoattn.portfolio.engine.aimed import AimedBreeder
 from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems
-from evoattn.portfolio.kind_workload import KINDS, draw_kind
-from evoattn.portfolio.variant_workload import draw_variants
-from evoattn.portfolio.workload import BUILD_SEEDS, draw
+from evoattn.portfolio.workload import BUILD_SEEDS
 
-SCORES = "scores"
-"""The kind of `variant_workload.py`."""
 SAVE_SECONDS = 30.0
 """Between two saves of what the final tables hold so far."""
 
@@ -71,14 +66,6 @@ def earlier(
     return given, best, timed
 
 
-def drawn_problems(variants: str, each: int) -> list[AttentionProblem]:
-    """`each` of every seed: plain ones, or of each of the kinds of variants."""
-    draws: list[Callable[[int, int], list[AttentionProblem]]] = [draw]
-    if variants:
-        draws = [draw_variants if kind == SCORES else partial(draw_kind, kind) for kind in variants.split(",")]
-    return [p for drawing in draws for seed in BUILD_SEEDS for p in drawing(seed, each)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -90,7 +77,7 @@ def main() -> None:
     parser.add_argument("--problems", type=float, default=1, help="times as many problems as usual")
     parser.add_argument("--new", action="store_true", help="leave out the problems of the earlier final tables")
     parser.add_argument(
-        "--variants", nargs="?", const=SCORES, default="", help=f"{SCORES} (windows, caps, sinks), {', '.join(KINDS)}"
+        "--variants", nargs="?", const=SCORES, default=PLAIN, help=f"kinds by commas, of {', '.join(DRAWS)}"
     )
     parser.add_argument("--again", action="store_true", help="go on where the campaigns after --after ended")
     parser.add_argument("--only", default="", help="groups whose names begin so")
@@ -101,13 +88,13 @@ def main() -> None:
     device = detect_devices()[0]
     gpu = device.spec
     started = time.monotonic()
-    problems = drawn_problems(words.variants, words.each)
+    problems = drawn(words.variants.split(","), BUILD_SEEDS, words.each)
     if words.again:
         groups, best = groups_again(problems, words.after, gpu)
     else:
         given, best, timed = earlier(words.after, words.most)
         without = timed if words.new else set()
-        if words.variants:  # the kernels that cover plain classes come first, and must prove themselves
+        if words.variants != PLAIN:  # the kernels that cover plain classes come first, and must prove themselves
             given = {name: [(k.family, k.params) for k in kernels] for name, kernels in best.items()}
         groups = campaign.make_groups(problems, gpu, given, words.problems, without)
     part, parts = map(int, words.share.split("/"))
@@ -117,7 +104,8 @@ def main() -> None:
         flush=True,
     )
     said = time.monotonic()
-    with Engine(groups, gpu, words.jobs, breeder=AimedBreeder if words.again or words.variants else Breeder) as engine:
+    breeder = AimedBreeder if words.again or words.variants != PLAIN else Breeder
+    with Engine(groups, gpu, words.jobs, breeder=breeder) as engine:
 
         def refresh() -> None:
             nonlocal said

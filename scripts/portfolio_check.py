@@ -1,6 +1,7 @@
 """What the shipped portfolio loses on problems that it was not built from, on the GPU that is here.
 
     python scripts/portfolio_check.py --seeds 71,72 --count 60 [--seconds 10] [--peers flash,cudnn,efficient,fa3,fa4]
+    python scripts/portfolio_check.py --seeds 71 --variants packed,cached,paged,latent,biased --count 20
     python scripts/portfolio_check.py --problem mistral_prefill --problem t5_bias [--seconds 10] [--peers cudnn,flex]
 
 For each problem the pick, the best kernels of a search of so many seconds that starts from it and from the families'
@@ -22,10 +23,10 @@ from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
+from evoattn.portfolio.draws import DRAWS, PLAIN, drawn
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.workload import draw_all
 from evoattn.search.starting import MOST_OF_A_FAMILY, starting_configs
 
 WINNERS = 3
@@ -46,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="71")
     parser.add_argument("--count", type=int, default=60, help="problems in all")
+    parser.add_argument("--variants", default=PLAIN, help=f"kinds by commas, of {', '.join(DRAWS)}")
     parser.add_argument("--problem", action="append", default=[], help="a name or a shape, in place of drawn ones")
     parser.add_argument("--family", action="append", default=[], help="that the searches look at; may be repeated")
     parser.add_argument("--seconds", type=float, default=10, help="of search per problem")
@@ -58,7 +60,9 @@ def main() -> None:
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu, seeds = device.spec, [int(seed) for seed in words.seeds.split(",")]
-    problems = [by_name_or_shape(text) for text in words.problem] or draw_all(seeds, words.count)
+    kinds = words.variants.split(",")
+    each = -(-words.count // (len(seeds) * len(kinds)))
+    problems = [by_name_or_shape(text) for text in words.problem] or drawn(kinds, seeds, each)[: words.count]
     picks = [pick(p, gpu) for p in problems]
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     for group in groups:

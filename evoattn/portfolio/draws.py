@@ -1,0 +1,25 @@
+"""Every kind of problems that portfolios are made for and judged on, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from evoattn.model.problem import AttentionProblem
+from evoattn.portfolio.kind_workload import KINDS, draw_kind
+from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.workload import draw
+
+PLAIN, SCORES = "plain", "scores"
+"""Full and causal attention; windows, soft caps and sinks."""
+DRAWS: dict[str, Callable[[int, int], list[AttentionProblem]]] = {
+    PLAIN: draw,
+    SCORES: draw_variants,
+    **{kind: partial(draw_kind, kind) for kind in KINDS},
+}
+"""The first so many problems of a seed."""
+
+
+def drawn(kinds: Iterable[str], seeds: Iterable[int], each: int) -> list[AttentionProblem]:
+    """`each` of every kind and seed. Raises `KeyError` on a kind that is not of `DRAWS`."""
+    return [problem for kind in kinds for seed in seeds for problem in DRAWS[kind](seed, each)]
