@@ -7,8 +7,9 @@
 For each problem the pick, the best kernels of a search of so many seconds that starts from it and from the families'
 starting configs (`--family NAME`: of these families alone), and every peer are timed in turns. Regret is the pick's
 time over the best of ours. All searches run at once in one set of processes, each with its share of the time. -o FILE
-keeps all rows as JSON. `--configs FILE` adds kernels from which the searches start, and `--winners FILE` keeps the best
-of each, both as `evoattn bench --configs` takes them.
+keeps all rows as JSON. `--configs FILE` names kernels that take part in the finals too, and `--winners FILE` keeps the
+best of each, both as `evoattn bench --configs` takes them. `--table FILE` keeps the times and spreads in the form of
+`evoattn bench --format json`, for scripts/results_page.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from evoattn.bench.contenders import read_configs
 from evoattn.model.gpu import GpuSpec, detect_devices
@@ -25,9 +27,10 @@ from evoattn.model.space import load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.draws import DRAWS, PLAIN, drawn
 from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import pick
 from evoattn.search.starting import MOST_OF_A_FAMILY, starting_configs
+from evoattn.timing.peers.table import PEERS
 
 WINNERS = 3
 """Kernels of each problem that `--winners` keeps."""
@@ -43,6 +46,28 @@ def winner_lines(group: Group, row: Checked, gpu: GpuSpec) -> list[str]:
     return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
 
 
+def bench_row(group: Group, row: Checked) -> dict[str, Any]:
+    """The row as `evoattn bench` writes it; without a time of ours where it proved wrong."""
+    problem = group.problems[0]
+
+    def time_of(name: str, us: float) -> dict[str, float]:
+        low, high = row.spreads.get(name, (us, us))
+        return {"median_us": us, "p10_us": low, "p90_us": high}
+
+    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner and not row.wrong else (0.0, ("", {}))
+    return {
+        "problem": problem.to_dict(),
+        "describe": problem.describe(),
+        "ours": time_of("ours", us) if us else None,
+        "tflops": problem.flops / us / 1e6 if us else None,
+        "family": family,
+        "config": config,
+        "peers": {name: time_of(name, us) for name, us in row.peers.items()},
+        "versions": {name: PEERS[name].version(problem) for name in row.peers},
+        "refusals": row.refusals,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="71")
@@ -54,8 +79,9 @@ def main() -> None:
     parser.add_argument("--peers", default="flash,cudnn,efficient,fa3,fa4")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, help="compile processes")
-    parser.add_argument("--configs", type=Path, help="kernels from which searches start too")
+    parser.add_argument("--configs", type=Path, help="kernels that take part in the finals")
     parser.add_argument("--winners", type=Path, help="where the best kernels go")
+    parser.add_argument("--table", type=Path, help="where the bench's form of the rows goes")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     device = detect_devices()[0]
@@ -67,26 +93,31 @@ def main() -> None:
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     for group in groups:
         group.families = tuple(words.family) or group.families
-        group.given += read_configs(words.configs, group.problems[0], gpu.arch) if words.configs else []
         group.given += [
             (family, config.params)
             for family in group.families
             for config in starting_configs(load_space(family, gpu), group.problems[0], gpu)[:MOST_OF_A_FAMILY]
         ]
     rows: list[Checked] = []
+    table: list[dict[str, Any]] = []
     started = time.monotonic()
     with Engine(groups, gpu, words.jobs, most=1) as engine:
         engine.run(words.seconds * len(groups))
         took = time.monotonic() - started
         print(f"searched for {took:.0f} s: {engine.compiled} compiles, {engine.measured} times", flush=True)
         for group, chosen in zip(groups, picks, strict=True):
-            rows.append(check(engine, group, chosen, words.rounds, tuple(words.peers.split(","))))
+            given = read_configs(words.configs, group.problems[0], gpu.arch) if words.configs else []
+            known = [Kernel(family, params) for family, params in given]
+            rows.append(check(engine, group, chosen, words.rounds, tuple(words.peers.split(",")), known))
             print(rows[-1].line(), flush=True)
             if words.problem:
                 print(f"   {rows[-1].winner}; {rows[-1].peers}; {rows[-1].refusals}", flush=True)
             if words.winners:
                 with words.winners.open("a") as file:
                     file.writelines(winner_lines(group, rows[-1], gpu))
+            if words.table:
+                table.append(bench_row(group, rows[-1]))
+                words.table.write_text(json.dumps(table, indent=1))
             if words.output:
                 kept = {"device": device.product, "seeds": seeds, "rows": [r.to_dict() for r in rows]}
                 words.output.write_text(json.dumps(kept))

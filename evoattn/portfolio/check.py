@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
@@ -35,6 +36,8 @@ class Checked:
     candidates: int
     peers: dict[str, float] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """10th and 90th percentile of the rounds, µs, of the winner, called `ours`, and of each peer."""
 
     @property
     def regret(self) -> float:
@@ -71,19 +74,29 @@ def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: 
     return group
 
 
-def check(engine: Engine, group: Group, chosen: Pick | None, rounds: int, peers: tuple[str, ...]) -> Checked:
-    """Prove the pick on the problem's own shape, then time it, the search's best and the peers in turns."""
+def check(
+    engine: Engine,
+    group: Group,
+    chosen: Pick | None,
+    rounds: int,
+    peers: tuple[str, ...],
+    known: Sequence[Kernel] = (),
+) -> Checked:
+    """Prove the pick on the problem's own shape, then time it, the search's best, the `known` ones and the peers in
+    turns."""
     problem = group.problems[0]
     ours = Kernel(chosen.family, chosen.config.params) if chosen else None
     wrong = engine.prove(group, 0, ours) if ours else "no pick"
     found = [k for k in group.leaders(0, FINALISTS + 1) if ours is None or k.id != ours.id][:FINALISTS]
-    contestants = ([ours] if ours else []) + found
+    distinct = {k.id: k for k in ([ours] if ours else []) + found + list(known)}
+    contestants = list(distinct.values())
     times, theirs, refusals = engine.final(group, 0, contestants, rounds, peers)
     if peers and not any(times):  # one of the peers may have broken the context
         times, _, _ = engine.final(group, 0, contestants, rounds)
-    known = [us for us in times if us]
-    best = min(known, default=None)
+    best = min((us for us in times if us), default=None)
     winner = contestants[times.index(best)] if best else None
+    named = {"ours": engine.samples.get(str(contestants.index(winner)), []) if winner else []}
+    named |= {name: engine.samples.get(name, []) for name in theirs}
     if winner and winner is not ours and (fault := engine.prove(group, 0, winner)):
         wrong = f"{wrong} the search's best: {fault}".strip()
     return Checked(
@@ -97,7 +110,14 @@ def check(engine: Engine, group: Group, chosen: Pick | None, rounds: int, peers:
         len(group.kernels),
         theirs,
         refusals,
+        {name: _spread(samples) for name, samples in named.items() if samples},
     )
+
+
+def _spread(samples: list[float]) -> tuple[float, float]:
+    """10th and 90th percentile."""
+    tenths = quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples * 2
+    return tenths[0], tenths[-1]
 
 
 def summary(rows: list[Checked]) -> str:

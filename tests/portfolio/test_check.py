@@ -6,6 +6,7 @@ import torch
 from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.check import check, make_group
+from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import draw, draw_all
 from scripts.peers_ahead import tensors_of
@@ -15,7 +16,10 @@ PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bs
 
 
 class PuppetEngine:
-    """Every kernel is right and takes 10 µs; nothing is timed beside a peer called `broken`."""
+    """Every kernel is right and takes 11 µs, or 10 if it is known; nothing is timed beside a peer called `broken`."""
+
+    def __init__(self):
+        self.samples = {}
 
     def prove(self, group, index, kernel):
         return ""
@@ -23,7 +27,9 @@ class PuppetEngine:
     def final(self, group, index, kernels, rounds, peers=()):
         if "broken" in peers:
             return [None] * len(kernels), {}, {"all": "the context is lost"}
-        return [10.0] * len(kernels), dict.fromkeys(peers, 20.0), {}
+        self.samples = {str(i): [9.0, 10.0, 11.0] for i in range(len(kernels))} | {p: [20.0] for p in peers}
+        times = [10.0 if kernel.params.get("known") else 11.0 for kernel in kernels]
+        return times, dict.fromkeys(peers, 20.0), {}
 
 
 @pytest.mark.parametrize(("peer", "refusals"), (("flash", {}), ("broken", {"all": "the context is lost"})))
@@ -32,6 +38,14 @@ def test_a_peer_that_breaks_the_context_costs_no_regret(peer, refusals):
     row = check(PuppetEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (peer,))
     assert row.regret == 1.0 and row.refusals == refusals
     assert set(row.peers) == (set() if refusals else {peer})
+
+
+def test_known_kernels_take_part_and_spreads_are_kept():
+    chosen = pick(PROBLEM, H100)
+    known = Kernel("flash_mma", {"known": 1})
+    row = check(PuppetEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, ("flash",), [known, known])
+    assert row.winner == ("flash_mma", {"known": 1}) and row.best_us == 10.0 and row.pick_us == 11.0
+    assert row.spreads == {"ours": (pytest.approx(9.2), pytest.approx(10.8)), "flash": (20.0, 20.0)}
 
 
 def test_problems_of_several_seeds():

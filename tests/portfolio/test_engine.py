@@ -38,7 +38,7 @@ class PuppetStage(Handler):
             raise RuntimeError("the context is lost")
         if name == "final":
             assert arguments[0] in self._registered, "a fresh process is told the problems"
-            return [puppet_us(k.config) for k in arguments[2]], {"flash": 60.0}, {}
+            return [puppet_us(k.config) for k in arguments[2]], {"flash": 60.0}, {}, {"flash": [60.0]}
         job = arguments[0]
         assert job.group in self._registered
         self._jobs += 1

@@ -118,7 +118,9 @@ class StopwatchTimer(Timer):
 
 def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(memory):
     near, far, broken = Kernel(us=400.0), Kernel(us=2000.0), Kernel()
-    ours, peers, refusals = Final(memory, StopwatchTimer(), LARGE).run([near, far, broken], ("nobody",), 3, seed=1)
+    final = Final(memory, StopwatchTimer(), LARGE)
+    ours, peers, refusals = final.run([near, far, broken], ("nobody",), 3, seed=1)
+    assert final.samples == {"0": [400.0] * 3}
     assert ours[:2] == [400.0, 2000.0] and ours[2] is None
     assert peers == {} and list(refusals) == ["nobody"]
     assert far.calls == 2 and near.calls > 3 * 2 * 2  # three rounds of a replay and the one before it, two calls each

@@ -67,6 +67,7 @@ class Engine:
         self._fresh = False
         """The GPU process was replaced and has not been told the problems."""
         self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
+        self.samples: dict[str, list[float]] = {}  # µs of each round of the last final, by kernel's index or peer
 
     def __enter__(self) -> Engine:
         return self
@@ -190,8 +191,6 @@ class Engine:
         """Indexes of the group's problems that the kernel can run."""
         return self._breeders[group.name].serves(kernel)
 
-    # ---- careful comparisons
-
     def time_again(self, group: Group, kernel: Kernel, indexes: list[int]) -> dict[int, float]:
         """µs of a compiled kernel on some problems, measured as in the search; of those where it fails, none."""
         best = tuple(group.best(i) for i in indexes)
@@ -207,12 +206,13 @@ class Engine:
     ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
         """Median µs of each kernel and peer on one problem, taken in turns, and why peers are missing."""
         built = [self._build_now(group, index, k) for k in kernels]
-        task = "final", group.name, index, [b for b in built if b], rounds, peers
-        outcome = self._ask(task, FINAL_SECONDS)
-        if outcome.ending is not Ending.RESULT:
-            return [None] * len(kernels), {}, {"all": str(outcome.value)}
-        times, (theirs, refusals) = iter(outcome.value[0]), outcome.value[1:]
-        return [next(times) if b else None for b in built], theirs, refusals
+        indexes = [i for i, b in enumerate(built) if b]
+        outcome = self._ask(("final", group.name, index, [b for b in built if b], rounds, peers), FINAL_SECONDS)
+        lost: Any = [], {}, {"all": str(outcome.value)}, {}
+        times, theirs, refusals, samples = outcome.value if outcome.ending is Ending.RESULT else lost
+        self.samples = {str(indexes[int(n)]) if n.isdigit() else n: values for n, values in samples.items()}
+        known = dict(zip(indexes, times, strict=False))
+        return [known.get(i) for i in range(len(kernels))], theirs, refusals
 
     def prove(self, group: Group, index: int, kernel: Kernel) -> str:
         """Why the kernel is wrong on one problem; an empty string where it is right."""

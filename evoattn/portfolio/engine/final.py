@@ -34,6 +34,8 @@ class Final:
         self, memory: Memory, timer: Timer, problem: AttentionProblem, table: Mapping[str, Peer] = PEERS
     ) -> None:
         self._memory, self._timer, self._problem, self._table = memory, timer, problem, table
+        self.samples: dict[str, list[float]] = {}
+        """µs of each round of `run`: of kernels by their index, of peers by name."""
 
     def run(
         self, kernels: list[BuiltKernel], peers: tuple[str, ...], rounds: int, seed: int
@@ -53,7 +55,7 @@ class Final:
             calls = calls_for_all(contestants, self._timer.launch_us, REPLAYS, "warm")
             for contestant in contestants:
                 contestant.capture(calls)
-        samples: dict[str, list[float]] = {c.name: [] for c in contestants}
+        samples = self.samples = {c.name: [] for c in contestants}
         shuffle = random.Random(seed)
         for _ in range(rounds):
             shuffle.shuffle(contestants)

@@ -127,8 +127,9 @@ class Stage(Handler):
 
     def _final(
         self, group: str, index: int, kernels: list[BuiltKernel], rounds: int, peers: tuple[str, ...]
-    ) -> tuple[list[float | None], dict[str, float], dict[str, str]]:
-        """See `Final.run`."""
-        times = Final(self._memory, self._timer, self._problems[group][index]).run(kernels, peers, rounds, index)
+    ) -> tuple[list[float | None], dict[str, float], dict[str, str], dict[str, list[float]]]:
+        """What `Final.run` gives, and its samples."""
+        final = Final(self._memory, self._timer, self._problems[group][index])
+        times = final.run(kernels, peers, rounds, index)
         self._backend.synchronize()  # raises if a kernel or a peer has broken the context
-        return times
+        return *times, final.samples
