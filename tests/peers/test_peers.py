@@ -127,3 +127,4 @@ def test_the_reason_is_the_backend_s_own():
     ]
     assert refusal(said, "No available kernel.").startswith("For dense input, both fused kernels require")
     assert refusal(said[2:], "No available kernel.") == "No available kernel."
+    assert refusal(["It is deprecated."], "head_dim is over 256.") == "head_dim is over 256."

@@ -1,14 +1,19 @@
 """A check of picks outlives a peer that breaks the GPU's context; peers that compile can be called ahead."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 from evoattn.model.gpu import lookup
+from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.check import check, make_group
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.workload import draw, draw_all
+from scripts import portfolio_check, results_page
 from scripts.peers_ahead import tensors_of
 
 H100 = lookup("h100")
@@ -46,6 +51,18 @@ def test_known_kernels_take_part_and_spreads_are_kept():
     row = check(PuppetEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, ("flash",), [known, known])
     assert row.winner == ("flash_mma", {"known": 1}) and row.best_us == 10.0 and row.pick_us == 11.0
     assert row.spreads == {"ours": (pytest.approx(9.2), pytest.approx(10.8)), "flash": (20.0, 20.0)}
+
+
+def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
+    problem = lookup_problem("varlen_bert")
+    group = make_group(0, problem, None, H100)
+    row = check(PuppetEngine(), group, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
+    told = portfolio_check.bench_row(group, replace(row, wrong=""))
+    (kept,) = results_page.run_of_bench([told])["rows"]
+    assert kept["ours"] == [10.0, 9.2, 10.8] and kept["peers"] == {"varlen_attn": [20.0, 20.0, 20.0]}
+    assert portfolio_check.bench_row(group, replace(row, wrong="It differs."))["ours"] is None
+    (line,) = portfolio_check.winner_lines(group, row, H100)
+    assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
 
 
 def test_problems_of_several_seeds():

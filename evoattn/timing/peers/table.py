@@ -183,11 +183,13 @@ def peer_call(peer: Peer, problem: AttentionProblem, tensors: Tensors, answer: A
 
 
 def refusal(said: list[str], error: str) -> str:
-    """Why SDPA refused, out of the warnings that it printed on the way and the error at the end.
+    """Why a peer failed: SDPA's reason is in the warnings that it printed before its error.
 
     torch goes through all fused backends: those that `sdpa_kernel` switched off say only that they are off, under
-    headings of their own.
+    headings of their own. Of any other error the warnings are no part.
     """
+    if "No available kernel" not in error:
+        return _sentence(error)
     noise = ("runtime disabled", "not used because", "User provided")
     reasons = [text.split(" (Triggered")[0] for text in said if not any(word in text for word in noise)]
     return _sentence((reasons or [error])[-1])
