@@ -1,12 +1,17 @@
 """The queue of the device and the table of what was seen."""
 
+from dataclasses import replace
+
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compiled
 from evoattn.evaluation.workers import Outcome
+from evoattn.families.behaviour import behaviour
 from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
 from evoattn.model.packed_source import PackedSource
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, CompileInfo, Proposal
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.samplers.base import STARTING
 from evoattn.search.candidates import Pending, Ready, Seen, tried_again
 
@@ -16,7 +21,7 @@ KERNEL = CompiledKernel(b"", "", CompileInfo())
 def pending(name: str, operator: str = "") -> Pending:
     family = FAMILIES["flash_mma"]
     proposal = Proposal(family.name, {}, operator=operator)
-    return Pending(proposal, family, KernelConfig(family.name, {}), PackedSource(name, b""), (name, ()))
+    return Pending(proposal, family, KernelConfig(family.name, {}), PackedSource(name, b""), name)
 
 
 def names(ready: Ready) -> list[str]:
@@ -50,7 +55,17 @@ def test_a_second_evaluation_goes_before_all_others_and_keeps_what_the_compile_f
 
 def test_a_behaviour_is_new_once():
     seen = Seen()
-    assert seen.earlier(("a", ())) is None and len(seen) == 1
-    assert seen.earlier(("a", ())) == "a candidate still on its way"
-    seen.recorded(("a", ()), 7)
-    assert seen.earlier(("a", ())) == "trial 7" and seen.earlier(("b", ())) is None
+    assert seen.earlier("a") is None and len(seen) == 1
+    assert seen.earlier("a") == "a candidate still on its way"
+    seen.recorded("a", 7)
+    assert seen.earlier("a") == "trial 7" and seen.earlier("b") is None
+
+
+def test_candidates_behave_alike_where_source_and_launches_are_the_same():
+    problem, gpu = AttentionProblem(1, 2, 2, 256, 256, 64), GPUS["h100"]
+    config = next(iter(load_space("flash_mma", gpu).starting_configs()))
+    family = FAMILIES["flash_mma"]
+    known = behaviour("a", family, problem, config, gpu)
+    assert known == behaviour("a", family, problem, KernelConfig(config.family, dict(config.params)), gpu)
+    assert known != behaviour("b", family, problem, config, gpu)
+    assert known != behaviour("a", family, replace(problem, batch=2), config, gpu)

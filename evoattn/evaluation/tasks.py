@@ -45,9 +45,11 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A compile worker's answer: the source, and what became of it; offline that is an `Evaluation`."""
+    """A compile worker's answer: the source with its `behaviour`, and what became of it; offline that is an
+    `Evaluation`."""
 
     source: PackedSource
+    behaviour: str
     answer: Compiled | Evaluation
 
 

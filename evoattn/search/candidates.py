@@ -13,15 +13,10 @@ from evoattn.evaluation.workers import Outcome
 from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.launch import KernelLaunch
 from evoattn.model.packed_source import PackedSource
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Proposal
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.base import STARTING
-
-Identity = tuple[str, tuple[KernelLaunch, ...]]
-"""What tells one behaviour from another: the source's hash, and how it is launched."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Pending:
     family: Family
     config: KernelConfig
     source: PackedSource | None = None
-    identity: Identity | None = None
+    behaviour: str | None = None
     """These two once it is rendered."""
     kernel: CompiledKernel | None = None
     """Once it is compiled."""
@@ -40,10 +35,6 @@ class Pending:
     again: bool = False
     """It has its second try, in a fresh process: the first one died, or may have been harmed
     (`Evaluation.doubtful`)."""
-
-    def rendered(self, source: PackedSource, problem: AttentionProblem, gpu: GpuSpec) -> Pending:
-        """With its source."""
-        return replace(self, source=source, identity=(source.hash, self.family.launches(problem, self.config, gpu)))
 
     def built(self, gpu: GpuSpec) -> BuiltKernel:
         """Its kernel for `gpu`, once it is compiled."""
@@ -93,19 +84,19 @@ class Seen:
     """All behaviours that were recorded or are on their way."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Identity, int | None] = {}
+        self._numbers: dict[str, int | None] = {}
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def earlier(self, identity: Identity) -> str | None:
+    def earlier(self, behaviour: str) -> str | None:
         """Who behaves like this already, in words; None if nobody does, and then it is noted as on its way."""
-        if identity not in self._numbers:
-            self._numbers[identity] = None
+        if behaviour not in self._numbers:
+            self._numbers[behaviour] = None
             return None
-        number = self._numbers[identity]
+        number = self._numbers[behaviour]
         return f"trial {number}" if number else "a candidate still on its way"
 
-    def recorded(self, identity: Identity, number: int) -> None:
+    def recorded(self, behaviour: str, number: int) -> None:
         """It has a trial now."""
-        self._numbers[identity] = number
+        self._numbers[behaviour] = number

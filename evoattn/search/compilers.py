@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from evoattn.evaluation.endings import failed
 from evoattn.evaluation.pool import Pool
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Compiled, Rendered
 from evoattn.evaluation.workers import BaseWorker, Outcome
+from evoattn.families.behaviour import behaviour
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
@@ -63,7 +65,7 @@ class Compilers:
             answer = found.answer
             if isinstance(answer, Compiled) and answer.failure:
                 answer = answer.failure
-            yield pending.rendered(found.source, self._problem, self._gpu), answer
+            yield replace(pending, source=found.source, behaviour=found.behaviour), answer
 
     def _rendered(self, pending: Pending, outcome: Outcome) -> Rendered:
         if isinstance(outcome.value, Rendered):
@@ -71,7 +73,8 @@ class Compilers:
         # Its worker ended, and the source with it.
         candidate = self._tools.render(pending.family, self._problem, pending.config, self._gpu)
         answer = outcome.value if outcome.ending is Ending.RESULT else failed(outcome, "compile")
-        return Rendered(PackedSource.of(candidate), answer)
+        known = behaviour(candidate.source_hash, pending.family, self._problem, pending.config, self._gpu)
+        return Rendered(PackedSource.of(candidate), known, answer)
 
     def stop(self) -> None:
         """End all workers; tasks under way are lost."""

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from evoattn.families import registry
+from evoattn.families.behaviour import behaviour
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation, Proposal, Study, Timing, Trial, TrialState
 from evoattn.model.space import KernelConfig, SearchSpace
 from evoattn.model.timeline import mark
 from evoattn.samplers.base import Sampler
-from evoattn.search.candidates import Identity, Pending, Seen
+from evoattn.search.candidates import Pending, Seen
 from evoattn.search.finalists import config_of
 from evoattn.search.progress import Progress, value_of
 from evoattn.search.writer import Writer
@@ -26,7 +27,7 @@ from evoattn.timing.ranking import against_leader
 GATHER_SECONDS = 0.1
 """Between the beginnings of two transactions: each costs a flush of the disk, and as much CPU time as two results."""
 
-_Result = tuple[Proposal, NewTrial, Identity | None, Callable[[Trial], None]]
+_Result = tuple[Proposal, NewTrial, str | None, Callable[[Trial], None]]
 
 
 class Recorder:
@@ -49,8 +50,9 @@ class Recorder:
         for trial in trials:
             new = trial.source_hash is not None and trial.state is not TrialState.DUPLICATE
             if new and (config := config_of(trial, spaces)):
-                launches = registry.lookup(trial.family).launches(problem, config, gpu)
-                self.seen.recorded((str(trial.source_hash), launches), trial.number)
+                family = registry.lookup(trial.family)
+                known = behaviour(str(trial.source_hash), family, problem, config, gpu)
+                self.seen.recorded(known, trial.number)
             self._progress.take(trial)
         for name, timings in self._storage.peers(self._study).items():
             self._progress.peers[name] = timings[-1].median_us
@@ -74,7 +76,7 @@ class Recorder:
             evaluation = replace(evaluation, relative_cost=pending.relative_cost, compile_info=info)
         proposal = pending.proposal
         new = NewTrial(pending.config, pending.source, evaluation, proposal.parents, proposal.operator)
-        self._queue.append((proposal, new, pending.identity, then))
+        self._queue.append((proposal, new, pending.behaviour, then))
 
     def flush(self, wait: bool = False) -> None:
         """Tell of what is written, and have all that waits written in one transaction, `GATHER_SECONDS` after the one
@@ -93,10 +95,10 @@ class Recorder:
     def _tell(self) -> None:
         trials = self._writer.take()
         written, self._written = self._written, []
-        for (proposal, _, identity, then), trial in zip(written, trials, strict=True):
+        for (proposal, _, known, then), trial in zip(written, trials, strict=True):
             mark(f"trial {trial.number} {trial.state} {proposal.operator}")
-            if identity is not None:
-                self.seen.recorded(identity, trial.number)
+            if known is not None:
+                self.seen.recorded(known, trial.number)
             self._sampler.tell(proposal, trial)
             self._count(trial)
             then(trial)

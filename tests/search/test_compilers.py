@@ -14,6 +14,7 @@ from evoattn.evaluation.listener import Listener
 from evoattn.evaluation.pool import processes
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled
+from evoattn.families.behaviour import behaviour
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.packed_source import PackedSource
@@ -60,7 +61,7 @@ def test_a_config_goes_there_and_its_source_comes_back(make):
     ((candidate, answer),) = ends(make, beside=True)
     text = render(FAMILY, PROBLEM, candidate.config, GPU)
     assert candidate.source == PackedSource.of(text)
-    assert candidate.identity == (text.source_hash, FAMILY.launches(PROBLEM, candidate.config, GPU))
+    assert candidate.behaviour == behaviour(text.source_hash, FAMILY, PROBLEM, candidate.config, GPU)
     assert isinstance(answer, Compiled) and answer.kernel and not answer.kernel.ptx
 
 

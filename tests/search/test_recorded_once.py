@@ -110,7 +110,7 @@ def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(sto
         config = KernelConfig("flash_mma", proposal.params)
         candidate = render(FAMILIES["flash_mma"], PROBLEM, config, GPU)
         source = PackedSource.of(candidate)
-        pending = Pending(proposal, FAMILIES["flash_mma"], config, source, (source.hash, ()))
+        pending = Pending(proposal, FAMILIES["flash_mma"], config, source, source.hash)
         recorder.record_pending(pending, Evaluation(TrialState.ESTIMATED, relative_cost=cost), then.append)
     assert recorder.waiting == 3 and not progress.recorded and not list(storage.iter_trials(study))
     recorder.flush()
@@ -121,7 +121,7 @@ def test_results_that_come_at_once_share_a_transaction_and_are_told_after_it(sto
     assert [t.number for t in then] == [t.number for t in trials] == [t.number for _, t in sampler.told]
     assert [p for p, _ in sampler.told] == proposals and [t.relative_cost for t in trials] == [5, 6, 7]
     assert [storage.source(t.source_hash) for t in trials] and progress.best.number == trials[0].number
-    assert recorder.seen.earlier((trials[1].source_hash, ())) == f"trial {trials[1].number}"
+    assert recorder.seen.earlier(trials[1].source_hash) == f"trial {trials[1].number}"
 
 
 class Slow:
