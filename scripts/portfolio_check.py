@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from evoattn.bench.contenders import read_configs
+from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
-from evoattn.model.space import load_space
+from evoattn.model.space import ConfigError, load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
 from evoattn.portfolio.draws import DRAWS, PLAIN, drawn
 from evoattn.portfolio.engine.engine import Engine
@@ -46,6 +47,19 @@ def winner_lines(group: Group, row: Checked, gpu: GpuSpec) -> list[str]:
     return [json.dumps(about | {"family": family, "config": params}) + "\n" for family, params in distinct]
 
 
+def known_kernels(file: Path, group: Group, gpu: GpuSpec) -> list[Kernel]:
+    """Those of the file for the group's problem that today's families and spaces have."""
+    problem, found = group.problems[0], []
+    for family, params in read_configs(file, problem, gpu.arch):
+        try:
+            config = load_space(family, gpu).make_config(params)
+        except ConfigError:
+            continue
+        if not registry.lookup(family).why_invalid(problem, config, gpu):
+            found.append(Kernel(family, config.params))
+    return found
+
+
 def bench_row(group: Group, row: Checked) -> dict[str, Any]:
     """The row as `evoattn bench` writes it; without a time of ours where it proved wrong."""
     problem = group.problems[0]
@@ -54,7 +68,7 @@ def bench_row(group: Group, row: Checked) -> dict[str, Any]:
         low, high = row.spreads.get(name, (us, us))
         return {"median_us": us, "p10_us": low, "p90_us": high}
 
-    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner and not row.wrong else (0.0, ("", {}))
+    us, (family, config) = (row.best_us or 0.0, row.winner) if row.winner and not row.fault else (0.0, ("", {}))
     return {
         "problem": problem.to_dict(),
         "describe": problem.describe(),
@@ -106,8 +120,7 @@ def main() -> None:
         took = time.monotonic() - started
         print(f"searched for {took:.0f} s: {engine.compiled} compiles, {engine.measured} times", flush=True)
         for group, chosen in zip(groups, picks, strict=True):
-            given = read_configs(words.configs, group.problems[0], gpu.arch) if words.configs else []
-            known = [Kernel(family, params) for family, params in given]
+            known = known_kernels(words.configs, group, gpu) if words.configs else []
             rows.append(check(engine, group, chosen, words.rounds, tuple(words.peers.split(",")), known))
             print(rows[-1].line(), flush=True)
             if words.problem:

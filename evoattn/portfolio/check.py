@@ -38,6 +38,8 @@ class Checked:
     refusals: dict[str, str] = field(default_factory=dict)
     spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
     """10th and 90th percentile of the rounds, µs, of the winner, called `ours`, and of each peer."""
+    fault: str = ""
+    """Why the winner's answer is not right."""
 
     @property
     def regret(self) -> float:
@@ -97,7 +99,8 @@ def check(
     winner = contestants[times.index(best)] if best else None
     named = {"ours": engine.samples.get(str(contestants.index(winner)), []) if winner else []}
     named |= {name: engine.samples.get(name, []) for name in theirs}
-    if winner and winner is not ours and (fault := engine.prove(group, 0, winner)):
+    fault = engine.prove(group, 0, winner) if winner and winner is not ours else wrong
+    if fault and winner is not ours:
         wrong = f"{wrong} the search's best: {fault}".strip()
     return Checked(
         problem.describe(),
@@ -111,6 +114,7 @@ def check(
         theirs,
         refusals,
         {name: _spread(samples) for name, samples in named.items() if samples},
+        fault,
     )
 
 

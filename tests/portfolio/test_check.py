@@ -57,12 +57,28 @@ def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     problem = lookup_problem("varlen_bert")
     group = make_group(0, problem, None, H100)
     row = check(PuppetEngine(), group, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
-    told = portfolio_check.bench_row(group, replace(row, wrong=""))
+    told = portfolio_check.bench_row(group, row)
+    assert row.wrong == "no pick" and not row.fault
     (kept,) = results_page.run_of_bench([told])["rows"]
     assert kept["ours"] == [10.0, 9.2, 10.8] and kept["peers"] == {"varlen_attn": [20.0, 20.0, 20.0]}
-    assert portfolio_check.bench_row(group, replace(row, wrong="It differs."))["ours"] is None
+    assert portfolio_check.bench_row(group, replace(row, fault="It differs."))["ours"] is None
     (line,) = portfolio_check.winner_lines(group, row, H100)
     assert json.loads(line)["config"] == {"known": 1} and json.loads(line)["arch"] == H100.arch
+
+
+def test_known_kernels_are_completed_or_left_out(tmp_path):
+    group = make_group(0, PROBLEM, None, H100)
+    chosen = pick(PROBLEM, H100)
+    assert chosen
+    about = {"problem": PROBLEM.to_dict(), "arch": H100.arch}
+    rows = [
+        about | {"family": chosen.family, "config": dict(chosen.config.params)},
+        about | {"family": "flash_mma", "config": {"BLOCK_M": 7}},
+    ]
+    file = tmp_path / "known.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (kernel,) = portfolio_check.known_kernels(file, group, H100)
+    assert kernel.params == chosen.config.params
 
 
 def test_problems_of_several_seeds():
