@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
 
+from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.campaign import families_for
@@ -69,8 +70,11 @@ class Checked:
 
 
 def make_group(index: int, problem: AttentionProblem, chosen: Pick | None, gpu: GpuSpec) -> Group:
-    """A search of one problem that starts from the pick and the other kernels of its class."""
-    group = Group(f"{index} {problem.describe()}", [problem], families_for(problem, gpu))
+    """A search of one problem that starts from the pick and the other kernels of its class, over the families of a
+    campaign, or, where none of those serves it, all that do."""
+    serving = [f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problem, gpu)]
+    families = tuple(name for name in families_for(problem, gpu) if name in serving) or tuple(serving)
+    group = Group(f"{index} {problem.describe()}", [problem], families)
     first = [(chosen.family, chosen.config.params)] if chosen else []
     group.given = first + [(c.family, c.params) for c in portfolio_kernels(problem, gpu)]
     return group
