@@ -27,7 +27,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from in_processes import in_processes
-from template_mutants.settings import Setting, settings_of
+from template_mutants.settings import Setting, drawn_settings, with_lines, with_most_lines
 from template_mutants.sources import Mutant, mutants_of
 from template_mutants.table import load_reasons, load_verdicts, survivors, table
 from template_mutants.verdicts import SURVIVED, Verdict, judge, run_ptx
@@ -48,16 +48,29 @@ def sample(family: str, count: int, seed: int) -> list[Mutant]:
     return [mutant for turn in zip_longest(*kinds.values()) for mutant in turn if mutant][:count]
 
 
-def sound(family: str, seed: int, count: int, gpu: str | None) -> list[Setting]:
-    """Settings whose kernel is right as it is, ready to be judged in; says so of the others, which are false alarms."""
-    kept = []
-    for setting in settings_of(family, count, seed, gpu):
-        verdict, reason = run_ptx(setting, setting.ptx, seed)
-        if verdict == SURVIVED:
-            kept.append(setting)
+def _is_sound(setting: Setting, seed: int) -> tuple[Setting, str]:
+    """A setting, and what is wrong with its kernel as it is: a false alarm; empty if nothing is."""
+    verdict, reason = run_ptx(setting, setting.ptx, seed)
+    return setting, "" if verdict == SURVIVED else reason
+
+
+def sound_settings(families: list[str], seed: int, count: int, gpu: str | None, jobs: int) -> dict[str, list[Setting]]:
+    """By family the settings in which its mutants are judged."""
+    draw = partial(drawn_settings, count=count, seed=seed, only=gpu)
+    drawn = [setting for settings in in_processes(jobs, draw, families) for setting in settings]
+    by_family: dict[str, list[Setting]] = {family: [] for family in families}
+    for setting in in_processes(jobs, with_lines, drawn):
+        by_family[setting.family].append(setting)
+    chosen = []
+    for settings in by_family.values():
+        chosen += with_most_lines(sorted(settings, key=lambda setting: str(setting.row())), count)
+        settings.clear()
+    for setting, alarm in in_processes(jobs, partial(_is_sound, seed=seed), chosen):
+        if alarm:
+            print(f"FALSE ALARM: {setting.family} {setting}: {alarm}", flush=True)
         else:
-            print(f"FALSE ALARM: {setting.family} {setting}: {reason}", flush=True)
-    return kept
+            by_family[setting.family].append(setting)
+    return {family: sorted(settings, key=lambda setting: str(setting.row())) for family, settings in by_family.items()}
 
 
 _SETTINGS: dict[str, list[Setting]] = {}
@@ -76,9 +89,8 @@ def run(
 ) -> list[Verdict]:
     """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
     families, found = [family for family in mutants if mutants[family]], []
-    make = partial(sound, seed=seed, count=settings, gpu=gpu)
-    _SETTINGS.update({made[0].family: made for made in in_processes(jobs, make, families) if made})
-    turns = zip_longest(*([(family, mutant) for mutant in mutants[family]] for family in _SETTINGS))
+    _SETTINGS.update(sound_settings(families, seed, settings, gpu, jobs))
+    turns = zip_longest(*([(family, mutant) for mutant in mutants[family]] for family in families if _SETTINGS[family]))
     items = [one for turn in turns for one in turn if one]
     for verdict, seconds in in_processes(jobs, partial(_judge, seed=seed), items):
         found.append(verdict)

@@ -95,10 +95,8 @@ def compile_ptx(source: str, arch: str, *options: str) -> str:
     return (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
 
 
-def settings_of(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:
-    """`count` settings, drawn at random, each of which has the most lines that those before it lack; for the GPU
-    `only`, else an H100 or an L4.
-    """
+def drawn_settings(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:
+    """DRAWN · `count` of them at random; for the GPU `only`, else an H100 or an L4."""
     rng, drawn = random.Random(f"{family} {seed}"), []
     for _ in range(20 * DRAWN * count):
         gpu = only or rng.choice(("h100", "l4"))
@@ -108,16 +106,32 @@ def settings_of(family: str, count: int, seed: int, only: str | None = None) -> 
             drawn.append(Setting(family, problem, config, gpu))
         if len(drawn) == DRAWN * count:
             break
+    return drawn
+
+
+def with_lines(setting: Setting) -> Setting:
+    """The same, which has looked for its lines: a compile."""
+    assert setting.lines
+    return setting
+
+
+def with_most_lines(drawn: list[Setting], count: int) -> list[Setting]:
+    """`count` of them, each of which has the most lines that those before it lack."""
     chosen: list[Setting] = []
     texts = {id(s): _lines_of_text(s) for s in drawn}
     seen: dict[str, int] = {}
     while drawn and len(chosen) < count:
         best = max(drawn, key=lambda s: sum(0.25 ** seen.get(text, 0) for text in texts[id(s)]))
-        drawn.remove(best)
+        drawn = [s for s in drawn if s is not best]
         chosen.append(best)
         for text in texts[id(best)]:
             seen[text] = seen.get(text, 0) + 1
     return chosen
+
+
+def settings_of(family: str, count: int, seed: int, only: str | None = None) -> list[Setting]:
+    """`count` settings of those drawn, with most lines between them."""
+    return with_most_lines(drawn_settings(family, count, seed, only), count)
 
 
 def _lines_of_text(setting: Setting) -> frozenset[str]:
