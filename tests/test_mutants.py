@@ -1,10 +1,12 @@
 """Mutants of the templates: what can be changed, where it lands in a rendered source, and that the offline path finds a
 sample of them (`scripts/mutants.py` runs them all)."""
 
+import re
+
 import pytest
 from template_mutants.changes import changes_of
 from template_mutants.settings import settings_of
-from template_mutants.sources import files_of, mutants_of
+from template_mutants.sources import bare_lines, files_of, mutants_of
 from template_mutants.table import Reason, load_reasons, survivors, table
 from template_mutants.verdicts import SURVIVED, Verdict, judge
 
@@ -95,3 +97,8 @@ def test_deleted_waits_and_barriers_are_found(family):
 def test_mutants_have_keys_of_their_own(family):
     mutants = mutants_of(family)
     assert len({m.key for m in mutants}) == len(mutants)
+
+
+def test_reasons_are_of_lines_that_there_are():
+    gone = [r for r in load_reasons() if re.sub(r" \(again \d+\)$", "", r.line) not in bare_lines(r.file)]
+    assert not gone

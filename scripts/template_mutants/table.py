@@ -28,9 +28,10 @@ class Reason:
     why: str
 
     def fits(self, key: str) -> bool:
-        file, line, _, what = key.split(" | ", 3)
+        file, line, kind, what = key.split(" | ", 3)
         like = line, re.sub(r" \(again \d+\)$", "", line)  # this one of like lines, or any
-        return file == self.file and self.line in like and self.what in what
+        here = self.line in like or (kind == "far move" and what.startswith(self.line))
+        return file == self.file and here and self.what in what
 
 
 def load_reasons(path: Path = REASONS) -> list[Reason]:

@@ -104,3 +104,13 @@ def test_a_producer_that_is_told_of_each_phase_is_right():
 def test_a_producer_that_is_not_told_may_arrive_twice_in_a_phase():
     [fault] = [f for f in hand_over("", "") if "barrier 1" in f][:1]
     assert "before its last phase has ended" in fault or "which counts 64" in fault
+
+
+@pytest.mark.parametrize("last, right", [("return;", False), ("", True)])
+def test_a_barrier_orders_nothing_of_threads_that_have_ended(last, right):
+    body = f"""
+  if (t >= 64) {{ {last} }}
+  asm volatile("bar.sync 0;" ::: "memory");
+  if (t >= 64) return;"""
+    faults, _ = exchange(body)
+    assert not faults if right else "no barrier between" in faults[0]

@@ -135,7 +135,7 @@ class Barriers:
             complete = (waiting > 0) & (waiting + barrier.signalled >= wanted)
             if not complete.any():
                 continue
-            self._order(number, barrier, complete, waiting == left)
+            self._order(number, barrier, complete, waiting == self.context.threads.real_threads)
             chosen = np.repeat(complete, self.context.threads.block_threads) & barrier.waiting
             barrier.waiting &= ~chosen
             barrier.signalled[complete] = 0
@@ -159,7 +159,9 @@ class Barriers:
         return released
 
     def _order(self, number: int, barrier: _Barrier, complete: Mask, everyone: Mask) -> None:
-        """Tell the race detector who met whom."""
+        """Tell the race detector who met whom: threads that have exited do not (CUDA C++ programming guide,
+        __syncthreads: of threads that have not).
+        """
         races = self.context.races
         if races is None:
             return
