@@ -82,13 +82,17 @@ VARIANTS = (
     {"batch": 5, "seqlen_q": 5, "seqlen_k": 3000, "seqused": "1:3000", "page": 64, "mask": "causal_lower_right"},
     {"batch": 5, "seqlen_q": 2, "seqlen_k": 3000, "seqused": "9:3000", "page": 256, "window": "700:9", "dtype": "bf16"},
     {"batch": 3, "seqlen_q": 1, "seqlen_k": 2000, "seqused": "9:1999", "page": 32, "dtype": "fp32", "sink": True},
+    {"batch": 5, "heads": 128, "kv_heads": 1, "seqlen_q": 1, "seqlen_k": 5000, "head_dim": 576, "value_dim": 512}
+    | {"shared_kv": True, "seqused": "0:5000", "page": 64, "dtype": "bf16", "layout": "bshd"},
+    {"batch": 3, "heads": 16, "kv_heads": 1, "seqlen_q": 2, "seqlen_k": 3000, "head_dim": 576, "value_dim": 512}
+    | {"shared_kv": True, "seqused": "5:3000", "mask": "causal_lower_right", "dtype": "bf16"},
     {"batch": 5, "seqlen_q": 300, "seqused": "0:1500", "mask": "causal_lower_right", "head_dim": 128, "dtype": "bf16"},
     {"batch": 3, "seqlen_q": 700, "seqused": "5:1500", "page": 16, "mask": "causal_lower_right", "head_dim": 128}
     | {"layout": "bshd", "dtype": "bf16"},
     {"batch": 3, "seqlen_q": 130, "seqused": "9:1500", "page": 64, "head_dim": 256, "window": "300:20"},
     {"batch": 3, "seqlen_q": 400, "seqused": "9:1500", "page": 256, "alibi": True, "sink": True, "softcap": 20.0},
 )
-STRUCTURE = ("SCHEDULE", "RESCALE", "KEY_SPLIT", "COMPUTE", "LOAD", "MERGE", "STORE", "BLOCK_M")
+STRUCTURE = ("SCHEDULE", "RESCALE", "OVERLAP", "SPLITS", "KEY_SPLIT", "COMPUTE", "LOAD", "MERGE", "STORE", "BLOCK_M")
 
 
 def different(configs: list[KernelConfig], count: int) -> list[KernelConfig]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from evoattn.families.base import buffer_of
 from evoattn.model.launch import TensorMap
 from evoattn.model.problem import AttentionProblem
@@ -93,3 +95,28 @@ def sliding_map(problem: AttentionProblem, tensor: str, rows: int) -> TensorMap:
         (CHUNK_COLUMNS, rows, 1, 1, 1),
         wraps=True,
     )
+
+
+def key_map(problem: AttentionProblem, tensor: str, keys: int) -> TensorMap:
+    """The map of tiles of `keys` keys of K or V. With pages a box lies in one of them, and a tile is several boxes."""
+    if problem.varlen or problem.seqused:
+        return sliding_map(problem, tensor, math.gcd(problem.page, keys))
+    return tile_map(problem, tensor, keys)
+
+
+MAX_END = (1 << 31) - 1
+"""Of the outer coordinate of a `sliding_map`, an int32."""
+
+
+def why_not_whole_rows(problem: AttentionProblem) -> str | None:
+    """Why no `sliding_map` has the batches or pages of K and V, where only some keys are in use."""
+    if not problem.seqused:
+        return None
+    what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
+    if several and rows_apart(problem, "k") != rows_apart(problem, "v"):
+        return f"Tensor maps of keys in use need {what} of V as many rows apart as those of K."
+    if several and any(batch % row for batch, _, row, _ in map(problem.strides, "kv")):
+        return f"Tensor maps of keys in use need {what} of K and V that are whole rows apart."
+    if (rows := rows_of_head(problem, "k")) > MAX_END:
+        return f"Tensor maps of keys in use need {what} whose rows an int32 counts, not {rows} of a head."
+    return None

@@ -27,6 +27,18 @@ CASES = {
     "all of V in K": (NARROW.with_(head_dim=256, value_dim=256), {"RESCALE": "lazy_8", "SPLITS": 2}),
     "log-sum-exp": (NARROW.with_(lse=True, mask="causal_upper_left"), {}),
     "log-sum-exp of splits": (NARROW.with_(lse=True), {"SPLITS": 3}),
+    "overlapped": (NARROW, {"OVERLAP": True, "STAGES": 3}),
+    "overlapped, splits, causal": (
+        NARROW.with_(mask="causal_lower_right", dtype="fp16", lse=True),
+        {"OVERLAP": True, "STAGES": 4, "SPLITS": 3, "RESCALE": "lazy_8"},
+    ),
+    "overlapped, DeepSeek's widths": (lookup("mla_decode"), {"OVERLAP": True, "STAGES": 4, "RESCALE": "lazy_5"}),
+    "keys in use": (NARROW.with_(seqused="0:3000", batch=3, lse=True), {"SPLITS": 3}),
+    "pages of 16": (NARROW.with_(seqused="0:3000", page=16, layout="bshd"), {"OVERLAP": True, "STAGES": 3}),
+    "pages of 64, causal": (
+        NARROW.with_(seqused="0:3000", page=64, mask="causal_lower_right"),
+        {"SPLITS": 2, "BLOCK_N": 48, "STAGES": 3, "RESCALE": "lazy_8"},
+    ),
     "DeepSeek's widths": (lookup("mla_decode"), {"BLOCK_N": 64, "RESCALE": "lazy_8", "SPLITS": 2}),
 }
 
@@ -56,9 +68,33 @@ WRONG = {
     "P is read before it is written": ("one split", "named_barrier_sync<CONSUMERS>(P_READY);", ";"),
     "K is given back while P V reads it": (
         "one split",
-        "      wgmma_wait<1>();\n      pin_registers(o);\n      release(before);",
-        "      release(before);\n      wgmma_wait<1>();\n      pin_registers(o);",
+        "wgmma_wait<1>();\n        pin_registers(o);\n        release(before);",
+        "release(before);\n        wgmma_wait<1>();\n        pin_registers(o);",
     ),
+    "overlapped, K is given back while P V reads it": (
+        "overlapped",
+        "wgmma_wait<0>();\n        pin_registers(o), pin_registers(next);\n        release(before);",
+        "release(before);\n        wgmma_wait<0>();\n        pin_registers(o), pin_registers(next);",
+    ),
+    "overlapped, the next tile of K has not come": (
+        "overlapped",
+        "behind.advance(), mbarrier_wait(k_full(behind), behind.parity);",
+        "behind.advance();",
+    ),
+    "overlapped, the same tile of K again": (
+        "overlapped",
+        "behind.advance(), mbarrier_wait(k_full(behind), behind.parity);",
+        "mbarrier_wait(k_full(behind), behind.parity);",
+    ),
+    "overlapped, scores under way": (
+        "overlapped",
+        "wgmma_wait<0>();\n        pin_registers(o), pin_registers(next);",
+        "wgmma_wait<1>();\n        pin_registers(o), pin_registers(next);",
+    ),
+    "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
+    "batches of one head": ("keys in use", "batch * terms.given.kv_rows;", "batch * seqlen_k;"),
+    "one table for all sequences": ("pages of 16", "given.table + batch *", "given.table + 0 *"),
+    "a page of NaN behind the last key": ("pages of 16", "keys - (page << bits));", "page_keys());"),
     "the second half does not follow the shift": ("one split", "scale_rows(o, factor);\n      }", "{}\n      }"),
     "an old factor where nothing rose": (
         "lazy, two chunks of P",
@@ -121,6 +157,7 @@ def test_a_wrong_one_is_found(fault):
         ({"sink": True}, {}, "does not serve sink"),
         ({"seqlen_k": 16}, {"BLOCK_N": 32}, "half of the tile"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "STAGES": 3}, "STAGES=3 is more than"),
+        ({"seqlen_k": 30}, {"BLOCK_N": 32, "OVERLAP": True}, "nothing runs beside"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only 2 splits of 32 keys"),
         ({"batch": 600}, {"SPLITS": 4}, "waves"),
     ],

@@ -3,13 +3,11 @@ only."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.refusals import (
-    why_not_whole_rows,
     why_redundant,
     why_too_big,
     why_too_long,
@@ -35,7 +33,14 @@ from evoattn.families.flash_wgmma.resources import (
 )
 from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.flash_wgmma.work import launch_work
-from evoattn.families.tensor_tiles import ELEMENT_BYTES, group_map, sliding_map, tile_map
+from evoattn.families.tensor_tiles import (
+    ELEMENT_BYTES,
+    group_map,
+    key_map,
+    sliding_map,
+    tile_map,
+    why_not_whole_rows,
+)
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import GpuSpec
@@ -193,15 +198,12 @@ class FlashWgmma(Family):
 
 def _maps(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[TensorMap, ...]:
     """Of q, k, v and o."""
-    # With pages a box lies in one of them, and a tile is several boxes.
-    box_keys = math.gcd(problem.page, genes.BLOCK_N)
-    maps = {}
-    for tensor in "qkvo":
-        rows = box_keys if tensor in "kv" else WARPGROUP_ROWS
-        if problem.varlen or (problem.seqused and tensor in "kv"):
-            maps[tensor] = sliding_map(problem, tensor, rows)
-        elif genes.GROUP_ROWS and tensor in "qo":
-            maps[tensor] = group_map(problem, tensor, rows)
+    maps = {tensor: key_map(problem, tensor, genes.BLOCK_N) for tensor in "kv"}
+    for tensor in "qo":
+        if problem.varlen:
+            maps[tensor] = sliding_map(problem, tensor, WARPGROUP_ROWS)
+        elif genes.GROUP_ROWS:
+            maps[tensor] = group_map(problem, tensor, WARPGROUP_ROWS)
         else:
-            maps[tensor] = tile_map(problem, tensor, rows, tensor == "o" and genes.STORE == "chunks")
+            maps[tensor] = tile_map(problem, tensor, WARPGROUP_ROWS, tensor == "o" and genes.STORE == "chunks")
     return tuple(maps[tensor] for tensor in "qkvo")

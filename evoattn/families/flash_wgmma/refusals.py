@@ -22,7 +22,7 @@ from evoattn.families.flash_wgmma.resources import (
     row_tiles,
     smem_bytes,
 )
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, group_slots, rows_apart, rows_of_head
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -31,20 +31,6 @@ MAX_KEY_TILES = 1 << 15
 
 MAX_ROWS = (1 << 31) - 1
 """Of a head, to the end of the last tile: `tile_rows.cuh` counts them in int32."""
-
-
-def why_not_whole_rows(problem: AttentionProblem) -> str | None:
-    """Batches or pages of K and V that `sliding_map` cannot have, where only some keys are in use."""
-    if not problem.seqused:
-        return None
-    what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1
-    if several and rows_apart(problem, "k") != rows_apart(problem, "v"):
-        return f"flash_wgmma takes {what} of V as many rows apart as those of K."
-    if several and any(batch % row for batch, _, row, _ in map(problem.strides, "kv")):
-        return f"flash_wgmma takes {what} of K and V that are whole rows apart."
-    if (rows := rows_of_head(problem, "k")) > MAX_ROWS:
-        return f"flash_wgmma takes {what} whose rows an int32 counts, not {rows} of a head."
-    return None
 
 
 def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None:

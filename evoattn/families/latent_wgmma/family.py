@@ -21,13 +21,15 @@ from evoattn.families.latent_wgmma.resources import (
 from evoattn.families.latent_wgmma.work import launch_work
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, tile_map
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map, why_not_whole_rows
+from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
+from evoattn.model.variant import KEY_VARIANTS
 
 ARCH = "sm_90a"
 MAX_VALUE_DIM = 512
@@ -46,7 +48,7 @@ class LatentWgmma(Family):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
     writes_lse: ClassVar[bool] = True
-    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv")
+    variants: ClassVar[tuple[str, ...]] = ("value_dim", "shared_kv", *KEY_VARIANTS)
     plain: ClassVar[bool] = False
 
     def genes(self, config: KernelConfig) -> LatentWgmmaGenes:
@@ -69,7 +71,7 @@ class LatentWgmma(Family):
                 f"latent_wgmma takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
                 f"{max(problem.kv_heads, problem.batch)}."
             )
-        return None
+        return why_not_whole_rows(problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return self.why_impossible(problem, config, gpu) or (
@@ -89,11 +91,12 @@ class LatentWgmma(Family):
         genes = self.genes(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         half, dtype = problem.head_dim_v // 2, problem.dtype
-        return genes.named("BLOCK_M", "BLOCK_N", "STAGES") | {
+        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP") | {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
             **problem.masking.constants(),
+            **variant_constants(problem),
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
@@ -117,13 +120,14 @@ class LatentWgmma(Family):
         sizes = p.kv_heads, p.seqlen_q, p.seqlen_k, p.group_size, splits, split_tiles
         args: tuple[KernelArg, ...] = (
             _heads_map(problem, genes.BLOCK_M),
-            tile_map(problem, "k", genes.BLOCK_N),
+            key_map(problem, "k", genes.BLOCK_N),
             Buffer("o"),
             lse,
             *partials,
             *(Scalar("int32", size) for size in sizes),
             *o_strides,
             softmax_scale_log2(problem),
+            *variant_args(problem),
         )
         grid = row_blocks(problem, genes) * splits, p.kv_heads, p.batch
         first = KernelLaunch(self.name, grid, (THREADS, 1, 1), smem_bytes(problem, genes), args)

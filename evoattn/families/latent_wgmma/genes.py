@@ -17,3 +17,4 @@ class LatentWgmmaGenes(Genes):
     STAGES: int
     RESCALE: Literal["always", "lazy_5", "lazy_8"]
     SPLITS: int
+    OVERLAP: bool = False

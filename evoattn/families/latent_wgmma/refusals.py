@@ -31,6 +31,8 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
         )
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys that a block takes."
+    if genes.OVERLAP and tiles == 1:
+        return "OVERLAP: a block takes one tile of keys, and nothing runs beside its softmax."
     if genes.RESCALE != "always" and tiles == 1:
         return f"RESCALE={genes.RESCALE}: a block takes one tile of keys, and rescales nothing."
     blocks = row_blocks(problem, genes) * problem.kv_heads * problem.batch

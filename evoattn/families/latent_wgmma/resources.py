@@ -14,7 +14,7 @@ CONSUMER_WARPGROUPS = 2
 THREADS = 128 * (CONSUMER_WARPGROUPS + 1)
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 """Per thread after setmaxnreg, of 168 at launch: 2·240 + 24 = 3·168."""
-FIXED_REGISTERS = 34
+FIXED_REGISTERS = 32
 """Addresses, counters, row sums and shifts of the first warpgroup beside the operands of wgmma."""
 
 
@@ -51,5 +51,7 @@ def merge_smem_bytes(problem: AttentionProblem) -> int:
 
 
 def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
-    """Estimate of the registers per thread of the first warpgroup: half of O, S, P and what is beside them."""
-    return problem.head_dim_v // 4 + genes.BLOCK_N // 2 + genes.BLOCK_N // 4 + FIXED_REGISTERS
+    """Estimate of the registers per thread of the first warpgroup: half of O, S, that of the next tile with OVERLAP,
+    P and what is beside them."""
+    scores = genes.BLOCK_N // 2 * (2 if genes.OVERLAP else 1)
+    return problem.head_dim_v // 4 + scores + genes.BLOCK_N // 4 + FIXED_REGISTERS

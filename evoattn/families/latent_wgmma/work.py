@@ -14,8 +14,9 @@ from evoattn.families.residency import WARP
 from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
-SOFTMAX_WAIT, FIRST_WAIT = 350, 1500
-"""Clocks, estimates: of a tile's softmax, beside which no product runs; of a block's first loads and last stores."""
+SOFTMAX_WAIT, OVERLAPPED_WAIT, FIRST_WAIT = 350, 100, 1500
+"""Clocks, estimates: of a tile's softmax, beside which no product runs, or one does; of a block's first loads and last
+stores."""
 LAUNCH_REGISTERS = 168
 """Per thread, before setmaxnreg moves them."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0}
@@ -38,6 +39,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     common = {
         "stages": genes.STAGES,
         "rescale": ("always", "lazy_5", "lazy_8").index(genes.RESCALE),
+        "overlapped": genes.OVERLAP,
         "splits": splits,
         "filled rows": problem.group_size * problem.seqlen_q / (row_blocks(problem, genes) * rows),
     }
@@ -55,7 +57,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
             (2 * (lanes - rescaled + scores) + rescaled / 2) / WARP + 130 * 8,
             tile_bytes * (2 + value_dim / dim) + rows * dim * 2.0 + 2 * p_bytes,
             tile_bytes,
-            SOFTMAX_WAIT,
+            OVERLAPPED_WAIT if genes.OVERLAP else SOFTMAX_WAIT,
         ),
         max(1.0, mean / splits),
         max(1, min(split_tiles, most)),
