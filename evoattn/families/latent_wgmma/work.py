@@ -62,6 +62,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
         max(1.0, mean / splits),
         max(1, min(split_tiles, most)),
         Step(
+            tensor_flops=2.0 * scores * dim * genes.OVERLAP,  # scores of the last tile once more
             instructions=rows * value_dim / WARP * 1.5 + 60 * 8,
             shared_bytes=2.0 * out_bytes,
             loaded_bytes=rows * dim * 2.0 + out_bytes,
