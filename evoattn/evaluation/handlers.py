@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Thread
 
 from evoattn.backends.context import make_context
+from evoattn.backends.warm_up import load_products
 from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, Rendered
@@ -69,9 +71,13 @@ class DeviceHandler(Handler):
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec, cache: CacheMode) -> None:
         mark("GPU worker: begins")
         make_context()  # before what has to be imported, as a process of the reserve is still about that
+        products = "cuda", problem.element.torch, "float32" if problem.element.on_tensor_cores else "float64"
+        loading = Thread(target=load_products, args=products)
+        loading.start()
         from evoattn.evaluation.device import DeviceEvaluator
 
         self._evaluator = DeviceEvaluator(problem, gpu, cache, report=self.report)
+        loading.join()  # while a graph is captured no other thread may ask for memory
         mark("GPU worker: its cases are made")
 
     def __call__(self, task: DeviceTask) -> DeviceAnswer:
