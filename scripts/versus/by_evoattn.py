@@ -26,10 +26,11 @@ from scripts.versus.found import Found, Tried
 
 
 def tried(trial: Trial, started: float) -> Tried:
-    """A recorded trial; `started` is the epoch of the search's start. Its time is the one from before any final."""
+    """A recorded trial; `started` is the epoch of the search's start. Its time is the one from before any final. One
+    far behind the best is timed too, by fewer samples (`PRUNED`)."""
     at = datetime.fromisoformat(trial.created_at).timestamp() - started
     alone = [timing for timing in trial.timings if timing.protocol.get("stage") != "final" and timing.samples_us]
-    right = trial.state is TrialState.COMPLETE and bool(alone)
+    right = trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(alone)
     return Tried(at, alone[-1].median_us if right else None, {"family": trial.family, "params": trial.config})
 
 

@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("problem", help="a name of `evoattn problems`, or a shape")
     parser.add_argument("--seconds", type=float, default=60.0, help="from the start of this process")
     parser.add_argument("--given", type=Path, help="what by_evoattn wrote: its right configs are tried, and no others")
+    parser.add_argument("--most", type=int, metavar="N", help="only the first N of those")
     parser.add_argument("--answers", choices=["device", "host"], default="device")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -183,7 +184,8 @@ def main() -> None:
     os.environ["CUPY_CACHE_DIR"] = tempfile.mkdtemp()  # a second run would find the first one's kernels
     problem, gpu = by_name_or_shape(options.problem), devices[0].spec
     if options.given:
-        configs = [tried.config["params"] for tried in found.read(options.given).tried if tried.us is not None]
+        right = [tried.config["params"] for tried in found.read(options.given).tried if tried.us is not None]
+        configs = right[: options.most]
         bench = Bench(problem, gpu, lambda chosen: configs[chosen[GIVEN]])
         threads = {bench.launch({GIVEN: n}).block[0] for n in range(len(configs))}
         space: dict[str, list[Any]] = {GIVEN: list(range(len(configs))), THREADS: sorted(threads)}

@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/../.."
 folder=$1; shift
 seconds=(${@:-15 60}); longest=${seconds[-1]}
-given=${VERSUS_GIVEN:-80}; problems=${VERSUS_PROBLEMS:-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
+given=${VERSUS_GIVEN:-80}; most=${VERSUS_MOST:-40}; problems=${VERSUS_PROBLEMS:-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
 mkdir -p "$folder"
 run() {
   "$python" -m "scripts.versus.$1" "${@:2}" >> "$folder/log" 2>&1 || { echo "$1 failed:"; tail -5 "$folder/log"; }
@@ -14,7 +14,7 @@ run() {
 if [ "$given" != 0 ]; then
   run by_evoattn seed_h100 -o "$folder/same-evoattn.json" -- --family flash_mma --sampler random \
     --no-starting-configs --budget "${given}trials"
-  run by_kernel_tuner seed_h100 --given "$folder/same-evoattn.json" --answers host -o "$folder/same-kt.json"
+  run by_kernel_tuner seed_h100 --given "$folder/same-evoattn.json" --most "$most" --answers host -o "$folder/same-kt.json"
   "$python" -m scripts.versus.rates "$folder"/same-*.json
 fi
 for problem in $problems; do

@@ -3,6 +3,7 @@
 import ast
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -91,6 +92,8 @@ def test_evoattns_trials_count_with_the_time_from_before_the_final():
     trial = Trial(1, 1, "f", {"A": 1}, "id", TrialState.COMPLETE, timings=timings, **fields, **made)
     config = {"family": "f", "params": {"A": 1}}
     assert by_evoattn.tried(trial, 90.0) == Tried(10.0, 8.0, config)
+    pruned = replace(trial, state=TrialState.PRUNED)
+    assert by_evoattn.tried(pruned, 90.0).us == 8.0, "right, and timed"
     wrong = Trial(2, 1, "f", {"A": 1}, "id", TrialState.WRONG_RESULT, timings=timings, **fields, **made)
     assert by_evoattn.tried(wrong, 90.0).us is None
 
