@@ -24,9 +24,10 @@ def main() -> None:
 
             server.start()
         else:
-            from evoattn.evaluation import reserve
+            from evoattn.evaluation import reserve, server
 
             reserve.begin()  # the GPU worker
+            server.start(light=True)  # all others
     from evoattn.cli.main import main as command  # imports typer, which takes longer than to start the server
 
     command()

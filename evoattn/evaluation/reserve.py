@@ -24,7 +24,10 @@ _spare: list[Spare] = []
 
 
 def begin() -> None:
-    """Start it; returns at once. The next worker that needs those imports is this process (`take`)."""
+    """Start it, unless there is one; returns at once. The next worker that needs those imports is this process
+    (`take`), and another one is begun once it is ready."""
+    if _spare:
+        return
     parent, child = server.BESIDE.Pipe()
     process = server.BESIDE.Process(target=_import_and_serve, args=(child,), daemon=True)
     with server.without_interrupts():

@@ -1,6 +1,8 @@
-"""Most worker processes are forked from one process that has the slow imports behind it and never touches CUDA.
+"""Most worker processes are forked from one process that has the imports behind it and never touches CUDA.
 
-So a worker is there in milliseconds once that process is: at the start, and after a kernel that broke its context.
+So a worker is there in milliseconds once that process is: at the start, and after a kernel that broke its context. It
+may leave out torch, whose import takes seconds: then it soon forks the workers that need none, and those that do are
+begun ahead (`evoattn.evaluation.reserve`).
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 
-PRELOADED = "evoattn.evaluation.preloaded"
+PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Makes the worker processes. This process may have locks and CUDA state, which those do not inherit."""
-CONTEXT.set_forkserver_preload([PRELOADED])
 BESIDE = multiprocessing.get_context("spawn")
 """Makes a process that does not wait for those imports, and has none of them."""
+_imports: list[str] = []
+"""What the server imports, once it was started."""
 
 
 @contextmanager
@@ -35,11 +38,19 @@ def without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start() -> None:
+def start(light: bool = False) -> None:
     """Start the process that workers are forked from, unless it runs; returns at once. The first worker would start it
-    too: who calls this has the imports run beside its own."""
+    too: who calls this has the imports run beside its own. `light`: it leaves out torch."""
+    if not _imports:
+        _imports.append(LIGHT if light else PRELOADED)
+        CONTEXT.set_forkserver_preload(_imports)
     with without_interrupts():
         forkserver.ensure_running()
+
+
+def is_light() -> bool:
+    """Whether the server leaves out torch."""
+    return _imports == [LIGHT]
 
 
 def die_with_parent() -> None:

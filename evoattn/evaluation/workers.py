@@ -139,7 +139,7 @@ class Worker(BaseWorker):
         start_seconds: float = 120.0,
         beside: bool = False,
     ) -> None:
-        """`beside`: it needs nothing of what takes long to import, and does not wait for it."""
+        """`beside`: it needs no torch, and does not wait for it."""
         super().__init__()
         self._make_handler, self._args, self._start_seconds, self._beside = make_handler, args, start_seconds, beside
         self._spawn()
@@ -149,13 +149,15 @@ class Worker(BaseWorker):
         self._deadline = time.monotonic() + self._start_seconds
         self._process: ForkServerProcess | SpawnProcess
         words = self._make_handler, self._args, dict(os.environ)
-        if not self._beside and (spare := reserve.take()):
+        spare = None if self._beside else reserve.take()
+        self._from_reserve = spare is not None
+        if spare:
             self._process, self.connection = spare
             with suppress(BrokenPipeError, ConnectionResetError):  # `poll` sees the closed pipe and reports the death
                 self.connection.send(words)
             return
         self.connection, child = server.CONTEXT.Pipe()
-        if self._beside:
+        if self._beside and not server.is_light():
             self._process = server.BESIDE.Process(target=serve, args=(child, *words), daemon=True)
         else:
             server.start()
@@ -188,6 +190,8 @@ class Worker(BaseWorker):
                 if self.ready:
                     return self._end(ending, value)
                 self.ready, self.failures_to_start = True, 0
+                if self._from_reserve:
+                    reserve.begin()  # for who comes after it: no two import torch at once, as that takes longer
                 return None
         except (EOFError, ConnectionResetError, OSError):
             self._process.join(1)

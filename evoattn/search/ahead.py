@@ -77,6 +77,10 @@ class AheadSampler:
         self._think()
         return taken
 
+    def put_back(self, proposal: Proposal) -> None:
+        """It is the next one that is asked for."""
+        self._proposals.appendleft(proposal)
+
     def tell(self, proposal: Proposal, trial: Trial) -> None:
         """What became of a proposal; the sampler hears of it when it is asked next."""
         self._told.append((proposal, _bare(trial)))

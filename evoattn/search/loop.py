@@ -81,7 +81,7 @@ class Search:
         try:
             self._recorder.restore(self.problem, self.gpu, self.spaces)
             self._start_workers()
-            mark("workers are asked for")
+            mark("the loop begins")
             self._loop()
             self._recorder.flush(wait=True)
             mark("the final begins")

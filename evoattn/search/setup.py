@@ -135,7 +135,7 @@ def make_search(
     fleet: Fleet
     sampler: Sampler
     if crew:
-        fleet, sampler = crew, crew.sampler
+        fleet, sampler = crew, crew.take_over()
     else:
         fleet = machines.fleet(words, wanted)
         made_of = study.sampler, wanted.spaces, wanted.problem, wanted.gpu, study.seed

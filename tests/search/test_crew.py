@@ -1,13 +1,18 @@
 """The processes of a search that are asked for before its study is made."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
 from search_puppets import FakeCompiler, FakeDevice
 from studies_of_puppets import PROBLEM
 
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import Compiled
+from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import MADE_ROW, DetectedDevice
+from evoattn.samplers.for_problem import sampler_of
 from evoattn.search.crew import begun
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords, plan
@@ -24,9 +29,11 @@ def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
         assert crew is not None
         compilers = crew.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
         devices = crew.devices(FakeDevice, (PROBLEM, wanted.gpu, "warm"))
-        workers = [*compilers, *devices, crew.sampler.worker]
-        for worker in workers:
-            worker.wait()
+        sampler = crew.take_over()
+        workers = [*compilers, *devices, sampler.worker]
+        while not all(worker.ready for worker in workers):
+            for worker in workers:
+                worker.poll()
         assert len(compilers) == 2 and len(devices) == 1
         raise OSError("no such database")
     for worker in workers:
@@ -42,3 +49,31 @@ def test_nothing_is_begun_offline_or_for_a_card_that_is_measured_first():
     unknown = replace(wanted, gpu=replace(wanted.gpu, note=MADE_ROW))
     with begun(WORDS, unknown, Machines(HERE), PUPPETS) as crew:
         assert crew is None
+
+
+@pytest.mark.parametrize("budget, given", [("9s", 3), ("2trials", 2)])
+def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given):
+    words = replace(WORDS, budget=budget, jobs=3)
+    wanted = plan(words, PROBLEM, HERE)
+    alone = sampler_of("guided", wanted.spaces, PROBLEM, wanted.gpu, 0).ask(given + 1)
+    with begun(words, wanted, Machines(HERE), PUPPETS) as crew:
+        assert crew is not None
+        compilers = crew.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
+        while crew._feeding.is_alive() and sum(worker.busy for worker in compilers) < given:
+            time.sleep(0.01)
+        sampler = crew.take_over()
+        outcomes = []
+        while len(outcomes) < given:
+            outcomes += [outcome for worker in compilers if worker.busy and (outcome := worker.poll())]
+        assert sorted(str(o.tag.proposal) for o in outcomes) == sorted(map(str, alone[:given]))
+        assert [(o.ending, type(o.value)) for o in outcomes] == [(Ending.RESULT, Compiled)] * given
+        assert sampler.ask(1) == [alone[given]]
+
+
+def test_a_search_hears_of_a_process_that_failed_before_it_took_over():
+    wanted = plan(replace(WORDS, sampler="random"), PROBLEM, HERE)
+    with begun(replace(WORDS, sampler="none such"), wanted, Machines(HERE), PUPPETS) as crew:
+        assert crew is not None
+        crew._feeding.join()
+        with pytest.raises(FailedRun):
+            crew.take_over()

@@ -25,6 +25,20 @@ def test_the_search_s_own_process_imports_no_torch():
 
 
 @pytest.mark.slow
+def test_a_light_server_forks_workers_that_have_all_but_torch():
+    code = (
+        "import sys\n"
+        "from evoattn.evaluation import preloaded_light, server\n"
+        "names = ['torch', 'evoattn.evaluation.compile', 'evoattn.samplers.guided', 'numpy', 'cupy']\n"
+        "print([name in sys.modules for name in names])\n"
+        "server.start(light=True)\n"
+        "server.start()\n"
+        "print(server.is_light())\n"
+    )
+    assert said(code).split("\n") == ["[False, True, True, True, True]", "True", ""]
+
+
+@pytest.mark.slow
 def test_the_server_has_what_workers_need_and_no_cuda():
     code = (
         "import sys, torch, evoattn.evaluation.preloaded\n"
@@ -77,6 +91,7 @@ def test_the_next_worker_is_the_process_held_ready_and_the_one_after_it_a_fork(t
             worker.stop()
     assert [value for value, _, _ in found] == ["set later", "set later"]
     assert [parent == os.getpid() for _, _, parent in found] == [True, False]
+    assert reserve.take(), "another was begun for who comes after"
 
 
 def test_a_process_held_ready_that_died_is_no_worker():
