@@ -124,8 +124,8 @@ class Search:
                     return
                 of_boards = self._boards.workers if self._boards else []
                 workers = [*ahead.worker_of(self.sampler), *self._compilers.workers, *of_boards]
-                pause = POLL_SECONDS / (10 if self._recorder.waiting else 1)  # to be written takes milliseconds
-                heard = listener.wait(workers, 0.0 if more else pause)
+                pause = 0.0 if more else min(POLL_SECONDS, self._recorder.due)
+                heard = listener.wait(workers, pause)
                 self._poll_boards(heard)
                 for pending, answer in self._compilers.poll(heard):
                     self._compiled(pending, answer)

@@ -3,6 +3,7 @@ ran."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,9 @@ from evoattn.timing.ranking import against_leader
 
 GATHER_SECONDS = 0.1
 """Between the beginnings of two transactions: each costs a flush of the disk, and as much CPU time as two results."""
+
+WRITTEN_SECONDS = 0.01
+"""Between two looks at whether a transaction has ended: it takes 1 to 10 ms."""
 
 _Result = tuple[Proposal, NewTrial, str | None, Callable[[Trial], None]]
 
@@ -61,6 +65,13 @@ class Recorder:
     def waiting(self) -> int:
         """Results that nobody was told of: those not yet written, and those under way."""
         return len(self._queue) + len(self._written)
+
+    @property
+    def due(self) -> float:
+        """Seconds until `flush` may have something to do."""
+        if not self._writer.idle:
+            return WRITTEN_SECONDS
+        return max(0.0, self._next - time.monotonic()) if self._queue else math.inf
 
     def record(self, proposal: Proposal, config: KernelConfig, evaluation: Evaluation) -> None:
         """Of a proposal that nothing was rendered of."""

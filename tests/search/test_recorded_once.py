@@ -1,6 +1,7 @@
 """What a search records: nothing twice, nothing more than was asked for, and what cannot be with its reason."""
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -169,10 +170,13 @@ def test_results_gather_for_a_while_before_the_next_transaction(storage):
     recorder, record = recorder_of(slow, storage, progress)
     slow.let.set()
     begun = time.monotonic()
+    assert recorder.due == math.inf
     record()
+    assert recorder.due == 0.0
     recorder.flush()
     record()
     while progress.recorded < 2:
+        assert 0.0 <= recorder.due <= GATHER_SECONDS
         recorder.flush()
     assert GATHER_SECONDS <= time.monotonic() - begun < 20 * GATHER_SECONDS
     record()
