@@ -1,11 +1,12 @@
-"""compute-sanitizer's memcheck and racecheck over the kernels that we show, on the CUDA device that is here.
+"""compute-sanitizer over the kernels that we show, on the CUDA device that is here.
 
-    python3 scripts/sanitize.py PROBLEM… [--family NAME]… [--configs FILE] [--top 1] [--jobs 12]
+    python3 scripts/sanitize.py PROBLEM… [--family NAME]… [--configs FILE [--alone]] [--tools memcheck,synccheck]
+                                         [--top 1] [--jobs 12]
 
-For each problem the first `--top` configs of each family in FILE (of `scripts/best_configs.py`), and the first `--top`
-valid starting configs, of each family that takes the problem (or of those named). Each runs on ragged lengths and on
-strided views, under each tool in a process of its own. Prints what is not clean, a line of counts a family, and ends
-with exit code 1 if a tool found something that counts (`is_damning`).
+For each problem the first `--top` configs of each family in FILE (of `scripts/best_configs.py`), and, but with
+`--alone`, the first `--top` valid starting configs, of each family that takes the problem (or of those named). Each
+runs on ragged lengths and on strided views, under each tool in a process of its own. Prints what is not clean, a line
+of counts a family, and ends with exit code 1 if a tool found something that counts (`is_damning`).
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from evoattn.search.starting import starting_configs  # noqa: E402
 
 
 def chosen(
-    problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top: int, families: list[str]
+    problem: AttentionProblem, gpu: gpus.GpuSpec, file: Path | None, top: int, families: list[str], alone: bool = False
 ) -> list[KernelConfig]:
-    """`top` valid configs of each family out of the file, and as many starting configs; no config twice.
+    """`top` valid configs of each family out of the file, and, if not it `alone`, as many starting configs; no config
+    twice.
 
     Raises as `read_configs` does.
     """
@@ -52,20 +54,22 @@ def chosen(
                 recorded.append(space.make_config(params))
             except ConfigError as error:
                 print(f"{problem.describe()}: a config of {file} is passed over: {error}")
-        for source in (recorded, starting_configs(space, problem, gpu)):
+        for source in (recorded, [] if alone else starting_configs(space, problem, gpu)):
             valid = [config for config in source if family.why_invalid(problem, config, gpu) is None]
             configs |= {config.id: config for config in valid[:top]}
     return list(configs.values())
 
 
-def verdicts(problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec) -> tuple[dict[str, str], bool]:
+def verdicts(
+    problem: AttentionProblem, config: KernelConfig, gpu: gpus.GpuSpec, tools: tuple[str, ...]
+) -> tuple[dict[str, str], bool]:
     """What the tools say, and whether it counts."""
     family = registry.lookup(config.family)
     try:
         kernel = compile_candidate(render(family, problem, config, gpu))
     except CompileError as error:
         return {"compiler": str(error)}, True
-    said = sanitizer.sanitize(problem, BuiltKernel(family, config, gpu, kernel))
+    said = sanitizer.sanitize(problem, BuiltKernel(family, config, gpu, kernel), tools)
     return said, sanitizer.is_damning(said, kernel)
 
 
@@ -74,6 +78,8 @@ def main() -> None:
     parser.add_argument("problems", nargs="+", type=problems.by_name_or_shape)
     parser.add_argument("--family", action="append", choices=registry.FAMILIES)
     parser.add_argument("--configs", type=Path)
+    parser.add_argument("--alone", action="store_true", help="the configs of FILE alone")
+    parser.add_argument("--tools", default=",".join(sanitizer.TOOLS), help="of compute-sanitizer")
     parser.add_argument("--top", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=12)
     options = parser.parse_args()
@@ -81,14 +87,15 @@ def main() -> None:
     if not devices:
         sys.exit("sanitize.py needs a CUDA device in this machine.")
     gpu, started, counts, damning = devices[0].spec, time.monotonic(), Counter(), 0
+    families, tools = options.family or list(registry.FAMILIES), tuple(options.tools.split(","))
     work = [
         (problem, config)
         for problem in options.problems
-        for config in chosen(problem, gpu, options.configs, options.top, options.family or list(registry.FAMILIES))
+        for config in chosen(problem, gpu, options.configs, options.top, families, options.alone)
     ]
     with ThreadPoolExecutor(options.jobs) as pool:
         for (problem, config), (said, counted) in zip(
-            work, pool.map(lambda job: verdicts(*job, gpu), work), strict=True
+            work, pool.map(lambda job: verdicts(*job, gpu, tools), work), strict=True
         ):
             damning += counted
             for tool, sentence in said.items():

@@ -23,6 +23,12 @@ MEMCHECK = """========= COMPUTE-SANITIZER
     [
         (0, "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", sanitizer.CLEAN, False),
         (sanitizer.FOUND, MEMCHECK, "found: Invalid __global__ read of size 16 bytes", True),
+        (
+            sanitizer.FOUND,
+            "========= Barrier error detected. Divergent threads.\n",
+            "found: Barrier error detected. Divergent threads.",
+            True,
+        ),
         (1, "Traceback\nImportError: no cupy\n", "no verdict, exit code 1: ImportError: no cupy", False),
         (255, "", "no verdict, exit code 255: no output", False),
     ],
@@ -34,6 +40,7 @@ def test_verdicts(code, output, words, damning):
     assert sanitizer.is_damning({"racecheck": verdict}, plain) == damning and not sanitizer.is_damning(
         {"racecheck": verdict}, hopper
     )
+    assert sanitizer.is_damning({"synccheck": verdict}, hopper) == damning
 
 
 def test_where_it_is_not_installed_one_sentence_says_so():

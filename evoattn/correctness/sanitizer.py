@@ -1,5 +1,5 @@
-"""compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), and races in shared
-memory (racecheck).
+"""compute-sanitizer on one candidate: accesses out of bounds that no answer shows (memcheck), races in shared memory
+(racecheck), and other tools by their names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from evoattn.model.space import KernelConfig
 
 TOOLS = ("memcheck", "racecheck")
 CASES = 2
-"""Of the small cases (`device_cases`): ragged lengths, then strided views."""
+"""Of the small cases (`device_cases`): ragged lengths, then strided views. With keys in use the last one too, which has
+sequences without any."""
 SECONDS = 120.0
 FOUND = 9
 """Exit code by which the tool says that it found something."""
@@ -90,7 +91,12 @@ def verdict(code: int, output: str) -> str:
         last = (output.strip().splitlines() or ["no output"])[-1]
         return f"no verdict, exit code {code}: {last[:200]}"
     first = next(
-        (line for line in said if re.search(r"Invalid|Error:|hazard|Race|out of bounds|Misaligned", line)), "an error"
+        (
+            line
+            for line in said
+            if re.search(r"Invalid|Error:|Barrier error|hazard|Race|out of bounds|Misaligned", line)
+        ),
+        "an error",
     )
     return f"found: {first[:200]}"
 
@@ -99,7 +105,7 @@ def is_damning(verdicts: dict[str, str], kernel: CompiledKernel) -> bool:
     """Whether a tool found something. A race that racecheck reports in a kernel with mbarriers is recorded and no more:
     it does not follow every one of their forms."""
     found = {tool for tool, sentence in verdicts.items() if sentence.startswith("found")}
-    return "memcheck" in found or ("racecheck" in found and "mbarrier" not in kernel.ptx)
+    return bool(found - {"racecheck"}) or ("racecheck" in found and "mbarrier" not in kernel.ptx)
 
 
 def main(folder: Path) -> None:
@@ -116,7 +122,9 @@ def main(folder: Path) -> None:
     config = KernelConfig(job["family"], job["params"])
     compiled = CompiledKernel((folder / "kernel.cubin").read_bytes(), "", CompileInfo())
     kernel = BuiltKernel(registry.lookup(config.family), config, GpuSpec(**job["gpu"]), compiled)
-    for _, problem, kind in device_cases(AttentionProblem(**job["problem"]))[:CASES]:
+    cases = device_cases(AttentionProblem(**job["problem"]))
+    last = cases[-1:] if job["problem"].get("seqused") else []
+    for _, problem, kind in cases[:CASES] + last:
         tensors = reference.make_inputs(problem, 1, "cpu", kind)
         contents = {name: t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy() for name, t in tensors.items()}
         sizes = {name: layout.nbytes for name, layout in output_layouts(problem).items()} | kernel.workspace(problem)
