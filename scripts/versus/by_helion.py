@@ -14,6 +14,7 @@ STARTED = time.time()
 import argparse  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Iterable  # noqa: E402
@@ -35,6 +36,11 @@ def tried(trace: Iterable[str], started: float) -> list[Tried]:
         for event in events
         if event["event"] == "trial"
     ]
+
+
+def out_of_time(number: int, frame: object) -> None:
+    """A handler of SIGTERM."""
+    raise TimeoutError("ended from outside")
 
 
 def main() -> None:
@@ -62,6 +68,7 @@ def main() -> None:
         tensors = make_inputs(problem, 0, "cuda")
         bound = kernel_of(problem.mask).bind((tensors["q"], tensors["k"], tensors["v"]))
         bound.settings.autotune_budget_seconds = max(1, round(options.seconds - (time.time() - STARTED)))
+        signal.signal(signal.SIGTERM, out_of_time)
         try:
             bound.autotune((tensors["q"], tensors["k"], tensors["v"]))
         except Exception as error:  # what it tried until then counts

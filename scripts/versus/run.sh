@@ -8,8 +8,9 @@ folder=$1; shift
 seconds=(${@:-15 60}); longest=${seconds[-1]}
 given=${VERSUS_GIVEN:-80}; most=${VERSUS_MOST:-40}; problems=${VERSUS_PROBLEMS:-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
 mkdir -p "$folder"
+# A tool that goes on 15 s beyond its time is ended; what Helion tried until then counts.
 run() {
-  "$python" -m "scripts.versus.$1" "${@:2}" >> "$folder/log" 2>&1 || { echo "$1 failed:"; tail -5 "$folder/log"; }
+  timeout -k 5 $((longest + 15)) "$python" -m "scripts.versus.$1" "${@:2}" >> "$folder/log" 2>&1 || { echo "$1 failed:"; tail -5 "$folder/log"; }
 }
 if [ "$given" != 0 ]; then
   run by_evoattn seed_h100 -o "$folder/same-evoattn.json" -- --family flash_mma --sampler random \
