@@ -20,6 +20,17 @@ def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem
     return windowed(used, past, ahead)
 
 
+def by_heads(problem: AttentionProblem, tile: int) -> AttentionProblem:
+    """As many rows a K/V head, but of heads instead of queries: for kernels of which each query takes a tile of `tile`
+    heads. Where the mask asks for many queries, one head keeps them."""
+    rows = problem.seqlen_q * problem.heads // problem.kv_heads
+    queries = 1 if rows % tile == 0 else 2
+    wanted = problem.masking.queries_to_see_all(problem.seqlen_k)
+    if problem.seqlen_q <= queries or (problem.heads == 1 and wanted > queries):
+        return problem
+    return problem.with_(seqlen_q=queries, heads=problem.kv_heads * -(-rows // queries))
+
+
 def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, AttentionProblem, str]]:
     """(name, problem, kind of inputs) of batches of sequences whose keys in use end at, beside and far from the ends of
     tiles, or number less than none."""

@@ -11,9 +11,10 @@ import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
-from evoattn.correctness.case_shapes import fitted, sequenced, used_cases, windowed
+from evoattn.correctness.case_shapes import by_heads, fitted, sequenced, used_cases, windowed
 from evoattn.correctness.far import FarKernel, can_be_far, far_places
 from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
@@ -168,6 +169,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
       of all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M;
+    - if the rows of a tile are heads of one query, as many rows of heads as there would be of queries (`by_heads`);
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles.
     """
@@ -182,7 +184,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         """At least 40, and under a mask so many that one sees the last key."""
         return max(40, problem.masking.queries_to_see_all(keys) + 6)
 
-    most = MOST_SQUARE_KEYS if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
+    heads_are_rows = FAMILIES[config.family].heads_are_rows
+    square = 2 * block_n + 5 if heads_are_rows else MOST_SQUARE_KEYS
+    most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
     keys = min(max(laps * block_n - block_n // 2 + 1, _keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
     many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
     grouped = problem.with_(
@@ -233,6 +237,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
     if problem.window:
         side = block_m + block_n + 5
-        square = fitted(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
-        cases.append(SmallCase("windows that begin at different tiles", square))
+        beside = fitted(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
+        cases.append(SmallCase("windows that begin at different tiles", beside))
+    if heads_are_rows:
+        cases = [replace(case, problem=by_heads(case.problem, block_m)) for case in cases]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if packs else cases

@@ -87,14 +87,16 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float) -> None:
 
 
 def _lone_rows(q: torch.Tensor, scale: float) -> None:
-    """Of every other 16 rows make one row see no dimension of K but the first, which is its logarithm of a weight to
-    base 2, and the others small: a warp in which one row's scores alone rise."""
-    small = torch.arange(q.shape[2], device=q.device) // 16 % 2 == 1
-    q[:, :, small] *= 0.01
+    """Of every other 16 heads of all queries make one see no dimension of K but the first, which is its logarithm of a
+    weight to base 2, and the others small: a warp in which one row's scores alone rise, rows being queries or heads."""
+    _, heads, queries, _ = q.shape
+    index = torch.arange(queries, device=q.device) * heads + torch.arange(heads, device=q.device)[:, None]
+    small = index // 16 % 2 == 1
+    lone = small & (index % 16 == 5)
+    q[:, small] *= 0.01
     q[..., 0] *= 0.01
-    lone = small & (torch.arange(q.shape[2], device=q.device) % 16 == 5)
-    q[:, :, lone] = 0
-    q[:, :, lone, 0] = math.log(2) / scale
+    q[:, lone] = 0
+    q[:, lone, 0] = math.log(2) / scale
 
 
 def _lone_keys(k: torch.Tensor) -> None:

@@ -42,6 +42,8 @@ class Family(ABC):
     """The fields of `model/variant.py` that it serves."""
     plain: ClassVar[bool] = True
     """Whether it serves attention without any of them."""
+    heads_are_rows: ClassVar[bool] = False
+    """Whether the BLOCK_M rows of a tile are heads of one query, whatever the config."""
 
     def why_unsupported(self, problem: AttentionProblem, gpu: GpuSpec) -> str | None:
         """One sentence if no config of this family can serve the problem on this GPU, else None."""

@@ -8,9 +8,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 
-def cases(mask="full", **params):
+def cases(mask="full", family="flash_mma", **params):
     problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", mask, "bhsd")
-    config = KernelConfig("family", {"BLOCK_M": 64, "BLOCK_N": 32} | params)
+    config = KernelConfig(family, {"BLOCK_M": 64, "BLOCK_N": 32} | params)
     return [small.problem for small in interpreter_cases(problem, config)]
 
 
@@ -31,6 +31,20 @@ def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
     assert whole.seqlen_k == 64 and whole.seqlen_q % block_m == 0 and whole.kv_heads == 2
     assert many.seqlen_k % 32 and part.seqlen_k < 32
     assert part.seqlen_q > block_m and part.seqlen_q % block_m
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
+def test_rows_are_heads_where_each_query_takes_a_tile(mask):
+    many, grouped, single, whole, part = cases(mask, "latent_wgmma")
+    assert all(case.seqlen_q <= 2 for case in (many, grouped, single, whole, part))
+    assert many.heads * many.seqlen_q >= 40 and grouped.group_size * grouped.seqlen_q >= 80 and grouped.batch == 2
+    assert whole.group_size == 64 and whole.kv_heads == 2 and part.group_size * part.seqlen_q > 64
+
+
+def test_one_head_keeps_the_queries_that_a_mask_asks_for():
+    many, grouped, *_ = cases("causal_upper_left", "latent_wgmma", STAGES=2)
+    assert many.heads == 1 and 32 * 2 < many.seqlen_k < many.seqlen_q < 100
+    assert grouped.seqlen_q == 2
 
 
 @pytest.mark.parametrize("turn", [4, 8, 16])
