@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from evoattn.model.mask import MaskKind
@@ -38,6 +38,11 @@ class Step:
     """Through L2 into the SM, or back."""
     waits: float = 0.0
     """Clocks for which a warp only waits: results that it needs at once, and barriers."""
+
+
+def together(*steps: Step) -> Step:
+    """All of these, one after another."""
+    return Step(*(sum(getattr(step, each.name) for step in steps) for each in fields(Step)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from evoattn.families.flash_mma.genes import FlashMmaGenes
 from evoattn.families.flash_mma.resources import block_warps, registers_needed, ring_stages, smem_bytes, smem_row_bytes
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to, visit_share
+from evoattn.families.variant_work import bias_bytes, variant_step
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, together, up_to, visit_share
 from evoattn.model.problem import AttentionProblem
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
@@ -53,13 +54,16 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             warps,
             smem_bytes(problem, genes),
             registers or min(registers_needed(problem, genes), register_cap(warps, genes.BLOCKS_PER_SM)),
-            Step(flops, lanes, scores + rescale / 32, issued, fragments + copied, loaded, waits),
+            together(
+                Step(flops, lanes, scores + rescale / 32, issued, fragments + copied, loaded, waits),
+                variant_step(problem, scores),
+            ),
             mean,
             most,
             ends,
             longest_first=order == "heads_reversed" if problem.causal else False,
             in_flight_bytes=((k_stages - 1) * problem.head_dim + v_stages * value_dim) * keys * 2,
-            read_bytes=tensor_bytes(problem, "q", "k", "v"),
+            read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * problem.group_size),

@@ -24,7 +24,8 @@ from evoattn.families.flash_wgmma.resources import (
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, up_to, visit_share
+from evoattn.families.variant_work import bias_bytes, variant_step
+from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, together, up_to, visit_share
 from evoattn.model.problem import AttentionProblem
 
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
@@ -66,14 +67,17 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             4 * groups,
             smem_bytes(problem, genes),
             fixed,
-            Step(
-                flops,
-                lanes,
-                scores * (1 - polynomial) + rescaled / 64,
-                lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
-                reads + tile_bytes,
-                keys * (problem.head_dim + value_dim) * 2,
-                SOFTMAX_WAIT + (40 if genes.PING_PONG else 0),
+            together(
+                variant_step(problem, scores),
+                Step(
+                    flops,
+                    lanes,
+                    scores * (1 - polynomial) + rescaled / 64,
+                    lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
+                    reads + tile_bytes,
+                    keys * (problem.head_dim + value_dim) * 2,
+                    SOFTMAX_WAIT + (40 if genes.PING_PONG else 0),
+                ),
             ),
             mean / split,
             -(-most // split),
@@ -82,7 +86,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             schedule=genes.SCHEDULE,
             longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
             in_flight_bytes=(genes.STAGES * (problem.head_dim + value_dim) - value_dim) * keys * 2,
-            read_bytes=tensor_bytes(problem, "q", "k", "v"),
+            read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
             sweepers=float(count * sharers * split),

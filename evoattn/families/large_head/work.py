@@ -18,7 +18,7 @@ from evoattn.families.large_head.resources import (
     workspace_bytes,
 )
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.work import LaunchWork, Step, tensor_bytes
+from evoattn.families.work import LaunchWork, Step, tensor_bytes, together
 from evoattn.model.problem import AttentionProblem
 
 SHUFFLE_WAIT, BARRIER_WAIT, LOAD_WAIT, FAR_WAIT, CLUSTER_WAIT, FIRST_WAIT = 24, 40, 30, 500, 900, 1100
@@ -62,7 +62,7 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadGenes, registers: int
     if is_fused(genes):
         cluster = genes.DIM_SPLIT if genes.EXCHANGE == "cluster" else 1
         exchanged = 8.0 * genes.BLOCK_M * genes.BLOCK_N if cluster > 1 else 0.0
-        step = _sum(qk, pv, softmax, Step(shared_bytes=exchanged * 2, waits=CLUSTER_WAIT if cluster > 1 else 0.0))
+        step = together(qk, pv, softmax, Step(shared_bytes=exchanged * 2, waits=CLUSTER_WAIT if cluster > 1 else 0.0))
         return (
             LaunchWork(
                 "large_head", blocks * heads, threads, genes.WARPS, smem, fixed, step, visited, tiles, ends, tensor,
@@ -88,17 +88,12 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadGenes, registers: int
             sweepers=blocks / genes.DIM_SPLIT, genes=named,
         ),
         LaunchWork(
-            "large_head", blocks * heads, threads, genes.WARPS, smem, fixed, _sum(pv, softmax, sums), visited, tiles,
-            ends, tensor, in_flight_bytes=in_flight, read_bytes=tensor_bytes(problem, "v") + partials,
+            "large_head", blocks * heads, threads, genes.WARPS, smem, fixed, together(pv, softmax, sums), visited,
+            tiles, ends, tensor, in_flight_bytes=in_flight, read_bytes=tensor_bytes(problem, "v") + partials,
             write_bytes=tensor_bytes(problem, "o"), sweep_bytes=tensor_bytes(problem, "v"), scratch_bytes=partials,
             sweepers=blocks / genes.DIM_SPLIT, overlaps=genes.DEPENDENT_LAUNCH, genes=named,
         ),
     )  # fmt: skip
-
-
-def _sum(*steps: Step) -> Step:
-    fields = ("tensor_flops", "fp32", "special", "instructions", "shared_bytes", "loaded_bytes", "waits")
-    return Step(*(sum(getattr(step, name) for step in steps) for name in fields))
 
 
 def _products(problem: AttentionProblem, genes: LargeHeadGenes) -> tuple[Step, Step]:

@@ -17,11 +17,14 @@ from evoattn.families.split_kv.resources import (
     split_of,
     warp_keys,
 )
-from evoattn.families.work import LaunchWork, Step, tensor_bytes, up_to
+from evoattn.families.variant_work import bias_bytes, variant_step
+from evoattn.families.work import LaunchWork, Step, tensor_bytes, together, up_to
 from evoattn.model.mask import MaskKind
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, SHUFFLE_WAIT, LOAD_WAIT, FIRST_WAIT = 18, 24, 30, 900
+PLACE_LANES = 4.5
+"""Lanes that find the place of a score, where a score has one: counted by the interpreter."""
 LAST_BLOCK_WAIT, CLUSTER_WAIT = 2500, 1500
 """Clocks until the sums of the other blocks are there: a counter and their results in L2; through a cluster's shared
 memory."""
@@ -35,6 +38,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     steps = math.ceil(min(split_keys, problem.seqlen_k) / keys)
     visible = _visible_share(problem, genes, row_tiles)
     step, waits = _step(problem, genes)
+    step = together(step, variant_step(problem, rows * keys, PLACE_LANES))
     merged = rows * (up_to(dim, 32) * 4 + 8)
     ends = Step(
         fp32=rows * dim * genes.WARPS * 2.0,
@@ -72,7 +76,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
         steps,
         ends,
         in_flight_bytes=in_flight,
-        read_bytes=tensor_bytes(problem, "q", "k", "v"),
+        read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
         write_bytes=scratch or tensor_bytes(problem, "o"),
         sweep_bytes=tensor_bytes(problem, "k", "v"),
         sweepers=float(row_tiles),
