@@ -8,9 +8,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from evoattn.model.gpu import DetectedDevice
@@ -19,33 +17,15 @@ from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, config_id
 from evoattn.samplers import landscape
+from scripts.cost.late import without_late
+from scripts.cost.row import Row
 
 FOLDERS = ROOT / "docs" / "campaigns", ROOT / "docs" / "landscapes"
 LANDSCAPE_FOLD = 8
 """Landscapes are few, hold good and bad kernels alike, and all families."""
-FAR_OFF = 40
-"""Times of a campaign's median on a problem beyond which a time is none, but a launch that the CPU was late with."""
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One kernel timed on one problem."""
-
-    gpu: GpuSpec
-    problem: AttentionProblem
-    config: KernelConfig
-    registers: int
-    spill_bytes: int
-    us: float
-    source: str
-    """`campaign`: found by a search, so mostly good. `landscape`: good and bad alike."""
-
-    @property
-    def family(self) -> str:
-        return self.config.family
 
 
 def files() -> list[Path]:
@@ -54,12 +34,13 @@ def files() -> list[Path]:
 
 
 def read(paths: Iterable[Path]) -> list[Row]:
-    """All rows of the files, one per kind of file, card, problem and config: the last file's."""
+    """All rows of the files, one per kind of file, card, problem and config: the last file's. Times that are none are
+    left out (`scripts/cost/late.py`)."""
     rows: dict[tuple[str, str, AttentionProblem, str], Row] = {}
     for path in paths:
         for row in _rows(path):
             rows[row.source, row.gpu.name, row.problem, config_id(row.family, row.config.params)] = row
-    return list(rows.values())
+    return without_late(list(rows.values()))
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -101,9 +82,9 @@ def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]
             if us is not None and name in kernels:
                 times[index][name] = us
     for index, found in times.items():
-        best, usual, problem = min(found.values()), median(found.values()), problems[index]
+        best, problem = min(found.values()), problems[index]
         for name, us in found.items():
-            if problem is None or us > FAR_OFF * usual or (late and _may_be_late(us, best, (index, name) in rough)):
+            if problem is None or (late and _may_be_late(us, best, (index, name) in rough)):
                 continue
             k = kernels[name]
             config = KernelConfig(k["family"], k["params"])

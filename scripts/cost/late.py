@@ -1,0 +1,58 @@
+"""Times that are none: a launch that the CPU was late with, taken for a kernel's time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evoattn.cost.cost import physical_part
+from evoattn.cost.fitted import load
+from evoattn.model.space import config_id
+from scripts.cost.row import Row
+
+FAR_OFF, LEAST_US = 8.0, 50.0
+"""A time is late that is so many times what two others let expect, and so much more than either: what the kernel takes
+on its other problems, in medians, and the physical part of the cost model. A launch is late by 60 µs to some ms."""
+MEDIANS = 2
+"""Rounds of medians over problems and kernels."""
+
+
+def without_late(rows: Sequence[Row]) -> list[Row]:
+    """The rows but those whose time is a late launch."""
+    expected = usual_us(rows)
+    return [row for row, us in zip(rows, expected, strict=True) if not (_far(row.us, us) and _beyond_physics(row))]
+
+
+def usual_us(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """What each row's kernel and problem let expect: the median of the problem times the median factor of the kernel
+    over such medians. That of a kernel with one time is this time."""
+    logs = np.log([row.us for row in rows])
+    problems = _groups(rows, lambda row: (row.source, row.gpu.name, row.problem))
+    kernels = _groups(rows, lambda row: (row.source, row.gpu.name, config_id(row.family, row.config.params)))
+    expected = np.zeros(len(rows))
+    for _ in range(MEDIANS):
+        for groups in (problems, kernels):
+            left = logs - expected
+            for group in groups:
+                expected[group] += np.median(left[group])
+    usual: NDArray[np.float64] = np.exp(expected)
+    return usual
+
+
+def _groups(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[list[int]]:
+    groups = defaultdict(list)
+    for i, row in enumerate(rows):
+        groups[key(row)].append(i)
+    return list(groups.values())
+
+
+def _far(us: float, expected: float) -> bool:
+    return us > FAR_OFF * expected and us > expected + LEAST_US
+
+
+def _beyond_physics(row: Row) -> bool:
+    part = physical_part(row.problem, row.config, row.gpu, row.registers, load())
+    return part is not None and _far(row.us, part.us)

@@ -1,0 +1,27 @@
+"""A measured time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel timed on one problem."""
+
+    gpu: GpuSpec
+    problem: AttentionProblem
+    config: KernelConfig
+    registers: int
+    spill_bytes: int
+    us: float
+    source: str
+    """`campaign`: found by a search, so mostly good. `landscape`: good and bad alike."""
+
+    @property
+    def family(self) -> str:
+        return self.config.family
