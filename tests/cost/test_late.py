@@ -1,0 +1,47 @@
+"""Launches that the CPU was late with are found, and slow kernels are kept."""
+
+import math
+
+import pytest
+
+from evoattn.cost.cost import physical_part
+from evoattn.cost.fitted import load
+from evoattn.model.gpu import GPUS
+from evoattn.model.named_problems import parse_shape
+from evoattn.model.space import load_space
+from scripts.cost.late import usual_us, without_late
+from scripts.cost.row import Row
+
+H100 = GPUS["h100"]
+PROBLEMS = [parse_shape(f"B={b},H=16,S=512,D=64") for b in (1, 2, 4, 8)]
+CONFIGS = load_space("flash_mma", H100).starting_configs()[:6]
+
+
+def rows(factor=lambda problem, config: 1.0):
+    """Each kernel on each problem, as long as the physical part says, times a factor."""
+    return [
+        Row(H100, p, c, 128, 0, physical_part(p, c, H100, 128, load()).us * factor(i, j), "campaign")
+        for i, p in enumerate(PROBLEMS)
+        for j, c in enumerate(CONFIGS)
+    ]
+
+
+def test_a_late_launch_is_left_out():
+    late = rows(lambda i, j: 400.0 if (i, j) == (1, 2) else 1.0)
+    kept = without_late(late)
+    assert len(kept) == len(late) - 1 and max(row.us for row in kept) < max(row.us for row in late)
+
+
+@pytest.mark.parametrize("slow", [lambda i, j: 400.0 if j == 2 else 1.0, lambda i, j: 400.0 if i == 1 else 1.0])
+def test_a_kernel_that_is_always_slow_or_a_slow_problem_is_kept(slow):
+    assert without_late(rows(slow)) == rows(slow)
+
+
+def test_a_time_that_is_little_more_is_kept():
+    slow = rows(lambda i, j: 3.0 if (i, j) == (1, 2) else 1.0)
+    assert without_late(slow) == slow
+
+
+def test_what_kernel_and_problem_let_expect():
+    every = rows()
+    assert all(math.exp(-0.5) < us / row.us < math.exp(0.5) for row, us in zip(every, usual_us(every), strict=True))
