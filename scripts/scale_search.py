@@ -40,6 +40,8 @@ from evoattn.search.tools import Tools  # noqa: E402
 from evoattn.storage import Storage  # noqa: E402
 from evoattn.storage.versions import collect  # noqa: E402
 
+LOOK_SECONDS = 0.05
+"""Between two looks at the search, which are the driver's CPU time too."""
 BEYOND = 60.0
 """Seconds by which the budget of a search is larger that is ended from here."""
 DEVICES = {"one": "0", "two": "0,1", "four": "0,1,2,3", "all": "all"}
@@ -107,12 +109,13 @@ class Observer:
         self._progress, self._row, self._journal, self._kill_after = running.progress, row, journal, kill_after
         self._ends, self._cpu = seconds, None
         self._thinking = [CoreTime(worker.pid) for worker in ahead.worker_of(running.sampler)]
-        self._looks = 0
+        self._looks, self._next = 0, 0.0
 
     def __call__(self) -> None:
         progress, row = self._progress, self._row
-        if progress.started is None or progress.stage != "searching":
+        if progress.started is None or progress.stage != "searching" or time.monotonic() < self._next:
             return
+        self._next = time.monotonic() + LOOK_SECONDS
         if self._cpu is None:
             self._cpu, self._from, row.starting = time.process_time(), progress.seconds, progress.starting_seconds
             self._thought = sum(core.look() for core in self._thinking)

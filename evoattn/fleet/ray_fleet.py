@@ -10,7 +10,7 @@ from typing import Any
 from evoattn.evaluation.workers import BaseWorker
 from evoattn.fleet.base import MakeHandler
 from evoattn.fleet.facts import facts_here, require_alike
-from evoattn.fleet.ray_node import FindDevices, node_facts
+from evoattn.fleet.ray_node import FindDevices, node_facts, packed
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, detect_devices
 
@@ -94,14 +94,15 @@ class RayFleet:
         """`jobs` workers, each for one compile task at a time on any node with a free core, in a process of Ray's."""
         from evoattn.fleet.ray_worker import RayCompiler
 
-        return RayCompiler.several([RayCompiler(make_handler, args, facts_here()) for _ in range(self.jobs)])
+        return RayCompiler.pool(self.jobs, packed((make_handler, args, facts_here())))
 
     def devices(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> Sequence[BaseWorker]:
         """One worker for each GPU that the cluster lent, in the order of `boards`."""
         from evoattn.fleet.ray_worker import RayBoard
 
+        words = packed((make_handler, args, facts_here()))
         for board in self._boards:
-            board.begin(make_handler, args, facts_here())
+            board.begin(words)
         return RayBoard.several(self._boards)
 
     def referee(self, make_handler: MakeHandler, args: tuple[Any, ...]) -> None:

@@ -15,11 +15,16 @@ from evoattn.fleet.facts import Facts, facts_here, require_alike
 from evoattn.model.gpu import DetectedDevice
 
 _handlers: dict[bytes, Handler] = {}
-"""Of this process: Ray gives one process many tasks."""
+"""Of this process, by the `Words` that ask for one: Ray gives one process many tasks."""
 
 FindDevices = Callable[[], list[DetectedDevice]]
+Words = tuple[MakeHandler, tuple[Any, ...], Facts]
+"""What makes a handler, its arguments, and what a machine has to have. They are sent pickled, as tasks are: Ray passes
+bytes on as they are, and pickles all else in a slower way."""
 Answer = tuple[Ending, Any, str]
-"""How a task ended, its result or a sentence, and what it last reported to be about."""
+"""How a task ended, its result or a sentence, and what it last reported to be about. It comes back pickled."""
+READY = pickle.dumps((Ending.RESULT, None, ""), pickle.HIGHEST_PROTOCOL)
+"""The answer to a start."""
 
 
 def node_facts() -> tuple[str, Facts]:
@@ -27,21 +32,28 @@ def node_facts() -> tuple[str, Facts]:
     return platform.node(), facts_here()
 
 
-def answer(make_handler: MakeHandler, args: tuple[Any, ...], wanted: Facts, task: Any) -> Answer:
+def packed(value: Any) -> bytes:
+    """For the way to a node or back."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def answer(words: bytes, task: bytes | None) -> bytes:
     """One task by a handler that this process keeps; None as a task only makes the handler.
 
     Raises `NodeDiffers` on a machine with other facts than are wanted.
     """
-    require_alike(platform.node(), facts_here(), wanted)
-    key = pickle.dumps((make_handler, args))
-    if key not in _handlers:
-        _handlers[key] = make_handler(*args)
+    if words not in _handlers:
+        make_handler, args, wanted = pickle.loads(words)
+        require_alike(platform.node(), facts_here(), wanted)
+        _handlers[words] = make_handler(*args)
     if task is None:
-        return Ending.RESULT, None, ""
+        return READY
+    found: Answer
     try:
-        return Ending.RESULT, _handlers[key](task), ""
+        found = Ending.RESULT, _handlers[words](pickle.loads(task)), ""
     except Exception as error:  # a bug of ours costs one task, not the search
-        return Ending.RAISED, sentence_of(error), ""
+        found = Ending.RAISED, sentence_of(error), ""
+    return packed(found)
 
 
 class Board:
@@ -54,23 +66,26 @@ class Board:
         """The GPU that Ray gave it, which is the only one that its process sees."""
         return next(iter(find()), None)
 
-    def start(self, make_handler: MakeHandler, args: tuple[Any, ...], wanted: Facts) -> Answer:
+    def start(self, words: bytes) -> bytes:
         """Start the worker process, and wait until it can take a task.
 
         Raises `WorkerFailed`, or `NodeDiffers` on a machine with other facts than are wanted.
         """
+        make_handler, args, wanted = pickle.loads(words)
         require_alike(platform.node(), facts_here(), wanted)
         if self._worker is not None:
             self._worker.stop()
         self._worker = Worker(make_handler, args)
         self._worker.wait()
-        return Ending.RESULT, None, ""
+        return READY
 
-    def run(self, task: Any, seconds: float) -> Answer:
+    def run(self, task: bytes, seconds: float) -> bytes:
         """The end of a task that may take `seconds`."""
         assert self._worker is not None, "start comes first"
+        found: Answer
         try:
-            outcome = self._worker.ask(task, seconds)
+            outcome = self._worker.ask(pickle.loads(task), seconds)
+            found = outcome.ending, outcome.value, outcome.doing
         except WorkerFailed as error:
-            return Ending.DIED, str(error), ""
-        return outcome.ending, outcome.value, outcome.doing
+            found = Ending.DIED, str(error), ""
+        return packed(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,8 +14,7 @@ from typing import Any
 from evoattn.evaluation.process import Ending, sentence_of
 from evoattn.evaluation.workers import START_TRIES, BaseWorker, Outcome, WorkerFailed
 from evoattn.fleet import ray_node
-from evoattn.fleet.base import MakeHandler
-from evoattn.fleet.facts import Facts, NodeDiffers
+from evoattn.fleet.facts import NodeDiffers
 
 START_SECONDS = 120.0
 """What the start of a process on a node may take, beyond the time of a task."""
@@ -83,7 +83,7 @@ class RayWorker(BaseWorker):
             return self._lost(Ending.TIMEOUT, "It ran past its limit and was ended.", restart=True)
         future, self._future, self._ref = self._future, None, None
         try:
-            ending, value, doing = future.result()
+            ending, value, doing = pickle.loads(future.result())
         except Exception as error:  # of Ray, or of the node's code
             return self._failed(error)
         if not self.ready:
@@ -133,18 +133,26 @@ class RayWorker(BaseWorker):
 class RayCompiler(RayWorker):
     """Has one compile task at a time, which runs on any node with a free core."""
 
-    def __init__(self, make_handler: MakeHandler, args: tuple[Any, ...], wanted: Facts) -> None:
+    def __init__(self, answer: Any, words: bytes) -> None:
+        """`answer`: `ray_node.answer` as a remote function; one for all, as each process of a node loads it once."""
         super().__init__()
-        self._answer = self._ray.remote(num_cpus=1, max_retries=0)(ray_node.answer)
-        self._words = make_handler, args, wanted
+        self._answer, self._words = answer, words
         self._start()
 
+    @classmethod
+    def pool(cls, count: int, words: bytes) -> Sequence[RayWorker]:
+        """So many of them."""
+        import ray
+
+        answer = ray.remote(num_cpus=1, max_retries=0)(ray_node.answer)
+        return cls.several([cls(answer, words) for _ in range(count)])
+
     def _start(self) -> None:
-        self._watch(self._answer.remote(*self._words, None), START_SECONDS)
+        self._watch(self._answer.remote(self._words, None), START_SECONDS)
 
     def submit(self, tag: Any, task: Any, seconds: float) -> None:
         self._begin(tag)
-        self._watch(self._answer.remote(*self._words, task), seconds + START_SECONDS)
+        self._watch(self._answer.remote(self._words, ray_node.packed(task)), seconds + START_SECONDS)
 
     def _forget(self) -> None:
         if self._ref is not None:
@@ -158,23 +166,23 @@ class RayBoard(RayWorker):
     def __init__(self) -> None:
         super().__init__()
         self._make = self._ray.remote(num_gpus=1, num_cpus=1, max_restarts=0)(ray_node.Board)
-        self._words: tuple[MakeHandler, tuple[Any, ...], Facts] | None = None
+        self._words = b""
         self.actor = self._make.remote()
 
-    def begin(self, make_handler: MakeHandler, args: tuple[Any, ...], wanted: Facts) -> None:
+    def begin(self, words: bytes) -> None:
         """Start its worker process."""
-        self._words = make_handler, args, wanted
-        self._watch(self.actor.start.remote(*self._words), START_SECONDS + START_SECONDS)
+        self._words = words
+        self._watch(self.actor.start.remote(words), START_SECONDS + START_SECONDS)
 
     def _start(self) -> None:
-        assert self._words is not None, "begin comes first"
+        assert self._words, "begin comes first"
         self._ray.kill(self.actor)
         self.actor = self._make.remote()
-        self.begin(*self._words)
+        self.begin(self._words)
 
     def submit(self, tag: Any, task: Any, seconds: float) -> None:
         self._begin(tag)
-        self._watch(self.actor.run.remote(task, seconds), seconds + START_SECONDS)
+        self._watch(self.actor.run.remote(ray_node.packed(task), seconds), seconds + START_SECONDS)
 
     def _forget(self) -> None:
         self._ray.kill(self.actor)

@@ -158,7 +158,7 @@ class Search:
         """How many more candidates may start now: a trial budget is not overrun by those on their way."""
         room = min(idle, AT_ONCE)
         if not self.study.offline:
-            room = min(room, READY_PER_COMPILER * self.fleet.jobs - len(self._ready))
+            room = min(room, READY_PER_COMPILER * len(self._compilers.workers) - len(self._ready))
         if self._budget.trials is not None:
             room = min(room, self._budget.trials - self.progress.recorded - self._on_the_way())
         return max(room, 0)
