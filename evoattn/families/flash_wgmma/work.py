@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import (
     WARPGROUP_ROWS,
@@ -31,6 +33,9 @@ from evoattn.model.problem import AttentionProblem
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
+COPY_WAIT = 90
+"""Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
+multiples of a page, kernels of an H200 took up to twice as long."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3.5}
 
 
@@ -50,6 +55,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     _, heads = row_tiles(problem, genes)
     split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
     fixed = registers or registers_at_launch(genes)
+    copies = keys // math.gcd(keys, problem.page) * (dim + value_dim) / 64 if problem.page else 0.0
     need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
     merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
     merge_wait = MEMORY_WAIT if merges_in_memory(genes) else CLUSTER_WAIT if split > 1 else 0
@@ -76,7 +82,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
                     lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
                     reads + tile_bytes,
                     keys * (problem.head_dim + value_dim) * 2,
-                    SOFTMAX_WAIT + (40 if genes.PING_PONG else 0),
+                    SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
                 ),
             ),
             mean / split,
@@ -113,6 +119,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
                 "begins ahead": begins_ahead(problem, genes),
                 "spare registers": have - need,
                 "wide rows": value_dim % 64 != 0,
+                "copies": copies,
             },
         ),
     )
