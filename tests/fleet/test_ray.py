@@ -16,6 +16,7 @@ from studies_of_puppets import puppets
 from evoattn.evaluation.process import Ending
 from evoattn.fleet.facts import NodeDiffers, facts_here, require_alike
 from evoattn.fleet.ray_fleet import RayFleet
+from evoattn.fleet.ray_node import packed
 from evoattn.model.paths import ROOT
 from evoattn.model.records import TrialState
 from evoattn.search.budget import Budget
@@ -128,7 +129,7 @@ def test_a_worker_of_a_cluster_ends_its_tasks_as_one_of_this_machine(cluster, ki
 def test_a_node_with_another_compiler_is_refused(cluster):
     from evoattn.fleet.ray_worker import RayCompiler
 
-    worker = RayCompiler(DiesOnce, (), facts_here() | {"compiler": "NVRTC 99.9"})
+    (worker,) = RayCompiler.pool(1, packed((DiesOnce, (), facts_here() | {"compiler": "NVRTC 99.9"})))
     try:
         with pytest.raises(NodeDiffers, match=r"it has compiler NVRTC .* not NVRTC 99\.9"):
             worker.wait()
