@@ -14,24 +14,30 @@ the choice of kernels, their constants, and the errors that are carried over.
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from evoattn.model.gpu import lookup
+from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign, cover, shipped
 from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
+from evoattn.portfolio.features import GROUPED
 from evoattn.portfolio.fit import Fitted, Floats, parts
 from evoattn.portfolio.measured import Measured, measured
 from evoattn.portfolio.strata import by_class
 from evoattn.portfolio.workload import BUILD_SEEDS
 
+Row = dict[str, Any]
 DRAWN, DRAWN_OTHERS = {PLAIN: 1000, SCORES: 500}, 100
 """Problems drawn of each seed by kind, of which some are imagined."""
 LEAST_WEIGHT, OTHERS_WEIGHT = 20.0, 0.1
 """The imagined problems of a class count together as much as the measured ones, but at least so much; those of the
 group's other classes count a tenth."""
+FEW_MEASURED = 12
+"""Measured problems of a class, of which those of its sibling make up the number."""
 JUDGED_FOLDS = 5
 DIGITS, WEIGHT_DIGITS = 5, 3
 """Significant digits of a constant and of a weight."""
@@ -46,14 +52,22 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
     is_measured = np.arange(len(us)) < len(rows)
     can_be = ~np.isnan(us).all(axis=1)
     chosen = {}
-    for size in sorted({*m.sizes, *m.imagined.sizes}):
-        own = sizes == size
+    for size in sorted({form for s in [*m.sizes, *m.imagined.sizes] for form in (s, sibling(s))}):
+        own = sizes == (size if size in sizes else sibling(size))
         weights = np.where(is_measured, np.where(own, 1.0, OTHERS_WEIGHT), 0.0)
+        near = is_measured & ~own & (sizes == sibling(size))
+        lacking = FEW_MEASURED - (own & is_measured).sum()
+        weights[near] = np.clip(lacking / max(1, near.sum()), OTHERS_WEIGHT, 1.0)
         count = (own & ~is_measured).sum()
         weights[own & ~is_measured] = max(LEAST_WEIGHT, (own & is_measured).sum()) / max(1, count)
         counts = can_be & (weights > 0)
         chosen[size] = cover.choose(us[counts], predicted[counts], m.table.units, weights=weights[counts])
     return fitted, chosen
+
+
+def sibling(size: str) -> str:
+    """The size of a class that differs in whether query heads share K/V heads: it serves where a class has no problem."""
+    return size.removesuffix(GROUPED) if size.endswith(GROUPED) else size + GROUPED
 
 
 def left_out_regrets(m: Measured) -> Floats:
@@ -138,26 +152,36 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campai
     return abouts, parts_of
 
 
+def made(name: str, found: list[campaign.Part], problems: list[AttentionProblem]) -> tuple[str, Measured, Floats, Row]:
+    """A group's name, what was measured of it, `left_out_regrets`, and its row of the file. `problems` may be
+    imagined."""
+    group, table, gpus = campaign.merged(found)
+    m = measured(group, table, gpus, problems)
+    lost = left_out_regrets(m)
+    return name, m, lost, build_group(m, lost)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cards", help="that the portfolio may run on unasked, by commas")
     parser.add_argument("campaigns", type=Path, nargs="+", help="of a problem that several have timed the last counts")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--jobs", type=int, help="processes")
     words = parser.parse_args()
     abouts, parts_of = read(words.campaigns)
     groups_drawn = by_class(p for kind in DRAWS for p in drawn([kind], BUILD_SEEDS, DRAWN.get(kind, DRAWN_OTHERS)))
     groups: dict[str, dict[str, Any]] = {}
     regrets: dict[str, list[float]] = {}
     print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")
-    for name, found in sorted(parts_of.items()):
-        group, table, gpus = campaign.merged(found)
-        m = measured(group, table, gpus, groups_drawn.get(name, []))
-        lost = left_out_regrets(m)
-        groups[name] = build_group(m, lost)
-        for i, regret in zip(m.timed, lost, strict=True):
-            for kind in (f"{name.split()[0]} bits {m.sizes[i]}", f"{name.split()[0]} bits", "all"):
-                regrets.setdefault(kind, []).append(float(regret))
-        print(said(name, lost), flush=True)
+    with ProcessPoolExecutor(words.jobs) as pool:
+        names = sorted(parts_of)
+        waiting = [pool.submit(made, name, parts_of[name], groups_drawn.get(name, [])) for name in names]
+        for name, m, lost, row in (future.result() for future in waiting):
+            groups[name] = row
+            for i, regret in zip(m.timed, lost, strict=True):
+                for kind in (f"{name.split()[0]} bits {m.sizes[i]}", f"{name.split()[0]} bits", "all"):
+                    regrets.setdefault(kind, []).append(float(regret))
+            print(said(name, lost), flush=True)
     for kind, values in sorted(regrets.items()):
         print(said(kind, np.array(values)))
     output = words.output or shipped.DATA / f"{lookup(words.cards.split(',')[0]).arch}{shipped.SUFFIX}"

@@ -16,7 +16,7 @@ from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import timed_problems
 from evoattn.portfolio.strata import by_class, of_each_class
 
-OF_EACH_CLASS = {"16 d64": 9, "16 d128": 9, "16 d256": 6, "16 d96": 6, "16": 4, "32 d64": 4, "32 d128": 4, "32": 2}
+OF_EACH_CLASS = {"16 d64": 6, "16 d128": 6, "16 d256": 4, "16 d96": 4, "16": 3, "32 d64": 2, "32 d128": 2, "32": 1}
 """Problems, by the longest beginning of the class's name that fits."""
 
 

@@ -86,16 +86,26 @@ class _Choice:
 
     def best_with(self, kept: list[int]) -> tuple[float, int] | None:
         """(objective, unit) of the unit that beside the `kept` ones leaves least lost; None if all are kept."""
-        tried = [(self._objective([*kept, u]), u) for u in range(self._lost.shape[1]) if u not in kept]
-        return min(tried) if tried else None
+        others = [u for u in range(self._lost.shape[1]) if u not in kept]
+        if not others:
+            return None
+        lost = self._lost[:, others]
+        if kept:
+            chosen = np.array(kept)[self._predicted[:, kept].argmin(axis=1)]
+            faster = self._predicted[:, others] < self._predicted[self._rows, chosen][:, None]
+            lost = np.where(faster, lost, self._lost[self._rows, chosen][:, None])
+        objectives = self._objectives(lost)
+        return float(objectives.min()), others[int(objectives.argmin())]
 
-    def _objective(self, kept: list[int]) -> float:
-        lost = self._lost[self._rows, np.array(kept)[self._predicted[:, kept].argmin(axis=1)]]
-        order = (-lost).argsort()
-        reached = self._weights[order].cumsum()
-        worst = order[: int(reached.searchsorted(WORST_TENTH * reached[-1])) + 1]
-        mean = lost @ self._weights / reached[-1]
-        return float(mean + WORST_SHARE * (lost[worst] @ self._weights[worst]) / reached[len(worst) - 1])
+    def _objectives(self, lost: Times) -> Times:
+        """[choices]: the objective of each choice, by what it loses [problems, choices]."""
+        order = (-lost).argsort(axis=0)
+        weights = self._weights[order]
+        reached, total = weights.cumsum(axis=0), self._weights.sum()
+        sums = (weights * np.take_along_axis(lost, order, axis=0)).cumsum(axis=0)
+        ends = (reached < WORST_TENTH * total).sum(axis=0)[None]
+        worst = np.take_along_axis(sums, ends, axis=0) / np.take_along_axis(reached, ends, axis=0)
+        return np.asarray(sums[-1] / total + WORST_SHARE * worst[0])
 
 
 def _known(us: Times, predicted: Times) -> Times:

@@ -15,6 +15,7 @@ DECODE_ROWS, FEW_ROWS = 16, 128
 problem is one of few queries, bound by reading K and V."""
 NARROW_HEADS, WAVE_TILES, BRIEF_KEYS = 66, 132, 512
 """Half the SMs of an H100 or H200, all of them, and a few tiles of keys."""
+GROUPED = "-grouped"
 SCALES = {
     "queries": 0.5,
     "keys": 0.7,
@@ -28,8 +29,9 @@ SCALES = {
 
 
 def class_of(problem: AttentionProblem) -> str:
-    """The class whose kernels serve the problem: bits, head_dim, mask, and how many rows, tiles, heads and keys there
-    are, e.g. `16 d64 causal many`, `16 d64 causal+window+sink few-narrow`, `16 d192 causal+dv128 short-brief`.
+    """The class whose kernels serve the problem: bits, head_dim, mask, how many rows, tiles, heads and keys there are,
+    and whether query heads share K/V heads, e.g. `16 d64 causal many`, `16 d64 causal+window+sink few-narrow-grouped`,
+    `16 d192 causal+dv128 short-brief`.
 
     fp16 and bf16 share their choices: the same instructions at the same rates. So do both causal masks, which differ
     by an offset.
@@ -43,13 +45,15 @@ def class_of(problem: AttentionProblem) -> str:
 def _size_word(problem: AttentionProblem) -> str:
     """`decode` or `few` rows of queries that share a K/V head, `-narrow` where there are few K/V heads, so that the
     keys of each are shared out among SMs; else so few tiles that all run at once, `short`, or `many`, `-brief` where
-    there are few keys."""
+    there are few keys. Then `-grouped` where query heads share K/V heads, so that they can be rows of one tile."""
     rows = problem.group_size * problem.seqlen_q
+    grouped = GROUPED if problem.group_size > 1 else ""
     if rows <= FEW_ROWS:
         narrow = problem.batch * problem.kv_heads <= NARROW_HEADS
-        return ("decode" if rows <= DECODE_ROWS else "few") + ("-narrow" if narrow else "")
+        return ("decode" if rows <= DECODE_ROWS else "few") + ("-narrow" if narrow else "") + grouped
+    brief = "-brief" if problem.seqlen_k <= BRIEF_KEYS else ""
     tiles = _row_tiles(problem) * problem.heads
-    return ("short" if tiles <= WAVE_TILES else "many") + ("-brief" if problem.seqlen_k <= BRIEF_KEYS else "")
+    return ("short" if tiles <= WAVE_TILES else "many") + brief + grouped
 
 
 def _row_tiles(problem: AttentionProblem) -> int:

@@ -143,16 +143,17 @@ def test_a_search_begins_at_the_pick():
 
 def test_classes_tell_few_rows_from_many():
     many = parse_shape("B=1,H=8,Hkv=2,S=4096,D=64,dtype=bf16,mask=causal")
-    assert class_of(many) == "16 d64 causal many"
-    assert class_of(many.with_(seqlen_q=2112)) == "16 d64 causal many"
-    assert class_of(many.with_(seqlen_q=2048)) == "16 d64 causal short"
-    assert class_of(many.with_(seqlen_q=2048, seqlen_k=512)) == "16 d64 causal short-brief"
-    assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few-narrow"
-    assert class_of(many.with_(seqlen_q=4)) == "16 d64 causal decode-narrow"
-    assert class_of(many.with_(seqlen_q=4, batch=34)) == "16 d64 causal decode"
-    assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full short"
-    assert class_of(many.with_(value_dim=32, sink=True)) == "16 d64 causal+sink+dv32 many"
-    assert len({class_of(p).split()[-1] for p in draw(504, 500)}) == 8
+    assert class_of(many) == "16 d64 causal many-grouped"
+    assert class_of(many.with_(seqlen_q=2112)) == "16 d64 causal many-grouped"
+    assert class_of(many.with_(seqlen_q=2048)) == "16 d64 causal short-grouped"
+    assert class_of(many.with_(seqlen_q=2048, seqlen_k=512)) == "16 d64 causal short-brief-grouped"
+    assert class_of(many.with_(seqlen_q=32)) == "16 d64 causal few-narrow-grouped"
+    assert class_of(many.with_(seqlen_q=4)) == "16 d64 causal decode-narrow-grouped"
+    assert class_of(many.with_(seqlen_q=4, batch=34)) == "16 d64 causal decode-grouped"
+    assert class_of(many.with_(seqlen_q=33, dtype="fp32", mask="full")) == "32 d64 full short-grouped"
+    assert class_of(many.with_(value_dim=32, sink=True)) == "16 d64 causal+sink+dv32 many-grouped"
+    assert class_of(many.with_(kv_heads=8)) == "16 d64 causal many"
+    assert len({class_of(p).split()[-1] for p in draw(504, 500)}) == 16
 
 
 def test_a_latent_cache_gets_a_kernel_that_nobody_measured():
