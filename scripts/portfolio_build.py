@@ -66,7 +66,7 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
 
 
 def sibling(size: str) -> str:
-    """The size of a class that differs in whether query heads share K/V heads: it serves where a class has no problem."""
+    """The size that differs in whether query heads share K/V heads: it serves where a class has no problem."""
     return size.removesuffix(GROUPED) if size.endswith(GROUPED) else size + GROUPED
 
 

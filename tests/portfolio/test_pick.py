@@ -158,9 +158,11 @@ def test_classes_tell_few_rows_from_many():
 
 def test_a_latent_cache_gets_a_kernel_that_nobody_measured():
     problem = lookup("mla_decode")
-    found = pick(problem, H100)
+    found = pick(problem.with_(seqlen_q=2, mask="causal_lower_right"), H100)
     assert found.family == "latent_wgmma" and found.estimated and found.config["SPLITS"] == 1
     assert "cost model" in found.why
+    found = pick(problem, H100)
+    assert found.family == "latent_wgmma" and not found.estimated and found.config["SPLITS"] == 1
     one = pick(problem.with_(batch=1), H100)
     assert one.config["SPLITS"] > 1, "one sequence has fewer tiles of rows than the card has SMs"
     assert pick(problem, GPUS["a100"]) is None
