@@ -17,15 +17,13 @@ def _has_driver() -> bool:
 
 def main() -> None:
     """Entry point of the `evoattn` command."""
-    words = set(sys.argv[2:])
+    words = {word.split("=")[0] for word in sys.argv[2:]}
     if sys.argv[1:2] == ["search"] and not {"-h", "--help"} & words:
-        if "--offline" in words or not _has_driver():
-            from evoattn.evaluation import server
+        from evoattn.evaluation import reserve, server
 
-            server.start()
+        if {"--offline", "--devices", "--ray"} & words or not _has_driver():
+            server.start()  # many processes need torch, or none here
         else:
-            from evoattn.evaluation import reserve, server
-
             reserve.begin()  # the GPU worker
             server.start(light=True)  # all others
     from evoattn.cli.main import main as command  # imports typer, which takes longer than to start the server

@@ -29,9 +29,7 @@ def begin() -> None:
     if _spare:
         return
     parent, child = server.BESIDE.Pipe()
-    process = server.BESIDE.Process(target=_import_and_serve, args=(child,), daemon=True)
-    with server.without_interrupts():
-        process.start()
+    process = server.spawn(_import_and_serve, (child,))
     child.close()
     _spare.append(Spare(process, parent))
 

@@ -11,10 +11,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from threading import Event
+from typing import Any
 
 PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
 
@@ -24,6 +27,7 @@ BESIDE = multiprocessing.get_context("spawn")
 """Makes a process that does not wait for those imports, and has none of them."""
 _imports: list[str] = []
 """What the server imports, once it was started."""
+_has_forked = Event()
 
 
 @contextmanager
@@ -51,6 +55,29 @@ def start(light: bool = False) -> None:
 def is_light() -> bool:
     """Whether the server leaves out torch."""
     return _imports == [LIGHT]
+
+
+def forks_soon() -> bool:
+    """Whether the server has its imports behind it, or soon has."""
+    return is_light() or _has_forked.is_set()
+
+
+def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> ForkServerProcess:
+    """A process forked from the server, which is waited for."""
+    start()
+    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+    with without_interrupts():
+        process.start()
+    _has_forked.set()
+    return process
+
+
+def spawn(target: Callable[..., None], arguments: tuple[Any, ...]) -> SpawnProcess:
+    """A process with none of the server's imports."""
+    process = BESIDE.Process(target=target, args=arguments, daemon=True)
+    with without_interrupts():
+        process.start()
+    return process
 
 
 def die_with_parent() -> None:

@@ -157,13 +157,8 @@ class Worker(BaseWorker):
                 self.connection.send(words)
             return
         self.connection, child = server.CONTEXT.Pipe()
-        if self._beside and not server.is_light():
-            self._process = server.BESIDE.Process(target=serve, args=(child, *words), daemon=True)
-        else:
-            server.start()
-            self._process = server.CONTEXT.Process(target=serve, args=(child, *words), daemon=True)
-        with server.without_interrupts():
-            self._process.start()
+        make = server.spawn if self._beside and not server.forks_soon() else server.fork
+        self._process = make(serve, (child, *words))
         child.close()
 
     @property

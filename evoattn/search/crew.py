@@ -4,7 +4,7 @@ compile its first candidates, while the search's own process imports the databas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
@@ -37,7 +37,6 @@ class Crew:
 
     def __init__(self, words: SearchWords, plan: SearchPlan, fleet: Fleet, tools: Tools) -> None:
         self._fleet, self.jobs, self.boards, self._plan = fleet, fleet.jobs, fleet.boards, plan
-        server.start()
         made_of = words.sampler or DEFAULT_SAMPLER, plan.spaces, plan.problem, plan.gpu, words.seed or 0
         self._sampler = AheadSampler.start(sampler_of, *made_of)
         self._compilers = fleet.compilers(tools.make_compiler, (plan.problem, plan.gpu, False), beside=True)
@@ -107,11 +106,16 @@ class Crew:
 
 @contextmanager
 def begun(
-    words: SearchWords, plan: SearchPlan, machines: Machines, tools: Tools | None = None
+    words: SearchWords,
+    plan: SearchPlan,
+    machines: Machines,
+    tools: Tools | None = None,
+    at_once: Callable[[], bool] = server.is_light,
 ) -> Iterator[Crew | None]:
     """The crew of a new search until the context ends; None for one that has to wait for its own: where nothing is
-    timed the sampler has no process, and a card without a row in the table is measured first."""
-    if plan.device is None or plan.gpu.note == MADE_ROW:
+    timed the sampler has no process, a card without a row in the table is measured first, and where workers are not
+    there `at_once` their server's imports are to be waited for."""
+    if plan.device is None or plan.gpu.note == MADE_ROW or not at_once():
         yield None
         return
     crew = Crew(words, plan, machines.fleet(words, plan), tools or Tools())

@@ -23,10 +23,14 @@ WORDS = SearchWords(families=("flash_mma",), jobs=2)
 PUPPETS = Tools(make_compiler=FakeCompiler, make_device=FakeDevice)
 
 
+def light(words, wanted):
+    """The crew that `evoattn search` has, whose server imports no torch; here it may."""
+    return begun(words, wanted, Machines(HERE), PUPPETS, lambda: True)
+
+
 def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
     wanted = plan(WORDS, PROBLEM, HERE)
-    with pytest.raises(OSError, match="no such database"), begun(WORDS, wanted, Machines(HERE), PUPPETS) as crew:
-        assert crew is not None
+    with pytest.raises(OSError, match="no such database"), light(WORDS, wanted) as crew:
         compilers = crew.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
         devices = crew.devices(FakeDevice, (PROBLEM, wanted.gpu, "warm"))
         sampler = crew.take_over()
@@ -41,13 +45,15 @@ def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
             os.kill(worker.pid, 0)
 
 
-def test_nothing_is_begun_offline_or_for_a_card_that_is_measured_first():
+def test_nothing_is_begun_offline_or_for_a_card_that_is_measured_first_or_where_imports_are_waited_for():
     offline = plan(SearchWords(families=("flash_mma",), gpu="h100", offline=True), PROBLEM, [])
-    with begun(WORDS, offline, Machines([]), PUPPETS) as crew:
+    with light(WORDS, offline) as crew:
         assert crew is None
     wanted = plan(WORDS, PROBLEM, HERE)
     unknown = replace(wanted, gpu=replace(wanted.gpu, note=MADE_ROW))
-    with begun(WORDS, unknown, Machines(HERE), PUPPETS) as crew:
+    with light(WORDS, unknown) as crew:
+        assert crew is None
+    with begun(WORDS, wanted, Machines(HERE), PUPPETS, lambda: False) as crew:
         assert crew is None
 
 
@@ -56,8 +62,7 @@ def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given
     words = replace(WORDS, budget=budget, jobs=3)
     wanted = plan(words, PROBLEM, HERE)
     alone = sampler_of("guided", wanted.spaces, PROBLEM, wanted.gpu, 0).ask(given + 1)
-    with begun(words, wanted, Machines(HERE), PUPPETS) as crew:
-        assert crew is not None
+    with light(words, wanted) as crew:
         compilers = crew.compilers(FakeCompiler, (PROBLEM, wanted.gpu, False), beside=True)
         while crew._feeding.is_alive() and sum(worker.busy for worker in compilers) < given:
             time.sleep(0.01)
@@ -72,8 +77,7 @@ def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given
 
 def test_a_search_hears_of_a_process_that_failed_before_it_took_over():
     wanted = plan(replace(WORDS, sampler="random"), PROBLEM, HERE)
-    with begun(replace(WORDS, sampler="none such"), wanted, Machines(HERE), PUPPETS) as crew:
-        assert crew is not None
+    with light(replace(WORDS, sampler="none such"), wanted) as crew:
         crew._feeding.join()
         with pytest.raises(FailedRun):
             crew.take_over()
