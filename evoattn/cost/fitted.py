@@ -1,6 +1,6 @@
 """What was fitted to measured times: weights of the physical terms, and trees for what the terms leave over.
 
-Plain numbers in `data/fitted.npz`; `scripts/cost_fit.py` makes the file anew.
+Plain numbers in `data/fitted.npz`; `python -m scripts.cost.fit` makes the file anew.
 """
 
 from __future__ import annotations

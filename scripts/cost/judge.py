@@ -84,12 +84,14 @@ SPREAD_HEAD = (
 )
 
 
-def spread_table(predicted: Sequence[float], measured: Sequence[float], problems: Sequence[Hashable]) -> str:
+def spread_table(
+    predicted: Sequence[float], measured: Sequence[float], problems: Sequence[Hashable], least: int = LEAST
+) -> str:
     """Spearman's correlations of problems by how much their kernels differ: where all are nearly equally fast, no
     model can rank them."""
     all_p, all_m = np.asarray(predicted), np.asarray(measured)
     found = defaultdict(list)
-    for group in _groups(problems):
+    for group in _groups(problems, least):
         m = all_m[group]
         spread = np.median(m) / m.min()
         found[max(i for i, least in enumerate(SPREADS) if spread >= least)].append(spearmanr(all_p[group], m)[0])
@@ -104,9 +106,9 @@ def spread_table(predicted: Sequence[float], measured: Sequence[float], problems
     return "\n".join(lines)
 
 
-def _groups(problems: Sequence[Hashable]) -> list[NDArray[np.int64]]:
+def _groups(problems: Sequence[Hashable], least: int = LEAST) -> list[NDArray[np.int64]]:
     """Places of the rows of each problem that has enough of them."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, problem in enumerate(problems):
         groups[problem].append(i)
-    return [np.array(group) for group in groups.values() if len(group) >= LEAST]
+    return [np.array(group) for group in groups.values() if len(group) >= least]
