@@ -30,8 +30,7 @@ ALL = [
     pytest.param(family, structure, keys, marks=[] if (family, structure, keys) in FAST else [pytest.mark.slow])
     for family in ("split_kv", "flash_mma", "flash_wgmma")
     for structure in STRUCTURES[family][1]
-    for keys, problem in KEYS.items()
-    if family != "flash_mma" or not problem.page
+    for keys in KEYS
 ]
 
 
@@ -45,6 +44,8 @@ MMA_USED = ("flash_mma", "overlapped", KEYS["keys in use"])
 ONE_BLOCK = ("split_kv", "mma", KEYS["keys in use"])
 PAGED_RING = ("split_kv", "mma, a ring", KEYS["pages of 16"])
 PAGED_WINDOW = ("split_kv", "mma", KEYS["pages of 64, window"])
+MMA_PAGED = ("flash_mma", "split", KEYS["pages of 16"])
+MMA_WINDOW = ("flash_mma", "together", KEYS["pages of 64, window"])
 WGMMA_USED = ("flash_wgmma", "one warpgroup", KEYS["keys in use, causal, alibi, sink"])
 WGMMA_PAGED = ("flash_wgmma", "persistent, rows begin ahead", KEYS["pages of 16"])
 WGMMA_PAGES = ("flash_wgmma", "heads as rows", KEYS["pages of 32, upper left, bias"])
@@ -78,6 +79,14 @@ WRONG = [
         ("min(key, first + count - 1) >> page_bits", "key >> page_bits"),
     ),
     ("a page a key too long", PAGED_RING, ("key & ((1 << page_bits) - 1)", "key & (1 << page_bits)")),
+    ("one table for all sequences in flash_mma", MMA_PAGED, ("given.table + batch *", "given.table + 0 *")),
+    ("rows of a tile, not of a page", MMA_PAGED, ("pages.row_in_page(key) * row_stride", "row * row_stride")),
+    ("an entry behind the last key in flash_mma", MMA_PAGED, ("valid = key < pages.keys;", "valid = true;")),
+    (
+        "pages from key 0 on, not from a window's first",
+        MMA_WINDOW,
+        ("v_row_stride, pages, first_block_key + tile * BLOCK_N);", "v_row_stride, pages, tile * BLOCK_N);"),
+    ),
     ("all keys are in use in flash_wgmma", WGMMA_USED, ("return used;", "return seqlen_k;")),
     ("the diagonal of the first sequence", WGMMA_USED, ("mask = Mask(seqlen_q, seqlen_k, terms.given.window);", "")),
     ("slopes from where all keys end", WGMMA_USED, ("0 : seqlen_k - seqlen_q;", "0 : packed.most_keys - seqlen_q;")),

@@ -18,7 +18,7 @@ from evoattn.model.launch import KernelLaunch
 from evoattn.model.mask import FULL_AND_CAUSAL
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.model.variant import SCORE_VARIANTS
+from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
@@ -31,7 +31,7 @@ class FlashMma(Family):
     devices: ClassVar[str] = "sm_80 and newer"
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
     masks: ClassVar[tuple[str, ...]] = FULL_AND_CAUSAL
-    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", "seqused", "varlen")
+    variants: ClassVar[tuple[str, ...]] = (*SCORE_VARIANTS, "value_dim", "shared_kv", *KEY_VARIANTS, "varlen")
 
     def genes(self, config: KernelConfig) -> FlashMmaGenes:
         return FlashMmaGenes.of(config)
