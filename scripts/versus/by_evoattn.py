@@ -25,6 +25,12 @@ from evoattn.storage import Storage
 from scripts.versus.found import Found, Tried
 
 
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and behind the first `--`: versions of argparse differ on options behind it."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
 def tried(trial: Trial, started: float) -> Tried:
     """A recorded trial; `started` is the epoch of the search's start. Its time is the one from before any final. One
     far behind the best is timed too, by fewer samples (`PRUNED`)."""
@@ -38,13 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problem", help="a name of `evoattn problems`, or a shape")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("words", nargs="*", help="for `evoattn search`")
-    options = parser.parse_args()
+    own, words = split(sys.argv[1:])
+    options = parser.parse_args(own)
     which = ["--shape" if "=" in options.problem else "--problem", options.problem]
     with tempfile.TemporaryDirectory() as folder:
         db = str(Path(folder) / "versus.sqlite")
         started = time.time()
-        command = [sys.executable, "-m", "evoattn", "search", *which, "--db", db, *options.words]
+        command = [sys.executable, "-m", "evoattn", "search", *which, "--db", db, *words]
         environment = os.environ | {"EVOATTN_CACHE": str(Path(folder) / "cubins")}  # empty: nothing is compiled yet
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode:

@@ -184,7 +184,7 @@ def main() -> None:
     os.environ["CUPY_CACHE_DIR"] = tempfile.mkdtemp()  # a second run would find the first one's kernels
     problem, gpu = by_name_or_shape(options.problem), devices[0].spec
     if options.given:
-        right = [tried.config["params"] for tried in found.read(options.given).tried if tried.us is not None]
+        right = [one.config["params"] for one in found.read(options.given).tried if one.us is not None]
         configs = right[: options.most]
         bench = Bench(problem, gpu, lambda chosen: configs[chosen[GIVEN]])
         threads = {bench.launch({GIVEN: n}).block[0] for n in range(len(configs))}

@@ -98,6 +98,11 @@ def test_evoattns_trials_count_with_the_time_from_before_the_final():
     assert by_evoattn.tried(wrong, 90.0).us is None
 
 
+def test_words_of_a_search_are_not_read_as_options():
+    assert by_evoattn.split(["p", "-o", "f", "--", "--budget", "9s"]) == (["p", "-o", "f"], ["--budget", "9s"])
+    assert by_evoattn.split(["p"]) == (["p"], [])
+
+
 def run_of(*tried, tool="a tool 1.0", kind="evoattn"):
     return Found(tool, kind, "seed_h100", [Tried(at, us, {"n": n}) for n, (at, us) in enumerate(tried)])
 
