@@ -131,7 +131,7 @@ def launch_terms(work: LaunchWork, gpu: GpuSpec) -> LaunchTerms | None:
         **busy,
         chain=_chain_clocks(work.step, work, gpu) * turns.serial,
         fetch=loads * LOAD_CLOCKS * turns.serial,
-        ends=_chain_clocks(work.ends, work, gpu) * turns.rounds,
+        ends=_chain_clocks(work.ends, work, gpu) * turns.rounds + work.once_waits,
         dram_bytes=once + again,
         least_dram_bytes=once,
         resident=resident,

@@ -68,6 +68,8 @@ class LaunchWork:
     """Instructions of `tensor_flops`; wgmma runs beside the warp that issued it."""
     schedule: Literal["single", "fixed", "claimed", "balanced"] = "single"
     """Blocks per tile of rows; or one wave of blocks that take tiles of rows in turn."""
+    once_waits: float = 0.0
+    """Clocks for which each of that wave's blocks waits once, however many tiles of rows it takes."""
     longest_first: bool = False
     """Whether the blocks with most steps begin first."""
     in_flight_bytes: float = 0.0

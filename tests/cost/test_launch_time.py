@@ -24,6 +24,11 @@ def test_blocks_that_fit_at_once_wait_together_and_those_that_do_not_wait_in_tur
         assert (found.chain, found.ends) == (waves * 300, waves * 1000), (waves, blocks)
 
 
+def test_a_persistent_block_waits_once_beside_its_tiles():
+    wave = H100.sm_count * RESIDENT
+    assert terms(blocks=3 * wave, schedule="fixed", once_waits=500.0).ends == 3 * 1000 + 500
+
+
 def test_a_block_that_fits_on_no_sm_has_no_time():
     assert terms(smem_bytes=H100.smem_per_sm + 1) is None
 

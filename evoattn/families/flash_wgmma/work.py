@@ -33,6 +33,10 @@ from evoattn.model.problem import AttentionProblem
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
 """Clocks: of a tile's dependent instructions; of a block's first loads and last stores; of a merge in a cluster; of one
 in global memory, which was not measured."""
+BEGIN_WAIT, ONCE_WAITS = 400, {"single": 0, "fixed": 600, "claimed": 900, "balanced": 5000}
+"""Clocks: of a block that begins where another ended; of a persistent block, once, by SCHEDULE: its first tile's place,
+a counter in memory, and results that blocks exchange there. Estimates, from what the other terms left of times of an
+H200."""
 COPY_WAIT = 90
 """Clocks of a copy of 64 columns of the keys of a tile that one page holds: with pages of 16 keys, or tiles that are no
 multiples of a page, kernels of an H200 took up to twice as long."""
@@ -63,7 +67,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
         instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
         shared_bytes=2.0 * rows * value_dim * 2 + (0 if merges_in_memory(genes) else merges),
         loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
-        waits=FIRST_WAIT + merge_wait,
+        waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
     )
     return (
         LaunchWork(
@@ -90,6 +94,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             ends,
             tensor="wgmma",
             schedule=genes.SCHEDULE,
+            once_waits=ONCE_WAITS[genes.SCHEDULE],
             longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
             in_flight_bytes=(genes.STAGES * (problem.head_dim + value_dim) - value_dim) * keys * 2,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
