@@ -68,13 +68,13 @@ WRONG = {
     "P is read before it is written": ("one split", "named_barrier_sync<CONSUMERS>(P_READY);", ";"),
     "K is given back while P V reads it": (
         "one split",
-        "wgmma_wait<1>();\n        pin_registers(o);\n        release(before);",
-        "release(before);\n        wgmma_wait<1>();\n        pin_registers(o);",
+        "wgmma_wait<1>();\n      pin_registers(o);\n      release(before);",
+        "release(before);\n      wgmma_wait<1>();\n      pin_registers(o);",
     ),
     "overlapped, K is given back while P V reads it": (
         "overlapped",
-        "wgmma_wait<0>();\n        pin_registers(o), pin_registers(next);\n        release(before);",
-        "release(before);\n        wgmma_wait<0>();\n        pin_registers(o), pin_registers(next);",
+        "wgmma_wait<0>();\n      pin_registers(o), pin_registers(next);\n      release(before);",
+        "release(before);\n      wgmma_wait<0>();\n      pin_registers(o), pin_registers(next);",
     ),
     "overlapped, the next tile of K has not come": (
         "overlapped",
@@ -88,14 +88,14 @@ WRONG = {
     ),
     "overlapped, scores under way": (
         "overlapped",
-        "wgmma_wait<0>();\n        pin_registers(o), pin_registers(next);",
-        "wgmma_wait<1>();\n        pin_registers(o), pin_registers(next);",
+        "wgmma_wait<0>();\n      pin_registers(o), pin_registers(next);",
+        "wgmma_wait<1>();\n      pin_registers(o), pin_registers(next);",
     ),
     "all keys are in use": ("keys in use", "return used;", "return seqlen_k;"),
     "batches of one head": ("keys in use", "batch * terms.given.kv_rows;", "batch * seqlen_k;"),
     "one table for all sequences": ("pages of 16", "given.table + batch *", "given.table + 0 *"),
     "a page of NaN behind the last key": ("pages of 16", "keys - (page << bits));", "page_keys());"),
-    "the second half does not follow the shift": ("one split", "scale_rows(o, factor);\n      }", "{}\n      }"),
+    "the second half does not follow the shift": ("one split", "scale_rows(o, factor);\n    }", "{}\n    }"),
     "an old factor where nothing rose": (
         "lazy, two chunks of P",
         "if (!rescale) factor[0] = factor[1] = 1.f;",

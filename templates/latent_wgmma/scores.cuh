@@ -1,0 +1,99 @@
+  // scores.cuh, a part of the kernel's body: the first warpgroup goes through its tiles of keys: scores, the softmax, P
+  // for both warpgroups, and its half of O. Row sums and shifts go to whom they concern.
+  float s[BLOCK_N / 2], factor[2] = {1.f, 1.f};
+  RegisterP p;
+  RowState state;
+  state.clear();
+  RowOperand<HEAD_DIM, false> q;
+  q.load(smem_address, warp, lane);
+  mbarrier_wait(smem_address + Q_FULL, 0);
+  auto multiply_qk = [&](float(&scores)[BLOCK_N / 2], const Ring& at) {  // S = Q Kᵀ
+    wgmma_fence();
+    forget_origin(q.descriptor);
+    const uint64_t k_tile = k_descriptor + descriptor_step(K_TILE_BYTES) * at.stage;
+#pragma unroll
+    for (int step = 0; step < Tiles::DIM_STEPS; ++step)
+      wgmma_qk(scores, q[step], k_tile + descriptor_step(Tiles::step_offset(step, BLOCK_N)), step > 0);
+    wgmma_commit();
+  };
+  // P of these scores, for both warpgroups; O follows the shift.
+  auto softmax = [&](auto first) {
+    constexpr bool FIRST = decltype(first)::value;
+    // Only the tile with the last keys, which comes first, may have keys that are hidden, from all rows alike.
+    if constexpr (FIRST) mask_scores(s, last_tile * BLOCK_N, KeysFrom<false>{0, keys}, lane);
+    const bool rescale =
+        softmax_tile<RESCALE, LAZY_OCTAVES, 0, FIRST, false>(state, s, softmax_scale_log2, factor, [] {});
+    if constexpr (!FIRST) named_barrier_sync<CONSUMERS>(P_FREE);  // the other warpgroup has used P and the factors
+    const float ones[2] = {1.f, 1.f};
+    output_to_shared<Element>(s, ones, p_smem, warp, lane);
+    pack_probabilities<Element>(p.frag, s);
+    if constexpr (!FIRST) {
+      if (!rescale) factor[0] = factor[1] = 1.f;
+      if (lane % 4 == 0) factors[row] = factor[0], factors[row + 8] = factor[1];
+    }
+    fence_proxy_async();
+    named_barrier_arrive<CONSUMERS>(P_READY);
+    if (!FIRST && rescale) scale_rows(o, factor);
+    before = ring;
+    ring.advance();
+  };
+  mbarrier_wait(k_full(ring), ring.parity);
+  multiply_qk(s, ring);
+  wgmma_wait<0>();
+  pin_registers(s);
+  if constexpr (OVERLAP) {
+    float next[BLOCK_N / 2];  // scores of the tile behind that of S
+    // `last`: its own scores once more, for nothing. ptxas would wait at a branch around a product.
+    auto step = [&](auto first, bool last) {
+      Ring behind = ring;
+      if (!last) behind.advance(), mbarrier_wait(k_full(behind), behind.parity);
+      multiply_qk(next, behind);
+      softmax(first);
+      pin_registers(o);  // rescaled before the product's fence
+      multiply_pv(o, p, v_tile(before));
+      wgmma_wait<0>();
+      pin_registers(o), pin_registers(next);
+      release(before);
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = next[i];
+    };
+    step(True{}, last_tile == first_tile);
+#pragma unroll 1
+    for (int tile = last_tile - 1; tile >= first_tile; --tile) step(False{}, tile == first_tile);
+  } else {
+    softmax(True{});
+#pragma unroll 1
+    for (int tile = last_tile; tile > first_tile; --tile) {
+      multiply_pv(o, p, v_tile(before));
+      mbarrier_wait(k_full(ring), ring.parity);
+      multiply_qk(s, ring);  // of the next tile, behind P V of this one
+      wgmma_wait<1>();
+      pin_registers(o);
+      release(before);
+      wgmma_wait<0>();
+      pin_registers(s);
+      softmax(False{});
+    }
+    multiply_pv(o, p, v_tile(before));
+  }
+  if (splits == 1) {
+    inverse_sums(state, terms, 0, inverse);
+    if constexpr (WRITE_LSE) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float sum = row_sum(state, i);
+        const int64_t head = int64_t(batch) * kv_heads * group_heads + first_head + row + 8 * i;  // of all batches
+        if (lane % 4 == 0 && row + 8 * i < heads) lse_gmem[head * seqlen_q + query] = log_sum(state.shift[i], sum);
+      }
+    }
+    if (lane % 4 == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
+    named_barrier_arrive<CONSUMERS>(ROWS_DONE);
+  } else {
+    const float sum[2] = {row_sum(state, 0), row_sum(state, 1)};
+    const int64_t tile = (int64_t(batch) * kv_heads + kv_head) * row_blocks + row_block;
+    float2* rows_gmem = state_gmem + (tile * splits + split) * 64 + row;
+    if (lane % 4 == 0)
+      rows_gmem[0] = make_float2(state.shift[0], sum[0]), rows_gmem[8] = make_float2(state.shift[1], sum[1]);
+  }
+  wgmma_wait<0>();
+  pin_registers(o);
