@@ -14,7 +14,9 @@ the choice of kernels, their constants, and the errors that are carried over.
 from __future__ import annotations
 
 import argparse
+import json
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign, cover, shipped
 from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
 from evoattn.portfolio.features import GROUPED
-from evoattn.portfolio.fit import Fitted, Floats, parts
+from evoattn.portfolio.fit import Fitted, Floats, Usual, parts, usual
 from evoattn.portfolio.measured import Measured, measured
 from evoattn.portfolio.strata import by_class
 from evoattn.portfolio.workload import BUILD_SEEDS
@@ -152,13 +154,43 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campai
     return abouts, parts_of
 
 
-def made(name: str, found: list[campaign.Part], problems: list[AttentionProblem]) -> tuple[str, Measured, Floats, Row]:
-    """A group's name, what was measured of it, `left_out_regrets`, and its row of the file. `problems` may be
-    imagined."""
-    group, table, gpus = campaign.merged(found)
-    m = measured(group, table, gpus, problems)
+FEW_PROBLEMS = 20
+"""Of a group, up to which its kernels' constants lean on what is usual in plain attention of its head_dim."""
+
+
+def usual_of_plain(plain: dict[str, Measured]) -> dict[str, dict[str, Usual]]:
+    """By bits and head_dim, what the constants of each family are in plain attention of both masks."""
+    found: dict[str, dict[str, Usual]] = {}
+    for dim in {head_dim_of(name) for name in plain}:
+        tables = [m.table for name, m in plain.items() if head_dim_of(name) == dim]
+        for family in {family for table in tables for family in table.families}:
+            times = [table.times_of(family) for table in tables]
+            found.setdefault(dim, {})[family] = usual(
+                np.vstack([t[0] for t in times]), np.hstack([t[1] for t in times])
+            )
+    return found
+
+
+def head_dim_of(name: str) -> str:
+    """Bits and head_dim of a group."""
+    return " ".join(name.split()[:2])
+
+
+def looked_at(found: list[campaign.Part], problems: list[AttentionProblem]) -> Measured:
+    """What was measured of a group. `problems` may be imagined."""
+    return measured(*campaign.merged(found), problems)
+
+
+def made(m: Measured) -> tuple[Floats, Row]:
+    """`left_out_regrets` of a group, and its row of the file."""
     lost = left_out_regrets(m)
-    return name, m, lost, build_group(m, lost)
+    return lost, build_group(m, lost)
+
+
+def kept_rows(path: Path) -> dict[str, Row]:
+    """The groups of a portfolio's file. Raises `OSError` where there is none."""
+    first, *lines = path.read_text().splitlines()
+    return {name: json.loads(line) for name, line in zip(json.loads(first)["groups"], lines, strict=True)}
 
 
 def main() -> None:
@@ -167,24 +199,35 @@ def main() -> None:
     parser.add_argument("campaigns", type=Path, nargs="+", help="of a problem that several have timed the last counts")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--jobs", type=int, help="processes")
+    parser.add_argument("--only", default="", help="groups with this in their names; the file keeps the others as is")
     words = parser.parse_args()
+    output = words.output or shipped.DATA / f"{lookup(words.cards.split(',')[0]).arch}{shipped.SUFFIX}"
     abouts, parts_of = read(words.campaigns)
     groups_drawn = by_class(p for kind in DRAWS for p in drawn([kind], BUILD_SEEDS, DRAWN.get(kind, DRAWN_OTHERS)))
     groups: dict[str, dict[str, Any]] = {}
     regrets: dict[str, list[float]] = {}
     print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")
+    names, kept = sorted(parts_of), kept_rows(output) if words.only else {}
     with ProcessPoolExecutor(words.jobs) as pool:
-        names = sorted(parts_of)
-        waiting = [pool.submit(made, name, parts_of[name], groups_drawn.get(name, [])) for name in names]
-        for name, m, lost, row in (future.result() for future in waiting):
-            groups[name] = row
+        looking = {name: pool.submit(looked_at, parts_of[name], groups_drawn.get(name, [])) for name in names}
+        found = {name: future.result() for name, future in looking.items()}
+        plain = usual_of_plain({name: m for name, m in found.items() if name == campaign.plain_name(name)})
+        for name, m in found.items():
+            if name != campaign.plain_name(name) and len(m.timed) <= FEW_PROBLEMS:
+                found[name] = replace(m, table=replace(m.table, borrowed=plain.get(head_dim_of(name), {})))
+        making = {name: pool.submit(made, found[name]) for name in names if words.only in name}
+        for name in names:
+            if name not in making:
+                groups[name] = kept[name]
+                continue
+            lost, groups[name] = making[name].result()
+            m = found[name]
             for i, regret in zip(m.timed, lost, strict=True):
                 for kind in (f"{name.split()[0]} bits {m.sizes[i]}", f"{name.split()[0]} bits", "all"):
                     regrets.setdefault(kind, []).append(float(regret))
             print(said(name, lost), flush=True)
     for kind, values in sorted(regrets.items()):
         print(said(kind, np.array(values)))
-    output = words.output or shipped.DATA / f"{lookup(words.cards.split(',')[0]).arch}{shipped.SUFFIX}"
     output.parent.mkdir(exist_ok=True)
     shipped.save(output, words.cards.split(","), abouts, groups)
     print(f"wrote {output}, {output.stat().st_size / 1024:.0f} KiB")

@@ -85,9 +85,13 @@ class Tiles:
 
 
 def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[float, int, int]:
-    """(mean, most, count): steps of the row blocks of one head, of all sequences if they are packed."""
+    """(mean, most, count): steps of the row blocks of one head, of all sequences if they are packed, of a sequence with
+    as many keys in use as there are in the mean."""
     if problem.varlen:
         return row_steps(problem, block_m, block_n)
+    if problem.seqused:
+        used = max(1, round(sum(problem.key_lengths) / problem.batch))
+        problem = problem.with_(seqlen_k=used, seqused="", page=0)
     count = math.ceil(problem.seqlen_q / block_m)
     if problem.window:
         seen = [
@@ -128,8 +132,11 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
             granule = block_n if family == LATENT else SPLIT_KEYS
             keys = math.ceil(math.ceil(seen / params["SPLITS"]) / granule) * granule
             splits = params["SPLITS"] if params.get("MERGE") == "cluster" else math.ceil(seen / keys)
-        steps = math.ceil(min(keys, seen) / block_n)
-        blocks = rows * problem.kv_heads * problem.batch * splits
+        steps, busy = math.ceil(min(keys, seen) / block_n), splits
+        if problem.seqused and not problem.window:  # splits behind the last key in use end at once
+            used = max(1, round(sum(problem.key_lengths) / problem.batch))
+            steps, busy = math.ceil(min(keys, used) / block_n), math.ceil(used / keys)
+        blocks = rows * problem.kv_heads * problem.batch * busy
         cluster = splits if params.get("MERGE") == "cluster" else 1
         splits = splits if "SPLITS" in params else 1
         partial = splits * math.prod(problem.shape("o")[:3]) if splits > 1 else 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from portfolio_build import build_group, covers, left_out_regrets
+from portfolio_build import build_group, covers, left_out_regrets, usual_of_plain
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
@@ -64,3 +64,10 @@ def test_times_of_another_card_are_brought_to_the_first_ones_speed():
     slow = us.copy()
     slow[10:] *= 1.25
     assert one_speed(slow, work, ["h200"] * 10 + ["h100"] * 10) == pytest.approx(us, rel=1e-6)
+
+
+def test_what_is_usual_is_of_both_masks_and_of_a_head_dim():
+    few, many = measured(few=1), measured(few=20)
+    found = usual_of_plain({"16 d64 full": few, "16 d64 causal": many, "16 d128 full": few})
+    assert set(found) == {"16 d64", "16 d128"} and set(found["16 d64"]) == {"flash_mma"}
+    assert found["16 d64"]["flash_mma"].constants != pytest.approx(found["16 d128"]["flash_mma"].constants, rel=1e-3)

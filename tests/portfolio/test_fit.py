@@ -76,3 +76,18 @@ def test_parts_hold_every_number_once():
     assert sorted(n for part in found for n in part) == list(range(11)) and len(found) == 4
     assert found == parts(11, 4)
     assert len(parts(2, 4)) == 2
+
+
+def test_a_group_of_few_times_leans_on_what_another_one_knows():
+    made, _ = table()
+    borrowed = {"a": usual(*made.times_of("a")), "b": usual(*made.times_of("b"))}
+    rng = np.random.default_rng(3)
+    few = np.exp(rng.normal(0, 0.3, (4, 3))) * made.us[:4]  # four problems, timed badly
+    alone = Table(few, made.work[:, :4], made.scaled[:4], made.families, made.units)
+    leaning = Table(few, made.work[:, :4], made.scaled[:4], made.families, made.units, borrowed)
+
+    def lost(found):
+        return np.abs(np.log(found.fit(range(4)).predict(made.work, made.scaled) / made.us)).mean()
+
+    assert lost(leaning) < 0.85 * lost(alone)
+    assert len(made.times_of("a")[1]) == 80 and len(made.times_of("c")[1]) == 0

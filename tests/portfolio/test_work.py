@@ -38,6 +38,20 @@ def test_blocks_and_steps_of_a_config():
     assert (seen.blocks, seen.longest) == (2 * 2 * 4, 1), "128 keys, of which a split takes 32"
 
 
+def test_keys_that_are_not_in_use_are_no_work():
+    decode = parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=4096,D=64,dtype=bf16,mask=full")
+    half = decode.with_(seqused="2048:2048")
+    split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 4, "MERGE": "kernel"}
+    assert tiles_of("split_kv", split, half).blocks == 2 * 2 * 2, "splits of 1024 keys, half of them empty"
+    assert tiles_of("split_kv", split, half).splits == 4
+    assert tiles_of("split_kv", split | {"SPLITS": 1}, half).longest == 2048 // 64
+    rows = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 1, "BLOCKS_PER_SM": 1}
+    for problem in (half, half.with_(page=16), decode.with_(seqused="0:4096")):
+        assert tiles_of("flash_wgmma", rows, problem).longest == 2048 // 64
+    causal = decode.with_(seqlen_q=128, mask="causal_lower_right")
+    assert tiles_of("flash_wgmma", rows, causal.with_(seqused="2048:2048")).longest == 2048 // 64
+
+
 def test_more_work_is_more_time():
     config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 1, "BLOCKS_PER_SM": 2}
     constants = (1.0, 0.5, 0.2, 0.1, 1.0, 0.01, 0.01, 2.0, 0.1, 1.0, 1.0, 0.1, 0.1, 0.1)
