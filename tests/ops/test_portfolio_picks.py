@@ -1,21 +1,25 @@
-"""What the shipped portfolio picks can be launched by the op: the kernels of 150 drawn problems, of any family."""
+"""What the shipped portfolio picks can be launched by the op: kernels of 150 drawn problems and of 50 of each kind of
+variants, of any family."""
 
+import pytest
 from fake_device import FakeDevice, build
 
 from evoattn.model.gpu import GPUS
 from evoattn.ops.choice import Choice, choose
 from evoattn.ops.explain import strided
-from evoattn.ops.kernel import TENSORS, LoadedKernel, scratch_places
+from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
+from evoattn.portfolio.draws import DRAWS, PLAIN
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.workload import draw
 
-SEED, COUNT = 4711, 150
-ADDRESSES = tuple(4096 << i for i in range(len(TENSORS) + 2))
+SEED, COUNT, OTHERS = 4711, 150, 50
+ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 2 + len(TERMS)))
+FAMILIES = {PLAIN: {"flash_wgmma", "split_kv"}, "latent": {"flash_wgmma", "latent_wgmma"}, "packed": {"flash_wgmma"}}
 
 
-def test_every_pick_can_be_packed_and_takes_the_callers_scale():
+@pytest.mark.parametrize("kind", DRAWS)
+def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
     device, families = FakeDevice(), set()
-    for problem in draw(SEED, COUNT):
+    for problem in DRAWS[kind](SEED, COUNT if kind == PLAIN else OTHERS):
         choice = choose(strided(problem), GPUS["h100"], pick, estimated=False)
         assert isinstance(choice, Choice), choice.reason
         families.add(choice.family.name)
@@ -28,9 +32,9 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale():
         ]
         assert len(changed) == 1, "one argument is the scale"
         places, scratch, zeroed = scratch_places(choice.family.workspace(choice.problem, choice.config, choice.gpu))
-        assert all(0 <= offset < (scratch, zeroed)[index - len(TENSORS)] for index, offset in places.values())
-        places |= {name: (index, 0) for index, name in enumerate(TENSORS)}
+        assert all(0 <= offset < (scratch, zeroed)[index - SCRATCH] for index, offset in places.values())
+        places |= tensor_places()
         cubin = build(choice.family, problem, choice.config, choice.gpu, None)
         for packed in LoadedKernel(cubin.code, device, -1).pack(scaled, places):
             packed.bind(ADDRESSES)
-    assert {"flash_wgmma", "split_kv"} <= families
+    assert FAMILIES.get(kind, {"flash_wgmma", "split_kv"}) <= families
