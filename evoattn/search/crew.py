@@ -3,7 +3,6 @@ compile its first candidates, while the search's own process imports the databas
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -25,6 +24,7 @@ from evoattn.search.candidates import Pending
 from evoattn.search.compilers import Compilers
 from evoattn.search.machines import Machines
 from evoattn.search.request import DEFAULT_CACHE, DEFAULT_SAMPLER, SearchPlan, SearchWords
+from evoattn.search.starting import EARLY
 from evoattn.search.tools import Tools
 
 LOOK_SECONDS = 0.05
@@ -41,7 +41,7 @@ class Crew:
         self._sampler = AheadSampler.start(sampler_of, *made_of)
         self._compilers = fleet.compilers(tools.make_compiler, (plan.problem, plan.gpu, False), beside=True)
         self._devices = fleet.devices(tools.make_device, (plan.problem, plan.gpu, words.cache or DEFAULT_CACHE))
-        self._tools, self._most = tools, parse_budget(words.budget).trials or math.inf
+        self._tools, self._most = tools, min(parse_budget(words.budget).trials or EARLY, EARLY)
         self._over, self._failure = Event(), list[FailedRun]()
         self._feeding = Thread(target=self._feed, daemon=True)
         self._feeding.start()
@@ -62,7 +62,7 @@ class Crew:
             self._failure.append(error)
 
     def _give_proposals(self, compilers: Compilers) -> None:
-        """To each compile worker one, or as many as the budget has."""
+        """To each compile worker one, `EARLY` at most, or as many as the budget has."""
         plan, fresh = self._plan, [*self._compilers]
         while fresh and self._most and not self._over.is_set():
             wait_for_any([self._sampler.worker, *(w for w in fresh if not w.ready)], LOOK_SECONDS)

@@ -29,14 +29,14 @@ from evoattn.search.device import Device
 from evoattn.search.finals import Final
 from evoattn.search.progress import Progress
 from evoattn.search.recorder import Recorder
+from evoattn.search.starting import EARLY
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from evoattn.timing.finalists import FinalResult
 from evoattn.timing.protocol import CacheMode
 
 READY_PER_COMPILER = 2
-"""Compiled candidates that may queue, per compile worker: enough to choose the promising from, few enough to stay
-fresh."""
+"""Compiled candidates that may queue, per compile worker: enough to choose from, few enough to stay fresh."""
 AT_ONCE = 8
 """Proposals that are handed to compile workers before boards are looked after again."""
 FINAL_SECONDS = 2 * RESERVE_MOST
@@ -158,7 +158,8 @@ class Search:
         """How many more candidates may start now: a trial budget is not overrun by those on their way."""
         room = min(idle, AT_ONCE)
         if not self.study.offline:
-            room = min(room, READY_PER_COMPILER * len(self._compilers.workers) - len(self._ready))
+            later = READY_PER_COMPILER * len(self._compilers.workers) - len(self._ready)
+            room = min(room, EARLY - self._on_the_way() if self._clock.started is None else later)
         if self._budget.trials is not None:
             room = min(room, self._budget.trials - self.progress.recorded - self._on_the_way())
         return max(room, 0)

@@ -13,6 +13,9 @@ from evoattn.portfolio.work import USUAL_TILE, work_of
 
 MOST = 8
 """Configs of the portfolio that a search begins with, those first that should take least time."""
+EARLY = 10
+"""Candidates that are compiled before a GPU worker is up: enough for the first leaderboard. More would take the cores
+on which it imports torch."""
 MOST_OF_A_FAMILY = 6
 """Of its known-good configs."""
 EACH_TILE = 0.3

@@ -8,6 +8,7 @@ from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
 from evoattn.search.budget import Budget
 from evoattn.search.progress import Progress
+from evoattn.search.starting import EARLY
 
 
 @pytest.mark.slow
@@ -69,6 +70,18 @@ def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
     assert progress.measured and storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
     assert progress.starting_seconds > 1.0 > progress.busy_share - 0.2 and progress.seconds > 0.4
     assert {("starting workers", True), ("searching", False)} <= stages
+
+
+@pytest.mark.slow
+def test_few_candidates_are_compiled_before_a_device_can_take_them(storage):
+    running = make_search(storage, space_of(WARPS="4", KEY_WARPS="1"), puppets(SlowToStart), jobs=8)
+    before = set()
+
+    def watch():
+        if running.progress.started is None:
+            before.add(running.progress.compiling + running.progress.ready)
+
+    assert running.run(Budget(trials=20), watch).recorded >= 20 and max(before) == EARLY
 
 
 def test_what_no_worker_ever_judged_is_not_measured():
