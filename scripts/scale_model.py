@@ -1,13 +1,15 @@
-"""What bounds a search on many GPUs: the search's own process, as a simulation of its loop, from measured costs.
+"""What bounds a search on many GPUs: a simulation of its loop, from measured costs.
 
-    python scripts/scale_model.py [--device-ms 41] [--send-ms 1.4] [--result-ms 1.6] [--ask-ms 1.4] [--commit-ms 5.7]
-                                  [--compile-s 0.61] [--cores 16] [--gpus 1,2,4,8,10,100,1000]
+    python scripts/scale_model.py [--device-ms 30] [--send-ms 0.35] [--result-ms 0.6] [--ask-ms 0.6] [--write-ms 1]
+                                  [--think-ms 3.8] [--compile-s 0.58] [--cores 15] [--gpus 1,2,4,8,10,100,1000]
 
 The loop is that of `evoattn/search/loop.py`: take all results that are there, give each idle board its next candidate
-(`send` each), write all results in one transaction (`commit`, and `result` for each), then ask, render and hand out as
-many candidates to compile as were used (`ask` each). Meanwhile boards work: a candidate takes a time drawn around
-`device-ms`. Compiles are a bound of their own: `cores` per GPU, each candidate `compile-s` of one. Prints candidates
-per second, the share of the time in which boards have a candidate, the process's share of a core, and what bounds it.
+(`send` each), then take what was compiled and hand out as many candidates to compile as were used (`result` and `ask`
+each). A thread writes (`write` for each result), whose CPU time is the loop's too, as both hold Python's lock in turn;
+its waits for the disk are not. Meanwhile boards work: a candidate takes a time drawn around `device-ms`. Two bounds of
+their own: compiles, `cores` per GPU, each candidate `compile-s` of one; and the sampler's process, `think` each. Prints
+candidates per second, the share of the time in which boards have a candidate, the search's own process and the
+sampler's as shares of a core, and what bounds the rate.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ class Costs:
     send: float
     result: float
     ask: float
-    commit: float
+    write: float
+    think: float
 
     @property
-    def driver(self) -> float:
-        """What the search's own process spends on one candidate, transactions apart."""
-        return self.send + self.result + self.ask
+    def rest(self) -> float:
+        """What the search's own process spends on one candidate, once a board has it."""
+        return self.result + self.ask + self.write
 
 
 def simulated(boards: int, costs: Costs, seed: int = 0) -> tuple[float, float, float]:
@@ -54,10 +57,9 @@ def simulated(boards: int, costs: Costs, seed: int = 0) -> tuple[float, float, f
             seconds = costs.device * rng.lognormvariate(-(SPREAD**2) / 2, SPREAD)
             useful += seconds
             heapq.heappush(running, (now + seconds, board))
-        work = len(idle) * costs.send + finished * (costs.result + costs.ask)
+        cpu += len(idle) * costs.send + finished * costs.rest
         idle.clear()
-        now += finished * (costs.result + costs.ask) + (costs.commit if finished else 0.0)
-        cpu += work
+        now += finished * costs.rest
         done += finished
         if running[0][0] > now:
             now = running[0][0]
@@ -68,31 +70,36 @@ def bound(boards: int, rate: float, costs: Costs, compiles: float) -> str:
     """What keeps the rate where it is."""
     if compiles <= 1.02 * rate:
         return "compiles"
+    if 1 / costs.think <= 1.02 * rate:
+        return "the sampler's process"
     return "boards" if rate > 0.9 * boards / costs.device else "the search's own process"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device-ms", type=float, default=41.0)
-    parser.add_argument("--send-ms", type=float, default=1.4)
-    parser.add_argument("--result-ms", type=float, default=1.6)
-    parser.add_argument("--ask-ms", type=float, default=1.4)
-    parser.add_argument("--commit-ms", type=float, default=5.7)
-    parser.add_argument("--compile-s", type=float, default=0.61)
-    parser.add_argument("--cores", type=float, default=16.0)
+    parser.add_argument("--device-ms", type=float, default=30.0)
+    parser.add_argument("--send-ms", type=float, default=0.35)
+    parser.add_argument("--result-ms", type=float, default=0.6)
+    parser.add_argument("--ask-ms", type=float, default=0.6)
+    parser.add_argument("--write-ms", type=float, default=1.0)
+    parser.add_argument("--think-ms", type=float, default=3.8)
+    parser.add_argument("--compile-s", type=float, default=0.58)
+    parser.add_argument("--cores", type=float, default=15.0)
     parser.add_argument("--gpus", default="1,2,4,8,10,100,1000")
     given = parser.parse_args()
-    ms = (given.device_ms, given.send_ms, given.result_ms, given.ask_ms, given.commit_ms)
+    ms = (given.device_ms, given.send_ms, given.result_ms, given.ask_ms, given.write_ms, given.think_ms)
     costs = Costs(*(value / 1e3 for value in ms))
-    print("GPUs | candidates/s | x one GPU | boards with a candidate | process, of a core | bound by")
-    alone = simulated(1, costs)[0]
+    print("GPUs | candidates/s | x one GPU | boards with a candidate | process, sampler, of a core | bound by")
+    alone = 0.0
     for boards in map(int, given.gpus.split(",")):
-        rate, share, cpu = simulated(boards, costs)
+        free, share, cpu = simulated(boards, costs)
         compiles = boards * given.cores / given.compile_s
-        rate = min(rate, compiles)
+        rate = min(free, compiles, 1 / costs.think)
+        alone = alone or rate / boards
+        slower = rate / free
         print(
-            f"{boards:4} | {rate:12.0f} | {rate / alone:9.2f} | {share:23.0%} | {cpu:18.0%} | "
-            f"{bound(boards, rate, costs, compiles)}"
+            f"{boards:4} | {rate:12.0f} | {rate / alone:9.2f} | {share * slower:23.0%} | {cpu * slower:10.0%}, "
+            f"{rate * costs.think:14.0%} | {bound(boards, rate, costs, compiles)}"
         )
     return 0
 

@@ -39,8 +39,8 @@ FIRST_THOUGHTS, FIRST_ROUNDS, THOUGHTS = 240, 4, 20
 """Configs thought of before the first proposal, and with each: together as many as one fit can use, but no proposal
 waits for all of them."""
 MANY, FEW_THOUGHTS = 8, 4
-"""Who asks for so many proposals at once has none left: fewer configs are then thought of with each. In replays that
-was no worse (docs/samplers.md)."""
+"""Who asks for so many proposals at once has none left: fewer configs are then thought of with each, and those of so
+many proposals together, as the model judges many as fast as few. In replays that was no worse (docs/samplers.md)."""
 RANDOM_SHARE, LIKED_SHARE = 0.15, 0.4
 """Of the thoughts: at random, and bred of those that the model likes best; the others are bred of the best so far."""
 MOST_THOUGHTS = 400
@@ -70,7 +70,8 @@ class GuidedSampler(ProposingSampler):
     ) -> None:
         super().__init__(spaces, problem, seed, why_invalid, aids)
         self._importing: threading.Thread | None = None
-        self._with_each = THOUGHTS
+        self._with_each, self._together, self._provided = THOUGHTS, 1, 0
+        """Thoughts with each proposal; for how many of them at once, and for how many already."""
         self._startup = STARTUP_WITH_PRIOR if aids.prior else STARTUP
         self._has_prior = aids.prior is not None
         self._thinker = Thinker(self.pool, aids.prior)
@@ -84,6 +85,8 @@ class GuidedSampler(ProposingSampler):
         """What may be proposed, by config id."""
         self._opinions: dict[str, Array] = {}
         """Of `_open`: what the model makes of each."""
+        self._sent: set[str] = set()
+        """Proposed, without a result."""
         self._news = 0
         """Results since the last fit."""
         self._spare: list[tuple[str, Params]] = []
@@ -95,7 +98,7 @@ class GuidedSampler(ProposingSampler):
             self._starting = deque(self._starting[i] for i in order[:STARTING])
 
     def ask(self, n: int) -> list[Proposal]:
-        self._with_each = FEW_THOUGHTS if n >= MANY else THOUGHTS
+        self._with_each, self._together = (FEW_THOUGHTS, MANY) if n >= MANY else (THOUGHTS, 1)
         return super().ask(n)
 
     def _next(self) -> Proposal | None:
@@ -112,12 +115,16 @@ class GuidedSampler(ProposingSampler):
         if not self._open:
             for _ in range(FIRST_ROUNDS):
                 self._think(FIRST_THOUGHTS // FIRST_ROUNDS)
-        self._think(self._with_each)
+        if not self._provided:
+            self._think(self._with_each * self._together)
+            self._provided = self._together
+        self._provided -= 1
         while self._open:
             identity = self._choose()
             thought = self._open.pop(identity)
             del self._opinions[identity]
             if self.pool.mark(identity):
+                self._sent.add(identity)
                 return Proposal(thought.family, thought.params, operator="guided")
         return None
 
@@ -159,7 +166,7 @@ class GuidedSampler(ProposingSampler):
         kept = {config_id(t.family, t.params) for t in liked}
         self._open = {identity: t for identity, t in self._open.items() if identity in kept}
         self._opinions = {identity: o for identity, o in self._opinions.items() if identity in kept}
-        self._thinker.forget([*self._values, *kept])
+        self._thinker.forget([*self._values, *kept, *self._sent])
 
     def _fit(self) -> Judge:
         if len(self._best) < self._startup:
@@ -176,6 +183,7 @@ class GuidedSampler(ProposingSampler):
         self._learn(trial)
 
     def _learn(self, trial: Trial) -> None:
+        self._sent.discard(trial.config_id)
         if trial.state is TrialState.DUPLICATE:
             return
         value = objective(trial)

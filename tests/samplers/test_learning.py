@@ -6,10 +6,13 @@ import math
 import statistics
 
 import pytest
-from made_up_families import best, search, typical
+from made_up_families import PROBLEM, SPACES, best, cost, search, trial, typical, why_invalid
 
 from evoattn.model.records import TrialState
+from evoattn.model.space import config_id
+from evoattn.samplers.base import SamplerAids
 from evoattn.samplers.genetic import GeneticSampler
+from evoattn.samplers.guided import MANY, GuidedSampler
 from evoattn.samplers.tpe import History, TpeSampler
 
 
@@ -46,3 +49,21 @@ def test_the_genetic_algorithm_records_lineage():
         assert all(p.state is TrialState.COMPLETE and p.number < child.number for p in parents)
         assert child.family == parents[0].family
         assert len(parents) == (2 if child.operator == "crossover" else 1)
+
+
+def test_what_was_proposed_is_not_priced_again_when_its_result_comes_late():
+    priced = []
+
+    def prior(configs):
+        priced.extend(config_id(family, params) for family, params in configs)
+        return [math.log(cost(family, params) / 20) for family, params in configs]
+
+    sampler = GuidedSampler(SPACES, PROBLEM, 0, why_invalid, SamplerAids(prior))
+    flying, told = [], 0
+    for number in range(6):
+        flying.append(sampler.ask(MANY))
+        for proposal in flying.pop(0) if number > 2 else ():
+            so_far, told = len(priced), told + (proposal.operator == "guided")
+            sampler.tell(proposal, trial(told, proposal))
+            assert len(priced) == so_far or proposal.operator != "guided"
+    assert told > MANY
