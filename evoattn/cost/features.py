@@ -92,7 +92,7 @@ def _lines_of_a_row(problem: AttentionProblem) -> float:
 
 
 def _of_tile(problem: AttentionProblem, config: KernelConfig) -> dict[str, float]:
-    rows, keys = config["BLOCK_M"], config["BLOCK_N"]
+    rows, keys = int(config["BLOCK_M"]), int(config["BLOCK_N"])
     return {
         "tile rows": rows,
         "tile keys": keys,
