@@ -5,7 +5,7 @@ from importlib import import_module
 
 from evoattn.model.timeline import mark
 
-gc.disable()  # as in `preloaded`
+gc.disable()  # as in `preloaded_device`
 for name in ("evaluation.compile", "families.render", "samplers.for_problem", "samplers.guided", "samplers.prior"):
     import_module(f"evoattn.{name}")
 compiler = import_module("evoattn.backends.compiler")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -11,6 +12,8 @@ from typing import NamedTuple
 
 from evoattn.evaluation import server
 from evoattn.evaluation.process import serve
+
+PRELOADED = "evoattn.evaluation.preloaded_device"
 
 
 class Spare(NamedTuple):
@@ -43,6 +46,7 @@ def take() -> Spare | None:
 def _import_and_serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server.die_with_parent()
-    importing = threading.Thread(target=import_module, args=(server.PRELOADED,), daemon=True)
+    importing = threading.Thread(target=import_module, args=(PRELOADED,), daemon=True)
     importing.start()
-    serve(connection, *connection.recv())
+    with suppress(EOFError):  # nobody had use for it
+        serve(connection, *connection.recv())
