@@ -31,27 +31,6 @@ template <typename Pair> __device__ __forceinline__ uint32_t probabilities(uint3
   unpack2(pair, Pair{}, even, odd);
   return pack2<Element>(visible > 0 ? exp2_approx(even - shift) : 0.f, visible > 1 ? exp2_approx(odd - shift) : 0.f);
 }
-
-// O += P V over the 16 keys of step k.
-__device__ __forceinline__ void multiply(RowState<ROW_TILES, DIM_TILES>& state, const uint32_t (&p)[ROW_TILES][4],
-                                         uint32_t v_smem, int k) {  // [PV_BLOCK_K, HEAD_DIM], rows_first
-#pragma unroll
-  for (int d = 0; d < DIM_TILES / 2; ++d) {
-    uint32_t v[4];  // transposed: keys 0-7, 8-15 of dims 0-7, then of dims 8-15
-    ldmatrix_x4_trans(v, LayoutV::block_address(v_smem, k, d));
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) {
-      mma_m16n8k16<Element>(state.o[m][2 * d], p[m], v[0], v[1]);
-      mma_m16n8k16<Element>(state.o[m][2 * d + 1], p[m], v[2], v[3]);
-    }
-  }
-  if constexpr (DIM_TILES % 2 != 0) {
-    uint32_t v[2];
-    ldmatrix_x2_trans(v, LayoutV::block_address(v_smem, k, DIM_TILES / 2));
-#pragma unroll
-    for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k16<Element>(state.o[m][DIM_TILES - 1], p[m], v[0], v[1]);
-  }
-}
 }  // namespace values
 
 extern "C" __global__ void __launch_bounds__(values::THREADS) three_kernel_values(
@@ -167,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(values::THREADS) three_kernel_value
           }
         }
       }
-      multiply(state, p, v_smem + stage, k);
+      accumulate_values<Element, LayoutV>(state, p, v_smem + stage, k);
     }
   }
   if constexpr (MERGE_LATE) {

@@ -65,6 +65,30 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][KEY_TILES][4],
   }
 }
 
+// O += P V over the 16 keys of k-step `step`.
+template <typename Element, typename Layout, int ROW_TILES, int DIM_TILES>
+__device__ __forceinline__ void accumulate_values(RowState<ROW_TILES, DIM_TILES>& state,
+                                                  const uint32_t (&p)[ROW_TILES][4],
+                                                  uint32_t v_smem,  // [keys, head_dim], rows_first
+                                                  int step) {
+#pragma unroll
+  for (int d = 0; d < DIM_TILES / 2; ++d) {
+    uint32_t v[4];  // transposed: keys 0-7, 8-15 of dims 0-7, then of dims 8-15
+    ldmatrix_x4_trans(v, Layout::block_address(v_smem, step, d));
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) {
+      mma_m16n8k16<Element>(state.o[m][2 * d], p[m], v[0], v[1]);
+      mma_m16n8k16<Element>(state.o[m][2 * d + 1], p[m], v[2], v[3]);
+    }
+  }
+  if constexpr (DIM_TILES % 2 != 0) {
+    uint32_t v[2];
+    ldmatrix_x2_trans(v, Layout::block_address(v_smem, step, DIM_TILES / 2));
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k16<Element>(state.o[m][DIM_TILES - 1], p[m], v[0], v[1]);
+  }
+}
+
 // P = 2^s, sums += Σ P, O += P V, 16 keys at a time. SUM_BY_MMA: sums += P · 1 on the tensor cores.
 template <typename Element, typename Layout, bool SUM_BY_MMA, int ROW_TILES, int KEY_TILES, int DIM_TILES>
 __device__ __forceinline__ void multiply_pv(RowState<ROW_TILES, DIM_TILES>& state,
@@ -86,21 +110,6 @@ __device__ __forceinline__ void multiply_pv(RowState<ROW_TILES, DIM_TILES>& stat
       if constexpr (SUM_BY_MMA)
         mma_m16n8k16<Element>(state.sum[m], p[m], pack2<Element>(1.f, 1.f), pack2<Element>(1.f, 1.f));
     }
-#pragma unroll
-    for (int d = 0; d < DIM_TILES / 2; ++d) {
-      uint32_t v[4];  // transposed: keys 0-7, 8-15 of dims 0-7, then of dims 8-15
-      ldmatrix_x4_trans(v, Layout::block_address(v_smem, n / 2, d));
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; ++m) {
-        mma_m16n8k16<Element>(state.o[m][2 * d], p[m], v[0], v[1]);
-        mma_m16n8k16<Element>(state.o[m][2 * d + 1], p[m], v[2], v[3]);
-      }
-    }
-    if constexpr (DIM_TILES % 2 != 0) {
-      uint32_t v[2];
-      ldmatrix_x2_trans(v, Layout::block_address(v_smem, n / 2, DIM_TILES / 2));
-#pragma unroll
-      for (int m = 0; m < ROW_TILES; ++m) mma_m16n8k16<Element>(state.o[m][DIM_TILES - 1], p[m], v[0], v[1]);
-    }
+    accumulate_values<Element, Layout>(state, p, v_smem, n / 2);
   }
 }

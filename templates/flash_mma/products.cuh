@@ -1,0 +1,31 @@
+  // products.cuh, a part of the kernel's body: the two products of a tile of keys, and the softmax between them.
+  RowState<ROW_TILES, VALUE_TILES> state;
+  state.clear();
+  auto first_key = [&](int tile) { return first_block_key + tile * BLOCK_N + key_warp * WARP_KEYS; };  // of this warp
+  // False once, false ever after.
+  auto visible = [&](int tile) { return (!Mask::ROWS_DIFFER && KEY_WARPS == 1) || first_key(tile) < warp_keys; };
+  auto scores = [&](Scores& s, int tile) {  // S = Q Kᵀ
+    multiply_qk<Element, Layout, Q_PLACE == QPlace::SHARED, ROW_TILES, KEY_TILES, DIM_STEPS>(
+        s, q_frag, q_smem, k_ring_smem + tile % K_STAGES * K_TILE_BYTES);
+  };
+  // s = s · scale - shift, masked where the tile crosses the diagonal or the last key.
+  auto exponents = [&](Scores& s, int tile) {
+    if constexpr (Terms::ANY) {
+      const int lane_key = first_key(tile) + lane % 4 * 2;
+      change_scores(s, terms, [&](int row) {
+        return terms.row(head_terms, warp_row + lane / 4 + row, lane_key, seqlen_q, seqlen_k);
+      });
+    }
+    const bool masked = first_key(tile) + WARP_KEYS > unmasked_keys || (Mask::WINDOW && first_key(tile) < hidden_keys);
+    if (masked) {
+      const int lane_key = first_key(tile) + lane % 4 * 2;
+      mask_scores(s, mask.keys_from(warp_row + lane / 4, lane_key));
+    }
+    // The first key that a row sees may be in the tile behind those at the edge of a window.
+    const bool raise =
+        masked || tile == 0 || Terms::MAY_HIDE || (Mask::WINDOW && first_key(tile) < hidden_keys + BLOCK_N);
+    shift_scores<RESCALE>(state, s, softmax_scale_log2, raise);
+  };
+  auto accumulate = [&](Scores& s, int tile) {  // O += 2^s V
+    multiply_pv<Element, ValueLayout, SUM_BY_MMA>(state, s, v_ring_smem + tile % V_STAGES * V_TILE_BYTES);
+  };

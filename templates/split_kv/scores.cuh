@@ -1,0 +1,25 @@
+  // scores.cuh, a part of the kernel's body: a warp's rows of Q, and the scores of a tile of keys.
+  Rows work(lane);
+  auto load_q = [&] {
+    work.load_q(
+        [&](int row) -> const Element* {
+          return row < rows ? q_gmem + packed.offset(first_row + row, q_head_stride, q_row_stride) : nullptr;
+        },
+        Terms::ANY ? 1.f : softmax_scale_log2);
+  };
+  auto scores = [&](const typename Rows::K& k, int tile) {
+    const int key = warp_key + tile * BLOCK_N;
+    bool masked = key + WARP_KEYS > unmasked_keys;
+    if constexpr (Mask::WINDOW) masked |= key < hidden_keys;
+    work.scores(
+        k, softmax_scale_log2, masked,
+        [&](int row) {
+          return (Mask::ROWS_DIFFER ? mask.keys_of(packed.query(first_row + row), end_key) : end_key) - key;
+        },
+        [&](int row) { return Mask::WINDOW ? mask.first_key(packed.query(first_row + row)) - key : 0; }, terms,
+        [&](int row, int step) {
+          const int row_of_all = min(first_row + row, packed.heads * seqlen_q - 1);
+          return terms.row(terms.head(batch, first_head + packed.head(row_of_all)), packed.query(row_of_all),
+                           key + step, seqlen_q, seqlen_k);
+        });
+  };
