@@ -1,10 +1,13 @@
 """The models of `models_table.py`: real widths, few layers, random weights, and inputs of a usual size.
 
-Each function takes a number of layers, and gives what makes the model and the arguments of its forward pass.
+Each function takes a number of layers, and gives what makes the model with an attention implementation, and the
+arguments of its forward pass. (Encoder and decoder of T5 have configs of their own, which `set_attn_implementation`
+does not reach.)
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +16,22 @@ import transformers
 
 BATCH, SEQLEN = 1, 4096
 
-Made = tuple[Callable[[], Any], dict[str, torch.Tensor]]
+Made = tuple[Callable[[str], Any], dict[str, torch.Tensor]]
+
+
+def _maker(model_class: Any, config: Any) -> Callable[[str], Any]:
+    def make(implementation: str) -> Any:
+        own = copy.deepcopy(config)  # a model writes into it
+        return model_class._from_config(own, dtype=torch.bfloat16, attn_implementation=implementation)
+
+    return make
 
 
 def _decoder(kind: str, layers: int, **sizes: Any) -> Made:
     config = getattr(transformers, f"{kind}Config")(num_hidden_layers=layers, vocab_size=32000, **sizes)
     model_class = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
     ids = torch.randint(3, 32000, (BATCH, SEQLEN), generator=torch.Generator().manual_seed(1))
-    return lambda: model_class._from_config(config, dtype=torch.bfloat16), dict(input_ids=ids)
+    return _maker(model_class, config), dict(input_ids=ids)
 
 
 def llama(layers: int) -> Made:
@@ -57,8 +68,8 @@ def vit(layers: int) -> Made:
     """ViT-L/16 at 384 pixels: 577 tokens."""
     sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, image_size=384, patch_size=16)
     config = transformers.ViTConfig(num_hidden_layers=layers, **sizes)
-    pixels = torch.randn(8, 3, 384, 384, generator=torch.Generator().manual_seed(1))
-    return lambda: transformers.ViTModel._from_config(config, dtype=torch.bfloat16), dict(pixel_values=pixels)
+    pixels = torch.randn(32, 3, 384, 384, generator=torch.Generator().manual_seed(1))
+    return _maker(transformers.ViTModel, config), dict(pixel_values=pixels)
 
 
 def whisper(layers: int) -> Made:
@@ -71,8 +82,7 @@ def whisper(layers: int) -> Made:
         input_features=torch.randn(4, 128, 3000, generator=generator),
         decoder_input_ids=torch.randint(3, 50000, (4, 224), generator=generator),
     )
-    make = transformers.WhisperForConditionalGeneration._from_config
-    return lambda: make(config, dtype=torch.bfloat16), inputs
+    return _maker(transformers.WhisperForConditionalGeneration, config), inputs
 
 
 def bert(layers: int) -> Made:
@@ -80,15 +90,14 @@ def bert(layers: int) -> Made:
     sizes = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16)
     config = transformers.BertConfig(num_hidden_layers=layers, **sizes)
     ids = torch.randint(3, 30000, (16, 512), generator=torch.Generator().manual_seed(1))
-    return lambda: transformers.BertModel._from_config(config, dtype=torch.bfloat16), dict(input_ids=ids)
+    return _maker(transformers.BertModel, config), dict(input_ids=ids)
 
 
 def t5(layers: int) -> Made:
     """T5 large: every layer but cross attention adds a position bias."""
     config = transformers.T5Config(d_model=1024, d_kv=64, d_ff=4096, num_layers=layers, num_heads=16)
     ids = torch.randint(3, 32000, (4, 512), generator=torch.Generator().manual_seed(1))
-    make = transformers.T5ForConditionalGeneration._from_config
-    return lambda: make(config, dtype=torch.bfloat16), dict(input_ids=ids, decoder_input_ids=ids[:, :128])
+    return _maker(transformers.T5ForConditionalGeneration, config), dict(input_ids=ids, decoder_input_ids=ids[:, :128])
 
 
 DECODERS = dict(llama=llama, qwen3=qwen3, gemma2=gemma2, gemma3=gemma3, gptoss=gptoss)

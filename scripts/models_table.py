@@ -32,12 +32,10 @@ ROUNDS = 8
 
 
 class Clock:
-    """CUDA events around every attention call of a model: registered as an implementation of its own around another
-    one.
-    """
+    """An implementation of its own around another one: CUDA events around every attention call, while it is `on`."""
 
     def __init__(self, name: str) -> None:
-        self.name = f"timed_{name}"
+        self.name, self.on = f"timed_{name}", False
         self._inner = transformers.AttentionInterface()[name]
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         transformers.AttentionInterface.register(self.name, self)
@@ -45,6 +43,8 @@ class Clock:
         transformers.AttentionMaskInterface.register(self.name, masks[name])
 
     def __call__(self, *arguments: Any, **others: Any) -> Any:
+        if not self.on:
+            return self._inner(*arguments, **others)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         answer = self._inner(*arguments, **others)
@@ -52,12 +52,17 @@ class Clock:
         self._events.append((begin, end))
         return answer
 
-    def take_ms(self) -> float:
-        """Time since the last call, in ms."""
-        torch.cuda.synchronize()
-        total = sum(begin.elapsed_time(end) for begin, end in self._events)
-        self._events.clear()
-        return total
+    def ms(self, call: Callable[[], Any]) -> float:
+        """Of all attention in a call that was made before: the median of some."""
+        times = []
+        self.on = True
+        for _ in range(ROUNDS):
+            call()
+            torch.cuda.synchronize()
+            times.append(sum(begin.elapsed_time(end) for begin, end in self._events))
+            self._events.clear()
+        self.on = False
+        return statistics.median(times)
 
 
 def median_ms(call: Callable[[], Any]) -> float:
@@ -116,43 +121,27 @@ TOKEN_TIMES: dict[str, Callable[[Any, torch.Tensor], float]] = {
 }
 
 
-def reference(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Logits by "eager", which has all that a model asks for."""
-    model.set_attn_implementation("eager")
-    return output(model, inputs)
-
-
-def attention_ms(model: Any, inputs: dict[str, torch.Tensor], implementation: str) -> float:
-    """Of one forward pass."""
-    clock = Clock(implementation)
-    model.set_attn_implementation(clock.name)
-    times = []
-    for _ in range(ROUNDS + 1):
-        output(model, inputs)
-        times.append(clock.take_ms())
-    model.set_attn_implementation(implementation)
-    return statistics.median(times[1:])
-
-
 def measure(name: str, layers: int, names: list[str]) -> list[dict[str, Any]]:
     """A row for each implementation."""
     make, inputs = MODELS[name](layers)
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = make().eval()
     inputs = {n: (t.bfloat16() if t.is_floating_point() else t).cuda() for n, t in inputs.items()}
-    expected, rows = reference(model, inputs), []
-    for implementation in names:
+    expected, rows = None, []
+    for implementation in names:  # "eager" first, which has all that a model asks for
+        clock = None if implementation == "eager" else Clock(implementation)  # that one is of each model's own code
+        torch.manual_seed(0)
         row: dict[str, Any] = dict(model=name, implementation=implementation)
         try:
-            model.set_attn_implementation(implementation)
-            row["error"] = (output(model, inputs) - expected).abs().max().item()
+            with torch.device("cuda"):
+                model = make(clock.name if clock else implementation).eval()
+            found = output(model, inputs)
         except (RuntimeError, ValueError, ImportError) as error:
-            print(f"{name} with {implementation}: {str(error).splitlines()[0]}", flush=True)
+            print(f"{name} with {implementation}: {str(error).splitlines()[0][:120]}", flush=True)
             continue
-        if implementation != "eager":  # which is of each model's own code
-            row["attention_ms"] = attention_ms(model, inputs, implementation)
-        row["forward_ms"] = median_ms(lambda: model(**inputs))
+        expected = found if expected is None else expected
+        row["error"] = (found - expected).abs().max().item()
+        if clock:
+            row["attention_ms"] = clock.ms(partial(model, **inputs))
+        row["forward_ms"] = median_ms(partial(model, **inputs))
         for what, time in TOKEN_TIMES.items() if name in DECODERS else ():
             try:
                 row[what] = time(model, inputs["input_ids"])
