@@ -39,6 +39,8 @@ def import_others() -> None:
 
 
 mark("the slow imports begin")
+# NumPy's own would start a thread for each core, which spins for a while; no worker multiplies on the CPU in earnest.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.disable()  # it would look at all that is imported again and again, and find nothing: a seventh of torch's import
 loading, importing = threading.Thread(target=load_libraries), threading.Thread(target=import_others)
 loading.start()

@@ -1,11 +1,13 @@
 """What a process needs that compiles, or thinks of configs: no torch. See `evoattn.evaluation.server`."""
 
 import gc
+import os
 from importlib import import_module
 
 from evoattn.model.timeline import mark
 
-gc.disable()  # as in `preloaded_device`
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `preloaded_device`, and so is the next
+gc.disable()
 for name in ("evaluation.compile", "families.render", "samplers.for_problem", "samplers.guided", "samplers.prior"):
     import_module(f"evoattn.{name}")
 compiler = import_module("evoattn.backends.compiler")
