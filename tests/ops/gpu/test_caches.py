@@ -15,6 +15,8 @@ CACHES = [
     "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,layout=bshd,seqused=0:4000,page=64",
     "B=3,H=8,Hkv=2,Sq=5,Sk=1000,D=64,dtype=fp16,layout=bshd,seqused=5:1000,page=256",
     "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,seqused=0:4000",
+    "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,layout=bshd,seqused=7:2000,page=16",
+    "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,seqused=0:2000",
 ]
 
 
