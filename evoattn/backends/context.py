@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 
-def make_context() -> bool:
+def make_context(load: Callable[[str], Any] = ctypes.CDLL) -> bool:
     """Make the primary context of device 0, which torch and CuPy use and which stays for as long as the process;
-    whether there is one. What stands in the way is said by whoever needs it."""
+    whether there is one. What stands in the way is said by whoever needs it. `load` gives the driver's library."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        cuda = load("libcuda.so.1")
     except OSError:
         return False
     device, context = ctypes.c_int(), ctypes.c_void_p()

@@ -41,6 +41,18 @@ def test_a_light_server_forks_workers_that_have_all_but_torch():
 
 
 @pytest.mark.slow
+def test_torch_s_libraries_are_loaded_before_torch_is_imported():
+    code = (
+        "import sys\n"
+        "from evoattn.evaluation.torch_libraries import LIBRARIES, load_libraries\n"
+        "load_libraries()\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print([name in maps for name, _ in LIBRARIES], 'torch' in sys.modules)"
+    )
+    assert said(code).strip() == "[True, True] False"
+
+
+@pytest.mark.slow
 def test_the_server_has_what_workers_need_and_no_cuda():
     code = (
         "import sys, torch, evoattn.evaluation.preloaded\n"

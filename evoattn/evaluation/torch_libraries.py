@@ -1,0 +1,25 @@
+"""torch's shared libraries, loaded while Python imports something else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from evoattn.model.timeline import mark
+
+LIBRARIES = ("libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL), ("libtorch_python.so", os.RTLD_NOW)
+"""Of torch, and how it loads them: the former with all of CUDA's."""
+
+
+def load_libraries() -> None:
+    """Load torch's libraries, which takes half as long as to import torch, without Python's lock: by `dlopen` itself,
+    as `ctypes.CDLL` holds it. What fails here fails again when torch is imported, and is said then."""
+    torch, dlopen = find_spec("torch"), getattr(ctypes.CDLL(None), "dlopen", None)
+    if torch is None or torch.origin is None or dlopen is None:
+        return
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    for name, how in LIBRARIES:
+        dlopen(str(Path(torch.origin).parent / "lib" / name).encode(), how)
+    mark("torch's libraries are loaded")
