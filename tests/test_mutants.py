@@ -2,6 +2,7 @@
 sample of them (`scripts/mutants.py` runs them all)."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from template_mutants.changes import changes_of
@@ -71,6 +72,7 @@ def test_the_table_counts_equivalents_apart():
     verdicts = [Verdict("x", f"f.cuh | {line} | delete | → nothing", "", verdict) for line, verdict in LINES]
     assert "| x | 3 | 0 | 1 | 0 | 0 | 1 | 1 | 50.0% |" in table(verdicts, [known])
     assert [reason for _, reason in survivors(verdicts, [known])] == [known, None]
+    assert survivors(verdicts, [replace(known, family="y")])[0][1] is None
 
 
 LINES = [("wait();", SURVIVED), ("sync();", SURVIVED), ("go();", "fault"), ("no();", "same PTX")]

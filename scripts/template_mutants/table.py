@@ -26,12 +26,14 @@ class Reason:
     what: str
     equivalent: bool
     why: str
+    family: str = ""
+    """The one of which it is true; empty: all that have the file."""
 
-    def fits(self, key: str) -> bool:
+    def fits(self, family: str, key: str) -> bool:
         file, line, kind, what = key.split(" | ", 3)
         like = line, re.sub(r" \(again \d+\)$", "", line)  # this one of like lines, or any
         here = self.line in like or (kind == "far move" and what.startswith(self.line))
-        return file == self.file and here and self.what in what
+        return file == self.file and here and self.what in what and self.family in ("", family)
 
 
 def load_reasons(path: Path = REASONS) -> list[Reason]:
@@ -41,7 +43,7 @@ def load_reasons(path: Path = REASONS) -> list[Reason]:
 
 
 def reason_for(verdict: Verdict, reasons: Iterable[Reason]) -> Reason | None:
-    return next((reason for reason in reasons if reason.fits(verdict.key)), None)
+    return next((reason for reason in reasons if reason.fits(verdict.family, verdict.key)), None)
 
 
 def load_verdicts(paths: Iterable[Path]) -> list[Verdict]:
