@@ -145,11 +145,11 @@ def main() -> int:
         return show(load_verdicts(words.table))
     if unknown := set(words.families) - set(FAMILIES):
         parser.error(f"unknown family {unknown.pop()}; there are {', '.join(sorted(FAMILIES))}")
-    chosen = {}
+    chosen, left = {}, unexplained(words.again or [])
     for family in words.families or sorted(FAMILIES):
         mutants = [m for m in sample(family, len(mutants_of(family)), words.seed) if re.search(words.match, str(m))]
         if words.again:
-            chosen[family] = [m for m in mutants if (family, m.key) in unexplained(words.again)]
+            chosen[family] = [m for m in mutants if (family, m.key) in left]
         else:
             known = known_keys(words.out, family)
             chosen[family] = [m for m in mutants[: words.count] if m.key not in known]
