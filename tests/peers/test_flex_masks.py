@@ -56,3 +56,21 @@ def test_packed_sequences_are_right(fields):
     tensors = make_inputs(problem, 1, "cpu")
     peer = Peer(lambda p, t: flex.make(p, t, compiler=lambda function: function), "torch")
     assert peer_call(peer, problem, tensors, make_answer(problem, tensors))().shape == problem.shape("o")
+
+
+@pytest.mark.slow
+def test_a_process_that_asks_for_many_problems_gets_each_compiled():
+    """Torch's limit is eight variants of one function."""
+    made = []
+
+    def compiler(function):
+        def backend(graph, inputs):
+            made.append(graph)
+            return graph
+
+        return torch.compile(function, backend=backend, dynamic=False)
+
+    for length in range(17, 27):
+        problem = MASKS[0].with_(seqlen_q=length, seqlen_k=length, window="5:0")
+        flex.make(problem, make_inputs(problem, 1, "cpu"), compiler)()
+    assert len(made) == 10

@@ -81,6 +81,9 @@ def make(
             return out.transpose(1, 2) if folded else out
         return (out * torch.sigmoid(result[1] - sinks.float()[None, :, None])[..., None]).to(out.dtype)
 
+    # A process that asks for one problem after another would reach the compiler's limit of variants of one function,
+    # past which it runs uncompiled.
+    torch.compiler.reset()
     compiled = compiler(attend) if compiler else torch.compile(attend, dynamic=False)
     return lambda: compiled(q, k, v)
 
