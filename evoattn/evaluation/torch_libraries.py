@@ -14,7 +14,7 @@ LIBRARIES = ("libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL), ("libtorc
 
 
 def load_libraries() -> None:
-    """Load torch's libraries, which takes half as long as to import torch, without Python's lock: by `dlopen` itself,
+    """Load torch's libraries, which takes some 0.4 s, without Python's lock: by `dlopen` itself,
     as `ctypes.CDLL` holds it. What fails here fails again when torch is imported, and is said then."""
     torch, dlopen = find_spec("torch"), getattr(ctypes.CDLL(None), "dlopen", None)
     if torch is None or torch.origin is None or dlopen is None:
