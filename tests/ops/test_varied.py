@@ -160,3 +160,20 @@ def test_explain_says_why_torch_serves_a_call():
     assert evoattn.explain(*[torch.zeros(3, 16)] * 3).startswith("SDPA runs: ")
     assert "gradients" in evoattn.explain(query, query, query, sinks=sinks.clone().requires_grad_())
     assert "several devices" in evoattn.explain(query, query, query, sinks=sinks.to("meta"))
+
+
+def test_a_bias_in_whole_rows_is_not_copied():
+    query, key = torch.zeros(3, 4, 2, 64, dtype=torch.float16), torch.zeros(3, 2, 70, 64, dtype=torch.float16)
+    wide = torch.zeros(3, 1, 2, 72, dtype=torch.float16)
+
+    def copied(bias):
+        given = Variant(bias=bias).for_kernel(query, key)[2]
+        assert given.stride(2) == 72 and torch.equal(given[..., :70], bias.expand(-1, -1, 2, 70))
+        return given.data_ptr() != bias.data_ptr()
+
+    assert not copied(wide[..., :70])
+    assert not copied(wide[:1, :, :, :70]), "of all batches"
+    assert copied(torch.zeros(3, 1, 2, 70, dtype=torch.float16)), "rows of 70"
+    assert copied(wide[:, :, :1, :70]), "one row for all queries"
+    assert copied(torch.zeros(2 * 72 * 3 - 1, dtype=torch.float16).as_strided((3, 1, 2, 70), (144, 144, 72, 1)))
+    assert copied(torch.zeros(2 * 72 * 3 + 1, dtype=torch.float16)[1:].view(3, 1, 2, 72)[..., :70]), "misaligned"

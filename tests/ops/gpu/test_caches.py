@@ -15,6 +15,7 @@ CACHES = [
     "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,layout=bshd,seqused=0:4000,page=64",
     "B=3,H=8,Hkv=2,Sq=5,Sk=1000,D=64,dtype=fp16,layout=bshd,seqused=5:1000,page=256",
     "B=5,H=32,Hkv=8,Sq=1,Sk=4000,D=128,dtype=bf16,seqused=0:4000",
+    "B=5,H=32,Hkv=8,Sq=1,Sk=3990,D=128,dtype=bf16,seqused=0:3990,bias=bs",
     "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,layout=bshd,seqused=7:2000,page=16",
     "B=3,H=32,Hkv=8,Sq=300,Sk=2000,D=128,dtype=bf16,seqused=0:2000",
 ]
@@ -24,7 +25,8 @@ def call(problem, tensors):
     """The op's answer, of the problem's logical shape."""
     q, k, v = (tensors[name] for name in "qkv")
     if not problem.page:
-        return evoattn.attention(q, k, v, enable_gqa=True, seqused_k=tensors["seqused"], strict=True)
+        bias = tensors["bias"][..., : problem.seqlen_k] if problem.bias else None
+        return evoattn.attention(q, k, v, enable_gqa=True, seqused_k=tensors["seqused"], bias=bias, strict=True)
     caches = (t.transpose(1, 2) for t in (q, k, v))
     return evoattn.attention_paged(*caches, tensors["table"], tensors["seqused"], strict=True).transpose(1, 2)
 
