@@ -1,4 +1,4 @@
-"""A measured time."""
+"""A measured time, and of which kernel on which GPU."""
 
 from __future__ import annotations
 
