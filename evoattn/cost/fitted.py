@@ -38,11 +38,14 @@ class Trees:
     def predict(self, rows: Floats) -> Floats:
         """The sum of the leaves for each row of features."""
         node = np.broadcast_to(self.roots, (len(rows), len(self.roots)))
-        row = np.arange(len(rows))[:, None]
+        values, first = rows.ravel(), rows.shape[1] * np.arange(len(rows))[:, None]
+        missing = bool(np.isnan(values).any())
         for _ in range(self.depth):
-            x = rows[row, self.feature[node]]
-            left = np.where(np.isnan(x), self.missing_left[node], x <= self.threshold[node])
-            node = np.where(left, self.left[node], self.right[node])
+            x = values.take(first + self.feature.take(node))
+            left = x <= self.threshold.take(node)
+            if missing:
+                left |= np.isnan(x) & self.missing_left.take(node)
+            node = np.where(left, self.left.take(node), self.right.take(node))
         total: Floats = self.base + self.value[node].sum(axis=1)
         return total
 
