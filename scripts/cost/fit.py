@@ -115,6 +115,8 @@ def main() -> None:
     print(f"{len(thin)} times in the fit, {len(judged)} judged, {time.monotonic() - started:.0f} s", flush=True)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         whole = None if options.judge_only else pool.submit(fit_here, np.arange(len(thin)))
+        if whole:
+            whole.add_done_callback(lambda done: save(done.result(), options.out))  # should the judging be cut off
         found = judge_all(data, pool.submit, options.scores)
         if whole:
             cards = sorted({row.gpu.name for row in judged})
