@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ DRAWN, DRAWN_OTHERS = {PLAIN: 1000, SCORES: 500}, 100
 LEAST_WEIGHT, OTHERS_WEIGHT = 20.0, 0.1
 """The imagined problems of a class count together as much as the measured ones, but at least so much; those of the
 group's other classes count a tenth."""
+UNTIMED = 0.03
+"""Logarithm of what an untimed kernel is taken to lose: of many predictions the least is too low."""
 FEW_MEASURED = 12
 """Measured problems of a class, of which those of its sibling make up the number."""
 JUDGED_FOLDS = 5
@@ -49,7 +52,7 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
     """What is fitted to these problems, and of each size of a class the units that are chosen by them."""
     fitted, known = m.table.fit(rows), m.table.left_out(rows)
     imagined = np.where(m.imagined.served, fitted.predict(m.imagined.work, m.imagined.scaled), np.nan)
-    us, predicted = np.vstack([m.table.us[rows], imagined]), np.vstack([known, imagined])
+    us, predicted = np.vstack([presumed(m, rows, known), imagined]), np.vstack([known, imagined])
     sizes = np.array([m.sizes[i] for i in rows] + m.imagined.sizes)
     is_measured = np.arange(len(us)) < len(rows)
     can_be = ~np.isnan(us).all(axis=1)
@@ -67,27 +70,37 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
     return fitted, chosen
 
 
+def presumed(m: Measured, rows: list[int], known: Floats) -> Floats:
+    """The times of these problems [rows, kernels]; of kernels that can serve one and were not timed on it, as they are
+    younger than its table, what is predicted (`known`), but no less than the best that was timed, and a little more."""
+    us = m.table.us[rows]
+    guessed = np.maximum(known, np.nanmin(us, axis=1, keepdims=True)) * math.exp(UNTIMED)
+    return np.where(np.isnan(us) & m.served[rows], guessed, us)
+
+
 def sibling(size: str) -> str:
     """The size that differs in whether query heads share K/V heads: it serves where a class has no problem."""
     return size.removesuffix(GROUPED) if size.endswith(GROUPED) else size + GROUPED
 
 
 def left_out_regrets(m: Measured) -> Floats:
-    """By timed problem, what the rule loses that is made without a fifth of them."""
+    """By timed problem, what the rule loses that is made without a fifth of them; NaN where its kernel was not timed
+    there."""
     timed, regrets = m.timed, np.full(len(m.timed), np.nan)
     for places in parts(len(timed), JUDGED_FOLDS):
         left, rows = set(places), [timed[i] for i in places]
         fitted, chosen = covers(m, [row for i, row in enumerate(timed) if i not in left])
         predicted = fitted.predict(m.table.work[:, rows], m.table.scaled[rows])
         for place, row, times in zip(places, rows, predicted, strict=True):
-            columns = [c for u in chosen[m.sizes[row]] for c in m.table.units[u]]
-            regrets[place] = cover.judge(m.table.us[[row]], times[None], columns).regrets[0]
+            columns = [c for u in chosen[m.sizes[row]] for c in m.table.units[u] if m.served[row, c]]
+            us = m.table.us[row]
+            regrets[place] = us[min(columns, key=lambda c: times[c])] / np.nanmin(us) if columns else cover.UNSERVED
     return regrets
 
 
 def used_columns(m: Measured, fitted: Fitted, chosen: dict[str, list[int]]) -> set[int]:
     """The kernels that the rule takes for any measured or imagined problem."""
-    served = np.vstack([~np.isnan(m.table.us), m.imagined.served])
+    served = np.vstack([m.served, m.imagined.served])
     work = np.concatenate([m.table.work, m.imagined.work], axis=1)
     predicted = np.where(served, fitted.predict(work, np.vstack([m.table.scaled, m.imagined.scaled])), np.inf)
     used = set()
@@ -123,7 +136,8 @@ def build_group(m: Measured, regrets: Floats) -> dict[str, Any]:
     classes = {}
     for size, of_size in chosen.items():
         own = np.array([m.sizes[i] == size for i in m.timed])
-        judged = cover.Judged(regrets[own] if own.any() else regrets)
+        known = ~np.isnan(regrets)
+        judged = cover.Judged(regrets[own & known] if (own & known).any() else regrets[known])
         classes[size] = {
             "kernels": [units.index(u) for u in of_size],
             "problems": int(own.sum()),
@@ -135,8 +149,8 @@ def build_group(m: Measured, regrets: Floats) -> dict[str, Any]:
 
 def said(name: str, regrets: Floats) -> str:
     """A line for people."""
-    judged = cover.Judged(regrets)
-    percentile = np.quantile(regrets, 0.95)
+    regrets = regrets[~np.isnan(regrets)]
+    judged, percentile = cover.Judged(regrets), np.quantile(regrets, 0.95)
     return f"{name:28} {len(regrets):4} {judged.geomean:.4f} {percentile:.3f} {judged.worst:.2f}"
 
 
@@ -228,7 +242,6 @@ def main() -> None:
             print(said(name, lost), flush=True)
     for kind, values in sorted(regrets.items()):
         print(said(kind, np.array(values)))
-    output.parent.mkdir(exist_ok=True)
     shipped.save(output, words.cards.split(","), abouts, groups)
     print(f"wrote {output}, {output.stat().st_size / 1024:.0f} KiB")
 

@@ -51,6 +51,8 @@ class Measured:
     resident: list[int]
     sizes: list[str]
     table: Table
+    served: Flags
+    """[problems, kernels]: whether the kernel can serve the problem, timed or not."""
     imagined: Imagined
 
     @property
@@ -90,13 +92,20 @@ def imagine(
         if problem not in timed and len(of_size) < IMAGINED:
             of_size.append(problem)
     problems = [p for of_size in by_size.values() for p in of_size]
-    served = [
+    seen = [known(p) for p in problems]
+    work = all_work(kernels, resident, [(p, gpu) for p in seen])
+    return Imagined(
+        [size_of(p) for p in problems], work, scaled([features(p, gpu) for p in seen]), able(problems, kernels, gpu)
+    )
+
+
+def able(problems: list[AttentionProblem], kernels: list[Kernel], gpu: GpuSpec) -> Flags:
+    """[problems, kernels]: whether the kernel can serve the problem."""
+    rows = [
         [not registry.lookup(k.family).why_impossible(p, k.config, gpu) and not hopeless(k.family, p) for k in kernels]
         for p in problems
     ]
-    seen = [known(p) for p in problems]
-    work = all_work(kernels, resident, [(p, gpu) for p in seen])
-    return Imagined([size_of(p) for p in problems], work, scaled([features(p, gpu) for p in seen]), np.array(served))
+    return np.array(rows)
 
 
 def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec], drawn: list[AttentionProblem]) -> Measured:
@@ -113,7 +122,8 @@ def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec], drawn: li
     points = scaled([features(p, gpu) for p, gpu in problems])
     made = Table(us, work, points, [k.family for k in kernels], list(units.values()))
     imagined = imagine(drawn, set(group.problems), kernels, resident, gpus[0])
-    return Measured(kernels, resident, [size_of(p) for p in group.problems], made, imagined)
+    served = able(group.problems, kernels, gpus[0]) | ~np.isnan(us)
+    return Measured(kernels, resident, [size_of(p) for p in group.problems], made, served, imagined)
 
 
 def one_speed(us: Floats, work: Floats, cards: list[str]) -> Floats:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from portfolio_build import build_group, covers, left_out_regrets, usual_of_plain
+from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, usual_of_plain
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
@@ -19,7 +19,7 @@ def measured(few=FEW, imagined_few=10):
     """`many` problems that the first kernel suits, and `few` that the second does."""
     rng = np.random.default_rng(0)
     suits_second = np.array([False] * MANY + [True] * few + [True] * imagined_few + [False] * 10)
-    large, small = rng.uniform(5, 20, len(suits_second)), rng.uniform(0.5, 1, len(suits_second))
+    large, small = rng.uniform(5, 20, len(suits_second)), rng.uniform(1, 4, len(suits_second))
     work = np.stack([np.where(suits_second, small, large), np.where(suits_second, large, small)], axis=1)
     work = np.stack([work, work])
     us = np.einsum("kpt,kt->pk", work, CONSTANTS)
@@ -28,7 +28,7 @@ def measured(few=FEW, imagined_few=10):
     kernels = [Kernel("flash_mma", {"BLOCK_M": m}) for m in (64, 128)]
     table = Table(us[:count], work[:, :count], scaled[:count], ["flash_mma"] * 2, [[0], [1]])
     others = Imagined(sizes[count:], work[:, count:], scaled[count:], np.ones((len(us) - count, 2), dtype=bool))
-    return Measured(kernels, [1, 2], sizes[:count], table, others)
+    return Measured(kernels, [1, 2], sizes[:count], table, np.ones((count, 2), dtype=bool), others)
 
 
 def test_each_class_has_the_kernel_that_suits_it():
@@ -46,6 +46,24 @@ def test_each_class_has_the_kernel_that_suits_it():
 def test_a_kind_that_nobody_measured_has_its_kernel_by_imagined_problems():
     m = measured(few=0)
     assert 1 in covers(m, m.timed)[1]["few"]
+
+
+def test_a_kernel_that_is_younger_than_a_table_counts_as_predicted_but_never_as_the_best():
+    m = measured()
+    m.table.us[0] = [np.nan, 5.0]
+    known = np.array([[4.0, 5.0]])
+    assert presumed(m, [0], known)[0] == pytest.approx([5.0 * np.exp(UNTIMED), 5.0])
+    known = np.array([[7.0, 5.0]])
+    assert presumed(m, [0], known)[0] == pytest.approx([7.0 * np.exp(UNTIMED), 5.0])
+    m.served[0, 0] = False
+    assert np.isnan(presumed(m, [0], known)[0, 0]) and presumed(m, [0], known)[0, 1] == 5.0
+
+
+def test_a_pick_that_was_not_timed_is_not_judged():
+    m = measured()
+    assert not np.isnan(left_out_regrets(m)).any()
+    m.table.us[0, 0] = np.nan  # which suits it
+    assert np.isnan(left_out_regrets(m)[0])
 
 
 def test_problems_that_were_measured_are_not_imagined():
