@@ -7,13 +7,20 @@
   RowOperand<HEAD_DIM, false> q;
   q.load(smem_address, warp, lane);
   mbarrier_wait(smem_address + Q_FULL, 0);
+  uint32_t q_frag[Q_STEPS > 0 ? Q_STEPS : 1][4];  // of the first steps
+#pragma unroll
+  for (int step = 0; step < Q_STEPS; ++step) q.fragment(q_frag[step], step, smem_address, warp, lane);
+  if constexpr (Q_STEPS > 0) __syncwarp();  // all lanes have read the warp's rows of Q, which its O overwrites
   auto multiply_qk = [&](float(&scores)[BLOCK_N / 2], const Ring& at) {  // S = Q Kᵀ
     wgmma_fence();
     forget_origin(q.descriptor);
     const uint64_t k_tile = k_descriptor + descriptor_step(K_TILE_BYTES) * at.stage;
 #pragma unroll
-    for (int step = 0; step < Tiles::DIM_STEPS; ++step)
-      wgmma_qk(scores, q[step], k_tile + descriptor_step(Tiles::step_offset(step, BLOCK_N)), step > 0);
+    for (int step = 0; step < Tiles::DIM_STEPS; ++step) {
+      const uint64_t k_step = k_tile + descriptor_step(Tiles::step_offset(step, BLOCK_N));
+      if (step < Q_STEPS) wgmma_qk_registers(scores, q_frag[step < Q_STEPS ? step : 0], k_step, step > 0);
+      else wgmma_qk(scores, q[step], k_step, step > 0);
+    }
     wgmma_commit();
   };
   // P of these scores, for both warpgroups; O follows the shift.

@@ -32,6 +32,7 @@ CASES = {
         NARROW.with_(mask="causal_lower_right", dtype="fp16", lse=True),
         {"OVERLAP": True, "STAGES": 4, "SPLITS": 3, "RESCALE": "lazy_8"},
     ),
+    "steps of Q in registers": (NARROW, {"Q_STEPS": 4, "OVERLAP": True, "STAGES": 3}),
     "overlapped, DeepSeek's widths": (lookup("mla_decode"), {"OVERLAP": True, "STAGES": 4, "RESCALE": "lazy_5"}),
     "keys in use": (NARROW.with_(seqused="0:3000", batch=3, lse=True), {"SPLITS": 3}),
     "pages of 16": (NARROW.with_(seqused="0:3000", page=16, layout="bshd"), {"OVERLAP": True, "STAGES": 3}),
@@ -85,6 +86,11 @@ WRONG = {
         "overlapped",
         "behind.advance(), mbarrier_wait(k_full(behind), behind.parity);",
         "mbarrier_wait(k_full(behind), behind.parity);",
+    ),
+    "steps of Q that are another's": (
+        "steps of Q in registers",
+        "q.fragment(q_frag[step], step, smem",
+        "q.fragment(q_frag[step], step + 1, smem",
     ),
     "overlapped, scores under way": (
         "overlapped",

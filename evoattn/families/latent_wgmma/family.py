@@ -92,7 +92,7 @@ class LatentWgmma(Family):
         genes = self.genes(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         half, dtype = problem.head_dim_v // 2, problem.dtype
-        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP") | {
+        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP", "Q_STEPS") | {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
@@ -107,6 +107,9 @@ class LatentWgmma(Family):
             "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
             "MERGE_THREADS": MERGE_THREADS,
             "WGMMA_QK": wgmma_function("wgmma_qk", genes.BLOCK_N, dtype, a_in_registers=False, b_transposed=False),
+            "WGMMA_QK_REGISTERS": wgmma_function(
+                "wgmma_qk_registers", genes.BLOCK_N, dtype, a_in_registers=True, b_transposed=False
+            ),
             "WGMMA_PV": wgmma_function("wgmma_pv", half, dtype, a_in_registers=True, b_transposed=True),
             "WGMMA_PV_SHARED": wgmma_function("wgmma_pv_shared", half, dtype, a_in_registers=False, b_transposed=True),
         }

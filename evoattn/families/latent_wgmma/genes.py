@@ -18,3 +18,4 @@ class LatentWgmmaGenes(Genes):
     RESCALE: Literal["always", "lazy_5", "lazy_8"]
     SPLITS: int
     OVERLAP: bool = False
+    Q_STEPS: int = 0

@@ -52,6 +52,6 @@ def merge_smem_bytes(problem: AttentionProblem) -> int:
 
 def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
     """Estimate of the registers per thread of the first warpgroup: half of O, S, that of the next tile with OVERLAP,
-    P and what is beside them."""
+    P, the steps of Q and what is beside them."""
     scores = genes.BLOCK_N // 2 * (2 if genes.OVERLAP else 1)
-    return problem.head_dim_v // 4 + scores + genes.BLOCK_N // 4 + FIXED_REGISTERS
+    return problem.head_dim_v // 4 + scores + genes.BLOCK_N // 4 + 4 * genes.Q_STEPS + FIXED_REGISTERS

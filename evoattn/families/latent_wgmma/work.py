@@ -40,6 +40,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
         "stages": genes.STAGES,
         "rescale": ("always", "lazy_5", "lazy_8").index(genes.RESCALE),
         "overlapped": genes.OVERLAP,
+        "q registers": genes.Q_STEPS > 0,
         "splits": splits,
         "filled rows": problem.group_size * problem.seqlen_q / (row_blocks(problem, genes) * rows),
     }
@@ -55,7 +56,7 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
             lanes,
             scores + factors,
             (2 * (lanes - rescaled + scores) + rescaled / 2) / WARP + 130 * 8,
-            tile_bytes * (2 + value_dim / dim) + rows * dim * 2.0 + 2 * p_bytes,
+            tile_bytes * (2 + value_dim / dim) + rows * (dim - 16 * genes.Q_STEPS) * 2.0 + 2 * p_bytes,
             tile_bytes,
             OVERLAPPED_WAIT if genes.OVERLAP else SOFTMAX_WAIT,
         ),
