@@ -51,8 +51,8 @@ def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec
         )
     if needed > CONSUMER_REGISTERS:
         return (
-            f"BLOCK_N={genes.BLOCK_N} Q_STEPS={genes.Q_STEPS} OVERLAP={genes.OVERLAP} need about {needed} registers per "
-            f"thread, which can have {CONSUMER_REGISTERS}."
+            f"BLOCK_N={genes.BLOCK_N} Q_STEPS={genes.Q_STEPS} OVERLAP={genes.OVERLAP} need about {needed} registers "
+            f"per thread, which can have {CONSUMER_REGISTERS}."
         )
     return None
 
