@@ -219,8 +219,8 @@ WGMMA = {
 
 
 def wgmma_pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
-    """One small kernel for everything that flash_wgmma takes."""
-    if problem.dtype == "fp32" or problem.head_dim > 256:
+    """One small kernel for everything that flash_wgmma takes but keys in use, which `CacheDevice` has."""
+    if problem.dtype == "fp32" or problem.head_dim > 256 or problem.seqused:
         return None
     config = load_space("flash_wgmma", gpu).make_config(WGMMA)
     return Pick("flash_wgmma", config)

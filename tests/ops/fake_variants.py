@@ -7,10 +7,10 @@ from itertools import pairwise
 import torch
 
 VARIED = [ctypes.c_int32] * 3 + [ctypes.c_float] * 2 + [ctypes.c_uint64] * 3 + [ctypes.c_int64] * 3
-VARIED += ([ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2) * 2
+VARIED += [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 3 + [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 2
 """Behind the others in a kernel of a variant: window and diagonal, scales, sinks, slopes and bias, strides of the
-bias, keys in use and the table of pages, its size and a page's in bits, starts of packed queries and keys, all queries
-and the number of sequences."""
+bias, keys in use and the table of pages, its size and a page's in bits, rows of a batch of keys in a tensor map, starts
+of packed queries and keys, all queries and the number of sequences."""
 
 
 def tensor_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
