@@ -19,8 +19,9 @@ Flags = NDArray[np.bool_]
 
 PRIOR_TIMES, BORROWED_TIMES = 0.3, 3.0
 """See `fit`: for what is usual in the group itself, and in another one. With a fifth of the problems left out, campaign
-h's lost 10.0 % in fp32 with 0.03 and 8.6 % with 0.3; some groups of 16 bits 5.3 % with 0.03, 4.3 with 0.1, 4.1 with 0.5.
-Campaign k's (twelve in a group, one stumbled time aside) lost 7.3 % with 0.3 of another group, 6.9 with 3, 7.6 with 30."""
+h's lost 10.0 % in fp32 with 0.03 and 8.6 % with 0.3; some groups of 16 bits 5.3 % with 0.03, 4.3 with 0.1, 4.1 with
+0.5. Campaign k's (twelve in a group, one stumbled time aside) lost 7.3 % with 0.3 of another group, 6.9 with 3, 7.6
+with 30."""
 FEWEST_ERRORS = 20
 """Times of a kernel from which on errors are carried over: with fewer, classes of fp32 lost more."""
 POINT_DIGITS = 2
