@@ -18,16 +18,18 @@ from evoattn.model.problem import AttentionProblem
 
 _SPAN = 1 << 32
 """Bytes."""
-_APART = (5, 3, 1)
-"""Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place. Of K
-and V with keys in use batches stay whole rows apart, as tensor maps that slide have them."""
+_APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 4, 1), "o": (7, 4, 1), "bias": (5, 3, 1)}
+"""Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place, and
+not the same of K and V, nor of Q and O. Of K and V with keys in use batches stay whole rows apart, as tensor maps that
+slide have them."""
 _UNIT = 16
 """Bytes that lie together."""
 
 
 def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int, int, int]:
     """`_APART` of a tensor whose batches lie `batch_rows` rows apart."""
-    return (batch_rows, *_APART[1:]) if problem.seqused and tensor in "kv" else _APART
+    batch, head, row = _APART["k" if tensor == "v" and problem.shared_kv else tensor]
+    return (batch_rows * row if problem.seqused and tensor in "kv" else batch), head, row
 
 
 @dataclass(frozen=True)
