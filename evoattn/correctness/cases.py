@@ -158,7 +158,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it
       for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - one query, and more heads than the config's order of tiles takes in turn;
-    - whole tiles alone, which real lengths often are, of two K/V heads;
+    - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
       rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
@@ -207,7 +207,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
             far=can_be_far(grouped),
         ),
         SmallCase("one query, many heads", fitted(single, block_n // 2, 3)),
-        SmallCase("whole tiles", fitted(whole, block_n - 1, block_n)),
+        SmallCase("whole tiles", fitted(whole, block_n - 1, block_n), far=can_be_far(whole)),
         SmallCase("part of one key tile", fitted(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
     ]
     if str(config.params.get("RESCALE", "")).startswith("lazy"):

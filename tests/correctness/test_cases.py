@@ -112,3 +112,10 @@ def test_the_ladder_s_lengths_lie_on_both_sides_of_the_tiles_edges():
     assert all(c.seqlen_q % 2 and c.seqlen_k % 2 for _, c, kind in ladder if kind == "plain")
     for lengths in (rows, keys):
         assert {1, 63} <= {length % 64 for length in lengths - {1}}
+
+
+def test_far_rows_have_batches_and_several_kv_heads():
+    problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16")
+    config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": 32})
+    far = [small.problem for small in interpreter_cases(problem, config) if small.far]
+    assert max(p.batch for p in far) > 1 and max(p.kv_heads for p in far) > 1

@@ -64,7 +64,7 @@ def test_a_kernel_that_drops_a_batch_or_counts_in_32_bits_is_found(tensor):
     config = next(
         c for c in load_space("flash_scalar", gpu).starting_configs() if not family.why_invalid(problem, c, gpu)
     )
-    [far] = [case for case in interpreter_cases(problem, config) if case.far]
+    far = next(case for case in interpreter_cases(problem, config) if case.far)
     source = render(family, problem, config, gpu).source
     step = f"batch * {tensor}_batch_stride"
     assert source.count(step) == 1
