@@ -5,8 +5,13 @@ import os
 import tempfile
 from pathlib import Path
 
+from hypothesis import settings
+
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # read by torch and NumPy when they are first imported, in our children too
 os.environ.setdefault("EVOATTN_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "cubins"))
 os.environ["EVOATTN_DB"] = str(Path(tempfile.gettempdir()) / "evoattn-tests" / "a test forgot --db.sqlite")
+
+settings.register_profile("any machine", deadline=None)  # a busy machine is no fault of what is tested
+settings.load_profile("any machine")

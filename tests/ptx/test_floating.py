@@ -70,7 +70,7 @@ def test_half_arithmetic_rounds_once(kind, mantissa, lowest, packed):
         assert decoded == expected, op
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=32))
 def test_bf16_from_any_float(bits):
     x = np.array(bits, np.uint32).view(np.float32)

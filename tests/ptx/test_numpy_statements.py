@@ -65,7 +65,7 @@ WITHOUT_RESULT = {"prefetch", "nanosleep", "griddepcontrol"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opcode", TABLE)
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@settings(max_examples=EXAMPLES, derandomize=True)
 @given(seed=st.integers(0, 2**20))
 def test_it_does_what_numpy_says(opcode, seed):
     row = TABLE[opcode]

@@ -13,7 +13,7 @@ from made_up_families import space
 from evoattn.samplers.pool import ConfigPool
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), modulus=st.integers(1, 5), seed=st.integers(0, 99))
 @pytest.mark.slow
 def test_a_pool_gives_each_valid_config_once_and_no_other(sizes, modulus, seed):
