@@ -97,6 +97,8 @@ def _step_of_static_cache(
         return None
     if padding is not None and (padding.dim() != 2 or padding.dtype != torch.bool):
         return None
+    if padding is not None and torch.is_autocast_enabled(offset.device.type):
+        return None  # queries would be of another dtype than the bias, whose bits they would read as theirs
     step = batch, queries, places, dtype, offset.device
     if not kernel_serves(others.get("config"), *step, padding is not None):
         return None

@@ -22,8 +22,8 @@ class Lengths:
     def draw(self, count: int) -> tuple[int, ...]:
         """`count` lengths, always the same: at equal distances from the lowest to the highest, both among them, in an
         order that mixes short and long; one alone is the highest."""
-        if count == 1:
-            return (self.highest,)
+        if count == 1 or self.lowest == self.highest:
+            return (self.highest,) * count
         order = sorted(range(count), key=lambda i: i * _SHUFFLE % 2**32)
         drawn = [0] * count
         for rank, place in enumerate(order):

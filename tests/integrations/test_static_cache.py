@@ -164,3 +164,18 @@ def test_no_step_of_generate_reads_a_mask_back(tmp_path):
     steps = [made for queries, made in places if queries == 1]
     assert len(steps) == 5 and all(made.dtype == torch.int32 for made in steps)
     assert len({made.shape for made in steps}) == 1, "a compiled or captured step runs again"
+
+
+def test_under_autocast_padding_is_a_mask_tensor(tmp_path):
+    """A bf16 model's bias read as fp16, which autocast makes the queries, would hold NaN in place of -inf."""
+    register()
+    made = transformers.AttentionMaskInterface()[NAME]
+    padding = torch.ones(2, 21, dtype=torch.bool)
+    padding[1, :7] = False
+    config = llama()[1]
+    sizes = dict(batch_size=2, q_length=1, kv_length=64, q_offset=torch.tensor(20), attention_mask=padding)
+    with current.use(fake_runtime(CacheDevice(), tmp_path, split_kv_pick)):
+        assert made(**sizes, config=config, dtype=torch.bfloat16).dtype == torch.int32
+        with torch.autocast("cpu", torch.float16):
+            mask = made(**sizes, config=config, dtype=torch.bfloat16)
+    assert mask.dtype == torch.bool and mask.sum(-1).flatten().tolist() == [21, 14]
