@@ -68,11 +68,25 @@ def test_a_second_compile_comes_from_the_cache(tmp_path):
     [file] = (path for path in tmp_path.rglob("*") if path.is_file())
     file.write_bytes(file.read_bytes().replace(b"// Generated", b"// Otherwise"))
     assert "// Otherwise" in compile_candidate(candidate, tmp_path).ptx
-    for broken in (b"", b"no JSON\n", file.read_bytes().replace(b"ptx_bytes", b"ptx_bites")):
+    for broken in (
+        b"",
+        b"no JSON\n",
+        file.read_bytes().replace(b"ptx_bytes", b"ptx_bites"),
+        b"5\n",
+        file.read_bytes()[:-1],
+    ):
         file.write_bytes(broken)
         again = compile_candidate(candidate, tmp_path)
         assert (again.ptx, again.cubin) == (first.ptx, first.cubin)
         assert KernelFiles(tmp_path, version()).get(candidate) == again
+
+
+def test_a_kernel_that_cannot_be_put_in_its_place_leaves_no_file(tmp_path):
+    candidate = Candidate("family", {}, "id", SOURCE, "sm_80")
+    files = KernelFiles(tmp_path, version())
+    files._path(candidate).mkdir(parents=True)
+    files.put(candidate, compile_source(SOURCE, "sm_80"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_kernel_may_be_kept_after_it_is_handed_over(tmp_path):
