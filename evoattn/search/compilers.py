@@ -54,24 +54,31 @@ class Compilers:
         worker.submit(pending, task, self._tools.compile_seconds)
 
     def poll(self, heard: Collection[BaseWorker]) -> Iterator[tuple[Pending, Compiled | Evaluation]]:
-        """The candidates with which the `heard` are done, with their sources; of one that does not compile the
-        evaluation, offline of each."""
+        """The candidates with which the `heard` are done, with their sources unless rendering itself failed; of one
+        that does not compile the evaluation, offline of each."""
         for outcome in self._pool.poll(heard):
             pending = outcome.tag
             if given_back(outcome, pending):
                 self._again.append(tried_again(pending, outcome))
                 continue
-            found = self._rendered(pending, outcome)
+            if (found := self._rendered(pending, outcome)) is None:
+                yield pending, failed(outcome, "compile")
+                continue
             answer = found.answer
             if isinstance(answer, Compiled) and answer.failure:
                 answer = answer.failure
             yield replace(pending, source=found.source, behaviour=found.behaviour), answer
 
-    def _rendered(self, pending: Pending, outcome: Outcome) -> Rendered:
+    def _rendered(self, pending: Pending, outcome: Outcome) -> Rendered | None:
         if isinstance(outcome.value, Rendered):
             return outcome.value
         # Its worker ended, and the source with it.
-        candidate = self._tools.render(pending.family, self._problem, pending.config, self._gpu)
+        try:
+            candidate = self._tools.render(pending.family, self._problem, pending.config, self._gpu)
+        except Exception:
+            if outcome.ending is Ending.RESULT:
+                raise
+            return None  # that was what failed in the worker: a bug of ours costs one candidate, not the search
         answer = outcome.value if outcome.ending is Ending.RESULT else failed(outcome, "compile")
         known = behaviour(candidate.source_hash, pending.family, self._problem, pending.config, self._gpu)
         return Rendered(PackedSource.of(candidate), known, answer)

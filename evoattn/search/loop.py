@@ -186,8 +186,7 @@ class Search:
 
     def _compiled(self, pending: Pending, answer: Compiled | Evaluation) -> None:
         """Into the queue of the devices, or recorded."""
-        assert pending.behaviour is not None, "it is rendered"
-        if earlier := self._recorder.seen.earlier(pending.behaviour):
+        if pending.behaviour is not None and (earlier := self._recorder.seen.earlier(pending.behaviour)):
             reason = f"It renders the same source and launches it as {earlier} does."
             pending, answer = replace(pending, behaviour=None), Evaluation(TrialState.DUPLICATE, reason)
         if isinstance(answer, Compiled):

@@ -42,9 +42,13 @@ def pending():
     return Pending(Proposal(FAMILY.name, config.params), FAMILY, config)
 
 
-def ends(make, beside=False):
+def cannot_render(family, problem, config, gpu):
+    raise KeyError("no such tile")
+
+
+def ends(make, beside=False, render=render):
     """The (candidate, answer) of one task, by one worker."""
-    compilers = Compilers(processes(1, make, (PROBLEM, GPU, False), beside), Tools(), PROBLEM, GPU)
+    compilers = Compilers(processes(1, make, (PROBLEM, GPU, False), beside), Tools(render=render), PROBLEM, GPU)
     end, found, handed = time.monotonic() + 60, [], False
     with closing(Listener()) as listener:
         while not found and time.monotonic() < end:
@@ -69,6 +73,14 @@ def test_the_source_of_a_candidate_whose_workers_died_is_known_all_the_same():
     ((candidate, answer),) = ends(Dies)
     assert isinstance(answer, Evaluation) and answer.state is TrialState.WORKER_DIED and candidate.again
     assert candidate.source == PackedSource.of(render(FAMILY, PROBLEM, candidate.config, GPU))
+
+
+def test_a_candidate_that_cannot_be_rendered_ends_alone():
+    ((candidate, answer),) = ends(CompileHandler, beside=True, render=cannot_render)
+    assert (
+        isinstance(answer, Evaluation) and answer.state is TrialState.COMPILE_ERROR and "no such tile" in answer.reason
+    )
+    assert (candidate.source, candidate.behaviour) == (None, None)
 
 
 def test_a_task_is_small():
