@@ -7,7 +7,7 @@ import time
 import pytest
 
 from evoattn.evaluation.pool import Pool, processes
-from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.process import Ending, Handler, adopt
 from evoattn.evaluation.workers import Worker, WorkerFailed, wait_for_any
 
 
@@ -37,6 +37,28 @@ class CannotStart(Handler):
 
     def __call__(self, task):
         return task
+
+
+class Watched(dict):
+    """An environment, and which of its names were deleted or set."""
+
+    def __init__(self, *words, **more):
+        super().__init__(*words, **more)
+        self.touched = set()
+
+    def __setitem__(self, name, value):
+        self.touched.add(name)
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name):
+        self.touched.add(name)
+        super().__delitem__(name)
+
+
+def test_a_process_takes_over_an_environment_and_leaves_alone_what_is_the_same():
+    own, wanted = Watched(STAYS="1", CHANGES="1", GOES="1"), {"STAYS": "1", "CHANGES": "2", "COMES": "3"}
+    adopt(wanted, own)
+    assert own == wanted and own.touched == {"CHANGES", "GOES", "COMES"}
 
 
 @pytest.fixture(scope="module")

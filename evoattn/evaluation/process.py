@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -57,9 +57,7 @@ def serve(
 ) -> None:
     """The process: a handler, then tasks until the pipe closes. It has the `environment` of whoever asked for it, not
     that of the server that it was forked from."""
-    if os.environ != environment:
-        os.environ.clear()
-        os.environ.update(environment)
+    adopt(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     die_with_parent()  # a search killed -9 leaves no worker behind, not even one that hangs
     try:
@@ -79,6 +77,16 @@ def serve(
         pass
     except Exception as error:
         connection.send((Ending.RAISED, sentence_of(error), True))
+
+
+def adopt(environment: dict[str, str], own: MutableMapping[str, str] = os.environ) -> None:
+    """Make this process's `own` environment that one. What is the same in both is there at all times: in a process of
+    the reserve (`evoattn.evaluation.reserve`) imports that read it go on meanwhile."""
+    for name in own.keys() - environment.keys():
+        del own[name]
+    for name, value in environment.items():
+        if own.get(name) != value:
+            own[name] = value
 
 
 def sentence_of(error: Exception) -> str:

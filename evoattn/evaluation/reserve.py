@@ -46,7 +46,11 @@ def take() -> Spare | None:
 def _import_and_serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server.die_with_parent()
-    importing = threading.Thread(target=import_module, args=(PRELOADED,), daemon=True)
-    importing.start()
+    threading.Thread(target=_import, daemon=True).start()
     with suppress(EOFError):  # nobody had use for it
         serve(connection, *connection.recv())
+
+
+def _import() -> None:
+    with suppress(ImportError, OSError):  # what fails here fails again in the handler, and is said by the search
+        import_module(PRELOADED)
