@@ -15,7 +15,7 @@ import torch
 
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.workload import draw_all
+from evoattn.portfolio.draws import PLAIN, draw_all
 from evoattn.timing.peers.table import PEERS
 
 
@@ -33,13 +33,13 @@ def tensors_of(problem: AttentionProblem, device: str) -> dict[str, torch.Tensor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", required=True)
-    parser.add_argument("--count", type=int, default=60, help="problems in all, as scripts/portfolio_check.py has them")
+    parser.add_argument("--count", type=int, default=60, help="plain problems, as scripts/portfolio_check.py has them")
     parser.add_argument("--peers", default="fa4")
     parser.add_argument("--share", default="0/1", help="I/N: every N-th problem from the I-th on")
     words = parser.parse_args()
     part, parts = map(int, words.share.split("/"))
     started = time.monotonic()
-    for problem in draw_all([int(seed) for seed in words.seeds.split(",")], words.count)[part::parts]:
+    for problem in draw_all([PLAIN], [int(seed) for seed in words.seeds.split(",")], words.count)[part::parts]:
         for name in words.peers.split(","):
             try:
                 PEERS[name].make(problem, tensors_of(problem, "cuda"))()

@@ -26,7 +26,7 @@ from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.space import ConfigError, load_space
 from evoattn.portfolio.check import Checked, check, make_group, summary
-from evoattn.portfolio.draws import DRAWS, PLAIN, drawn
+from evoattn.portfolio.draws import DRAWS, PLAIN, draw_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import pick
@@ -100,9 +100,8 @@ def main() -> None:
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu, seeds = device.spec, [int(seed) for seed in words.seeds.split(",")]
-    kinds = words.variants.split(",")
-    each = -(-words.count // (len(seeds) * len(kinds)))
-    problems = [by_name_or_shape(text) for text in words.problem] or drawn(kinds, seeds, each)[: words.count]
+    drawn = draw_all(words.variants.split(","), seeds, words.count)
+    problems = [by_name_or_shape(text) for text in words.problem] or drawn
     picks = [pick(p, gpu) for p in problems]
     groups = [make_group(i, p, picks[i], gpu) for i, p in enumerate(problems)]
     for group in groups:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from evoattn.model.problem import AttentionProblem
@@ -23,3 +24,8 @@ DRAWS: dict[str, Callable[[int, int], list[AttentionProblem]]] = {
 def drawn(kinds: Iterable[str], seeds: Iterable[int], each: int) -> list[AttentionProblem]:
     """`each` of every kind and seed. Raises `KeyError` on a kind that is not of `DRAWS`."""
     return [problem for kind in kinds for seed in seeds for problem in DRAWS[kind](seed, each)]
+
+
+def draw_all(kinds: Sequence[str], seeds: Sequence[int], count: int) -> list[AttentionProblem]:
+    """`count` problems in all, about as many of each kind and seed. Raises as `drawn` does."""
+    return drawn(kinds, seeds, math.ceil(count / (len(kinds) * len(seeds))))[:count]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 from evoattn.model.named_problems import parse_shape
@@ -78,8 +78,3 @@ def draw(seed: int, count: int) -> list[AttentionProblem]:
     """The first `count` problems of a seed."""
     rng = random.Random(f"evoattn problems {seed}")
     return [parse_shape(_shape(rng)) for _ in range(count)]
-
-
-def draw_all(seeds: Sequence[int], count: int) -> list[AttentionProblem]:
-    """`count` problems of several seeds, about as many of each."""
-    return [p for seed in seeds for p in draw(seed, math.ceil(count / len(seeds)))][:count]

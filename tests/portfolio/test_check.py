@@ -10,9 +10,10 @@ from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
 from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.check import check, make_group
+from evoattn.portfolio.draws import draw_all
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.pick import pick
-from evoattn.portfolio.workload import draw, draw_all
+from evoattn.portfolio.workload import draw
 from scripts import portfolio_check, results_page
 from scripts.peers_ahead import tensors_of
 
@@ -87,7 +88,7 @@ def test_known_kernels_are_completed_or_left_out(tmp_path):
 
 
 def test_problems_of_several_seeds():
-    assert draw_all([71, 72], 5) == [*draw(71, 3), *draw(72, 2)]
+    assert draw_all(["plain"], [71, 72], 5) == [*draw(71, 3), *draw(72, 2)]
 
 
 def test_tensors_of_a_peer_called_ahead_are_those_of_the_problem():

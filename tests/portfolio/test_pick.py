@@ -54,6 +54,35 @@ def test_a_pick_takes_less_than_50_milliseconds():
     assert (time.process_time() - started) / len(problems) < 0.05
 
 
+ODD = (
+    "B=1,H=1,Sq=1,Sk=1,D=8",
+    "B=1,H=1,Sq=1,Sk=1,D=4,dtype=fp32",
+    "B=300,H=128,Hkv=1,Sq=5,Sk=1,D=264,dtype=bf16,mask=causal_lower_right",
+    "B=2,H=7,Hkv=1,Sq=100000,Sk=2,D=24,window=0:0,softcap=1,sink=1,lse=1",
+    "B=3,H=66,Sq=17,Sk=131072,D=40,dtype=fp32,alibi=1,seqused=0:0",
+    "B=64,H=3,Sq=1,Sk=7,D=96,Dv=8,dtype=bf16,layout=bshd,seqused=1:7,page=256",
+    "B=2,H=2,Sq=2,Sk=3,D=64,dtype=bf16,layout=bshd,varlen=0+2/3+0,window=4096:0",
+    "B=1,H=16,Hkv=1,Sq=1,Sk=9,D=576,Dv=512,shared_kv=1,sink=1,dtype=bf16",
+)
+
+
+@pytest.mark.parametrize("gpu", JUDGED)
+@pytest.mark.parametrize("shape", ODD)
+def test_odd_shapes_get_a_kernel_that_can_run_or_none(shape, gpu):
+    problem = parse_shape(shape)
+    found = pick(problem, GPUS[gpu])
+    if found:
+        assert not registry.lookup(found.family).why_impossible(problem, found.config, GPUS[gpu])
+
+
+def test_a_pick_for_thousands_of_sequences_takes_half_a_second_at_most():
+    problem = parse_shape("B=8192,H=32,Hkv=8,Sq=1,Sk=4096,D=128,dtype=bf16,seqused=1:4096")
+    pick(problem, H100)
+    before = time.process_time()
+    pick(problem, H100)
+    assert time.process_time() - before < 0.5
+
+
 def test_every_class_has_few_kernels():
     portfolio = shipped.load("sm_90a")
     assert portfolio
