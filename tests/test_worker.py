@@ -74,6 +74,15 @@ def test_a_result_comes_back_from_one_process(worker):
     assert first.value == second.value
 
 
+def test_a_process_whose_asker_is_gone_ends_without_an_error():
+    worker = Worker(Obedient)
+    worker.wait()
+    worker.submit(None, ("hang", 0.2), 20.0)
+    worker.connection.close()
+    worker._process.join(20)
+    assert worker._process.exitcode == 0
+
+
 def test_a_death_is_told_with_what_the_task_was_about(worker):
     outcome = worker.ask(("report and exit", ["this", "that"]), 20.0)
     assert outcome.ending is Ending.DIED and outcome.doing == "that"

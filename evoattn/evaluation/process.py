@@ -6,6 +6,7 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -73,10 +74,11 @@ def serve(
             connection.send((*message, handler.broken))
             if handler.broken:
                 os._exit(0)  # no destructors: they would touch the lost CUDA context
-    except EOFError:
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # who asked for it is gone
         pass
     except Exception as error:
-        connection.send((Ending.RAISED, sentence_of(error), True))
+        with suppress(OSError):  # so too
+            connection.send((Ending.RAISED, sentence_of(error), True))
 
 
 def adopt(environment: dict[str, str], own: MutableMapping[str, str] = os.environ) -> None:
