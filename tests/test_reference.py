@@ -49,6 +49,12 @@ def test_huge_keys_reach_one_row_of_a_warp_alone(scale):
     assert scores[21].topk(8).values[7].abs() < 0.1
 
 
+@pytest.mark.parametrize("kind", reference.KINDS)
+def test_inputs_are_finite_whatever_the_scale(kind):
+    problem = AttentionProblem(1, 1, 1, 40, 330, 64, "fp16", scale=1e-6)
+    assert all(tensor.isfinite().all() for tensor in reference.make_inputs(problem, 0, "cpu", kind).values())
+
+
 def test_inputs_of_an_unknown_kind_are_refused():
     with pytest.raises(ValueError, match="'large logits' is none of plain, large_logits"):
         reference.make_inputs(AttentionProblem(1, 1, 1, 2, 2, 16), 0, "cpu", "large logits")

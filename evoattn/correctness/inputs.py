@@ -21,6 +21,8 @@ KINDS = (
     "equal_keys",
     "extreme_terms",
 )
+MOST_LONE = 1e4
+"""Of an element of Q in `huge_keys_within`: fp16 holds it."""
 
 
 def make_inputs(
@@ -88,7 +90,8 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float) -> None:
 
 def _lone_rows(q: torch.Tensor, scale: float) -> None:
     """Of every other 16 heads of all queries make one see no dimension of K but the first, which is its logarithm of a
-    weight to base 2, and the others small: a warp in which one row's scores alone rise, rows being queries or heads."""
+    weight to base 2, and the others small: a warp in which one row's scores alone rise, rows being queries or heads.
+    With a `scale` too small for that it is `MOST_LONE`."""
     _, heads, queries, _ = q.shape
     index = torch.arange(queries, device=q.device) * heads + torch.arange(heads, device=q.device)[:, None]
     small = index // 16 % 2 == 1
@@ -96,7 +99,7 @@ def _lone_rows(q: torch.Tensor, scale: float) -> None:
     q[:, small] *= 0.01
     q[..., 0] *= 0.01
     q[:, lone] = 0
-    q[:, lone, 0] = math.log(2) / scale
+    q[:, lone, 0] = min(math.log(2) / scale, MOST_LONE)
 
 
 def _lone_keys(k: torch.Tensor) -> None:
