@@ -60,7 +60,7 @@ def tile_map(problem: AttentionProblem, tensor: str, rows: int, by_chunks: bool 
 
 
 SLIDING_ROWS = 1 << 30
-"""Of a map that slides: more than any sequence has (`templates/device/copy/tensor_tile.cuh`)."""
+"""Of a map that slides: no sequence may have more (`templates/device/copy/tensor_tile.cuh`)."""
 WRAP = 1 << 34
 """Bytes that SLIDING_ROWS of make 2^64."""
 
@@ -108,8 +108,12 @@ MAX_END = (1 << 31) - 1
 """Of the outer coordinate of a `sliding_map`, an int32."""
 
 
-def why_not_whole_rows(problem: AttentionProblem) -> str | None:
-    """Why no `sliding_map` has the batches or pages of K and V, where only some keys are in use."""
+def why_not_sliding(problem: AttentionProblem) -> str | None:
+    """Why no `sliding_map` has the packed sequences, or the batches or pages of K and V where only some keys are in
+    use."""
+    rows = max(problem.page or problem.seqlen_k, problem.seqlen_q if problem.varlen else 0)
+    if (problem.varlen or problem.seqused) and rows > SLIDING_ROWS:
+        return f"Tensor maps of sequences of their own lengths count at most {SLIDING_ROWS} rows of one, not {rows}."
     if not problem.seqused:
         return None
     what, several = "pages" if problem.page else "batches", problem.shape("k")[0] > 1

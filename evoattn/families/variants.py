@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evoattn.families.tensor_tiles import rows_apart
+from evoattn.families.tensor_tiles import MAX_END, rows_apart
 from evoattn.model.launch import Buffer, KernelArg, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import KEY_VARIANTS, SCORE_VARIANTS, parse_window
@@ -33,6 +33,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
     null = Scalar("int64", 0)
     shapes = problem.term_shapes
     strides = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
+    apart = rows_apart(problem, "k") if problem.seqused else 0
     return (
         Scalar("int32", past),
         Scalar("int32", ahead),
@@ -44,7 +45,7 @@ def variant_args(problem: AttentionProblem) -> tuple[KernelArg, ...]:
         *(Buffer(name) if name in shapes else null for name in ("seqused", "table")),
         Scalar("int32", problem.page.bit_length() - 1 if problem.page else 0),
         Scalar("int32", problem.table_pages if problem.page else 0),
-        Scalar("int32", rows_apart(problem, "k") if problem.seqused else 0),
+        Scalar("int32", apart if apart <= MAX_END else 0),  # read by tensor maps that slide alone, which refuse more
         *(Buffer(name) if name in shapes else null for name in ("cu_seqlens_q", "cu_seqlens_k")),
         Scalar("int32", problem.shape("q")[2] if problem.varlen else 0),
         Scalar("int32", problem.batch if problem.varlen else 0),

@@ -9,6 +9,7 @@ import pytest
 from test_variants import PLAIN, STRUCTURES, faults
 
 from evoattn.families.registry import FAMILIES
+from evoattn.families.variants import variant_args
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 
@@ -125,6 +126,30 @@ def test_flash_wgmma_takes_batches_that_are_whole_rows_apart(strides, reason):
     problem = Strided(**fields, own=tuple(strides.items()))
     told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
     assert told is None if reason is None else reason in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "variant", "taken"),
+    [
+        (1 << 30, {"seqused": "0:500"}, True),
+        ((1 << 30) + 1, {"seqused": "0:500"}, False),
+        ((1 << 30) + 1, {"seqused": "0:500", "page": 64}, True),
+        ((1 << 30) + 1, {"varlen": "300"}, False),
+    ],
+)
+def test_flash_wgmma_takes_sequences_that_its_tensor_maps_can_count(rows, variant, taken):
+    problem = PLAIN.with_(batch=1, heads=1, kv_heads=1, head_dim=16, seqlen_k=rows, **variant)
+    told = FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"])
+    assert told is None if taken else "rows of one" in told
+
+
+def test_one_batch_may_have_more_rows_than_an_int32_counts():
+    own = dict.fromkeys("kv", (1 << 40, 64, 64, 1))
+    problem = Strided(**asdict(KEYS["keys in use"].with_(batch=1)), own=tuple(own.items()))
+    assert FAMILIES["flash_wgmma"].why_unsupported(problem, GPUS["h100"]) is None
+    assert all(
+        -(1 << 31) <= arg.value < 1 << 31 for arg in variant_args(problem) if getattr(arg, "ctype", "") == "int32"
+    )
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from evoattn.families.tensor_tiles import (
     key_map,
     sliding_map,
     tile_map,
-    why_not_whole_rows,
+    why_not_sliding,
 )
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
@@ -86,7 +86,7 @@ class FlashWgmma(Family):
                 )
             if dim > MAX_HEAD_DIM:
                 return f"flash_wgmma takes a head_dim of at most {MAX_HEAD_DIM}, the widest wgmma, not {dim}."
-        return why_not_whole_rows(problem)
+        return why_not_sliding(problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         genes = self.genes(config)

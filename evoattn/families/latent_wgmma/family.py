@@ -21,7 +21,7 @@ from evoattn.families.latent_wgmma.resources import (
 from evoattn.families.latent_wgmma.work import launch_work
 from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.residency import why_no_memory
-from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map, why_not_whole_rows
+from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, key_map, why_not_sliding
 from evoattn.families.variants import variant_args, variant_constants
 from evoattn.families.work import LaunchWork
 from evoattn.model.gpu import MAX_GRID_YZ, GpuSpec
@@ -72,7 +72,7 @@ class LatentWgmma(Family):
                 f"latent_wgmma takes at most {MAX_GRID_YZ} K/V heads and batches (grid y and z), not "
                 f"{max(problem.kv_heads, problem.batch)}."
             )
-        return why_not_whole_rows(problem)
+        return why_not_sliding(problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         return self.why_impossible(problem, config, gpu) or (
