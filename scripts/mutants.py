@@ -126,7 +126,7 @@ def show(verdicts: list[Verdict]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(sorted(FAMILIES)))
     parser.add_argument("--count", type=int, default=40, help="mutants per family")
     parser.add_argument("--seed", type=int, default=0)

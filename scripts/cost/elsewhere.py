@@ -1,6 +1,6 @@
 """How a card that was never measured would choose among kernels that were: its order against the H100's measured one.
 
-python -m scripts.cost.elsewhere docs/campaigns/landscapes-*.jsonl.gz --gpu l4
+python -m scripts.cost.elsewhere docs/landscapes/h100-*.jsonl.gz --gpu l4
 """
 
 from __future__ import annotations
