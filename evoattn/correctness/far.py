@@ -22,14 +22,18 @@ _APART = {"q": (5, 3, 1), "k": (5, 3, 1), "v": (7, 4, 1), "o": (7, 4, 1), "bias"
 """Spans from one batch, one head, one row to the next: coprime, so that no wrong index lands on another's place, and
 not the same of K and V, nor of Q and O. Of K and V with keys in use batches stay whole rows apart, as tensor maps that
 slide have them."""
+_STRIDE_LIMIT = 1 << 40
+"""Bytes, of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)."""
 _UNIT = 16
 """Bytes that lie together."""
 
 
 def _apart(problem: AttentionProblem, tensor: str, batch_rows: int) -> tuple[int, int, int]:
-    """`_APART` of a tensor whose batches lie `batch_rows` rows apart."""
+    """`_APART` of a tensor whose batches lie `batch_rows` rows apart. Where there is one batch, nothing lies so far on:
+    `batch_rows` rows could be more than the 2^40 bytes of a tensor map's stride."""
     batch, head, row = _APART["k" if tensor == "v" and problem.shared_kv else tensor]
-    return (batch_rows * row if problem.seqused and tensor in "kv" else batch), head, row
+    several = tensor in "kv" and problem.seqused and problem.shape(tensor)[0] > 1
+    return (batch_rows * row if several else batch), head, row
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,10 @@ class FarKernel(BuiltKernel):
 
 
 def can_be_far(problem: AttentionProblem) -> bool:
-    """Whether rows are whole units."""
+    """Whether rows are whole units, and all strides less than those that no tensor map has."""
+    far = FarProblem(**{f.name: getattr(problem, f.name) for f in fields(problem)})
+    if max(max(far.strides(tensor)) for tensor in "qkvo") * problem.element_bytes >= _STRIDE_LIMIT:
+        return False
     return problem.head_dim * problem.element_bytes % _UNIT == problem.head_dim_v * problem.element_bytes % _UNIT == 0
 
 

@@ -47,6 +47,15 @@ def test_strides_and_places_agree(layout):
     assert can_be_far(problem) and not can_be_far(problem.with_(head_dim=4))
 
 
+@pytest.mark.parametrize("batch, keys, far", [(1, 300, True), (2, 250, True), (2, 300, False)])
+def test_keys_in_use_are_far_where_tensor_maps_have_such_strides(batch, keys, far):
+    """Batches of keys in use are whole rows apart, 2^32 bytes each, and a tensor map's strides are below 2^40 bytes."""
+    problem = AttentionProblem(batch, 2, 1, 5, keys, 64, "fp16", seqused="0:500")
+    assert can_be_far(problem) == far
+    strides = FarProblem(batch, 2, 1, 5, keys, 64, "fp16", seqused="0:500").strides
+    assert all((max(strides(tensor)) * 2 < 1 << 40) == far for tensor in "kv")
+
+
 @pytest.mark.parametrize("bias, heads, batches", [("s", 0, 0), ("hs", 3, 0), ("bs", 0, 5), ("bhs", 3, 5)])
 def test_rows_of_a_bias_are_far_too(bias, heads, batches):
     words = (2, 4, 2, 5, 7, 24, "bf16")
