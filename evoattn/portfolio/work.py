@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.work import row_steps
@@ -94,15 +96,15 @@ def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[f
         problem = problem.with_(seqlen_k=used, seqused="", page=0)
     count = math.ceil(problem.seqlen_q / block_m)
     if problem.window:
-        seen = [
-            problem.masking.visible_keys(first, first + block_m, problem.seqlen_q, problem.seqlen_k)
-            for first in range(0, problem.seqlen_q, block_m)
-        ]
-        steps_of = [math.ceil(keys.stop / block_n) - keys.start // block_n if keys else 1 for keys in seen]
-        return sum(steps_of) / count, max(steps_of), count
+        lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
+        first = np.arange(0, problem.seqlen_q, block_m)
+        begin = np.maximum(0, first + (lowest if lowest is not None else -problem.seqlen_q))
+        end = np.minimum(problem.seqlen_k, first + block_m + (highest if highest is not None else problem.seqlen_k))
+        steps = np.where(end > begin, -(-end // block_n) - begin // block_n, 1)
+        return int(steps.sum()) / count, int(steps.max()), count
     if not problem.causal:
-        steps = math.ceil(problem.seqlen_k / block_n)
-        return steps, steps, count
+        all_keys = math.ceil(problem.seqlen_k / block_n)
+        return all_keys, all_keys, count
     offset = problem.causal_offset
     steps_of = [
         math.ceil(min(max(min((i + 1) * block_m, problem.seqlen_q) + offset, 1), problem.seqlen_k) / block_n)
