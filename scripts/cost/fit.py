@@ -1,6 +1,6 @@
 """Fit the cost model to all measured times in the repository, judge it on problems left out, and write the tables.
 
-python -m scripts.cost.fit --jobs 2                     # some minutes; writes evoattn/cost/data/fitted.npz
+python -m scripts.cost.fit --jobs 2                     # 18 minutes on two cores; writes evoattn/cost/data/fitted.npz
 python -m scripts.cost.fit --judge-only
 python -m scripts.cost.fit docs/campaigns/h*.jsonl.gz --fit-only FILE   # no judging
 """
