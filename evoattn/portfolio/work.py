@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.work import row_steps
@@ -97,11 +95,14 @@ def _row_steps(problem: AttentionProblem, block_m: int, block_n: int) -> tuple[f
     count = math.ceil(problem.seqlen_q / block_m)
     if problem.window:
         lowest, highest = problem.masking.edges(problem.seqlen_q, problem.seqlen_k)
-        first = np.arange(0, problem.seqlen_q, block_m)
-        begin = np.maximum(0, first + (lowest if lowest is not None else -problem.seqlen_q))
-        end = np.minimum(problem.seqlen_k, first + block_m + (highest if highest is not None else problem.seqlen_k))
-        steps = np.where(end > begin, -(-end // block_n) - begin // block_n, 1)
-        return int(steps.sum()) / count, int(steps.max()), count
+        before = problem.seqlen_q if lowest is None else -lowest  # keys in front of a row's own, and behind it
+        behind = block_m + (problem.seqlen_k if highest is None else highest)
+        seen = [
+            (max(0, first - before), min(problem.seqlen_k, first + behind))
+            for first in range(0, problem.seqlen_q, block_m)
+        ]
+        steps_of = [math.ceil(end / block_n) - begin // block_n if end > begin else 1 for begin, end in seen]
+        return sum(steps_of) / count, max(steps_of), count
     if not problem.causal:
         all_keys = math.ceil(problem.seqlen_k / block_n)
         return all_keys, all_keys, count

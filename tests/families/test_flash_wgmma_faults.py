@@ -23,7 +23,7 @@ WGMMA: list[Row] = [
     ("no wait for V", PLAIN, [(V_FULL, "")]),
     ("no wait for V, overlapped", OVERLAP, [(V_FULL, "")]),
     ("no wait for Q", PLAIN, [(Q_FULL, "")]),
-    ("no wait before a stage is reused", PLAIN, [(EMPTY, "", 2)]),
+    ("no wait before a stage is reused", PLAIN, [(EMPTY, "", 3)]),
     ("V reused when K is released", PLAIN, [("barrier(Smem::V_EMPTY, 0)}", "barrier(Smem::K_EMPTY, 0)}")]),
     ("wait for K of the wrong parity", PLAIN, [(K_FULL, K_FULL.replace("ring.parity", "ring.parity ^ 1"))]),
     ("wait for V of the wrong parity", PLAIN, [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))]),
@@ -33,7 +33,7 @@ WGMMA: list[Row] = [
         [(V_FULL, V_FULL.replace("before.parity", "before.parity ^ 1"))],
     ),
     ("wait for Q of the wrong parity", PLAIN, [(Q_FULL, Q_FULL.replace("round", "(round + 1)"))]),
-    ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""), 2)]),
+    ("wait for an empty stage of the wrong parity", PLAIN, [(EMPTY, EMPTY.replace(" ^ 1", ""), 3)]),
     ("K released too early", PLAIN, [(QK_WAIT + RELEASE_K, RELEASE_K + QK_WAIT)]),
     ("V released too early", PLAIN, [(PV_WAIT + RELEASE_V, RELEASE_V + PV_WAIT)]),
     (
