@@ -45,11 +45,13 @@ def test_a_wrong_word_is_refused_before_anything_slow_is_imported(words):
 
 @pytest.mark.slow
 def test_a_search_speaks_before_it_imports_anything_slow():
-    """What stands on the screen first is printed before torch, which takes seconds, is looked for."""
+    """What stands on the screen first is printed before torch, which takes seconds, is looked for. jinja2 alone comes
+    earlier: the processes that compile are asked for first, and render."""
+    blocked = tuple(name for name in SLOW if name != "jinja2")
     code = (
         "import sys\nclass Block:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name in {SLOW!r}: raise SystemExit(name)\n"
+        f"        if name in {blocked!r}: raise SystemExit(name)\n"
         "sys.meta_path.insert(0, Block())\n"
         "from evoattn.cli.main import app\napp(sys.argv[1:])"
     )
