@@ -60,6 +60,7 @@ def test_a_change_leaves_the_rest_as_it_is():
         assert text != TEXT and len(text) == len(TEXT) - (change.end - change.first) + len(change.new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_mutants_of_its_template_and_headers(family):
     mutants = mutants_of(family)

@@ -53,6 +53,7 @@ def test_a_recorded_best_keeps_its_trial_and_gets_the_final_s_time_beside_the_pe
     assert json.loads(rows_json([row]))[0]["ratio"] == row.ratio
 
 
+@pytest.mark.slow
 def test_peers_that_are_not_asked_have_neither_a_time_nor_a_refusal(storage):
     with bench_on(KnowsAllPeers, peers=("cudnn", "fa4")) as made:
         row = run(made, storage)

@@ -24,6 +24,7 @@ def imported_by(*words: str) -> tuple[int, str, list[str]]:
     return done.returncode, "\n".join(before), eval(last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

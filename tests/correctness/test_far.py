@@ -66,6 +66,7 @@ def test_rows_of_a_bias_are_far_too(bias, heads, batches):
     assert far_places(problem)["bias"][-1] == 5 * last[0] + 3 * last[1] + last[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor", [*(pytest.param(t, marks=pytest.mark.slow) for t in "qkv"), "o"])
 def test_a_kernel_that_drops_a_batch_or_counts_in_32_bits_is_found(tensor):
     family, gpu = FlashScalar(), GPUS["l4"]

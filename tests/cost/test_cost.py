@@ -47,6 +47,7 @@ def best_by_family(problem, gpu):
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ONE_EACH.values(), ids=ONE_EACH)
 def test_every_family_has_a_cost_on_every_architecture(gpu):
     seen = set()

@@ -26,6 +26,7 @@ def landscapes():
     return read(path for path in files() if path.parent.name == "landscapes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("any_card", [False, True], ids=["all families", "families of any card"])
 def test_kernels_of_landscapes_are_ordered_as_measured(landscapes, any_card):
     rows = thinned((row for row in landscapes if for_all_cards(row) or not any_card), EACH)

@@ -66,6 +66,7 @@ def record(storage, source, offline=False, params=None, state=TrialState.COMPLET
     return storage.record(study, config, candidate, Evaluation(state, EVIL, info, timings=timings), (1, 2), EVIL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", ("kernel\n", "no line break", "\n\n two\r\n", "", f"{BEGIN}\nnested\n{END}\n", "µ 中 // \\\n")
 )

@@ -123,6 +123,7 @@ def without_padding(heard: object) -> object:
     return heard[: 3 + 2 * heard[3]] if isinstance(heard, list) else heard
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(GXX is None, reason="there is no g++")
 @pytest.mark.parametrize("family", [*HOPPER_GENES, "large_head", "flash_mma"])
 def test_the_runtime_is_asked_for_what_python_launches(database, tmp_path, family):

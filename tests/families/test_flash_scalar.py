@@ -52,6 +52,7 @@ def outcome(problem, config, kind="plain", gpu=L4):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, genes, kind",
     [
@@ -100,6 +101,7 @@ def test_right_on_the_interpreter(shape, genes, kind):
     assert result.passed, result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["a100", "a10", "h100"])
 def test_right_for_every_architecture(gpu):
     result = outcome(problem(1, 1, 5, 67, 64), config(), gpu=GPUS[gpu])

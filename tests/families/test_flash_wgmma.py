@@ -209,6 +209,7 @@ def test_a_starting_config_compiles_as_the_estimate_says(name):
     assert_compiles(p, starting_configs(SPACE, p, H100)[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "genes",
     [

@@ -92,6 +92,7 @@ def test_a_tile_is_two_neighbours_at_most_and_who_gives_has_not_waited_before():
                 assert pieces[i][1] == 0 and block < blocks - 1
 
 
+@pytest.mark.slow
 def test_cuda_takes_the_same_shares():
     """`KeyShare` of every launch above by itself, on the interpreter: [pairs, rounds] of (index, range) a block."""
     header = (TEMPLATES / "device" / "schedule" / "key_share.cuh").read_text()

@@ -42,6 +42,7 @@ def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str
     return check(InterpreterBackend(), kernel, make_case("plain", p, 1, "cpu", "plain", double=True)).reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "sms"),
     [

@@ -109,6 +109,7 @@ def passes(genes: dict, edit=lambda source: source) -> bool:
     return check(InterpreterBackend(), BuiltKernel(FAMILY, c, L4, compiled(p, c, edit=edit)), case).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", sorted({genes.get("STAGES", 1) for genes, *_ in FAULTS.values()}))
 def test_what_the_faults_are_put_into_is_right(stages):
     assert passes({"STAGES": stages})

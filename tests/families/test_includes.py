@@ -75,6 +75,7 @@ def test_a_rendered_source_is_whole(family):
             assert source.count(header.read_text().splitlines()[0]) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", SHARED, ids=lambda path: path.stem)
 def test_a_shared_header_includes_all_that_it_needs(header):
     """It compiles alone; what a template's constants complete is no part of `templates/device`."""

@@ -35,6 +35,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "structure", "keys"), ALL)
 def test_it_is_right(family, structure, keys):
     assert faults(family, structure, KEYS[keys]) == []

@@ -110,6 +110,7 @@ def test_right_on_the_interpreter(p, genes, kind):
 CLUSTER = {"DV_SPLIT": 2, "SCORES": "cluster"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "genes", "kind"),
     [
@@ -202,6 +203,7 @@ def test_every_refusal_is_a_sentence_with_numbers(p, genes, words):
     assert reason is not None and reason.endswith(".") and all(word in reason for word in words), reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
 def test_starting_configs(gpu):
     """Every GPU has some for each head_dim."""

@@ -99,6 +99,7 @@ def test_right_on_the_interpreter(p, genes, kind):
 RAGGED = [problem(9, 165, 72, 2, 1, mask="causal_upper_left"), problem(5, 239, 40, 2, 2, dtype="fp32")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", RAGGED, ids=AttentionProblem.describe)
 def test_a_random_valid_config_is_right(p):
     space = SPACE.restricted({"LOAD": ("tma",)})

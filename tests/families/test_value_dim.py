@@ -24,6 +24,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "structure", "problem"), ALL)
 def test_it_is_right(family, structure, problem):
     assert faults(family, structure, PROBLEMS[problem]) == []

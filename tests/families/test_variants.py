@@ -114,6 +114,7 @@ def faults(
     return [result.reason for result in results if not result.passed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "structure", "variant"), ALL)
 def test_it_is_right(family, structure, variant):
     assert faults(family, structure, variant) == []

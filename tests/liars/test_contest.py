@@ -104,6 +104,7 @@ def test_a_wrong_answer_after_the_timing_keeps_its_time_and_is_disqualified(eval
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls, error, sentence",
     [

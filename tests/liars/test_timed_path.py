@@ -118,6 +118,7 @@ def test_faster_than_the_hardware_is_implausible(evaluator):
     assert found.state is TrialState.IMPLAUSIBLE and "peak rates" in found.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hit",
     [

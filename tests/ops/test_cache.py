@@ -108,6 +108,7 @@ def test_the_answer_has_the_queries_layout(cache_device):
     assert torch.equal(out, answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "bias"), [(0, ""), (16, ""), (0, "bs")])
 def test_compiled_code_calls_the_op(cache_device, page, bias):
     problem = USED.with_(mask="causal_lower_right", window="9:0", sink=True, page=page, bias=bias)
@@ -126,11 +127,7 @@ def test_the_op_is_what_torch_expects_of_one(page):
     tensors = reference.make_inputs(problem, 5, "cpu")
     q, k, v = (tensors[t] for t in "qkv")
     arguments = (
-        q,
-        k,
-        v,
-        tensors["seqused"],
-        tensors.get("table"),
+        *(q, k, v, tensors["seqused"], tensors.get("table")),
         True,
         "lower_right",
         0.5,

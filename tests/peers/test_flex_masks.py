@@ -39,6 +39,7 @@ def test_all_keys_need_no_mask():
     assert flex_masks.visible_keys(MASKS[0].with_(mask="full"), {}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

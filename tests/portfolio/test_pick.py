@@ -31,6 +31,7 @@ def source(kernel):
     return kernel.config.family, tuple(sorted(params.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gpu", [H100, replace(H100, name="cut", sm_count=114), GPUS["h200"], GPUS["l4"]], ids=lambda g: g.name
 )
@@ -132,6 +133,7 @@ def test_a_class_of_a_variant_that_nobody_draws_takes_the_plain_one():
     assert not usual.estimated and "'16 d64 causal+sink many'" in usual.why
 
 
+@pytest.mark.slow
 def test_a_thousand_problems_of_variants_get_kernels_that_can_run():
     problems = [p for kind in KINDS for p in draw_kind(kind, 600, 160)] + draw_variants(600, 200)
     for problem in problems:

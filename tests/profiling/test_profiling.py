@@ -167,6 +167,7 @@ def here(*_):
     """The trial's device."""
 
 
+@pytest.mark.slow
 def test_counters_are_kept_and_shown_beside_the_fastest_peers(recorded):
     storage, study, trial = recorded
     seen = []
@@ -186,6 +187,7 @@ def test_counters_are_kept_and_shown_beside_the_fastest_peers(recorded):
     assert "<td>tensor cores, % of peak</td>" in page
 
 
+@pytest.mark.slow
 def test_the_latest_counters_count_and_a_peer_may_be_chosen_or_fail(recorded):
     storage, study, trial = recorded
     list(profile_trial(storage, trial, study, count=counting([]), require_device=here))

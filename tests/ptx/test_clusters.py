@@ -129,6 +129,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults(fault):
     body, old, new, words = FAULTS[fault]

@@ -176,6 +176,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes, words", FAULTS, ids=[" ".join(f"{n}={t}" for n, t in c.items())[:60] for c, _ in FAULTS]
 )

@@ -163,6 +163,7 @@ def test_classes_of_instructions(opcode, name):
     assert class_of(opcode) == name
 
 
+@pytest.mark.slow
 def test_instructions_of_a_source_are_counted_in_another_process():
     kernel = """extern "C" __global__ void k(float* x) {
         x[threadIdx.x] = exp2f(x[threadIdx.x]) + __shfl_xor_sync(~0u, x[0], 1);

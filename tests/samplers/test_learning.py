@@ -32,6 +32,7 @@ class ForgetfulTpe(TpeSampler):
     history = History(longest=60, best=20, latest=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgetful", [ForgetfulGenetic, ForgetfulTpe])
 def test_a_history_cut_short_keeps_what_was_learned_and_what_is_under_way(forgetful):
     trials = search("", 1, 400, make=forgetful)

@@ -28,6 +28,7 @@ def test_starting_configs_come_first_an_invalid_one_mended(name):
     assert make_sampler(name, SPACES, PROBLEM, 0, lambda family, params: None).ask(1)[0].params == config
 
 
+@pytest.mark.slow
 @every_sampler
 def test_all_others_are_valid_and_none_comes_twice(name):
     trials = search(name, seed=1, count=400)
@@ -38,6 +39,7 @@ def test_all_others_are_valid_and_none_comes_twice(name):
     assert {t.family for t in trials} == set(SPACES)
 
 
+@pytest.mark.slow
 @every_sampler
 def test_same_seed_and_results_give_the_same_search(name):
     once, again = search(name, 3, 120), search(name, 3, 120)
@@ -45,6 +47,7 @@ def test_same_seed_and_results_give_the_same_search(name):
     assert [t.config_id for t in once] != [t.config_id for t in search(name, 4, 120)]
 
 
+@pytest.mark.slow
 @every_sampler
 def test_resume_repeats_nothing_and_goes_on_from_the_best(name):
     first = tuple(search(name, 5, 300))

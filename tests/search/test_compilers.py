@@ -69,6 +69,7 @@ def test_a_config_goes_there_and_its_source_comes_back(make):
     assert isinstance(answer, Compiled) and answer.kernel and not answer.kernel.ptx
 
 
+@pytest.mark.slow
 def test_the_source_of_a_candidate_whose_workers_died_is_known_all_the_same():
     ((candidate, answer),) = ends(Dies)
     assert isinstance(answer, Evaluation) and answer.state is TrialState.WORKER_DIED and candidate.again

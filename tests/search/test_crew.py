@@ -57,6 +57,7 @@ def test_nothing_is_begun_offline_or_for_a_card_that_is_measured_first_or_where_
         assert crew is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget, given", [("9s", 3), ("2trials", 2)])
 def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given):
     words = replace(WORDS, budget=budget, jobs=3)

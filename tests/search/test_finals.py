@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 from search_puppets import CloseFinals, DiesInFinals, DiesOfAFinalist
 from studies_of_puppets import GPU, PROBLEM, make_search, puppets, space_of, why_invalid
@@ -27,6 +28,7 @@ def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):
     assert storage.refusals(running.study) == {"cudnn": "It needs another head_dim."}
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monkeypatch):
     monkeypatch.setenv("DEATHS", str(tmp_path))
     running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(DiesInFinals), jobs=2)
@@ -35,6 +37,7 @@ def test_a_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monk
     assert storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
 
 
+@pytest.mark.slow
 def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(storage):
     running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(DiesOfAFinalist))
     study = running.study

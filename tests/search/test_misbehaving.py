@@ -48,6 +48,7 @@ def test_misbehaving_workers_cost_their_candidates_only(storage):
     assert values[-1] == best.timing.median_us and 0 < progress.since_improvement <= progress.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "device, state", [(DoubtsItself, TrialState.COMPLETE), (AlwaysDoubtsItself, TrialState.WRONG_RESULT)]
 )

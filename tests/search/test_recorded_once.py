@@ -41,6 +41,7 @@ def render_one(*words):
     return replace(render(*words), source="one and the same")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", [True, False])
 def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_knows_it(storage, offline):
     spaces = space_of(BLOCK_M="64", BLOCK_N="64", WARPS="4", STAGES="1", KEY_WARPS="1")
@@ -79,6 +80,7 @@ def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
     assert [(p, t.number) for p, t in sampler.told] == list(zip(proposals, (1, 2), strict=True))
 
 
+@pytest.mark.slow
 def test_a_finished_search_is_not_overrun_and_repeats_nothing(storage):
     """Starting again on the same records: the sampler forgot nothing, the table of what ran holds every trial."""
 

@@ -24,6 +24,7 @@ def boards_of(trials) -> Counter:
     return Counter(t.timings[0].protocol["board"] for t in trials)
 
 
+@pytest.mark.slow
 def test_times_of_two_boards_are_ranked_by_a_common_reference(storage):
     running = make_search(storage, space_of(**SPACE), puppets(SlowBoard), jobs=2, boards=FAST_AND_SLOW)
     progress = running.run(Budget(trials=24))

@@ -94,6 +94,7 @@ def test_a_worker_has_the_surroundings_of_who_asks_for_it(tmp_path, monkeypatch)
     assert servers[0] == servers[1] == forkserver._forkserver._forkserver_pid
 
 
+@pytest.mark.slow
 def test_the_next_worker_is_the_process_held_ready_and_the_one_after_it_a_fork(tmp_path, monkeypatch):
     reserve.begin()
     monkeypatch.setenv("EVOATTN_TEST_OF_WORKERS", "set later")
