@@ -66,7 +66,7 @@ def work(texts: list[str], give_back: bool, ready: Barrier, queue: Queue) -> Non
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="flash_wgmma")
     parser.add_argument("--at-once", default="1,8,16")
     parser.add_argument("--each", type=int, default=6)

@@ -39,7 +39,7 @@ STARTING_LINES = 12
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", type=problems.by_name_or_shape, default=problems.lookup("seed_h100"))
     parser.add_argument("--family", default="flash_wgmma")
     parser.add_argument("--candidates", type=int, default=24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from abc import abstractmethod
 from typing import Any
 
 from evoattn.evaluation.process import Handler
@@ -50,8 +51,9 @@ class Puppet(Handler):
         time.sleep(self._seconds)
         return self.answer(task)
 
+    @abstractmethod
     def answer(self, task: Any) -> Any:
-        raise NotImplementedError
+        """What the worker would answer."""
 
 
 class PuppetCompiler(Puppet):

@@ -144,7 +144,7 @@ def day_run(run: Run, trials: int) -> str:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--worker-kills", type=int, default=8)
     options.add_argument("--rounds", type=int, default=5, help="of `postgres`")

@@ -117,7 +117,7 @@ def journaled(journal: str, handler: Callable[..., Handler], *args: Any) -> Hand
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("journal")
     parser.add_argument("kind", choices=["real", "fake"])
     for name in ("--db", "--budget"):

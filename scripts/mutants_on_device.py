@@ -133,7 +133,7 @@ def run(mutants: list[Chosen], seconds: float, rounds: int, sanitized: int) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--choose", type=Path, nargs="+", metavar="VERDICTS", help="write the list from these")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=55.0)

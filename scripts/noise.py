@@ -184,7 +184,7 @@ def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--searches", type=int, default=3)
     parser.add_argument("--faster", type=float, default=0.05)

@@ -22,7 +22,7 @@ WANTED = 0.85
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=", ".join(ROOMS))
     parser.add_argument("--count", type=int, default=30, help="mutants per room")
     parser.add_argument("--seed", type=int, default=0)

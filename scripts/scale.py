@@ -140,7 +140,7 @@ def table(name: str, rows: list[dict], medians: dict[str, float]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--problems", default=f"seed_h100,fa_d128_4k_causal,{SAMPLED}")
     parser.add_argument("--modes", default="one,two,all,ray")

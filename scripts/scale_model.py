@@ -76,7 +76,7 @@ def bound(boards: int, rate: float, costs: Costs, compiles: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device-ms", type=float, default=30.0)
     parser.add_argument("--send-ms", type=float, default=0.35)
     parser.add_argument("--result-ms", type=float, default=0.6)

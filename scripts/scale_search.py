@@ -221,7 +221,7 @@ def fill(row: Row, progress: Progress, storage: Storage, study) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=[*DEVICES, "ray"])
     parser.add_argument("shape")
     parser.add_argument("seconds", type=float)

@@ -152,7 +152,7 @@ def print_timeline(events: list[Event]) -> None:
 def main() -> int:
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--timeline", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--keep", type=Path, metavar="FILE")

@@ -27,7 +27,7 @@ from evoattn.storage import Storage  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--offline", action="store_true", help="on the interpreter, even with a device")
     parser.add_argument("--db", help="keep the database here")
     words = parser.parse_args()
