@@ -1,7 +1,7 @@
 """Transformers models at real widths, few layers, random weights, bf16: "evoattn" beside "sdpa" and, where installed,
 FlashAttention 3.
 
-python scripts/models_table.py [--layers 4] [--only llama,vit] [--json FILE]
+    python scripts/models_table.py [--layers 4] [--only llama,vit] [--json FILE]
 
 For each model: how far the logits are from "eager", the time of one forward pass and of the attention in it by CUDA
 events, and for decoders the time of a token: with a growing cache, and with a static cache under a CUDA graph. Prints a

@@ -1,7 +1,7 @@
 """What a call of `evoattn.attention` costs beside SDPA: CPU time of eager and compiled calls, and device time in CUDA
 graphs.
 
-python scripts/op_overhead.py [SHAPE …] [--json FILE] [--pieces] [--no-compile]
+    python scripts/op_overhead.py [SHAPE …] [--json FILE] [--pieces] [--no-compile]
 
 One process, all calls in turns, so that all meet the same clocks. CPU time: from the first to the last of a burst of
 calls that the GPU is given without waiting, the median over the bursts, a call. Device time: a graph of many calls,

@@ -3,7 +3,7 @@ of its own.
 
     python scripts/search_speed.py [--timeline] [--repeat 1] [--keep FILE] [-- --problem seed_h100 …]
 
-What stands behind `--` are words of `evoattn search`; without them it is the search above with all families. Prints a
+What stands behind `--` are words of `evoattn search`; without them it is `--problem seed_h100 --budget 30s`. Prints a
 table: seconds from Enter to the first candidate timed and to the first leaderboard (the first eight starting configs
 are recorded), candidates per second between the first candidate and the final, ms per candidate on the device and in
 the compiler, the share of the time in which the GPU worker had a candidate, the share of a candidate's time on the
