@@ -118,8 +118,9 @@ def main() -> None:
         engine.run(words.seconds * len(groups))
         took = time.monotonic() - started
         print(f"searched for {took:.0f} s: {engine.compiled} compiles, {engine.measured} times", flush=True)
-        for group, chosen in zip(groups, picks, strict=True):
-            known = known_kernels(words.configs, group, gpu) if words.configs else []
+        known_of = [known_kernels(words.configs, group, gpu) if words.configs else [] for group in groups]
+        engine.compile_all([(group, kernel) for group, known in zip(groups, known_of, strict=True) for kernel in known])
+        for group, chosen, known in zip(groups, picks, known_of, strict=True):
             rows.append(check(engine, group, chosen, words.rounds, tuple(words.peers.split(",")), known))
             print(rows[-1].line(), flush=True)
             if words.problem:
