@@ -95,11 +95,11 @@ class Device:
 
 
 def build(chosen: Chosen) -> BuiltKernel | str:
-    """The mutant compiled, or why it is not."""
+    """The mutant compiled, or why it is not. Raises `LookupError` if the templates have changed since it was chosen."""
     gpu = GPUS[chosen.setting.gpu]
     try:
         compiled = compile_source(chosen.source(), gpu.arch)
-    except (CompileError, LookupError) as error:
+    except CompileError as error:
         return str(error)
     return BuiltKernel(FAMILIES[chosen.setting.family], chosen.setting.config, gpu, compiled)
 
@@ -126,7 +126,7 @@ def run(mutants: list[Chosen], seconds: float, rounds: int, sanitized: int) -> N
                 totals["sanitized"] += 1
                 checked = sanitize(chosen.setting.problem, kernel, ("racecheck",))["racecheck"]
         totals[said.split(":")[0] if said.startswith(("not", "right")) else "wrong"] += 1
-        print(f"| {chosen.place} | {chosen.setting} | {chosen.reason} | {said} | {checked} |".replace("||", "∣∣"))
+        print(f"| {chosen.mutant} | {chosen.setting} | {chosen.reason} | {said} | {checked} |".replace("||", "∣∣"))
         sys.stdout.flush()
     device.stop()
     print(", ".join(f"{what}: {count}" for what, count in totals.items()))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from template_mutants.changes import changes_of
+from template_mutants.chosen import load
 from template_mutants.settings import settings_of
 from template_mutants.sources import bare_lines, files_of, mutants_of
 from template_mutants.table import Reason, load_reasons, survivors, table
@@ -105,3 +106,7 @@ def test_mutants_have_keys_of_their_own(family):
 def test_reasons_are_of_lines_that_there_are():
     gone = [r for r in load_reasons() if re.sub(r" \(again \d+\)$", "", r.line) not in bare_lines(r.file)]
     assert not gone
+
+
+def test_the_mutants_for_the_device_are_of_todays_templates():
+    assert all(chosen.source() != chosen.setting.source for chosen in load())

@@ -17,7 +17,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.records import CompiledKernel, CompileInfo
 from template_mutants.settings import Setting, compile_ptx
-from template_mutants.sources import mutants_of
+from template_mutants.sources import Mutant, mutants_of
 from template_mutants.verdicts import FAULT, STEPS, Verdict
 
 CHOSEN = Path(__file__).with_name("on_device.json")
@@ -36,16 +36,23 @@ class Chosen:
     """A mutant in the config in which the interpreter found it, and what it said."""
 
     key: str
-    place: str
     reason: str
     setting: Setting
 
+    @property
+    def mutant(self) -> Mutant:
+        """Raises `LookupError` if the templates have changed since."""
+        for mutant in mutants_of(self.setting.family):
+            if mutant.key == self.key:
+                return mutant
+        raise LookupError(f"No mutant {self.key} of {self.setting.family} today.")
+
     def source(self) -> str:
         """The kernel's source with the change. Raises `LookupError` if the templates have changed since."""
-        for mutant in mutants_of(self.setting.family):
-            if mutant.key == self.key and (source := mutant.applied(self.setting.source)):
-                return source
-        raise LookupError(f"No mutant {self.key} of {self.setting.family} today.")
+        source = self.mutant.applied(self.setting.source)
+        if source is None:
+            raise LookupError(f"{self.mutant} is not in the kernel of {self.setting} today.")
+        return source
 
 
 def answers_right(chosen: Chosen, seed: int) -> bool:
@@ -73,7 +80,7 @@ def choose(verdicts: Iterable[Verdict], count: int, seed: int) -> list[Chosen]:
         for left in by_family.values():
             while left:
                 verdict = left.pop(0)
-                chosen = Chosen(verdict.key, verdict.place, verdict.reason, Setting.from_row(verdict.setting))
+                chosen = Chosen(verdict.key, verdict.reason, Setting.from_row(verdict.setting))
                 if verdict.key not in taken and answers_right(chosen, seed):
                     taken.add(verdict.key)
                     found.append(chosen)
@@ -82,10 +89,10 @@ def choose(verdicts: Iterable[Verdict], count: int, seed: int) -> list[Chosen]:
 
 
 def save(chosen: Iterable[Chosen], path: Path = CHOSEN) -> None:
-    rows = [{"key": c.key, "place": c.place, "reason": c.reason, "setting": c.setting.row()} for c in chosen]
+    rows = [{"key": c.key, "reason": c.reason, "setting": c.setting.row()} for c in chosen]
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
 def load(path: Path = CHOSEN) -> list[Chosen]:
     rows = json.loads(path.read_text())
-    return [Chosen(r["key"], r["place"], r["reason"], Setting.from_row(r["setting"])) for r in rows]
+    return [Chosen(r["key"], r["reason"], Setting.from_row(r["setting"])) for r in rows]
