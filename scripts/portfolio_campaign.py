@@ -81,6 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--again", action="store_true", help="go on where the campaigns after --after ended")
     parser.add_argument("--only", default="", help="groups whose names begin so")
+    parser.add_argument("--search", default="", help="words by commas; groups with none in their names are only timed")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
@@ -119,7 +120,7 @@ def main() -> None:
                     flush=True,
                 )
 
-        engine.run(words.seconds, refresh)
+        engine.run(words.seconds, refresh, [g for g in groups if any(w in g.name for w in words.search.split(","))])
         about = {
             "device": device.product,
             "driver": device.driver,

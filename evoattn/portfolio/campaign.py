@@ -79,8 +79,9 @@ def make_groups(
         families = families_for(chosen[0], gpu)
         group = Group(name, chosen, families, of_class(WEIGHTS, name) if name == plain else 1.0)
         group.given = _given_for(name, given or {})
-        if not group.given:
-            group.given = [(f, params) for f in families for params in load_space(f, gpu).starting]
+        special = [f for f in families if not registry.lookup(f).plain]  # genes may be younger than what is given
+        starting = special if group.given else families
+        group.given += [(f, params) for f in starting for params in load_space(f, gpu).starting]
         groups.append(group)
     return groups
 

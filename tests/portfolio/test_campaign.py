@@ -91,6 +91,10 @@ def test_a_variant_has_the_families_for_it_alone_and_kernels_for_few_queries():
     groups = {g.name: g for g in make_groups(drawn, card("NVIDIA H200"), given, 0.5)}
     assert "latent_wgmma" in groups["16 d576 full+dv512+shared_kv"].families
     assert any(family == "latent_wgmma" for family, _ in groups["16 d576 full+dv512+shared_kv"].given)
+    old = "latent_wgmma", {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2, "RESCALE": "always", "SPLITS": 1}
+    later = {g.name: g for g in make_groups(drawn, card("NVIDIA H200"), {"16 d576 full+dv512+shared_kv": [old]}, 0.5)}
+    begun = later["16 d576 full+dv512+shared_kv"].given
+    assert begun[0] == old and any("OVERLAP" in params for _, params in begun), "genes that are younger"
     assert groups["16 d128 causal+seqused+page"].given == [causal, full]
     assert groups["16 d128 full+seqused+page"].given == [full]
     assert max(len(g.problems) for g in groups.values()) == VARIANT_PROBLEMS // 2

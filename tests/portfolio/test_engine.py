@@ -50,8 +50,10 @@ class PuppetStage(Handler):
 @pytest.mark.slow
 def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
     group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], ("split_kv",))
-    with Engine([group], GPU, jobs=1, stage=PuppetStage) as engine:
-        engine.run(6)
+    other = Group("16 d64 causal", group.problems, ("split_kv",))
+    with Engine([group, other], GPU, jobs=1, stage=PuppetStage) as engine:
+        engine.run(6, among=[group])
+        assert not other.kernels, "it is only timed"
         right = [k for k in group.kernels.values() if k.state == "right"]
         assert right and all(k.times for k in right)
         assert any(k.state.startswith("launch") for k in group.kernels.values())
@@ -61,7 +63,7 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
     made = table["16 d64 full"]
     assert made["kernels"] and len(made["us"]) == len(SHAPES) and timed_problems(made)
     assert none["16 d64 full"]["kernels"] == made["kernels"] and not timed_problems(none["16 d64 full"])
-    campaign.save(tmp_path / "c.jsonl.gz", [group], {"device": "puppet"}, table)
+    campaign.save(tmp_path / "c.jsonl.gz", [group, other], {"device": "puppet"}, table)
     about, groups, tables = campaign.load(tmp_path / "c.jsonl.gz")
     assert about["device"] == "puppet" and tables == table
     assert {k.id: k.times.keys() for k in groups[0].kernels.values()} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,6 @@ class _Ready:
 
 class Engine:
     """`run` for a time, then look at `groups`. A context manager: leaving it ends all processes.
-
     A kernel is timed on its own problem and `sample` others of its group, a promising one on `most`."""
 
     def __init__(
@@ -60,6 +59,7 @@ class Engine:
         self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
         self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
         self._near = {g.name: g.near(gpu) for g in groups}
+        self._searched: Sequence[Group] = groups
         self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler))
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
@@ -78,8 +78,9 @@ class Engine:
 
     # ---- the search
 
-    def run(self, seconds: float, refresh: Callable[[], None] = lambda: None) -> None:
-        """Search all groups for `seconds` from the moment that the GPU process is up."""
+    def run(self, seconds: float, refresh: Callable[[], None] = lambda: None, among: Sequence[Group] = ()) -> None:
+        """Search the groups `among` them, or all, for `seconds` from the moment that the GPU process is up."""
+        self._searched = among or self.groups
         self._register_all()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -120,7 +121,7 @@ class Engine:
 
     def _propose(self, worker: BaseWorker) -> None:
         for _ in range(4):
-            group = min(self.groups, key=lambda g: g.spent / g.weight)
+            group = min(self._searched, key=lambda g: g.spent / g.weight)
             group.spent += 1
             breeder = self._breeders[group.name]
             proposal = breeder.propose()
