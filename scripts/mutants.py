@@ -7,7 +7,8 @@ interpreter's cases) is to find it.
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
 drops a term of an address, takes meaning from a PTX instruction, exchanges names or operands, changes a constant, an
-operator, a shuffle or a loop, leaves out an assignment, a factor or a part of a condition. It is live where the PTX of
+operator, a shuffle or a loop, leaves out an assignment, a factor or a part of a condition, does a statement twice or
+too late, negates a condition, takes another function, other bits or a coarser number. It is live where the PTX of
 a launched kernel differs; it runs in up to four configs, most of which have code on its line, chosen so that between
 them they have most lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may
 be done in pieces. Survivors that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit

@@ -55,6 +55,47 @@ def test_what_is_changed_of_values():
     assert "__syncthreads();  // a reason → 2 lines later" in changed("far move")
 
 
+def test_what_is_changed_of_statements():
+    assert any(what.startswith("__syncthreads(); → {") for what in changed("twice"))
+    assert "< → >=" in changed("negate") and "i → (i) ^ 1" in changed("index")
+
+
+MORE = """
+float f(float x, int lane) {
+  const float shift = fmaxf(x, -1.5f);
+  const int row = lane ^ 0x7;
+  sum += x * x;
+  best = exp2_approx(x * scale - shift);
+  if constexpr (WIDE) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(x));
+  load(shift);
+  wait(row);
+  return wide ? x : -shift;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, what",
+    [
+        ("call", "fmaxf → fminf"),
+        ("bits", "0x7 → 0x6"),
+        ("bits", "^ → |"),
+        ("compound", "+= → -="),
+        ("float", "1.5f → (1.5f * 16.f)"),
+        ("float", "- → nothing"),
+        ("initial", "lane ^ 0x7 → 0"),
+        ("round", "x * x → __uint_as_float(__float_as_uint(x * x) & 0xffff0000u)"),
+        ("order", "load(shift); wait(row); → wait(row); load(shift);"),
+        ("negate", "WIDE → !(WIDE)"),
+        ("choice", "x : -shift → -shift : x"),
+        ("term", "- shift → nothing"),
+        ("ptx", ".rn → .rz"),
+    ],
+)  # fmt: skip
+def test_what_else_is_changed_of_statements(kind, what):
+    assert what in [c.what for c in changes_of(MORE) if c.kind == kind]
+
+
 def test_a_change_leaves_the_rest_as_it_is():
     for change in changes_of(TEXT):
         text = change.apply(TEXT)

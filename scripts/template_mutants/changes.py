@@ -1,5 +1,5 @@
 """What can be changed at one place of a CUDA source: calls deleted, weakened or moved, conditions and parities flipped,
-edges and stages off by one, PTX of less meaning; and what `operands` has.
+edges and stages off by one, PTX of less meaning; and what `operands` and `statements` have.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from template_mutants import operands
+from template_mutants import operands, statements
 from template_mutants.code import closing, code_of, top_comma
 
 _WORDS = (
@@ -210,7 +210,7 @@ def _far(old: list[str], new: list[str]) -> str:
 def changes_of(text: str, first_line: int = 1) -> list[Change]:
     """All changes of a text, from `first_line` on."""
     code, found = code_of(text), []
-    for make in (_deletions, _weakenings, _moves, _far_moves, _flips, _off_by_one, *operands.ALL):
+    for make in (_deletions, _weakenings, _moves, _far_moves, _flips, _off_by_one, *operands.ALL, *statements.ALL):
         for kind, first, end, new in make(text, code):
             line = text.count("\n", 0, first) + 1
             old = " ".join(text[first:end].split())
