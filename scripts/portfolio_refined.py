@@ -1,0 +1,91 @@
+"""Are kernels near a pick that the cost model expects to be faster (`evoattn/portfolio/refine.py`) faster?
+
+    python scripts/portfolio_refined.py --checked CHECK.json --seeds 89,90,91,92,93,94 --count 60 -o OUT.json
+
+For each problem of a check (`scripts/portfolio_check.py -o`): the pick of then and of today, the best that the check's
+search found, the class's best by the cost model, and the steps of a climb from both by the cost model, all timed in
+turns on the GPU that is here. --no-device: the configs alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from evoattn.cost.cost import scores
+from evoattn.families.registry import completed
+from evoattn.model.gpu import GpuSpec, detect_devices, lookup
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from evoattn.portfolio.campaign import card, families_for
+from evoattn.portfolio.draws import PLAIN, draw_all
+from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.refine import climb
+
+ROUNDS = 4
+
+
+def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) -> dict[str, tuple[KernelConfig, float]]:
+    """By label: a config and its cost."""
+    ranked = portfolio_kernels(problem, gpu)
+    costs = scores(problem, ranked, gpu)
+    best = ranked[costs.index(min(costs))]
+    named = {"pick": ranked[0], "class": best}
+    for label in ("pick", "winner"):
+        if row.get(label):
+            named[f"checked {label}"] = KernelConfig(row[label][0], completed(*row[label]))
+    found = dict(zip(named, zip(named.values(), scores(problem, list(named.values()), gpu), strict=True), strict=True))
+    for label, start in (("pick", ranked[0]), ("class", best)):
+        for step, scored in enumerate(climb(start, problem, gpu, ROUNDS)[1:], start=1):
+            found[f"{label} {step}"] = scored.config, scored.score
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checked", type=Path, required=True)
+    parser.add_argument("--seeds", required=True)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--no-device", metavar="GPU")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    words = parser.parse_args()
+    gpu = lookup(words.no_device) if words.no_device else card(detect_devices()[0].product)
+    checked = {row["problem"]: row for row in json.loads(words.checked.read_text())["rows"]}
+    drawn = draw_all([PLAIN], [int(seed) for seed in words.seeds.split(",")], words.count)
+    problems = [p for p in drawn if p.describe() in checked]
+    started = time.monotonic()
+    found = [contestants(p, checked[p.describe()], gpu) for p in problems]
+    print(f"{time.monotonic() - started:.1f} s: {sum(len({c.id for c, _ in f.values()}) for f in found)} configs")
+    groups = [Group(f"{i} {p.describe()}", [p], families_for(p, gpu)) for i, p in enumerate(problems)]
+    kernels = [{c.id: Kernel(c.family, c.params) for c, _ in f.values()} for f in found]
+    rows: list[dict[str, Any]] = []
+
+    def keep(group: Group, times: dict[str, float | None]) -> None:
+        named = found[len(rows)].items()
+        row = {n: {"config": [c.family, c.params], "cost": cost, "us": times.get(c.id)} for n, (c, cost) in named}
+        rows.append({"problem": group.problems[0].describe(), "kernels": row})
+        words.output.write_text(json.dumps(rows))
+
+    if words.no_device:
+        for group in groups:
+            keep(group, {})
+        return
+    with Engine(groups, gpu, words.jobs, most=1) as engine:
+        engine.run(0)
+        engine.compile_all([(g, k) for g, of_group in zip(groups, kernels, strict=True) for k in of_group.values()])
+        print(f"{time.monotonic() - started:.1f} s: compiled", flush=True)
+        for group, of_group in zip(groups, kernels, strict=True):
+            times, _, _ = engine.final(group, 0, list(of_group.values()), words.rounds)
+            keep(group, dict(zip(of_group, times, strict=True)))
+            print(f"{time.monotonic() - started:.1f} s: {group.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
