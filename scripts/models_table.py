@@ -1,11 +1,11 @@
 """Transformers models at real widths, few layers, random weights, bf16: "evoattn" beside "sdpa" and, where installed,
 FlashAttention 3.
 
-    python scripts/models_table.py [--layers 4] [--only llama,vit] [--json FILE]
+    python scripts/models_table.py [--layers 4] [--only llama,vit] [--batch 8] [--json FILE]
 
-For each model: how far the logits are from "eager", the time of one forward pass and of the attention in it by CUDA
-events, and for decoders the time of a token: with a growing cache, and with a static cache under a CUDA graph. Prints a
-table in Markdown.
+For each model: how far the logits are from "eager"; of a forward pass the time that a user sees, its device time and
+that of the attention in it, both by CUDA graphs, and its CPU time and that of a call of attention; and for decoders the
+time of a token: with a growing cache, and with a static cache under a CUDA graph. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,15 +30,19 @@ from evoattn.ops import current
 TOKENS = 16
 """Steps that a static cache has room for behind the prompt."""
 ROUNDS = 8
+REPLAYS = 5
+"""Of a graph, one after another: the launch of the first is not hidden."""
 
 
 class Clock:
-    """An implementation of its own around another one: CUDA events around every attention call, while it is `on`."""
+    """An implementation of its own around another one: while it is `on`, it keeps the arguments of every call and the
+    CPU time that it took, in µs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.on = f"timed_{name}", False
         self._inner = transformers.AttentionInterface()[name]
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._cpu_us: list[float] = []
         transformers.AttentionInterface.register(self.name, self)
         masks = transformers.AttentionMaskInterface()
         transformers.AttentionMaskInterface.register(self.name, masks[name])
@@ -45,24 +50,31 @@ class Clock:
     def __call__(self, *arguments: Any, **others: Any) -> Any:
         if not self.on:
             return self._inner(*arguments, **others)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        begin = time.thread_time()
         answer = self._inner(*arguments, **others)
-        end.record()
-        self._events.append((begin, end))
+        self._cpu_us.append((time.thread_time() - begin) * 1e6)
+        self._calls.append((arguments, others))
         return answer
 
-    def ms(self, call: Callable[[], Any]) -> float:
-        """Of all attention in a call that was made before: the median of some."""
-        times = []
-        self.on = True
+    def cpu_us(self, forward: Callable[[], Any]) -> float:
+        """Of one call of attention in a forward pass that was made before: the median."""
+        self._cpu_us.clear()
         for _ in range(ROUNDS):
-            call()
-            torch.cuda.synchronize()
-            times.append(sum(begin.elapsed_time(end) for begin, end in self._events))
-            self._events.clear()
+            self._record(forward)
+        return statistics.median(self._cpu_us)
+
+    def device_ms(self, forward: Callable[[], Any]) -> float:
+        """Of all attention in a forward pass, one call after another."""
+        self._record(forward)
+        calls, self._calls = self._calls, []
+        return graph_ms(lambda: [self._inner(*arguments, **others) for arguments, others in calls])
+
+    def _record(self, forward: Callable[[], Any]) -> None:
+        torch.cuda.synchronize()
+        self._calls.clear()
+        self.on = True
+        forward()
         self.on = False
-        return statistics.median(times)
 
 
 def median_ms(call: Callable[[], Any]) -> float:
@@ -75,6 +87,31 @@ def median_ms(call: Callable[[], Any]) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times[2:])
+
+
+def graph_ms(call: Callable[[], Any]) -> float:
+    """Device time of a call, by replays of a CUDA graph of it: nothing waits for the CPU. Raises `RuntimeError` where
+    none can be made."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still make what the call reads
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return median_ms(lambda: [graph.replay() for _ in range(REPLAYS)]) / REPLAYS
+
+
+def cpu_ms(call: Callable[[], Any]) -> float:
+    """CPU time of a call that leaves its work to the GPU: of the thread, without what it waits for."""
+    times = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        begin = time.thread_time()
+        call()
+        times.append((time.thread_time() - begin) * 1e3)
+    return statistics.median(times)
 
 
 def output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -103,15 +140,7 @@ def static_cache_ms(model: Any, ids: torch.Tensor, padded: bool = False) -> floa
     def step() -> Any:
         return model(input_ids=token, past_key_values=cache, position_ids=place, attention_mask=mask).logits
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # which still makes the prompt's keys, and `token`
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return median_ms(graph.replay)
+    return graph_ms(step)
 
 
 TOKEN_TIMES: dict[str, Callable[[Any, torch.Tensor], float]] = {
@@ -121,10 +150,10 @@ TOKEN_TIMES: dict[str, Callable[[Any, torch.Tensor], float]] = {
 }
 
 
-def measure(name: str, layers: int, names: list[str]) -> list[dict[str, Any]]:
+def measure(name: str, layers: int, names: list[str], batch: int | None) -> list[dict[str, Any]]:
     """A row for each implementation."""
     make, inputs = MODELS[name](layers)
-    inputs = {n: (t.bfloat16() if t.is_floating_point() else t).cuda() for n, t in inputs.items()}
+    inputs = {n: (t.bfloat16() if t.is_floating_point() else t)[:batch].cuda() for n, t in inputs.items()}
     expected, rows = None, []
     for implementation in names:  # "eager" first, which has all that a model asks for
         clock = None if implementation == "eager" else Clock(implementation)  # that one is of each model's own code
@@ -139,29 +168,43 @@ def measure(name: str, layers: int, names: list[str]) -> list[dict[str, Any]]:
             continue
         expected = found if expected is None else expected
         row["error"] = (found - expected).abs().max().item()
+        forward = partial(model, **inputs)
+        row["forward_ms"], row["forward_cpu_ms"] = median_ms(forward), cpu_ms(forward)
+        times = {"forward_graph_ms": partial(graph_ms, forward)}
         if clock:
-            row["attention_ms"] = clock.ms(partial(model, **inputs))
-        row["forward_ms"] = median_ms(partial(model, **inputs))
-        for what, time in TOKEN_TIMES.items() if name in DECODERS else ():
+            row["call_cpu_us"] = clock.cpu_us(forward)
+            times["attention_ms"] = partial(clock.device_ms, forward)
+        if name in DECODERS:
+            times |= {what: partial(token_ms, model, inputs["input_ids"]) for what, token_ms in TOKEN_TIMES.items()}
+        for what, measure_ms in times.items():
             try:
-                row[what] = time(model, inputs["input_ids"])
+                row[what] = measure_ms()
             except RuntimeError as error:
                 print(f"{name} with {implementation}, {what}: {str(error).splitlines()[0]}", flush=True)
         rows.append(row)
     return rows
 
 
-COLUMNS = dict(
-    model="model", implementation="attention by", error="largest difference from eager", attention_ms="attention, ms",
-    forward_ms="forward, ms", growing_ms="token, growing cache, ms", static_ms="token, static cache in a graph, ms",
-    masked_ms="the same with a padding mask, ms",
-)  # fmt: skip
+COLUMNS = {
+    "model": "model",
+    "implementation": "attention by",
+    "error": "largest difference from eager",
+    "attention_ms": "attention, device ms",
+    "call_cpu_us": "a call of attention, CPU µs",
+    "forward_ms": "forward, ms",
+    "forward_graph_ms": "forward, device ms",
+    "forward_cpu_ms": "forward, CPU ms",
+    "growing_ms": "token, growing cache, ms",
+    "static_ms": "token, static cache in a graph, ms",
+    "masked_ms": "the same with a padding mask, ms",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--only", default=",".join(MODELS))
+    parser.add_argument("--batch", type=int, help="take so many sequences or images of those that there are")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--estimated", action="store_true", help="also kernels that were measured on no GPU like this")
     arguments = parser.parse_args()
@@ -172,7 +215,7 @@ def main() -> None:
     with torch.no_grad():
         for name in arguments.only.split(","):
             try:
-                made = measure(name, arguments.layers, names)
+                made = measure(name, arguments.layers, names, arguments.batch)
             except Exception as error:  # one model costs no other
                 print(f"{name}: {' '.join(str(error).split())[:200]}", flush=True)
                 continue
