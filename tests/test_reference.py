@@ -76,6 +76,18 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     assert "error is" in judge({"o": skipped}, answer)[0]
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_largest_output_may_be_one_unit_off_where_all_happen_to_be_representable(dtype):
+    problem = AttentionProblem(1, 1, 1, 64, 17, 32, dtype)
+    tensors = reference.make_inputs(problem, 3, "cpu")
+    tensors["v"].fill_(3)
+    answer, units = reference.make_answer(problem, tensors), torch.finfo(reference.torch_dtype(problem)).eps * 2
+    for off, right in ((1, True), (2, False)):
+        o = torch.full(problem.shape("o"), 3.0)
+        o[0, 0, 5, 7] += off * units
+        assert (judge({"o": o.to(reference.torch_dtype(problem))}, answer)[0] == "") == right
+
+
 def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
     """A kernel's fp32 scores of 10,000 are 5e-4 off as soon as they are rounded, and its weights with them."""
     problem = AttentionProblem(1, 2, 1, 40, 67, 256, "fp32")
