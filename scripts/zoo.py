@@ -3,7 +3,7 @@ the interpreter.
 
     python3 scripts/zoo.py [--offline] [--db FILE]
 
-Prints a table: the kernel, its state, the sentence that names it, seconds to catch it, where. Exit code 1 if one got
+Prints what happens as it does, with seconds, then a table: the kernel, its state, the sentence that names it, seconds to catch it, where. Exit code 1 if one got
 through, was caught for another reason than its own, or an honest control failed.
 """
 
@@ -35,11 +35,14 @@ def main() -> int:
     offline = not devices
     spec = gpus.GPUS["h100"] if offline else devices[0].spec
     started = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {line}", flush=True)
+
     with TemporaryDirectory() as folder:
         storage = Storage.open(words.db or f"{folder}/zoo.sqlite")
-        _, caught = run_zoo(
-            storage, spec, offline, min(8, os.cpu_count() or 1), sanitize=not offline and find() is not None
-        )
+        sanitize = not offline and find() is not None
+        _, caught = run_zoo(storage, spec, offline, min(8, os.cpu_count() or 1), sanitize, say)
         storage.close()
     print(
         f"The zoo on {'the interpreter' if offline else devices[0].product}, {time.monotonic() - started:.0f} s; "

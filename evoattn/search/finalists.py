@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from evoattn.backends.compiler import CompileError
 from evoattn.correctness import sanitizer
@@ -19,6 +20,10 @@ from evoattn.storage import Storage
 from evoattn.timing.finalists import Finalists
 
 FINALISTS = 8
+SANITIZED_AT_ONCE = 4
+"""Each is a process that imports torch and makes a CUDA context, 0.5 GB of the device's memory."""
+LOOK_SECONDS = 0.1
+"""Between two calls of `refresh` while compute-sanitizer runs."""
 
 
 def config_of(trial: Trial, spaces: dict[str, SearchSpace]) -> KernelConfig | None:
@@ -109,13 +114,15 @@ def sanitize(
     """Add compute-sanitizer's verdicts to the finalists' timings; one that reads or writes out of bounds is
     disqualified.
 
-    `judge` gives a sentence by tool. `refresh` is called before each finalist's turn.
+    `judge` gives a sentence by tool; several finalists are judged at once. `refresh` is called often meanwhile.
     """
-    for name, kernel in finalists.items():
-        if not timings[name].samples_us:
-            continue
-        refresh()
-        verdicts = judge(problem, kernel)
+    with ThreadPoolExecutor(SANITIZED_AT_ONCE) as pool:
+        measured = {name: kernel for name, kernel in finalists.items() if timings[name].samples_us}
+        judged = {name: pool.submit(judge, problem, kernel) for name, kernel in measured.items()}
+        while wait(judged.values(), LOOK_SECONDS).not_done:
+            refresh()
+    for name, kernel in measured.items():
+        verdicts = judged[name].result()
         timings[name].protocol["sanitizer"] = verdicts
         if sanitizer.is_damning(verdicts, kernel.compiled):
             said = "; ".join(f"{tool} {sentence}" for tool, sentence in verdicts.items())

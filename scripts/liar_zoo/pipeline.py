@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from evoattn.evaluation.handlers import DeviceHandler
@@ -24,8 +24,8 @@ from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from liar_zoo.faults import FREE, GENES, HONEST, LIARS, PROBLEM, Liar, lie
 
-LOOP_SECONDS = 10.0
-"""Given to a kernel on the device: an evaluation takes a twentieth of it, and one that loops for ever all of it."""
+LOOP_SECONDS = 5.0
+"""Given to a kernel on the device: an evaluation takes a tenth of it, and one that loops for ever all of it."""
 FAMILY = lookup("flash_scalar")
 
 
@@ -41,9 +41,10 @@ def configs_of(liars: tuple[Liar, ...], gpu: GpuSpec) -> dict[str, tuple[KernelC
 
 
 class Script:
-    """A sampler that proposes given configs in order."""
+    """A sampler that proposes given configs in order, and passes on what it is `told`."""
 
-    def __init__(self, configs: Iterable[KernelConfig]) -> None:
+    def __init__(self, configs: Iterable[KernelConfig], told: Callable[[Trial], None]) -> None:
+        self._told = told
         self.rejected: Counter[str] = Counter()
         self._left = [Proposal(c.family, c.params, operator=str(n)) for n, c in enumerate(configs)]
 
@@ -52,7 +53,7 @@ class Script:
         return taken
 
     def tell(self, proposal: Proposal, trial: Trial) -> None:
-        pass
+        self._told(trial)
 
     def restore(self, trials: Iterable[Trial]) -> None:
         pass
@@ -98,20 +99,38 @@ class Caught:
 
 
 def run_zoo(
-    storage: Storage, gpu: GpuSpec, offline: bool, jobs: int, sanitize: bool = False
+    storage: Storage,
+    gpu: GpuSpec,
+    offline: bool,
+    jobs: int,
+    sanitize: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Study, list[Caught]]:
-    """Every liar between two honest controls, searched on the device or offline. Raises what `Search.run` raises."""
+    """Every liar between two honest controls, searched on the device or offline. `say` is given a line on each as it is
+    recorded, and on each stage of the search as it begins. Raises what `Search.run` raises."""
     chosen = configs_of((HONEST, *LIARS, HONEST), gpu)
 
     study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
-    spaces, sampler = {FAMILY.name: load_space(FAMILY.name, gpu)}, Script(config for config, _ in chosen.values())
+    spaces = {FAMILY.name: load_space(FAMILY.name, gpu)}
+
+    def told(trial: Trial) -> None:
+        say(f"{chosen[trial.config_id][1].name}: {trial.state}")
+
+    sampler = Script((config for config, _ in chosen.values()), told)
     tools = Tools(
         render=Lies({name: liar for name, (_, liar) in chosen.items()}),
         make_device=ProvesEverybody,
         device_seconds=LOOP_SECONDS,
     )
     running = Search(storage, study, PROBLEM, gpu, spaces, sampler, LocalFleet(jobs), sanitize=sanitize, tools=tools)
-    running.run(Budget(trials=len(chosen)))
+    stages: list[str] = []
+
+    def watch() -> None:
+        if running.progress.stage not in stages:
+            stages.append(running.progress.stage)
+            say(running.progress.stage)
+
+    running.run(Budget(trials=len(chosen)), watch)
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
     caught = []
     for trial in sorted(storage.iter_trials(study, evidence=True), key=lambda t: int(t.operator)):
