@@ -3,8 +3,9 @@ the interpreter.
 
     python3 scripts/zoo.py [--offline] [--db FILE]
 
-Prints what happens as it does, with seconds, then a table: the kernel, its state, the sentence that names it, seconds to catch it, where. Exit code 1 if one got
-through, was caught for another reason than its own, or an honest control failed.
+Prints what happens as it does, with seconds, then a table: the kernel, its state, the sentence that names it, seconds
+to catch it, where. Exit code 1 if one got through, was caught for another reason than its own, or an honest control
+failed.
 """
 
 from __future__ import annotations
