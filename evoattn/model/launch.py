@@ -65,8 +65,8 @@ class KernelLaunch:
     `templates/device/ptx/grid_dependency.cuh`. Never the first launch of a call, so that calls follow one another."""
 
     together: int = 1
-    """How many neighbouring blocks wait for one another, and so have to run at once; blocks begin in the order of their
-    numbers. 1 where none waits, or only for blocks before it."""
+    """How many neighbouring blocks wait for one another, for a while: fastest where they run at once, and right where
+    they do not (`templates/device/merge/sum_parts.cuh`). 1 where none waits, or only for blocks before it."""
 
     @property
     def threads(self) -> int:

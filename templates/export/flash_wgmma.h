@@ -15,7 +15,7 @@ inline Size grid_of(const Problem& p, const Config& c, int sm_count) {
   const int64_t row_blocks = row_blocks_of(p, c);
   const int64_t heads = c.group_rows ? p.kv_heads : p.heads, all_heads = heads * p.batch;
   const int64_t tiles = row_blocks * all_heads, split = c.key_split, turn = c.heads_in_turn;
-  if (c.persistent) {  // balanced blocks wait for one another: one wave, and fewer than the tiles, which they share
+  if (c.persistent) {  // one wave; balanced blocks are fewer than the tiles, which they share
     const int64_t at_most = c.balanced ? larger(1, tiles - 1) : tiles;
     return {smaller(at_most, int64_t(sm_count) * c.blocks_per_sm), 1, 1};
   }

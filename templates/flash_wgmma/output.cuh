@@ -99,26 +99,30 @@
       }
     }
   };
-  // IN_MEMORY: each block leaves its result, and each of the first SHARERS adds up its part of the columns of all. A
-  // word for each pair of them says that it is there: [tiles, WARPGROUPS, SHARERS, KEY_SPLIT]. One wave of blocks has
-  // no more results than an int counts.
+  // IN_MEMORY: each block leaves its result, and each of the first SHARERS owns a part of the columns, whose sum it
+  // makes unless it has left (`sum_parts.cuh`). A word for each part: [tiles, WARPGROUPS, SHARERS]. One wave of blocks
+  // has no more results than an int counts.
   auto merge_rows = [&] {
     constexpr int COLUMN_TILES = VALUE_DIM / 8, SHARERS = KEY_SPLIT < COLUMN_TILES ? KEY_SPLIT : COLUMN_TILES;
+    static_assert(SHARERS <= 32, "a lane for each part");
     constexpr int RESULT = Partial::PIECES * 128;
     const int index = (tile.batch * rows.heads + tile.head) * row_blocks + tile.row_block;
     const int warp_row = first_row(tile) + thread / 32 * 16;
     float4* left_gmem = results_gmem + (index * KEY_SPLIT * WARPGROUPS + warpgroup) * RESULT;
-    uint32_t* given_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS * KEY_SPLIT;
+    uint32_t* parts_gmem = counters_zeroed + (index * WARPGROUPS + warpgroup) * SHARERS;
+    uint32_t* parts_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));  // Q's place, which was read
     if (warp_row < rows.count) Partial::leave(left_gmem + split * WARPGROUPS * RESULT, o, state, thread);
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
-    if (thread < SHARERS) give(given_gmem + thread * KEY_SPLIT + split);
-    if (split >= SHARERS) return;
-    if (thread < KEY_SPLIT) take(given_gmem + split * KEY_SPLIT + thread);
-    named_barrier_sync<128>(O_TILE + warpgroup);  // what they have acquired all threads may read
+    if (thread < 32) {
+      const bool adds = thread < SHARERS && bring_result<KEY_SPLIT>(parts_gmem + thread, thread == split);
+      const uint32_t parts_added = __ballot_sync(ALL_LANES, adds);
+      if (thread == 0) *parts_smem = parts_added;
+    }
+    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts, and may read all results of these
     if (warp_row >= rows.count) return;
     auto head_of = [&](int row) { return rows.head(tile, lane_row(tile) + row); };
     auto exists = [&](int row) { return rows.exists(lane_row(tile) + row); };
-    for (int column_tile = split; column_tile < COLUMN_TILES; column_tile += SHARERS) {
+    auto add_columns = [&](int column_tile) {
       RowState of_all;
       const float4 sum = Partial::total<KEY_SPLIT>(left_gmem, WARPGROUPS * RESULT, column_tile, of_all, thread);
       inverse_sums(of_all, terms, head_of, inverse);
@@ -139,5 +143,11 @@
             },
             exists, lane);
       }
+    };
+    uint32_t parts = *parts_smem;
+    while (parts) {  // its own, and those whose owners have left
+      const int part = 31 - __clz(parts);
+      parts ^= 1u << part;
+      for (int column_tile = part; column_tile < COLUMN_TILES; column_tile += SHARERS) add_columns(column_tile);
     }
   };

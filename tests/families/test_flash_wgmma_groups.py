@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from source_edits import replaced
@@ -33,13 +35,34 @@ MERGED = group_of(5, 5, sink=True, head_dim=128).with_(seqlen_k=900)
 """Of which eight blocks merge their results in memory."""
 
 
-def fault(p: AttentionProblem, genes: dict, sms: int = 132, edit: tuple[str, str] | None = None) -> str:
+APART = group_of(4, 5, head_dim=128).with_(seqlen_k=2500), {**IN_MEMORY, "KEY_SPLIT": 32}
+"""A tile of rows of which 32 blocks have the keys: more than the interpreter runs at once, if it is not told to."""
+OWNERS_LEAVE = "MOST_LOOKS = 4096", "MOST_LOOKS = 2"
+
+
+class Apart(InterpreterBackend):
+    """Does not run blocks at once because they wait for one another."""
+
+    def run(self, compiled, launches, buffers):
+        return super().run(compiled, tuple(replace(launch, together=1) for launch in launches), buffers)
+
+
+def fault(
+    p: AttentionProblem,
+    genes: dict,
+    sms: int = 132,
+    edits: Iterable[tuple[str, str]] = (),
+    backend: InterpreterBackend | None = None,
+) -> str:
     """What the interpreter says of the kernel on a GPU of so many SMs, its source edited or not."""
     gpu, c = H100.with_limits({"sm_count": sms}), config(**genes)
     candidate = render(FAMILY, p, c, gpu)
-    source = replaced(candidate.source, *edit, None) if edit else candidate.source
+    source = candidate.source
+    for old, new in edits:
+        source = replaced(source, old, new, None)
     kernel = BuiltKernel(FAMILY, c, gpu, compile_source(source, candidate.arch))
-    return check(InterpreterBackend(), kernel, make_case("plain", p, 1, "cpu", "plain", double=True)).reason
+    case = make_case("plain", p, 1, "cpu", "plain", double=True)
+    return check(backend or InterpreterBackend(), kernel, case).reason
 
 
 @pytest.mark.slow
@@ -87,16 +110,17 @@ def test_groups_of_any_size_are_right(p, genes, sms):
 )
 def test_a_wrong_one_is_found(old, new):
     p = group_of(70, 2, sink=True, alibi=True).with_(seqlen_k=130)
-    assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edit=(old, new))
+    assert fault(p, BY_MAP) == "" and fault(p, BY_MAP, edits=[(old, new)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("    if (thread < KEY_SPLIT) take(given_gmem + split * KEY_SPLIT + thread);\n", ""),
-        ("give(given_gmem + thread * KEY_SPLIT + split)", "give(given_gmem + thread * KEY_SPLIT)"),
-        ("    named_barrier_sync<128>(O_TILE + warpgroup);  // what they have acquired", "    //"),
+        ("ld.acquire.gpu", "ld.relaxed.gpu"),
+        ("atom.acq_rel.gpu.global.add", "atom.acquire.gpu.global.add"),
+        ("if (adds) *part_gmem = 0;", ""),
+        ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts", "    //"),
         ("    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left", "    //"),
         ("column_tile += SHARERS", "column_tile += KEY_SPLIT + 1"),
         ("exp2_approx(rows.x - state.shift[0]), high", "1.f, high"),
@@ -108,7 +132,35 @@ def test_a_wrong_one_is_found(old, new):
     ],
 )
 def test_a_wrong_merge_in_memory_is_found(old, new):
-    assert fault(MERGED, IN_MEMORY, edit=(old, new))
+    assert fault(MERGED, IN_MEMORY, edits=[(old, new)])
+
+
+@pytest.mark.slow
+def test_blocks_that_never_meet_add_up_all_the_same():
+    """As beside launches that hold the SMs."""
+    assert fault(*APART, edits=[OWNERS_LEAVE], backend=Apart()) == ""
+
+
+@pytest.mark.slow
+def test_an_owner_that_leaves_as_the_last_result_comes_adds_up():
+    assert fault(MERGED, IN_MEMORY, edits=[("MOST_LOOKS = 4096", "MOST_LOOKS = 0")]) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if (there == RESULTS) return true;", "return true;"),
+        ("OWNER_LEFT + RESULTS - 1)", "RESULTS - 1)"),
+        ("  return there == RESULTS;", "  return true;"),
+        ('"r"(OWNER_LEFT)', '"r"(0)'),
+        ("parts ^= 1u << part", "parts = 0"),
+        ("31 - __clz(parts)", "split"),
+        ("if (adds) *part_gmem = 0;", "if (adds && owns) *part_gmem = 0;"),
+    ],
+)
+def test_a_wrong_merge_by_blocks_that_never_meet_is_found(old, new):
+    assert fault(*APART, edits=[OWNERS_LEAVE, (old, new)], backend=Apart())
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 8, 33, 64, 65, 128])
@@ -130,7 +182,7 @@ def test_blocks_that_merge_in_memory_are_as_many_as_run_at_once():
     assert FAMILY.why_invalid(p, config(**genes), H100) is None
     assert (launch.grid, launch.cluster, launch.together) == ((32, 4, 1), (1, 1, 1), 32)
     scratch = FAMILY.workspace(p, config(**genes), H100)
-    assert scratch == {"counters_zeroed": 4 * 4 * 16 * 32, "results": 4 * 32 * 128 * (64 + 4) * 4}
+    assert scratch == {"counters_zeroed": 4 * 4 * 16, "results": 4 * 32 * 128 * (64 + 4) * 4}
     assert "more blocks" in FAMILY.why_impossible(p.with_(batch=2), config(**genes), H100)
     assert "more blocks" in FAMILY.why_impossible(p, config(**genes), H100.with_limits({"sm_count": 127}))
     assert "STORE=rows" in FAMILY.why_invalid(p, config(**{**genes, "STORE": "tensor_map"}), H100)

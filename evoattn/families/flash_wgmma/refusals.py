@@ -106,7 +106,8 @@ def why_redundant(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpe
 
 
 def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> str | None:
-    """More rows or key tiles than a kernel can count, or more blocks that wait for one another than run at once."""
+    """More rows or key tiles than a kernel can count, or more blocks that wait for one another than run at once, which
+    would take long."""
     row_blocks, heads = row_tiles(problem, genes)
     if not problem.varlen and row_blocks * genes.BLOCK_M > MAX_ROWS:
         return f"{row_blocks} tiles of {genes.BLOCK_M} rows of each head are more rows than an int32 counts."

@@ -41,10 +41,9 @@ def merges_in_memory(genes: FlashWgmmaGenes) -> bool:
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
-    """Words by which the blocks of a tile of rows tell one another that a result is there: one for each that leaves a
-    result and each that adds up some columns, for each warpgroup (`merge_rows` in the template)."""
-    sharers = min(genes.KEY_SPLIT, problem.head_dim_v // 8)
-    return warpgroups(genes) * sharers * genes.KEY_SPLIT
+    """Words by which the blocks of a tile of rows tell one another that results are there: one for each part of the
+    columns that is added up by itself, for each warpgroup (`merge_rows` in the template)."""
+    return warpgroups(genes) * min(genes.KEY_SPLIT, problem.head_dim_v // 8)
 
 
 def result_bytes(problem: AttentionProblem) -> int:
@@ -81,8 +80,8 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
     """Blocks: one wave if they are persistent, else KEY_SPLIT per tile of rows, in the dimensions that `block_tile.cuh`
     reads.
 
-    Blocks of a balanced schedule wait for one another, so they all have to be resident: one wave. They are fewer than
-    the tiles of rows, so that even a small problem has tiles that two blocks share.
+    Blocks of a balanced schedule are fewer than the tiles of rows, so that even a small problem has tiles that two
+    blocks share.
     """
     rows, heads = row_tiles(problem, genes)
     if is_persistent(genes):

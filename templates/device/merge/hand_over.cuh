@@ -6,8 +6,10 @@
 __device__ __forceinline__ void give(uint32_t* given_gmem) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(given_gmem) : "memory");
 }
-// By one thread, before a barrier in front of all reads. The giver must be running or done: it waits for nothing in
-// return.
+// By one thread, before a barrier in front of all reads. The giver is a block of a lower number, which waits for
+// nothing in return. Blocks begin in the order of their numbers, on which CUB's scans rely as well
+// (cub/agent/agent_scan.cuh: "Blocks are launched in increasing order"); so the giver is running or done, whatever else
+// the GPU runs.
 __device__ __forceinline__ void take(uint32_t* given_gmem) {
   uint32_t given;
   do asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(given) : "l"(given_gmem) : "memory");
