@@ -5,27 +5,27 @@
   const Element* v_next_gmem = CopyV::thread_source(v_gmem, v_row_stride);
   const KeyPages pages{terms.given.table + batch * int64_t(terms.given.table_pages), terms.given.page_bits,
                        terms.given.kv_rows, seqlen_k};
+  // A tile of K or V; `next_gmem` is where this thread's part of it begins, and then that of the next.
+  auto copy_tile = [&](auto copy, int tile, uint32_t place_smem, const Element* gmem, int64_t batch_stride,
+                       int64_t row_stride, const Element*& next_gmem) {
+    if constexpr (PAGED) {
+      copy.copy_pages(place_smem, gmem, batch_stride, row_stride, pages, first_block_key + tile * BLOCK_N);
+    } else {
+      copy.copy(place_smem, next_gmem, row_stride, seqlen_k - first_block_key - tile * BLOCK_N);
+      next_gmem += BLOCK_N * row_stride;
+    }
+  };
   auto load_k = [&](int tile) {
     if (tile < tiles) {
-      const uint32_t place_smem = smem_address + K_OFFSET + tile % K_STAGES * K_TILE_BYTES;
-      if constexpr (PAGED) {
-        CopyK::copy_pages(place_smem, k_gmem, k_batch_stride, k_row_stride, pages, first_block_key + tile * BLOCK_N);
-      } else {
-        CopyK::copy(place_smem, k_next_gmem, k_row_stride, seqlen_k - first_block_key - tile * BLOCK_N);
-        k_next_gmem += BLOCK_N * k_row_stride;
-      }
+      copy_tile(CopyK{}, tile, smem_address + K_OFFSET + tile % K_STAGES * K_TILE_BYTES, k_gmem, k_batch_stride,
+                k_row_stride, k_next_gmem);
     }
     cp_async_commit();
   };
   auto load_v = [&](int tile) {
     if (tile >= 0 && tile < tiles) {
-      const uint32_t place_smem = smem_address + V_OFFSET + tile % V_STAGES * V_TILE_BYTES;
-      if constexpr (PAGED) {
-        CopyV::copy_pages(place_smem, v_gmem, v_batch_stride, v_row_stride, pages, first_block_key + tile * BLOCK_N);
-      } else {
-        CopyV::copy(place_smem, v_next_gmem, v_row_stride, seqlen_k - first_block_key - tile * BLOCK_N);
-        v_next_gmem += BLOCK_N * v_row_stride;
-      }
+      copy_tile(CopyV{}, tile, smem_address + V_OFFSET + tile % V_STAGES * V_TILE_BYTES, v_gmem, v_batch_stride,
+                v_row_stride, v_next_gmem);
     }
     cp_async_commit();
   };

@@ -1,10 +1,10 @@
   // copies.cuh, a part of the kernel's body: how chunks of Q, K and V come into shared memory, and the wait for one.
-  // Begins the copy of the next chunk, one cp.async group: of every tile first all chunks of K, then all of V. Past the
-  // last the group is empty, which keeps the count. Q comes with the chunks of the first tile.
   const Element* q_thread_gmem = CopyQ::thread_source(q_gmem, q_row_stride);
   const Element* k_thread_gmem = CopyK::thread_source(k_gmem, k_row_stride);
   const Element* v_thread_gmem = CopyV::thread_source(v_gmem, v_row_stride);
   int copy_tile = 0, copy_step = 0, copy_stage = 0;
+  // Begins the copy of the next chunk, one cp.async group: of every tile first all chunks of K, then all of V. Past the
+  // last the group is empty, which keeps the count. Q comes with the chunks of the first tile.
   auto copy_chunk = [&]() {
     if (copy_tile < tiles) {
       const uint32_t stage_smem = smem_address + copy_stage * STAGE_BYTES;
