@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evoattn.cost.features import features
-from evoattn.cost.fitted import Fitted, Floats, load
+from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
+from evoattn.cost.trees import Floats
 from evoattn.families import registry
 from evoattn.model.gpu_spec import GpuSpec
 from evoattn.model.problem import AttentionProblem

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from evoattn.cost.fitted import Trees
+from evoattn.cost.trees import Floats, Trees
 
-Floats = NDArray[np.float64]
 TREES: dict[str, float] = {"max_iter": 220, "learning_rate": 0.1, "max_leaf_nodes": 24, "min_samples_leaf": 15,
                            "l2_regularization": 1.0, "max_bins": 96}  # fmt: skip
 MANY_TREES = TREES | {"max_iter": 600, "learning_rate": 0.08, "max_leaf_nodes": 40, "min_samples_leaf": 20,
