@@ -32,7 +32,14 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
         "fp16 d64 full",
         {"dtype": "fp16", "head_dim": 64, "mask": "full"},
         "many",
-        ("seed_h100", "seed_l4_s512", "B=8,H=12,S=197,D=64", "B=1,H=20,S=1500,D=64", "seed_s128_b8h4"),
+        (
+            "seed_h100",
+            "seed_l4_s512",
+            "B=8,H=12,S=197,D=64",
+            "B=1,H=20,S=1500,D=64",
+            "B=3,H=20,Sq=3153,Sk=59,D=64,layout=bshd",  # of seed 252: few keys
+            "B=7,H=32,Sq=1990,Sk=128,D=64",  # of seed 376
+        ),
         8,
         1.5,
     ),
@@ -43,6 +50,18 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
         ("decode_b1_8k", "decode_b16_8k"),
         8,
         1.5,
+    ),
+    (
+        "bf16 d64 window sink",
+        {"dtype": "bf16", "head_dim": 64, "mask": "causal_lower_right", "window": "127:0", "sink": True},
+        "any",
+        (
+            "B=1,H=64,Hkv=8,S=2368,D=64,dtype=bf16,mask=causal_lower_right,layout=bshd,window=127:0,sink=1",
+            "B=28,H=16,Hkv=2,Sq=512,Sk=639,D=64,dtype=bf16,mask=causal_lower_right,layout=bshd,window=127:0,sink=1",
+            "B=8,H=32,Hkv=4,S=225,D=64,dtype=bf16,mask=causal_lower_right,window=127:0,sink=1",
+        ),
+        3,
+        1.0,
     ),
     ("bf16 d256 causal", {"dtype": "bf16", "head_dim": 256, "mask": "causal_lower_right"}, "any", (), 6, 0.6),
     ("fp16 d96 full", {"dtype": "fp16", "head_dim": 96, "mask": "full"}, "any", (), 6, 0.6),
@@ -70,7 +89,8 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
     ),
 )
 """Name, what the problems have in common, few queries or many, problems by name or shape, problems in all, and
-the share of the compiles. The sampler draws no head_dim of 512."""
+the share of the compiles. The sampler draws no head_dim of 512; the windows are of seeds 202 and 203 of
+`evoattn/portfolio/variant_workload.py`."""
 LEAST_KEYS = 128
 """Of a drawn problem: on shorter ones most configs are redundant."""
 FEW_QUERIES = 16

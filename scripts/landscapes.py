@@ -1,11 +1,14 @@
 """Record landscapes on the GPU that is here: the times of many configs, good and bad, on problems of several kinds.
 
     python scripts/landscapes.py OUT.jsonl.gz [--seconds 440] [--only GROUP] [--without FAMILY] [--after EARLIER…]
+        [--wanted 2000] [--each 4 3] [--ahead FOLDER]
 
-Half of the configs are random, half are bred from the best. Each compiled kernel is checked, then timed on every
-problem of its group. At the end the fastest tenth of each problem is timed a second time. What was found is written
-every 20 seconds. With --after, the recording goes on from earlier files: what they hold is bred from and not tried
-again, and groups of which they hold less get more. `evoattn/samplers/landscape.py` says what the rows hold.
+Half of the configs are random, half are bred from the best. Each compiled kernel is checked, then timed on the problems
+of its group. At the end the fastest tenth of each problem is timed a second time. What was found is written every 20
+seconds. With --after, the recording goes on from earlier files: what they hold is bred from and not tried again, but
+for some of their fastest. With --wanted, the compile processes serve the groups one after another, each until its
+problems have so many right configs. With --each, of each group only so many problems are timed, those of which most is
+known. --ahead: configs of `scripts/landscape_ahead.py`. `evoattn/samplers/landscape.py` says what the rows hold.
 """
 
 from __future__ import annotations
@@ -14,62 +17,32 @@ import argparse
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import landscape_ahead
 from landscape_groups import make_groups
+from landscape_surveyor import Aim, Surveyor, take_turns
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import load_space
-from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.samplers import landscape
 from evoattn.samplers.landscape import append
 from evoattn.storage.versions import collect
 
-RANDOM_SHARE = 0.5
-ANY_FAMILY_SHARE = 0.4
-"""Bred configs whose parent is the best of a family chosen at random, not the best of all."""
-PARENTS = 8
-CROSSOVER_SHARE = 0.35
 TOP_SHARE = 0.1
 """Of each problem's kernels: timed a second time."""
-AGAIN_SECONDS_SHARE = 0.14
-SAVE_SECONDS = 20.0
-
-
-class Surveyor(Breeder):
-    """Half random configs of all families, half children of good ones, some of them of families that lose."""
-
-    def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
-        super().__init__(group, gpu, seed)
-        for identity in group.kernels:  # of earlier recordings
-            self._pool.mark(identity)
-
-    def serves(self, kernel: Kernel) -> list[int]:
-        family = registry.lookup(kernel.family)
-        problems = self._group.problems
-        return [i for i, p in enumerate(problems) if not family.why_impossible(p, kernel.config, self._gpu)]
-
-    def _breed(self) -> tuple[str, dict[str, Any], str] | None:
-        rng = self._rng
-        family = rng.choice(list(self.spaces))
-        leaders = self._group.leaders(self._target, len(self._group.kernels))
-        if rng.random() < ANY_FAMILY_SHARE:
-            leaders = [k for k in leaders if k.family == family]
-        if not leaders or rng.random() < RANDOM_SHARE:
-            return family, {p.name: rng.choice(p.values) for p in self.spaces[family].parameters}, "random"
-        parent, other = (leaders[min(int(rng.expovariate(3 / PARENTS)), len(leaders) - 1)] for _ in range(2))
-        params, origin = dict(parent.params), "mutation"
-        if other.family == parent.family and other is not parent and rng.random() < CROSSOVER_SHARE:
-            params = {name: (other.params if rng.random() < 0.5 else params)[name] for name in params}
-            origin = "crossover"
-        return parent.family, self._pool.mutate(parent.family, params), origin
+AGAIN_SECONDS_SHARE = 0.1
+SAVE_SECONDS, COUNT_SECONDS = 20.0, 2.0
+COMMON = 6
+"""Of each problem's fastest kernels of earlier files: timed anew, as boards differ (`landscape.load`)."""
 
 
 class Record:
@@ -146,12 +119,17 @@ def time_the_best_again(engine: Engine, record: Record, end: float, rng: random.
     return ratios
 
 
-def survey(engine: Engine, record: Record, seconds: float, seed: int = 0) -> None:
-    """Search, save as it goes, time the best again, and say what came of it."""
-    begun = said = time.monotonic()
+def survey(
+    engine: Engine, record: Record, seconds: float, seed: int = 0, count: Callable[[], None] = lambda: None
+) -> None:
+    """Search, save as it goes, time the best again, and say what came of it. `count` is called every two seconds."""
+    begun = said = counted = time.monotonic()
 
     def refresh() -> None:
-        nonlocal said
+        nonlocal said, counted
+        if time.monotonic() - counted > COUNT_SECONDS:
+            counted = time.monotonic()
+            count()
         if time.monotonic() - said < SAVE_SECONDS:
             return
         said = time.monotonic()
@@ -180,14 +158,20 @@ def survey(engine: Engine, record: Record, seconds: float, seed: int = 0) -> Non
         print(f"   not right: {bad.most_common(3)}")
 
 
-def go_on_from(groups: list[Group], paths: list[Path]) -> None:
-    """Put the kernels of earlier files into their groups, with the problems that they were timed on."""
+def go_on_from(groups: list[Group], paths: list[Path]) -> dict[str, dict[int, int]]:
+    """Put the kernels of earlier files into their groups, with the problems that they were timed on: by group and
+    problem the right configs that a search could propose. The fastest of each problem are to be timed anew."""
     by_name = {g.name: g for g in groups}
+    right: dict[str, dict[int, int]] = {g.name: {} for g in groups}
+    common: dict[str, dict[str, Kernel]] = {g.name: {} for g in groups}
     for one in landscape.load(*paths):
         group = by_name.get(one.group)
         if group is None:
             continue
         group.problems[one.index : one.index + 1] = [one.problem]
+        timed = sorted((c for c in one.configs if c.best_us is not None), key=lambda c: c.best_us or 0.0)
+        right[group.name][one.index] = len(timed)
+        common[group.name] |= {k.id: k for k in (Kernel(c.family, c.params) for c in timed[:COMMON])}
         for config in (*one.configs, *one.elsewhere):
             made = Kernel(config.family, config.params, config.origin, config.state)
             kernel = group.kernels.setdefault(made.id, made)
@@ -195,6 +179,17 @@ def go_on_from(groups: list[Group], paths: list[Path]) -> None:
                 kernel.times[one.index] = config.best_us
                 kernel.rough |= {one.index} if config.rough else set()
         group.spent = float(len(group.kernels))
+    for group in groups:
+        for name, kernel in common[group.name].items():
+            del group.kernels[name]
+            group.given.append((kernel.family, kernel.params))
+    return right
+
+
+def make_aim(group: Group, right: dict[int, int], each: int, wanted: int) -> Aim:
+    """The problems of which most is known, or the first where nothing is."""
+    problems = sorted(range(len(group.problems)), key=lambda i: -right.get(i, 0))[:each]
+    return Aim(tuple(sorted(problems)), wanted, right)
 
 
 def about(gpu: GpuSpec, versions: dict[str, str], problems: list[AttentionProblem]) -> dict[str, Any]:
@@ -210,18 +205,35 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=8, help="at most so many of a group")
     parser.add_argument("--without", nargs="*", default=[], help="families, e.g. that cannot be compiled here")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
+    parser.add_argument("--wanted", type=int, default=0, help="right configs of a problem")
+    parser.add_argument("--each", type=int, nargs="*", default=[], help="of each group so many problems are timed")
+    parser.add_argument("--ahead", type=Path, help="folder with configs that are compiled already")
+    parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu = device.spec
     groups = [g for g in make_groups(gpu, words.problems) if g.name.startswith(tuple(words.only.split(",")))]
-    go_on_from(groups, words.after)
+    right = go_on_from(groups, words.after)
     for group in groups:
         group.families = tuple(f for f in group.families if f not in words.without)
         print(group.name, group.families, *(f"\n    {p.describe()}" for p in group.problems))
     record = Record(words.output, about(gpu, collect(device), [p for g in groups for p in g.problems]), groups, gpu)
-    with Engine(groups, gpu, seed=words.seed, sample=99, most=99, breeder=Surveyor) as engine:
-        survey(engine, record, words.seconds, words.seed)
+    configs, sources = landscape_ahead.read(words.ahead, groups, gpu) if words.ahead else ({}, {})
+    print({name: len(found) for name, found in configs.items()}, "compiled ahead", flush=True)
+    surveyors: dict[str, Surveyor] = {}
+
+    each = dict(zip((g.name for g in groups), words.each, strict=False))
+
+    def breeder(group: Group, gpu: GpuSpec, seed: int) -> Surveyor:
+        aim = make_aim(group, right[group.name], each.get(group.name, len(group.problems)), words.wanted)
+        surveyors[group.name] = Surveyor(group, gpu, seed, aim, configs.get(group.name, ()))
+        return surveyors[group.name]
+
+    with Engine(
+        groups, gpu, words.jobs, seed=words.seed, sample=99, most=99, breeder=breeder, sources=sources
+    ) as engine:
+        survey(engine, record, words.seconds, words.seed, partial(take_turns, groups, surveyors, words.wanted))
 
 
 if __name__ == "__main__":

@@ -24,14 +24,19 @@ import json
 import math
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from evoattn.model.gpu import lookup
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import config_id, load_space
 
 FILE = 1_000_000
 """Kernels of a second file are numbered from here."""
+COMMON = 3
+"""Kernels that two files time on a problem, from which on their boards are compared."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,11 @@ class Config:
     def best_us(self) -> float | None:
         """The less of the two measurements."""
         return self.us if self.again is None or self.us is None else min(self.us, self.again)
+
+    def times(self, ratio: float) -> Config:
+        """As on a board that takes `ratio` times as long."""
+        us, again = (None if t is None else t * ratio for t in (self.us, self.again))
+        return self if ratio == 1.0 else replace(self, us=us, again=again)
 
 
 @dataclass(frozen=True)
@@ -111,35 +121,101 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def load(*paths: Path) -> list[Landscape]:
-    """The landscapes of some files, one per problem, in their order. A problem that several files have is one
-    landscape: its group has one name and the same problems in all of them."""
-    problems: dict[tuple[str, int], tuple[AttentionProblem, dict[str, Any]]] = {}
-    found: dict[tuple[str, int], tuple[list[Config], list[Config]]] = {}
+    """The landscapes of some files, one per problem, in the order in which the files have them.
+
+    A problem that several files have is one landscape: its group has one name, and the same problems at the same
+    indexes, in all of them. Boards differ: what an earlier file has of a problem is multiplied by the median ratio of
+    the times of the kernels that a later one timed again (`COMMON` at least). Genes that an earlier file lacks have
+    their default values.
+    """
+    problems: dict[Place, tuple[AttentionProblem, dict[str, Any]]] = {}
+    found: dict[Place, list[_Part]] = {}
     genes: dict[str, dict[str, tuple[Any, ...]]] = {}
+    gpu = ""
     for number, path in enumerate(paths):
         head, *rows = read_rows(path)
         genes |= {family: {name: tuple(v) for name, v in g.items()} for family, g in head["genes"].items()}
-        again = {row["kernel"]: row["again"] for row in rows if "again" in row}
+        gpu, again = head["about"]["gpu"], {row["kernel"]: row["again"] for row in rows if "again" in row}
+        waits = _compile_seconds(rows)
         for row in rows:
             if "group" in row:
                 for i, fields in enumerate(row["problems"]):
                     problems.setdefault((row["group"], i), (AttentionProblem(**fields), head["about"]))
-                    found.setdefault((row["group"], i), ([], []))
+                    found.setdefault((row["group"], i), []).append(_Part())
             elif "of" in row:
                 params = dict(zip(genes[row["family"]], row["params"], strict=True))
-                for index in range(sum(name == row["of"] for name, _ in problems)):
-                    config = _config(row, number * FILE, params, str(index), again.get(row["kernel"], {}))
+                for index in range(sum(name == row["of"] for name, _ in found)):
+                    config = _config(row, number * FILE, params, str(index), again.get(row["kernel"], {}), waits)
                     if index in row["valid"]:
-                        found[row["of"], index][0].append(config)
+                        found[row["of"], index][-1].configs.append(config)
                     elif config.us is not None:
-                        found[row["of"], index][1].append(config)
+                        found[row["of"], index][-1].elsewhere.append(config)
+    defaults = _defaults(genes, gpu) if len(paths) > 1 else {}
     return [
-        Landscape(name, i, problem, about, genes, tuple(found[name, i][0]), tuple(found[name, i][1]))
+        Landscape(name, i, problem, about, genes, *_together(found[name, i], defaults))
         for (name, i), (problem, about) in problems.items()
     ]
 
 
-def _config(row: dict[str, Any], first: int, params: dict[str, Any], index: str, again: dict[str, float]) -> Config:
+Place = tuple[str, int]
+"""A group's name, and a problem's index in it."""
+
+
+@dataclass
+class _Part:
+    """What one file has of a problem."""
+
+    configs: list[Config] = field(default_factory=list)
+    elsewhere: list[Config] = field(default_factory=list)
+
+
+def _compile_seconds(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """By family, in the median: of kernels whose machine code was there, what a compile would have taken."""
+    known: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("compile_s"):
+            known.setdefault(row["family"], []).append(row["compile_s"])
+    return {family: median(seconds) for family, seconds in known.items()}
+
+
+def _defaults(genes: dict[str, dict[str, tuple[Any, ...]]], gpu: str) -> dict[str, dict[str, Any]]:
+    """By family, of the genes that have a default."""
+    spaces = {family: load_space(family, lookup(gpu)) for family in genes}
+    return {f: {p.name: p.default for p in s.parameters if p.default is not None} for f, s in spaces.items()}
+
+
+def _together(parts: list[_Part], defaults: dict[str, dict[str, Any]]) -> tuple[tuple[Config, ...], tuple[Config, ...]]:
+    """The configs of all parts, at the speed of the last one's board; of a kernel that several have the last."""
+    configs: dict[str, Config] = {}
+    elsewhere: dict[str, Config] = {}
+    for part in parts:
+        fresh = _by_id(part.configs, defaults)
+        ratio = _ratio(configs, fresh)
+        configs = {name: c.times(ratio) for name, c in configs.items()} | fresh
+        elsewhere = {name: c.times(ratio) for name, c in elsewhere.items()} | _by_id(part.elsewhere, defaults)
+    return tuple(configs.values()), tuple(c for name, c in elsewhere.items() if name not in configs)
+
+
+def _by_id(configs: Iterable[Config], defaults: dict[str, dict[str, Any]]) -> dict[str, Config]:
+    whole = (replace(c, params=defaults.get(c.family, {}) | c.params) for c in configs)
+    return {config_id(c.family, c.params): c for c in whole}
+
+
+def _ratio(earlier: dict[str, Config], later: dict[str, Config]) -> float:
+    """The median of later over earlier times of the same kernels; 1 where fewer than `COMMON` have both."""
+    both = [(earlier[name].best_us, later[name].best_us) for name in earlier.keys() & later.keys()]
+    ratios = [new / old for old, new in both if old and new]
+    return median(ratios) if len(ratios) >= COMMON else 1.0
+
+
+def _config(
+    row: dict[str, Any],
+    first: int,
+    params: dict[str, Any],
+    index: str,
+    again: dict[str, float],
+    waits: dict[str, float],
+) -> Config:
     right = row["state"] == "right"
     return Config(
         first + row["kernel"],
@@ -151,7 +227,7 @@ def _config(row: dict[str, Any], first: int, params: dict[str, Any], index: str,
         int(index) in row["rough"],
         row["registers"],
         row["spills"],
-        row["compile_s"],
+        row["compile_s"] or waits.get(row["family"], 0.0),
         row["device_s"] / max(1, len(row["us"])),
         again.get(index),
     )

@@ -1,16 +1,21 @@
 """`scripts/landscapes.py` without a GPU: what it records can be read again, cut short or not."""
 
 import hashlib
+from functools import partial
 
+import landscape_ahead
 import landscapes
 import pytest
 from landscape_groups import SEEDS, make_groups
+from landscape_surveyor import Aim, Surveyor, take_turns
 
 from evoattn.evaluation.process import Handler
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.space import KernelConfig
+from evoattn.model.named_problems import lookup
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.engine.engine import Engine
+from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.workload import BUILD_SEEDS
 from evoattn.samplers import landscape
 
@@ -28,7 +33,7 @@ class PuppetStage(Handler):
             return None
         job = task[1]
         number = int(hashlib.md5(job.kernel.config.id.encode()).hexdigest()[:4], 16)
-        if number % 8 == 0:
+        if number % 3 == 0:
             return "wrong: as planned"
         us = (50 + 50 * number / 65536) * (1.0 if job.check else 1.01)
         return dict.fromkeys(job.indexes, (us, us > 90 and job.check))
@@ -40,6 +45,7 @@ def test_the_groups_are_of_different_kinds_and_beyond_the_portfolios_problems():
     problems = [p for g in groups for p in g.problems]
     assert len(problems) == len(set(problems)) >= 40
     assert sum(not p.name for p in problems) >= len(problems) / 2
+    assert any(p.window and p.sink for p in problems) and any(p.seqlen_k < p.seqlen_q for p in problems)
     assert {p.dtype for p in problems} == {"fp16", "bf16", "fp32"} and len({p.head_dim for p in problems}) >= 4
     assert any(p.seqlen_q == 1 for p in problems) and any(p.causal for p in problems)
     assert not set(SEEDS) & set(BUILD_SEEDS)
@@ -53,7 +59,7 @@ def test_a_recording_can_be_read_again(tmp_path):
     group = next(g for g in make_groups(H100, most=3) if g.name == "fp32 d64 full")
     path = tmp_path / "l.jsonl.gz"
     record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-    with Engine([group], H100, jobs=2, stage=PuppetStage, sample=99, most=99, breeder=landscapes.Surveyor) as engine:
+    with Engine([group], H100, jobs=2, stage=PuppetStage, sample=99, most=99, breeder=Surveyor) as engine:
         landscapes.survey(engine, record, 12)
     found = landscape.load(path)
     assert [s.problem for s in found] == group.problems and found[0].about == {"gpu": "h100"}
@@ -78,17 +84,21 @@ def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
     for path, earlier in ((first, []), (second, [first])):
         group = next(g for g in make_groups(H100, most=2) if g.name == "fp32 d64 full")
         landscapes.go_on_from([group], earlier)
-        before = set(group.kernels)
-        assert group.spent == len(before) and bool(before) == bool(earlier)
+        assert bool(group.spent) == bool(earlier) and len(group.kernels) <= group.spent
         record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-        make = landscapes.Surveyor
+        make = Surveyor
         with Engine(
-            [group], H100, jobs=2, seed=len(before), stage=PuppetStage, sample=99, most=99, breeder=make
+            [group], H100, jobs=2, seed=len(earlier), stage=PuppetStage, sample=99, most=99, breeder=make
         ) as engine:
             landscapes.survey(engine, record, 8)
     one, two, both = landscape.load(first)[0], landscape.load(second)[0], landscape.load(first, second)[0]
     names = [{KernelConfig(c.family, c.params).id for c in land.configs} for land in (one, two, both)]
-    assert names[0] and names[1] and not names[0] & names[1] and names[2] == names[0] | names[1]
+    again = {
+        KernelConfig(c.family, c.params).id
+        for land in landscape.load(first)
+        for c in sorted((c for c in land.configs if c.us), key=lambda c: c.best_us)[: landscapes.COMMON]
+    }
+    assert names[1] - names[0] and names[0] & names[1] <= again and names[2] == names[0] | names[1]
     assert both.problem == one.problem == two.problem and len({c.number for c in both.configs}) == len(both.configs)
 
 
@@ -100,3 +110,74 @@ def test_a_file_that_was_cut_short_is_whole_up_to_its_last_member(tmp_path):
     assert landscape.read_rows(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
     path.write_bytes(path.read_bytes()[: whole + 9])
     assert landscape.read_rows(path) == [{"a": 1}, {"a": 2}]
+
+
+def _kernel(number, params, us, compile_s=0.5):
+    return {"kernel": number, "of": "g", "family": "flash_wgmma", "params": params, "origin": "random",
+            "state": "right", "registers": 90, "spills": 0, "compile_s": compile_s, "device_s": 0.01, "us": {"0": us},
+            "rough": [], "valid": [0]}  # fmt: skip
+
+
+def test_two_files_of_a_problem_are_one_landscape_at_the_speed_of_the_later_board(tmp_path):
+    space = load_space("flash_wgmma", H100)
+    genes = {p.name: list(p.values) for p in space.parameters}
+    fewer = {name: values for name, values in genes.items() if name != "GROUP_ROWS"}
+    params = [c.params for c in space.starting_configs() if not c.params["GROUP_ROWS"]][:6]
+    problem = lookup("seed_h100").to_dict()
+    for path, names, rows in (
+        ("a", fewer, [_kernel(i, [p[n] for n in fewer], 10.0 + i) for i, p in enumerate(params[:4])]),
+        ("b", genes, [_kernel(i, [p[n] for n in genes], 11.0 + 1.1 * i, 0) for i, p in enumerate(params[:3])]
+         + [_kernel(3, [params[5][n] for n in genes], 9.0, 0.8)]),
+    ):  # fmt: skip
+        head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": names}}
+        landscape.append(tmp_path / path, [head, {"group": "g", "problems": [problem]}, *rows])
+    (one,) = landscape.load(tmp_path / "a", tmp_path / "b")
+    assert [c.params for c in one.configs] == [*params[:4], params[5]] and one.best == 9.0
+    assert [c.us for c in one.configs] == pytest.approx([11.0, 12.1, 13.2, 14.3, 9.0])
+    assert [c.compile_s for c in one.configs] == [0.8, 0.8, 0.8, 0.5, 0.8]  # what was there already: the median
+    (alone,) = landscape.load(tmp_path / "a")
+    assert [c.us for c in alone.configs] == [10.0, 11.0, 12.0, 13.0] and "GROUP_ROWS" not in alone.configs[0].params
+
+
+def _surveyor(group, **words):
+    return Surveyor(group, H100, 0, **words)
+
+
+def test_the_compile_processes_serve_the_group_that_misses_the_fewest_configs():
+    groups = [Group(str(i), [lookup("seed_h100")], ("flash_mma",)) for i in range(3)]
+    ahead = [("flash_mma", load_space("flash_mma", H100).starting_configs()[0].params)]
+    lacking = (Aim((0,), 100, {0: 40}), Aim((0,), 100, {0: 90}), Aim((0,), 100, {0: 0}))
+    surveyors = {g.name: _surveyor(g, aim=a, ahead=ahead * (i == 2)) for i, (g, a) in enumerate(zip(groups, lacking))}
+    take_turns(groups, surveyors, 100)
+    assert [s.aim.turn for s in surveyors.values()] == [False, True, False]
+    assert max(groups, key=lambda g: g.weight) is groups[1] and groups[2].weight > groups[0].weight
+    assert surveyors["0"].propose() is None
+    kernel, target = surveyors["2"].propose()  # out of turn: what was compiled ahead, and no more
+    assert (kernel.family, kernel.origin, target) == ("flash_mma", "random", 0) and surveyors["2"].propose() is None
+    for number in range(10):
+        made = Kernel("flash_mma", {"number": number}, state="right", times={0: 1.0})
+        groups[1].kernels[made.id] = made
+    take_turns(groups, surveyors, 100)
+    assert [s.aim.turn for s in surveyors.values()] == [True, False, False]
+
+
+def test_only_the_problems_of_the_aim_are_timed():
+    group = next(g for g in make_groups(H100, most=4) if g.name == "fp16 d512 full")
+    surveyor = _surveyor(group, aim=Aim((1, 3)))
+    found = [surveyor.propose() for _ in range(20)]
+    assert {index for kernel, target in filter(None, found) for index in (target, *surveyor.serves(kernel))} == {1, 3}
+
+
+@pytest.mark.slow
+def test_what_was_compiled_ahead_is_recorded_without_a_compile(tmp_path):
+    group = next(g for g in make_groups(H100, most=2) if g.name == "fp32 d64 full")
+    assert landscape_ahead.compile_for(tmp_path, [group], {}, H100, 3, 2)
+    group.kernels.clear()
+    configs, sources = landscape_ahead.read(tmp_path, [group], H100)
+    ahead = configs[group.name]
+    make = partial(Surveyor, aim=Aim((0, 1), turn=False), ahead=ahead)
+    with Engine([group], H100, 1, stage=PuppetStage, breeder=make, sources=sources) as engine:
+        engine.run(4)
+    done = list(group.kernels.values())
+    assert ahead and {k.id for k in done} == {KernelConfig(*config).id for config in ahead} and not engine.compiled
+    assert all(k.state != "new" and k.registers for k in done)

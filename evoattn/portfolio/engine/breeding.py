@@ -79,12 +79,15 @@ class Breeder:
                 self._first = max(0, self._first - 1)
                 return kernel, self._rng.choice(valid)
         for _ in range(TRIES):
-            self._target = self._rng.randrange(len(self._group.problems))
+            self._target = self._next_target()
             if made := self._breed():
                 family, params, origin = made
                 if claimed := self._pool.claim(family, params):
                     return Kernel(family, claimed, origin), self._target
         return None
+
+    def _next_target(self) -> int:
+        return self._rng.randrange(len(self._group.problems))
 
     def parents(self) -> list[Kernel]:
         """The kernels that children are bred of for the problem that is the target now, the best first."""

@@ -55,6 +55,7 @@ class Engine:
         stage: Callable[..., Handler] = Stage,
         sample: int = SAMPLE,
         breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder,
+        sources: dict[str, CompiledKernel] | None = None,  # compiled already, by the hash of the source
     ) -> None:
         self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
         self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
@@ -63,7 +64,7 @@ class Engine:
         self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler))
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
-        self._sources: dict[str, CompiledKernel] = {}
+        self._sources = dict(sources or {})
         self._fresh = False
         """The GPU process was replaced and has not been told the problems."""
         self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
