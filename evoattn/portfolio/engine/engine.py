@@ -65,8 +65,7 @@ class Engine:
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
         self._sources = dict(sources or {})
-        self._fresh = False
-        """The GPU process was replaced and has not been told the problems."""
+        self._fresh = False  # the GPU process was replaced and has not been told the problems
         self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
         self.samples: dict[str, list[float]] = {}  # µs of each round of the last final, by kernel's index or peer
 
