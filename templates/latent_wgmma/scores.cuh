@@ -1,5 +1,5 @@
   // scores.cuh, a part of the kernel's body: the first warpgroup goes through its tiles of keys: scores, the softmax, P
-  // for both warpgroups, and its half of O. Row sums and shifts go to whom they concern.
+  // for all warpgroups, and its half of O if it has one. Row sums and shifts go to whom they concern.
   float s[BLOCK_N / 2], factor[2] = {1.f, 1.f};
   RegisterP p;
   RowState state;
@@ -23,24 +23,33 @@
     }
     wgmma_commit();
   };
-  // P of these scores, for both warpgroups; O follows the shift.
+  int turn = 0;  // tiles of P so far
+  // P of these scores, for all warpgroups; O follows the shift.
   auto softmax = [&](auto first) {
     constexpr bool FIRST = decltype(first)::value;
     // Only the tile with the last keys, which comes first, may have keys that are hidden, from all rows alike.
     if constexpr (FIRST) mask_scores(s, last_tile * BLOCK_N, KeysFrom<false>{0, keys}, lane);
     const bool rescale =
         softmax_tile<RESCALE, LAZY_OCTAVES, 0, FIRST, false>(state, s, softmax_scale_log2, factor, [] {});
-    if constexpr (!FIRST) named_barrier_sync<CONSUMERS>(P_FREE);  // the other warpgroup has used P and the factors
-    const float ones[2] = {1.f, 1.f};
-    output_to_shared<Element>(s, ones, p_smem, warp, lane);
-    pack_probabilities<Element>(p.frag, s);
+    const int p_tile = turn % P_TILES;
+    if constexpr (SCORES_ALONE) {
+      pack_probabilities<Element>(p.frag, s);
+      if (turn >= P_TILES) named_barrier_sync<CONSUMERS>(P_FREE + p_tile);  // the others have used it and its factors
+      p.store(p_tile, p_smem, warp, lane);
+    } else {
+      if constexpr (!FIRST) named_barrier_sync<CONSUMERS>(P_FREE);
+      const float ones[2] = {1.f, 1.f};
+      output_to_shared<Element>(s, ones, p_smem, warp, lane);
+      pack_probabilities<Element>(p.frag, s);
+    }
     if constexpr (!FIRST) {
       if (!rescale) factor[0] = factor[1] = 1.f;
-      if (lane % 4 == 0) factors[row] = factor[0], factors[row + 8] = factor[1];
+      if (lane % 4 == 0) factors[p_tile * 64 + row] = factor[0], factors[p_tile * 64 + row + 8] = factor[1];
     }
-    fence_proxy_async();
-    named_barrier_arrive<CONSUMERS>(P_READY);
-    if (!FIRST && rescale) scale_rows(o, factor);
+    if constexpr (!SCORES_ALONE) fence_proxy_async();  // wgmma reads it there
+    named_barrier_arrive<CONSUMERS>(P_READY + p_tile);
+    if (!FIRST && !SCORES_ALONE && rescale) scale_rows(o, factor);
+    ++turn;
     before = ring;
     ring.advance();
   };
@@ -56,11 +65,16 @@
       if (!last) behind.advance(), mbarrier_wait(k_full(behind), behind.parity);
       multiply_qk(next, behind);
       softmax(first);
-      pin_registers(o);  // rescaled before the product's fence
-      multiply_pv(o, p, v_tile(before));
-      wgmma_wait<0>();
-      pin_registers(o), pin_registers(next);
-      release(before);
+      if constexpr (SCORES_ALONE) {
+        wgmma_wait<0>();
+        pin_registers(next);
+      } else {
+        pin_registers(o);  // rescaled before the product's fence
+        multiply_pv(o, p, v_tile(before));
+        wgmma_wait<0>();
+        pin_registers(o), pin_registers(next);
+        release(before);
+      }
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 2; ++i) s[i] = next[i];
     };
@@ -71,17 +85,19 @@
     softmax(True{});
 #pragma unroll 1
     for (int tile = last_tile; tile > first_tile; --tile) {
-      multiply_pv(o, p, v_tile(before));
+      if constexpr (!SCORES_ALONE) multiply_pv(o, p, v_tile(before));
       mbarrier_wait(k_full(ring), ring.parity);
       multiply_qk(s, ring);  // of the next tile, behind P V of this one
-      wgmma_wait<1>();
-      pin_registers(o);
-      release(before);
+      if constexpr (!SCORES_ALONE) {
+        wgmma_wait<1>();
+        pin_registers(o);
+        release(before);
+      }
       wgmma_wait<0>();
       pin_registers(s);
       softmax(False{});
     }
-    multiply_pv(o, p, v_tile(before));
+    if constexpr (!SCORES_ALONE) multiply_pv(o, p, v_tile(before));
   }
   if (splits == 1) {
     inverse_sums(state, terms, 0, inverse);
@@ -102,5 +118,7 @@
     if (lane % 4 == 0)
       rows_gmem[0] = make_float2(state.shift[0], sum[0]), rows_gmem[8] = make_float2(state.shift[1], sum[1]);
   }
-  wgmma_wait<0>();
-  pin_registers(o);
+  if constexpr (!SCORES_ALONE) {
+    wgmma_wait<0>();
+    pin_registers(o);
+  }

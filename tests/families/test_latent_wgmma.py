@@ -33,6 +33,19 @@ CASES = {
         {"OVERLAP": True, "STAGES": 4, "SPLITS": 3, "RESCALE": "lazy_8"},
     ),
     "steps of Q in registers": (NARROW, {"Q_STEPS": 4, "OVERLAP": True, "STAGES": 3}),
+    "scores alone": (NARROW.with_(lse=True), {"WARPGROUPS": 3, "RESCALE": "lazy_5"}),
+    "scores alone, overlapped, causal": (
+        NARROW.with_(mask="causal_lower_right", dtype="fp16"),
+        {"WARPGROUPS": 3, "OVERLAP": True, "STAGES": 3, "BLOCK_N": 48, "Q_STEPS": 4},
+    ),
+    "scores alone, splits, pages of 16": (
+        NARROW.with_(seqused="0:3000", page=16, layout="bshd"),
+        {"WARPGROUPS": 3, "SPLITS": 3, "OVERLAP": True},
+    ),
+    "scores alone, DeepSeek's widths": (
+        lookup("mla_decode"),
+        {"WARPGROUPS": 3, "Q_STEPS": 16, "STAGES": 4, "OVERLAP": True, "RESCALE": "lazy_8"},
+    ),
     "overlapped, DeepSeek's widths": (lookup("mla_decode"), {"OVERLAP": True, "STAGES": 4, "RESCALE": "lazy_5"}),
     "keys in use": (NARROW.with_(seqused="0:3000", batch=3, lse=True), {"SPLITS": 3}),
     "pages of 16": (NARROW.with_(seqused="0:3000", page=16, layout="bshd"), {"OVERLAP": True, "STAGES": 3}),
@@ -66,7 +79,44 @@ def test_it_is_right(name):
 
 WRONG = {
     "P is overwritten while it is read": ("one split", "named_barrier_sync<CONSUMERS>(P_FREE);", ";"),
-    "P is read before it is written": ("one split", "named_barrier_sync<CONSUMERS>(P_READY);", ";"),
+    "scores alone, P is overwritten while it is read": (
+        "scores alone",
+        "if (turn >= P_TILES) named_barrier_sync<CONSUMERS>(P_FREE + p_tile);",
+        "",
+    ),
+    "scores alone, P is given back before it is read": (
+        "scores alone",
+        "p.load(p_tile, p_smem, warp % 4, lane);\n    if constexpr (SCORES_ALONE) free_p();",
+        "if constexpr (SCORES_ALONE) free_p();\n    p.load(p_tile, p_smem, warp % 4, lane);",
+    ),
+    "scores alone, P is read before it is written": (
+        "scores alone",
+        "named_barrier_sync<CONSUMERS>(P_READY + p_tile);",
+        ";",
+    ),
+    "scores alone, a factor of the other tile": (
+        "scores alone, overlapped, causal",
+        "{factors[p_tile * 64 + row],",
+        "{factors[row],",
+    ),
+    "scores alone, the other tile of P": ("scores alone", "at * KEY_STEPS + i, p_smem", "(1 - at) * KEY_STEPS + i, p_smem"),
+    "scores alone, K is given back while P V reads it": (
+        "scores alone",
+        "wgmma_wait<0>();\n    pin_registers(o);\n    if constexpr (!SCORES_ALONE) free_p();\n"
+        "    p_tile = (p_tile + 1) % P_TILES;\n    release(ring);",
+        "release(ring);\n    wgmma_wait<0>();\n    pin_registers(o);\n    p_tile = (p_tile + 1) % P_TILES;",
+    ),
+    "scores alone, both halves of O are the first": (
+        "scores alone",
+        "half * (HALF / 64) * BLOCK_N * 128",
+        "0",
+    ),
+    "scores alone, columns of a product that are another's": (
+        "scores alone, DeepSeek's widths",
+        "part * (PV_COLUMNS / 64) * BLOCK_N * 128",
+        "0",
+    ),
+    "P is read before it is written": ("one split", "named_barrier_sync<CONSUMERS>(P_READY + p_tile);", ";"),
     "K is given back while P V reads it": (
         "one split",
         "wgmma_wait<1>();\n      pin_registers(o);\n      release(before);",

@@ -10,13 +10,14 @@ from evoattn.families.flash_wgmma.text import wgmma_function
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
 from evoattn.families.latent_wgmma.refusals import why_redundant, why_too_big, why_too_long
 from evoattn.families.latent_wgmma.resources import (
-    CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
-    THREADS,
+    REGISTERS,
     merge_smem_bytes,
     row_blocks,
     smem_bytes,
     split_of,
+    threads,
+    value_columns,
 )
 from evoattn.families.latent_wgmma.work import launch_work
 from evoattn.families.merge_work import MERGE_THREADS
@@ -91,8 +92,8 @@ class LatentWgmma(Family):
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
         rescale, octaves = RESCALES[genes.RESCALE]
-        half, dtype = problem.head_dim_v // 2, problem.dtype
-        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP", "Q_STEPS") | {
+        columns, dtype = value_columns(problem, genes), problem.dtype
+        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP", "Q_STEPS", "WARPGROUPS") | {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
@@ -101,8 +102,10 @@ class LatentWgmma(Family):
             "RESCALE": rescale,
             "LAZY_OCTAVES": octaves,
             "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-            "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
+            "SCORE_REGISTERS": REGISTERS[genes.WARPGROUPS][0],
+            "OUTPUT_REGISTERS": REGISTERS[genes.WARPGROUPS][1],
             "SMEM_BYTES": smem_bytes(problem, genes),
+            "PV_COLUMNS": columns,
             "WRITE_LSE": problem.lse,
             "MERGE_SMEM_BYTES": merge_smem_bytes(problem),
             "MERGE_THREADS": MERGE_THREADS,
@@ -110,8 +113,8 @@ class LatentWgmma(Family):
             "WGMMA_QK_REGISTERS": wgmma_function(
                 "wgmma_qk_registers", genes.BLOCK_N, dtype, a_in_registers=True, b_transposed=False
             ),
-            "WGMMA_PV": wgmma_function("wgmma_pv", half, dtype, a_in_registers=True, b_transposed=True),
-            "WGMMA_PV_SHARED": wgmma_function("wgmma_pv_shared", half, dtype, a_in_registers=False, b_transposed=True),
+            "WGMMA_PV": wgmma_function("wgmma_pv", columns, dtype, a_in_registers=True, b_transposed=True),
+            "WGMMA_PV_SHARED": wgmma_function("wgmma_pv_shared", columns, dtype, a_in_registers=False, b_transposed=True),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
@@ -134,7 +137,7 @@ class LatentWgmma(Family):
             *variant_args(problem),
         )
         grid = row_blocks(problem, genes) * splits, p.kv_heads, p.batch
-        first = KernelLaunch(self.name, grid, (THREADS, 1, 1), smem_bytes(problem, genes), args)
+        first = KernelLaunch(self.name, grid, (threads(genes), 1, 1), smem_bytes(problem, genes), args)
         if splits == 1:
             return (first,)
         args = (

@@ -19,3 +19,4 @@ class LatentWgmmaGenes(Genes):
     SPLITS: int
     OVERLAP: bool = False
     Q_STEPS: int = 0
+    WARPGROUPS: int = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
 from evoattn.families.latent_wgmma.resources import (
-    CONSUMER_REGISTERS,
+    REGISTERS,
     registers_needed,
     row_blocks,
     smem_bytes,
@@ -43,17 +43,19 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
 
 def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec) -> str | None:
     """Shared memory and registers against the limits of the GPU."""
-    smem, needed = smem_bytes(problem, genes), registers_needed(problem, genes)
+    smem = smem_bytes(problem, genes)
+    needs, given = registers_needed(problem, genes), REGISTERS[genes.WARPGROUPS]
     if smem > gpu.smem_per_block:
         return (
             f"BLOCK_N={genes.BLOCK_N} STAGES={genes.STAGES} need {smem} bytes of shared memory; {gpu.name} gives "
             f"a block {gpu.smem_per_block}."
         )
-    if needed > CONSUMER_REGISTERS:
-        return (
-            f"BLOCK_N={genes.BLOCK_N} Q_STEPS={genes.Q_STEPS} OVERLAP={genes.OVERLAP} need about {needed} registers "
-            f"per thread, which can have {CONSUMER_REGISTERS}."
-        )
+    for needed, limit in zip(needs, given, strict=True):
+        if needed > limit:
+            return (
+                f"BLOCK_N={genes.BLOCK_N} Q_STEPS={genes.Q_STEPS} OVERLAP={genes.OVERLAP} WARPGROUPS={genes.WARPGROUPS} "
+                f"need about {needed} registers per thread, which can have {limit}."
+            )
     return None
 
 

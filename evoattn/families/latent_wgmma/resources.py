@@ -9,13 +9,30 @@ from evoattn.families.merge_work import MERGE_THREADS
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES
 from evoattn.model.problem import AttentionProblem
 
-CONSUMER_WARPGROUPS = 2
-"""The first multiplies Q Kᵀ and half of P V, the second the other half."""
-THREADS = 128 * (CONSUMER_WARPGROUPS + 1)
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
-"""Per thread after setmaxnreg, of 168 at launch: 2·240 + 24 = 3·168."""
+SCORES_ALONE = 3
+"""WARPGROUPS of which the first has none of O; of two it has half."""
+PRODUCER_REGISTERS = 24
+REGISTERS = {2: (240, 240), 3: (152, 168)}
+"""Per thread after setmaxnreg, by WARPGROUPS: of the first and of each other one. With those of the copying warpgroup
+they are what all four or three have at launch: 240 + 240 + 24 = 3·168, 152 + 2·168 + 24 = 4·128."""
 FIXED_REGISTERS = 32
-"""Addresses, counters, row sums and shifts of the first warpgroup beside the operands of wgmma."""
+"""Addresses, counters, row sums and shifts beside the operands of wgmma."""
+
+
+def threads(genes: LatentWgmmaGenes) -> int:
+    """Per block: warpgroups that multiply, and one that copies."""
+    return 128 * (genes.WARPGROUPS + 1)
+
+
+def value_columns(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
+    """Columns of O of a product: half of them, or as many as ptxas takes for 128 registers per thread at launch."""
+    half = problem.head_dim_v // 2
+    return min(half, 128) if genes.WARPGROUPS == SCORES_ALONE else half
+
+
+def tiles_of_p(genes: LatentWgmmaGenes) -> int:
+    """Tiles of P in shared memory."""
+    return 2 if genes.WARPGROUPS == SCORES_ALONE else 1
 
 
 def head_blocks(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
@@ -36,11 +53,13 @@ def split_of(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, i
 
 
 def smem_bytes(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
-    """Dynamic shared memory of a block: Q, the ring of K, P, two floats per row, and barriers for Q and each stage."""
+    """Dynamic shared memory of a block: Q, the ring of K, tiles of P side by side, for each row a float with each of
+    them and another, and barriers for Q and each stage."""
     row_bytes = problem.head_dim // CHUNK_COLUMNS * ROW_BYTES
-    p_bytes = math.ceil(genes.BLOCK_N / CHUNK_COLUMNS) * ROW_BYTES * genes.BLOCK_M
+    tiles = tiles_of_p(genes)
+    p_bytes = math.ceil(tiles * genes.BLOCK_N / CHUNK_COLUMNS) * ROW_BYTES * genes.BLOCK_M
     rows = genes.BLOCK_M + genes.STAGES * genes.BLOCK_N
-    return rows * row_bytes + p_bytes + 2 * 4 * genes.BLOCK_M + 8 + 16 * genes.STAGES
+    return rows * row_bytes + p_bytes + (1 + tiles) * 4 * genes.BLOCK_M + 8 + 16 * genes.STAGES
 
 
 def merge_smem_bytes(problem: AttentionProblem) -> int:
@@ -50,8 +69,10 @@ def merge_smem_bytes(problem: AttentionProblem) -> int:
     return math.ceil(MERGE_THREADS / chunks) * (math.ceil(chunks / 8) * 8 * 16 + 8)
 
 
-def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
-    """Estimate of the registers per thread of the first warpgroup: half of O, S, that of the next tile with OVERLAP,
-    P, the steps of Q and what is beside them."""
-    scores = genes.BLOCK_N // 2 * (2 if genes.OVERLAP else 1)
-    return problem.head_dim_v // 4 + scores + genes.BLOCK_N // 4 + 4 * genes.Q_STEPS + FIXED_REGISTERS
+def registers_needed(problem: AttentionProblem, genes: LatentWgmmaGenes) -> tuple[int, int]:
+    """Estimate of the registers per thread of the first warpgroup, and of the others: half of O, P and what is beside
+    them; in the first S, that of the next tile with OVERLAP, and the steps of Q too, and O only if it has a half."""
+    half, p = problem.head_dim_v // 4, genes.BLOCK_N // 4
+    scores = genes.BLOCK_N // 2 * (2 if genes.OVERLAP else 1) + 4 * genes.Q_STEPS
+    alone = genes.WARPGROUPS == SCORES_ALONE
+    return scores + p + FIXED_REGISTERS + (0 if alone else half), half + FIXED_REGISTERS + (p if alone else 0)

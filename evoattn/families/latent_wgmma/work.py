@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from evoattn.families.latent_wgmma.genes import LatentWgmmaGenes
 from evoattn.families.latent_wgmma.resources import (
-    THREADS,
+    SCORES_ALONE,
     row_blocks,
     smem_bytes,
     split_of,
+    threads,
 )
 from evoattn.families.merge_work import merge_work
 from evoattn.families.residency import WARP
@@ -17,8 +18,8 @@ from evoattn.model.problem import AttentionProblem
 SOFTMAX_WAIT, OVERLAPPED_WAIT, FIRST_WAIT = 350, 100, 1500
 """Clocks, estimates: of a tile's softmax, beside which no product runs, or one does; of a block's first loads and last
 stores."""
-LAUNCH_REGISTERS = 168
-"""Per thread, before setmaxnreg moves them."""
+LAUNCH_REGISTERS = {2: 168, 3: 128}
+"""Per thread, before setmaxnreg moves them, by WARPGROUPS."""
 SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0}
 """Lane operations per score, by RESCALE, as for flash_wgmma."""
 
@@ -31,7 +32,8 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     factors = 4.0 * rows if genes.RESCALE == "always" else 0.0  # each of a row's four lanes finds its own
     lanes = scores * SCORE_OPERATIONS[genes.RESCALE] + rescaled
     tile_bytes = keys * dim * 2.0
-    p_bytes = 2.0 * rows * keys * 2
+    alone = genes.WARPGROUPS == SCORES_ALONE
+    p_bytes = rows * keys * 2.0
     out_bytes = rows * value_dim * (2.0 if splits == 1 else 4.0)
     tiles = row_blocks(problem, genes) * problem.kv_heads * problem.batch
     mean, most, _ = row_steps(problem, 1, keys)
@@ -47,18 +49,18 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     first = LaunchWork(
         "latent_wgmma",
         tiles * splits,
-        THREADS,
-        8,
+        threads(genes),
+        threads(genes) // WARP - 4,
         smem_bytes(problem, genes),
-        registers or LAUNCH_REGISTERS,
+        registers or LAUNCH_REGISTERS[genes.WARPGROUPS],
         Step(
             2.0 * scores * (dim + value_dim),
             lanes,
             scores + factors,
             (2 * (lanes - rescaled + scores) + rescaled / 2) / WARP + 130 * 8,
-            tile_bytes * (2 + value_dim / dim) + rows * (dim - 16 * genes.Q_STEPS) * 2.0 + 2 * p_bytes,
+            tile_bytes * (2 + value_dim / dim) + rows * (dim - 16 * genes.Q_STEPS) * 2.0 + (3 if alone else 4) * p_bytes,
             tile_bytes,
-            OVERLAPPED_WAIT if genes.OVERLAP else SOFTMAX_WAIT,
+            OVERLAPPED_WAIT if genes.OVERLAP or alone else SOFTMAX_WAIT,
         ),
         max(1.0, mean / splits),
         max(1, min(split_tiles, most)),
