@@ -99,7 +99,11 @@ WRONG = {
         "{factors[p_tile * 64 + row],",
         "{factors[row],",
     ),
-    "scores alone, the other tile of P": ("scores alone", "at * KEY_STEPS + i, p_smem", "(1 - at) * KEY_STEPS + i, p_smem"),
+    "scores alone, the other tile of P": (
+        "scores alone",
+        "at * KEY_STEPS + i, p_smem",
+        "(1 - at) * KEY_STEPS + i, p_smem",
+    ),
     "scores alone, K is given back while P V reads it": (
         "scores alone",
         "wgmma_wait<0>();\n    pin_registers(o);\n    if constexpr (!SCORES_ALONE) free_p();\n"

@@ -114,7 +114,9 @@ class LatentWgmma(Family):
                 "wgmma_qk_registers", genes.BLOCK_N, dtype, a_in_registers=True, b_transposed=False
             ),
             "WGMMA_PV": wgmma_function("wgmma_pv", columns, dtype, a_in_registers=True, b_transposed=True),
-            "WGMMA_PV_SHARED": wgmma_function("wgmma_pv_shared", columns, dtype, a_in_registers=False, b_transposed=True),
+            "WGMMA_PV_SHARED": wgmma_function(
+                "wgmma_pv_shared", columns, dtype, a_in_registers=False, b_transposed=True
+            ),
         }
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:

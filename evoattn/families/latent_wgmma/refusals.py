@@ -53,8 +53,8 @@ def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec
     for needed, limit in zip(needs, given, strict=True):
         if needed > limit:
             return (
-                f"BLOCK_N={genes.BLOCK_N} Q_STEPS={genes.Q_STEPS} OVERLAP={genes.OVERLAP} WARPGROUPS={genes.WARPGROUPS} "
-                f"need about {needed} registers per thread, which can have {limit}."
+                f"BLOCK_N={genes.BLOCK_N} Q_STEPS={genes.Q_STEPS} OVERLAP={genes.OVERLAP} "
+                f"WARPGROUPS={genes.WARPGROUPS} need about {needed} registers per thread, which can have {limit}."
             )
     return None
 

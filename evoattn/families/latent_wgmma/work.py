@@ -58,7 +58,9 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
             lanes,
             scores + factors,
             (2 * (lanes - rescaled + scores) + rescaled / 2) / WARP + 130 * 8,
-            tile_bytes * (2 + value_dim / dim) + rows * (dim - 16 * genes.Q_STEPS) * 2.0 + (3 if alone else 4) * p_bytes,
+            tile_bytes * (2 + value_dim / dim)
+            + rows * (dim - 16 * genes.Q_STEPS) * 2.0
+            + (3 if alone else 4) * p_bytes,
             tile_bytes,
             OVERLAPPED_WAIT if genes.OVERLAP or alone else SOFTMAX_WAIT,
         ),
