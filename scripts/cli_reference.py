@@ -27,7 +27,8 @@ case: `dtype=float16`, `half`, `bfloat16` or `float32`, and `mask=causal`, which
 A budget is a time (`90s`, `30m`, `2h`) or a count (`500trials`). A trial is named by its number, which is unique in the
 database, or by `best`.
 
-`EVOATTN_DB` is what `--db` is without that option; `EVOATTN_CACHE` is the folder of compiled kernels.
+`EVOATTN_DB` is what `--db` is without that option; `EVOATTN_CACHE` is the folder of compiled kernels,
+of which those that were used longest ago are removed over `EVOATTN_CACHE_GB` gigabytes (4 unless set).
 """
 
 

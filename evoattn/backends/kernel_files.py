@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
 from evoattn.backends.compiler_options import OPTIONS
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 
@@ -30,31 +28,23 @@ class KernelFiles:
 
     def get(self, candidate: Candidate) -> CompiledKernel | None:
         """The candidate's kernel; None where no file has it, or one that cannot be read or lacks its end."""
+        path = self._path(candidate)
         try:
-            head, _, rest = self._path(candidate).read_bytes().partition(b"\n")
+            head, _, rest = path.read_bytes().partition(b"\n")
             fields = json.loads(head)
             length = int(fields.pop("ptx_bytes"))
             if len(rest) != length + int(fields.pop("cubin_bytes")):
                 return None
             fields["warnings"], fields["options"] = tuple(fields["warnings"]), tuple(fields["options"])
+            mark_used(path)
             return CompiledKernel(rest[length:], rest[:length].decode(), CompileInfo(**fields))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def put(self, candidate: Candidate, compiled: CompiledKernel) -> None:
-        """Keep a kernel. It is moved into place whole, so that a killed process leaves no half of it; a full or
-        read-only disk keeps nothing."""
-        ptx, path = compiled.ptx.encode(), self._path(candidate)
+        """Keep a kernel, in place of those that were not used for longest if there are too many. It is put in place
+        whole, so that a killed process leaves no half of it; a full or read-only disk keeps nothing."""
+        ptx = compiled.ptx.encode()
         head = json.dumps(asdict(compiled.info) | {"ptx_bytes": len(ptx), "cubin_bytes": len(compiled.cubin)}).encode()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent)
-        except OSError:
-            return
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(head + b"\n" + ptx + compiled.cubin)
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(temporary)
+        if write_whole(self._path(candidate), head + b"\n" + ptx + compiled.cubin):
+            keep_small(self._folder)

@@ -6,8 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from evoattn.backends.cache_folder import mark_used, write_whole
 from evoattn.model.space import KernelConfig
-from evoattn.ops.cubins import Cubin, write_whole
+from evoattn.ops.cubins import Cubin
 
 
 def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
@@ -17,7 +18,9 @@ def _place(cubin: Cubin, machine: str, folder: Path) -> Path:
 def recorded(cubin: Cubin, machine: str, folder: Path) -> str | None:
     """What the check of this machine code on this GPU and driver said: empty if right, None if there was none."""
     try:
-        row = json.loads(_place(cubin, machine, folder).read_text())
+        path = _place(cubin, machine, folder)
+        row = json.loads(path.read_text())
+        mark_used(path)
         return str(row["wrong"]) if row["cubin"] == cubin.digest and row["machine"] == machine else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

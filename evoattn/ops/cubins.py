@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +11,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 
+from evoattn.backends.cache_folder import keep_small, mark_used, write_whole
 from evoattn.backends.compiler_options import OPTIONS
 from evoattn.families.base import Family
 from evoattn.model.gpu import GpuSpec
@@ -71,23 +70,12 @@ def _read(path: Path) -> Cubin | None:
     try:
         row = json.loads(head)
         if hashlib.sha256(code).hexdigest() == row["digest"]:
+            mark_used(path)
             return Cubin(code, row["digest"], row["source"])
     except (ValueError, TypeError, KeyError):
         pass
     warnings.warn(f"evoattn: the cached kernel {path} is damaged; it is compiled again.", RuntimeWarning, stacklevel=2)
     return None
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in place whole, or not at all. A disk that cannot be written costs the cache, nothing else."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        pass
 
 
 def get(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, folder: Path) -> Cubin:
@@ -97,7 +85,8 @@ def get(family: Family, problem: AttentionProblem, config: KernelConfig, gpu: Gp
     if found is None:
         found = _compile(family, problem, config, gpu)
         head = json.dumps({"digest": found.digest, "source": found.source_hash, "config": config.describe()})
-        write_whole(path, head.encode() + b"\n" + found.code)
+        if write_whole(path, head.encode() + b"\n" + found.code):
+            keep_small(folder)
     return found
 
 

@@ -85,7 +85,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path):
 )
 def test_a_damaged_file_is_compiled_again_with_a_warning(tmp_path, damage):
     fresh = cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path)
-    (path,) = tmp_path.glob("*")
+    (path,) = tmp_path.glob("*.kernel")
     path.write_bytes(path.read_bytes()[:-1] if damage is None else damage)
     with pytest.warns(RuntimeWarning, match="is damaged; it is compiled again"):
         assert cubins.get(FAMILY, PROBLEM, CONFIG, L4, tmp_path).digest == fresh.digest

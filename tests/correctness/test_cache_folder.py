@@ -1,0 +1,116 @@
+"""The folder of compiled kernels stays small, beside other processes and on disks that refuse."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from evoattn.backends import cache_folder
+from evoattn.backends.cache_folder import HOUR_S, LIMIT, MARK, keep_small, limit_bytes, mark_used, write_whole
+
+KB = 1000
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Ten kernels of 1 kB in two folders, the first used longest ago, and room for eight."""
+    monkeypatch.setenv(LIMIT, str(8 * KB / 1e9))
+    for i in range(10):
+        path = tmp_path / "ab"[i % 2] / f"{i}.kernel"
+        assert write_whole(path, bytes(KB))
+        os.utime(path, (0, 1000 + i))
+    return tmp_path
+
+
+def kept(folder):
+    return sorted(int(path.stem) for path in folder.rglob("*.kernel"))
+
+
+def test_those_used_longest_ago_are_removed(folder):
+    keep_small(folder)
+    assert kept(folder) == [4, 5, 6, 7, 8, 9], "four fifths of the limit"
+
+
+def test_one_that_is_used_stays(folder):
+    mark_used(folder / "a" / "0.kernel")
+    keep_small(folder)
+    assert kept(folder) == [0, 5, 6, 7, 8, 9]
+
+
+def test_a_use_is_written_down_once_a_day(folder):
+    path, recent = folder / "a" / "0.kernel", time.time() - 100
+    os.utime(path, (0, recent))
+    mark_used(path)
+    assert path.stat().st_mtime == pytest.approx(recent)
+
+
+def test_nothing_is_removed_below_the_limit(folder, monkeypatch):
+    monkeypatch.setenv(LIMIT, str(10 * KB / 1e9))
+    keep_small(folder)
+    assert len(kept(folder)) == 10
+
+
+def test_the_folder_is_looked_through_every_ten_minutes(folder):
+    (folder / MARK).touch()
+    keep_small(folder)
+    assert len(kept(folder)) == 10
+    os.utime(folder / MARK, (0, time.time() - 601))
+    keep_small(folder)
+    assert len(kept(folder)) == 6
+
+
+def test_only_what_is_ours_is_removed(folder, monkeypatch):
+    monkeypatch.setenv(LIMIT, "0.000000001")
+    others = [folder / "thesis.tex", folder / "a" / "evoattn-new", folder / "a" / "evoattn-old"]
+    for path in others:
+        path.write_bytes(bytes(KB))
+    os.utime(others[2], (0, time.time() - HOUR_S - 60))
+    keep_small(folder)
+    assert kept(folder) == [] and [path.exists() for path in others] == [True, True, False]
+
+
+def test_files_that_others_remove_meanwhile_do_not_count(folder):
+    """Four processes look at once, as if none had looked before."""
+    code = f"""
+import sys
+from pathlib import Path
+from evoattn.backends import cache_folder
+sys.stdin.read(1)
+cache_folder._prune(Path({str(folder)!r}), 0.0)
+"""
+    started = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(4)]
+    for process in started:
+        process.communicate(b"x", timeout=60)
+    assert [process.returncode for process in started] == [0] * 4
+    assert kept(folder) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("words", ["", "much", "nan", "inf"])
+def test_a_limit_that_is_no_number_is_the_usual_one(monkeypatch, words):
+    monkeypatch.setenv(LIMIT, words)
+    assert limit_bytes() == int(cache_folder.USUAL_GB * 1e9)
+
+
+def test_a_folder_that_is_not_there_or_cannot_be_changed_is_left_alone(tmp_path):
+    keep_small(tmp_path / "none")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert not write_whole(blocked / "folder" / "1.kernel", b"")
+    keep_small(blocked)
+    mark_used(blocked / "1.kernel")
+
+
+def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path):
+    """As on one with room for 1,000 bytes more."""
+    code = f"""
+import resource
+from pathlib import Path
+from evoattn.backends.cache_folder import write_whole
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+assert not write_whole(Path({str(tmp_path)!r}) / "1.kernel", b"x" * 100000)
+assert write_whole(Path({str(tmp_path)!r}) / "2.kernel", b"x" * 1000)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["2.kernel"]
