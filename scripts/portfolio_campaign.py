@@ -12,7 +12,8 @@ cover the plain class of each.
 
 With --again the problems are few of each class that no final table of those after --after has; the searches begin at
 the shipped kernels and what earlier ones found for them (`evoattn/portfolio/again.py`), and aim at each problem
-(`evoattn/portfolio/engine/aimed.py`).
+(`evoattn/portfolio/engine/climbing.py` and `aimed.py`). With --again --count N there are N problems in all, as they are
+drawn.
 
 A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
     CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
@@ -35,6 +36,7 @@ from evoattn.portfolio.again import groups_again
 from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
 from evoattn.portfolio.engine.aimed import AimedBreeder
 from evoattn.portfolio.engine.breeding import Breeder
+from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems
@@ -80,6 +82,7 @@ def main() -> None:
         "--variants", nargs="?", const=SCORES, default=PLAIN, help=f"kinds by commas, of {', '.join(DRAWS)}"
     )
     parser.add_argument("--again", action="store_true", help="go on where the campaigns after --after ended")
+    parser.add_argument("--count", type=int, default=0, help="problems in all, as they are drawn; with --again")
     parser.add_argument("--only", default="", help="groups whose names begin so")
     parser.add_argument("--search", default="", help="words by commas; groups with none in their names are only timed")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
@@ -91,7 +94,7 @@ def main() -> None:
     started = time.monotonic()
     problems = drawn(words.variants.split(","), BUILD_SEEDS, words.each)
     if words.again:
-        groups, best = groups_again(problems, words.after, gpu)
+        groups, best = groups_again(problems, words.after, gpu, words.count)
     else:
         given, best, timed = earlier(words.after, words.most)
         without = timed if words.new else set()
@@ -105,7 +108,7 @@ def main() -> None:
         flush=True,
     )
     said = time.monotonic()
-    breeder = AimedBreeder if words.again or words.variants != PLAIN else Breeder
+    breeder = ClimbingBreeder if words.again else AimedBreeder if words.variants != PLAIN else Breeder
     with Engine(groups, gpu, words.jobs, breeder=breeder) as engine:
 
         def refresh() -> None:

@@ -4,8 +4,10 @@ that earlier searches took on them, and the shipped kernels to begin with."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from evoattn.families.registry import completed
 from evoattn.model.gpu import GpuSpec
@@ -14,8 +16,10 @@ from evoattn.model.space import ConfigError, SearchSpace, load_space
 from evoattn.portfolio import campaign, shipped
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import timed_problems
-from evoattn.portfolio.strata import by_class, of_each_class
+from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.strata import MOST_FLOPS, by_class, canonical, of_each_class
 
+Params = dict[str, Any]
 OF_EACH_CLASS = {"16 d64": 6, "16 d128": 6, "16 d256": 4, "16 d96": 4, "16": 3, "32 d64": 2, "32 d128": 2, "32": 1}
 """Problems, by the longest beginning of the class's name that fits."""
 
@@ -27,10 +31,13 @@ def shipped_kernels(portfolio: shipped.Portfolio, name: str) -> list[Kernel]:
 
 
 def groups_again(
-    drawn: Iterable[AttentionProblem], earlier: Sequence[Path], gpu: GpuSpec
+    drawn: Iterable[AttentionProblem], earlier: Sequence[Path], gpu: GpuSpec, count: int = 0
 ) -> tuple[list[Group], dict[str, list[Kernel]]]:
     """The groups, and the shipped kernels of each. Problems come first that an earlier campaign searched and did not
-    time in its final table. In 32 bits those that it did time may come again, as its tables lack a family."""
+    time in its final table. In 32 bits those that it did time may come again, as its tables lack a family.
+
+    With a `count` there are so many problems in all, the first ones drawn: of each class as many as come. A group has a
+    share of the time by its number of problems, and begins at their picks alone."""
     loaded = [campaign.load(path) for path in earlier]
     left: list[AttentionProblem] = []
     timed: set[AttentionProblem] = set()
@@ -40,23 +47,43 @@ def groups_again(
     portfolio = shipped.load(gpu.arch)
     made: list[Group] = []
     best: dict[str, list[Kernel]] = {}
-    for name, found in sorted(by_class([*left, *drawn]).items()):
+    chosen = by_class(_first(drawn, timed, count) if count else [*left, *drawn])
+    for name, found in sorted(chosen.items()):
         if name != campaign.plain_name(name):
             continue
         free = [p for p in found if p.dtype == "fp32" or p not in timed]
-        problems = of_each_class(free, campaign.of_class(OF_EACH_CLASS, name))
+        problems = free if count else of_each_class(free, campaign.of_class(OF_EACH_CLASS, name))
         families = campaign.FAMILIES[name.split()[0]]
-        group = Group(name, problems, families, campaign.of_class(campaign.WEIGHTS, name))
+        weight = len(problems) if count else campaign.of_class(campaign.WEIGHTS, name)
+        group = Group(name, problems, families, weight)
         best[name] = shipped_kernels(portfolio, name) if portfolio else []
         spaces = {family: load_space(family, gpu) for family in families}
-        starting = [(family, params) for family, space in spaces.items() for params in space.starting]
-        group.given = [(k.family, k.params) for k in best[name]] + starting
+        if count:
+            group.given = _picks(problems, gpu)
+        else:
+            starting = [(family, params) for family, space in spaces.items() for params in space.starting]
+            group.given = [(k.family, k.params) for k in best[name]] + starting
         for about, groups, _ in loaded:
             if campaign.card(about["device"]) == gpu:
                 for other in groups:
                     recall(group, other, spaces)
         made.append(group)
     return made, best
+
+
+def _first(
+    drawn: Iterable[AttentionProblem], timed: Collection[AttentionProblem], count: int
+) -> list[AttentionProblem]:
+    """The first `count` problems that are not `timed` and not too long."""
+    found = dict.fromkeys(map(canonical, drawn))
+    able = (p for p in found if p not in timed and p.flops <= MOST_FLOPS["32" if p.dtype == "fp32" else "16"])
+    return list(islice(able, count))
+
+
+def _picks(problems: Sequence[AttentionProblem], gpu: GpuSpec) -> list[tuple[str, Params]]:
+    """The two kernels that should take least time on each problem, once."""
+    found = {c.id: c for p in problems for c in portfolio_kernels(p, gpu)[:2]}
+    return [(config.family, config.params) for config in found.values()]
 
 
 def recall(group: Group, other: Group, spaces: Mapping[str, SearchSpace]) -> None:

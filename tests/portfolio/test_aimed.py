@@ -12,8 +12,11 @@ from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.again import groups_again
 from evoattn.portfolio.engine.aimed import AIMS, Aim, AimedBreeder, fill_waves, fit_keys, group_rows, split_keys
+from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
+from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.refine import climb
 from evoattn.portfolio.workload import draw
 
 H200 = lookup("h200")
@@ -75,6 +78,25 @@ def test_proposals_are_valid_and_draw_the_genes_that_matter():
     assert len(AIMS) == 4
 
 
+def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
+    group = Group(class_of(CHUNK).rpartition(" ")[0], [CHUNK], ("flash_wgmma", "split_kv"))
+    breeder, climbed = ClimbingBreeder(group, H200, 0), []
+    for _ in range(12):
+        kernel, _ = breeder.propose()
+        group.kernels[kernel.id] = kernel
+        if kernel.origin == "climbed":
+            climbed.append(kernel)
+    pick = portfolio_kernels(CHUNK, H200)[0]
+    steps = [s.config for s in climb(pick, CHUNK, H200, 3)[1:]]
+    valid = [c.id for c in steps if not registry.lookup(c.family).why_invalid(CHUNK, c, H200)]
+    assert valid and [k.id for k in climbed][: len(valid)] == valid and len(climbed) > 4
+    assert all(not registry.lookup(k.family).why_invalid(CHUNK, k.config, H200) for k in climbed)
+    group.kernels[pick.id] = Kernel(pick.family, pick.params, "given", "right", times={0: 1.0})
+    breeder._target = 0
+    beside = breeder._beside(CHUNK)
+    assert beside is not None and beside.family == pick.family and beside.id not in group.kernels
+
+
 @pytest.fixture
 def earlier(tmp_path):
     """A campaign that searched two problems, and timed the first in its final table."""
@@ -110,3 +132,13 @@ def test_a_file_leaves_out_what_was_recalled_unless_its_table_has_it(earlier, tm
         campaign.save(tmp_path / "two.jsonl.gz", [group], {}, table)
         _, (loaded,), _ = campaign.load(tmp_path / "two.jsonl.gz")
         assert (kernel.id in loaded.kernels) == kept
+
+
+def test_with_a_count_problems_come_as_they_are_drawn(earlier):
+    path, (timed, _), _ = earlier
+    groups, _ = groups_again(draw(0, 400), [path], H200, count=30)
+    problems = [p for group in groups for p in group.problems]
+    assert len(problems) == 30 and timed not in problems
+    assert all(group.weight == len(group.problems) and group.given for group in groups)
+    picks = {portfolio_kernels(p, H200)[0].id for p in groups[0].problems}
+    assert picks <= {Kernel(family, params).id for family, params in groups[0].given}

@@ -1,0 +1,58 @@
+"""Proposals that a pick could become: the cost model's climb from a problem's pick, then the neighbours of its fastest
+kernels that the cost model expects most of."""
+
+from __future__ import annotations
+
+from evoattn.cost.cost import scores
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from evoattn.portfolio.engine.aimed import AimedBreeder, Proposal
+from evoattn.portfolio.engine.kernel import Group
+from evoattn.portfolio.known import known
+from evoattn.portfolio.pick import portfolio_kernels
+from evoattn.portfolio.refine import climb, neighbours
+
+CLIMBED_SHARE = 0.7
+"""Of the proposals; the others are aimed and bred."""
+STEPS = 3
+LEADERS, BEST_OF = 3, 3
+"""Of so many fastest kernels one is a parent, and of so many neighbours of least cost one is proposed."""
+
+
+class ClimbingBreeder(AimedBreeder):
+    """Tries what the cost model would change of the pick: whether it is right there is what is to be learnt."""
+
+    def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
+        super().__init__(group, gpu, seed)
+        self._steps: dict[int, list[KernelConfig]] = {}
+
+    def _breed(self) -> Proposal | None:
+        problem = known(self._group.problems[self._target])
+        if self._rng.random() < CLIMBED_SHARE and (made := self._next_step(problem) or self._beside(problem)):
+            return made.family, made.params, "climbed"
+        return super()._breed()
+
+    def _next_step(self, problem: AttentionProblem) -> KernelConfig | None:
+        """The next step of the climb from the problem's pick that the group has not tried."""
+        if self._target not in self._steps:
+            picks = portfolio_kernels(problem, self._gpu)[:1]
+            self._steps[self._target] = [s.config for p in picks for s in climb(p, problem, self._gpu, STEPS)[1:]]
+        steps = self._steps[self._target]
+        while steps:
+            config = steps.pop(0)
+            redundant = self._why_invalid(config.family, config.params) if config.family in self.spaces else "no space"
+            if config.id not in self._group.kernels and not redundant:
+                return config
+        return None
+
+    def _beside(self, problem: AttentionProblem) -> KernelConfig | None:
+        """A neighbour of one of the fastest kernels that the group has not tried, one of those of least cost."""
+        parents = self.parents()[:LEADERS]
+        if not parents:
+            return None
+        near = neighbours(self._rng.choice(parents).config, problem, self._gpu)
+        fresh = [config for config in near if config.id not in self._group.kernels]
+        costs = scores(problem, fresh, self._gpu) if fresh else []
+        ranked = sorted(range(len(fresh)), key=lambda i: costs[i])
+        return fresh[self._rng.choice(ranked[:BEST_OF])] if ranked else None
