@@ -16,6 +16,9 @@ from evoattn.model.space import KernelConfig, SearchSpace, Value, load_space
 TOGETHER = (("BLOCK_N", "STAGES"), ("BLOCK_M", "BLOCKS_PER_SM"), ("BLOCK_N", "WARPS"), ("GROUP_ROWS", "BLOCK_M"))
 """Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave."""
 
+SAME = 0.001
+"""Costs that differ by no more are the same."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -44,12 +47,23 @@ def _changes(config: KernelConfig, space: SearchSpace) -> Iterator[dict[str, Val
 
 
 def climb(start: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, rounds: int) -> list[Scored]:
-    """`start`, then after each round the neighbour of least cost, for as long as the cost falls."""
+    """`start`, then after each round the neighbour of least cost, for as long as the cost falls. If something of `start`
+    is redundant, a neighbour of which nothing is comes before the rounds, if one costs no more."""
     found = [Scored(start, scores(problem, [start], gpu)[0])]
+    family = registry.lookup(start.family)
+    if family.why_invalid(problem, start, gpu):
+        near = [c for c in neighbours(start, problem, gpu) if not family.why_invalid(problem, c, gpu)]
+        _step(found, near, problem, gpu, found[0].score * (1 + SAME))
     for _ in range(rounds):
-        near = neighbours(found[-1].config, problem, gpu)
-        costs = scores(problem, near, gpu) if near else []
-        if not costs or min(costs) >= found[-1].score:
+        if not _step(found, neighbours(found[-1].config, problem, gpu), problem, gpu, found[-1].score):
             break
-        found.append(Scored(near[costs.index(min(costs))], min(costs)))
     return found
+
+
+def _step(found: list[Scored], near: list[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, under: float) -> bool:
+    """Whether one of the configs costs less than `under`; the one of least cost is added then."""
+    costs = scores(problem, near, gpu) if near else []
+    if not costs or min(costs) >= under:
+        return False
+    found.append(Scored(near[costs.index(min(costs))], min(costs)))
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from evoattn.cost.cost import scores
@@ -30,7 +32,7 @@ def test_neighbours_run_and_a_climb_falls(problem: AttentionProblem) -> None:
     assert not any(family.why_impossible(problem, c, H100) for c in near)
     steps = climb(start, problem, H100, 3)
     assert steps[0].config == start
-    assert [s.score for s in steps] == sorted((s.score for s in steps), reverse=True)
+    assert all(b.score <= a.score * 1.001 for a, b in pairwise(steps))
     assert steps[-1].score == scores(problem, [steps[-1].config], H100)[0]
 
 
