@@ -47,8 +47,8 @@ def _changes(config: KernelConfig, space: SearchSpace) -> Iterator[dict[str, Val
 
 
 def climb(start: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, rounds: int) -> list[Scored]:
-    """`start`, then after each round the neighbour of least cost, for as long as the cost falls. If something of `start`
-    is redundant, a neighbour of which nothing is comes before the rounds, if one costs no more."""
+    """`start`, then after each round the neighbour of least cost, for as long as the cost falls. If something of
+    `start` is redundant, a neighbour of which nothing is comes before the rounds, if one costs no more."""
     found = [Scored(start, scores(problem, [start], gpu)[0])]
     family = registry.lookup(start.family)
     if family.why_invalid(problem, start, gpu):
