@@ -100,5 +100,27 @@ def t5(layers: int) -> Made:
     return _maker(transformers.T5ForConditionalGeneration, config), dict(input_ids=ids, decoder_input_ids=ids[:, :128])
 
 
+def padded(made: Made, left: bool) -> Made:
+    """The same with a padding mask: texts of a quarter of the tokens to all of them, in equal steps."""
+    make, inputs = made
+    batch, seqlen = inputs["input_ids"].shape
+    lengths = torch.linspace(seqlen / 4, seqlen, batch).round()[:, None]
+    places = torch.arange(seqlen)
+    mask = seqlen - places <= lengths if left else places < lengths
+    return make, inputs | dict(attention_mask=mask.long())
+
+
+def bert_padded(layers: int) -> Made:
+    """Sentences of 128 to 512 tokens, padded behind them."""
+    return padded(bert(layers), left=False)
+
+
+def llama_padded(layers: int) -> Made:
+    """Four prompts of 512 to 2048 tokens, padded before them."""
+    make, inputs = llama(layers)
+    return padded((make, dict(input_ids=inputs["input_ids"].repeat(4, 1)[:, :2048])), left=True)
+
+
 DECODERS = dict(llama=llama, qwen3=qwen3, gemma2=gemma2, gemma3=gemma3, gptoss=gptoss)
 MODELS = DECODERS | dict(vit=vit, whisper=whisper, bert=bert, t5=t5)
+MODELS |= dict(bert_padded=bert_padded, llama_padded=llama_padded)

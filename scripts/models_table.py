@@ -117,7 +117,7 @@ def cpu_ms(call: Callable[[], Any]) -> float:
 def output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     answer = model(**inputs)
     value: torch.Tensor = answer["logits"] if "logits" in answer else answer["last_hidden_state"]
-    return value.float()
+    return value.float() if "attention_mask" not in inputs else value[inputs["attention_mask"] == 1].float()
 
 
 def growing_cache_ms(model: Any, ids: torch.Tensor) -> float:

@@ -5,10 +5,11 @@ evoattn.integrations.transformers.register()
 model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="evoattn")
 
 Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders, also with sliding windows, sinks
-(gpt-oss) and soft-capped scores (Gemma 2), decoding with a growing cache, encoders and vision models without padding,
-cross attention, position biases (T5); and steps over a static cache, with or without padding, in `generate` too, where
-a kernel serves keys in use. Other mask tensors (padding elsewhere), dropout and gradients take what "sdpa" takes; with
-sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
+(gpt-oss) and soft-capped scores (Gemma 2), decoding with a growing cache, encoders and vision models, cross attention,
+position biases (T5); and steps over a static cache, with or without padding, in `generate` too, where a kernel serves
+keys in use. Where kernels serve them, texts of an encoder with padding behind them, and prompts with padding on one
+side, need no mask tensor either (`padded_batch.py`). Other mask tensors, dropout and gradients take what "sdpa" takes;
+with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
 
-from evoattn.integrations import static_cache
+from evoattn.integrations import padded_batch, static_cache
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
 
@@ -56,7 +62,7 @@ def mask(
     Without padding or a filled cache no tensor is needed there either: None then, and `attention_forward` masks by
     `is_causal`, and by the `sliding_window` that models hand to it, as FlashAttention in transformers does. The same
     for the last query alone, behind all keys of its cache. An exported program keeps the tensor, since it may be called
-    with a single query.
+    with a single query. The tensor of a padded batch carries what kernels take instead.
     """
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
@@ -81,7 +87,25 @@ def mask(
         allow_is_causal_skip=allow_is_causal_skip,
         **others,
     )
+    if made is not None and attention_mask is not None and kv_offset == 0:
+        _mark(made, attention_mask, mask_function, isinstance(q_offset, int) and q_offset == 0, local_size)
     return made
+
+
+def _mark(
+    made: Tensor, padding: Tensor, mask_function: Callable[..., bool], from_first: bool, local_size: int | None
+) -> None:
+    """Say on a mask tensor what its padding is, of masks that layers know: all keys, those up to each query's own, and
+    the last of these."""
+    if padding.dtype != torch.bool or padding.shape != (made.shape[0], made.shape[3]):
+        return
+    if _is_same(mask_function, bidirectional_mask_function):
+        padded_batch.mark(made, padding, causal=False)
+    elif from_first and made.shape[2] == made.shape[3] > 1:
+        window = local_size if local_size is not None and local_size < made.shape[3] else None
+        narrow = local_size is not None and _is_same(mask_function, sliding_window_causal_mask_function(local_size))
+        if narrow or (window is None and _is_same(mask_function, causal_mask_function)):
+            padded_batch.mark(made, padding, causal=True, window=window)
 
 
 def _step_of_static_cache(
@@ -147,6 +171,12 @@ def attention_forward(
             out = static_cache.attention(query, key, value, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])
+    window = sliding_window if decoder and sliding_window and sliding_window < key.shape[2] else None
+    padded = padded_batch.padded_of(attention_mask, causal, window)
+    if padded is not None and not dropout:
+        served = padded_batch.attention(query, key, value, padded, scaling, softcap or 0.0, s_aux, position_bias)
+        if served is not None:
+            return served, None
     if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
         return _by_hand(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
     if attention_mask is not None or dropout:
@@ -167,7 +197,6 @@ def attention_forward(
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache: what lies beyond the queries is masked
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     grouped = key.shape[1] != query.shape[1]
-    window = (sliding_window - 1, -1) if decoder and sliding_window and sliding_window < key.shape[2] else None
     out = attention(
         query,
         key,
@@ -175,7 +204,7 @@ def attention_forward(
         is_causal=causal,
         scale=scaling,
         enable_gqa=grouped,
-        window=window,
+        window=None if window is None else (window - 1, -1),
         softcap=softcap or 0.0,
         sinks=s_aux,
         bias=position_bias,

@@ -159,13 +159,6 @@ def test_without_a_device_they_are_the_same_bits(tmp_path, name):
         assert torch.equal(logits(make, NAME), logits(make, "sdpa"))
 
 
-def test_padding_is_masked_by_torch(device):
-    mask = torch.ones(1, 48, dtype=torch.long)
-    mask[:, :5] = 0
-    assert torch.equal(logits(llama, NAME, attention_mask=mask), logits(llama, "sdpa", attention_mask=mask))
-    assert not device.launches
-
-
 def test_padding_beside_a_position_bias(device):
     """Of T5 the encoder and the cross attention have a mask; the decoder has none."""
     mask = torch.ones(1, 48, dtype=torch.long)

@@ -1,0 +1,109 @@
+"""Batches with padding: kernels take it as packed sequences or as keys that are not in use, and real tokens get the
+logits of "sdpa"."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+from fake_cache import CacheDevice, split_kv_pick  # noqa: E402
+from fake_device import FakeDevice, fake_runtime  # noqa: E402
+from test_transformers import TOKENS, bert, build, close, gemma3, llama, mistral, t5  # noqa: E402
+
+from evoattn.integrations.padded_batch import MARK, padded_of  # noqa: E402
+from evoattn.integrations.transformers import NAME, register  # noqa: E402
+from evoattn.ops import current  # noqa: E402
+
+TWO = torch.cat((TOKENS, TOKENS.flip(1)))
+
+
+def padding(*hidden):
+    """Two texts of 48 tokens of which the second has hidden ones."""
+    mask = torch.ones(2, 48, dtype=torch.long)
+    mask[1, list(hidden)] = 0
+    return mask
+
+
+LEFT, RIGHT, MIDDLE, BOTH = padding(*range(9)), padding(*range(30, 48)), padding(20, 21), padding(0, 47)
+
+
+def logits(make, implementation, mask):
+    model, inputs = build(make, implementation)
+    if make is bert:  # whose attention weights are all alike at its start
+        for name, weights in model.named_parameters():
+            weights.mul_(4 if ".attention." in name and "Norm" not in name else 1)
+    inputs = dict.fromkeys(inputs, TWO)
+    answer = model(**inputs, attention_mask=mask)
+    return answer["logits"] if "logits" in answer else answer["last_hidden_state"]
+
+
+@pytest.mark.parametrize("make", [llama, lambda: mistral(16), lambda: gemma3(16)], ids=["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
+def test_prompts_are_packed_sequences(tmp_path, make, mask):
+    register()
+    fake = FakeDevice()
+    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
+        expected = logits(make, "sdpa", mask)
+        logits(make, NAME, mask)  # loads and checks the kernels
+        before = len(fake.launches)
+        ours = logits(make, NAME, mask)
+        assert len(fake.launches) - before == 2
+        assert close(ours[mask == 1], expected[mask == 1])
+        plain = logits(make, "sdpa", None)
+        assert mask is RIGHT or not torch.allclose(expected[1, 9:], plain[1, 9:], atol=0.1), (
+            "the mask is of consequence"
+        )
+
+
+@pytest.mark.parametrize("mask", [MIDDLE, BOTH], ids=["middle", "both"])
+def test_other_padding_is_sdpa_s(tmp_path, mask):
+    register()
+    fake = FakeDevice()
+    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
+        assert torch.equal(logits(llama, NAME, mask), logits(llama, "sdpa", mask))
+    assert not fake.launches
+
+
+@pytest.mark.parametrize("make, served", [(bert, 2), (t5, 4)], ids=["bert", "t5"])
+def test_padded_sentences_are_keys_in_use(tmp_path, make, served):
+    """Of T5 the encoder, and the cross attention to it, whose queries are as many as its keys; its decoder is plain."""
+    register()
+    fake = CacheDevice()
+    with current.use(fake_runtime(fake, tmp_path, split_kv_pick)), torch.no_grad():
+        expected = logits(make, "sdpa", RIGHT)
+        logits(make, NAME, RIGHT)
+        before = len(fake.launches)
+        assert close(logits(make, NAME, RIGHT), expected)
+        assert fake.launches[before:].count("split_kv") == served
+        assert not torch.allclose(expected[1], logits(make, "sdpa", None)[1], atol=0.1), "the mask is of consequence"
+        before = len(fake.launches)
+        assert close(logits(make, NAME, LEFT), logits(make, "sdpa", LEFT))
+        assert "split_kv" not in fake.launches[before:]
+
+
+def test_a_mask_that_was_written_to_is_only_a_mask(tmp_path):
+    register()
+    made = transformers.AttentionMaskInterface()[NAME]
+    words = dict(batch_size=2, q_length=48, kv_length=48, attention_mask=LEFT.bool())
+    with current.use(fake_runtime(FakeDevice(), tmp_path)):
+        mask = made(**words)
+        assert padded_of(mask, True, None).starts.tolist() == [0, 48, 48, 57, 96]
+        assert padded_of(mask, False, None) is None and padded_of(mask, True, 16) is None, "of another layer"
+        assert padded_of(mask.clone(), True, None) is None and padded_of(mask[:, :, :4], True, None) is None
+        mask[0, 0, 5, 3] = False
+        assert padded_of(mask, True, None) is None
+        with torch.inference_mode():
+            assert not hasattr(made(**words), MARK), "who writes to it is not known"
+        assert not hasattr(made(**words | dict(q_offset=3)), MARK), "queries that are not the first"
+        assert not hasattr(made(**words, mask_function=lambda b, h, q, k: k <= q), MARK), "a mask of the model's own"
+    with current.use(fake_runtime(None, tmp_path)):
+        assert not hasattr(made(**words), MARK), "nobody reads it"
+
+
+def test_training_with_padding_goes_through_sdpa(tmp_path):
+    register()
+    fake = FakeDevice()
+    with current.use(fake_runtime(fake, tmp_path)):
+        model, _ = build(llama, NAME)
+        model.train()(input_ids=TWO, attention_mask=LEFT, labels=TWO).loss.backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+    assert not fake.launches
