@@ -17,14 +17,15 @@ template <typename Layout, int ROWS, int ELEMENT_CHUNKS, int THREADS> struct Til
   static __device__ __forceinline__ const Element* thread_source(const Element* tile_gmem, int64_t row_stride) {
     return tile_gmem + int(threadIdx.x) / ELEMENT_CHUNKS * row_stride + int(threadIdx.x) % ELEMENT_CHUNKS * 8;
   }
-  // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on are not read and become zeros: what lay there
-  // could be a NaN, and 0 · NaN = NaN.
+  // `thread_gmem` is from `thread_source`. Rows from `valid_rows` on and chunks from `valid_chunks` on are not read and
+  // become zeros: what lay there could be a NaN, and 0 · NaN = NaN.
   template <typename Element>
   static __device__ __forceinline__ void copy(uint32_t tile_smem, const Element* thread_gmem, int64_t row_stride,
-                                              int valid_rows) {
+                                              int valid_rows, int valid_chunks = ELEMENT_CHUNKS) {
     const int first_row = int(threadIdx.x) / ELEMENT_CHUNKS, chunk = int(threadIdx.x) % ELEMENT_CHUNKS;
     if (THREADS % ELEMENT_CHUNKS != 0 && first_row >= ROWS_PER_PASS) return;
-#pragma unroll 8  // all passes but in the smallest blocks, which would need a register for every address
+    if (chunk >= valid_chunks) valid_rows = 0;
+#pragma unroll 8  // all passes but of large tiles or in the smallest blocks, which would need a register for every address
     for (int pass = 0; pass < PASSES; ++pass) {
       const int row = first_row + pass * ROWS_PER_PASS;
       if (ROWS % ROWS_PER_PASS == 0 || pass < PASSES - 1 || row < ROWS) {
