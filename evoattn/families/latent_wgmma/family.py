@@ -76,9 +76,7 @@ class LatentWgmma(Family):
         return why_not_sliding(problem)
 
     def why_invalid(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return self.why_impossible(problem, config, gpu) or (
-            None if self.why_unsupported(problem, gpu) else why_redundant(problem, self.genes(config), gpu)
-        )
+        return self.why_impossible(problem, config, gpu) or why_redundant(problem, self.genes(config), gpu)
 
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
         genes = self.genes(config)

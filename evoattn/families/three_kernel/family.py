@@ -116,9 +116,8 @@ class ThreeKernel(Family):
         )
 
     def why_impossible(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> str | None:
-        return self.why_invalid(
-            problem, config, gpu
-        )  # its scratch grows with the lengths: no kernel for other problems
+        # Its scratch grows with the lengths: it is no kernel for other problems.
+        return self.why_invalid(problem, config, gpu)
 
     def constants(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, Any]:
         genes = self.genes(config)
