@@ -37,14 +37,21 @@ def packed(value: Any) -> bytes:
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
+def _made_here(words: bytes) -> tuple[MakeHandler, tuple[Any, ...]]:
+    """What makes a handler, and its arguments. Raises `NodeDiffers` on a machine with other facts than are wanted."""
+    made_of: Words = pickle.loads(words)
+    make_handler, args, wanted = made_of
+    require_alike(platform.node(), facts_here(), wanted)
+    return make_handler, args
+
+
 def answer(words: bytes, task: bytes | None) -> bytes:
     """One task by a handler that this process keeps; None as a task only makes the handler.
 
     Raises `NodeDiffers` on a machine with other facts than are wanted.
     """
     if words not in _handlers:
-        make_handler, args, wanted = pickle.loads(words)
-        require_alike(platform.node(), facts_here(), wanted)
+        make_handler, args = _made_here(words)
         _handlers[words] = make_handler(*args)
     if task is None:
         return READY
@@ -71,8 +78,7 @@ class Board:
 
         Raises `WorkerFailed`, or `NodeDiffers` on a machine with other facts than are wanted.
         """
-        make_handler, args, wanted = pickle.loads(words)
-        require_alike(platform.node(), facts_here(), wanted)
+        make_handler, args = _made_here(words)
         if self._worker is not None:
             self._worker.stop()
         self._worker = Worker(make_handler, args)

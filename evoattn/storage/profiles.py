@@ -47,17 +47,7 @@ def _from_row(row: Row) -> Profile:
     """Raises `StorageError` if a value is not of its kind."""
 
     def build() -> Profile:
-        kernels = tuple(
-            KernelCounters(
-                plain_text(kernel["kernel"]),
-                float(kernel["us"]),
-                {
-                    plain_text(name): float(value)
-                    for name, value in each((int, float), kernel["counters"], dict).items()
-                },
-            )
-            for kernel in each(dict, row["kernels"], list)
-        )
+        kernels = tuple(_kernel_from_json(kernel) for kernel in each(dict, row["kernels"], list))
         return Profile(
             plain_text(row["peer"]),
             plain_text(row["tool"]),
