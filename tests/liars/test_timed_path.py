@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from puppets import Launch, Puppet, built, evaluate, make_evaluator
+from liar_zoo import faults
+from puppets import PROBLEM, Launch, Puppet, PuppetBackend, PuppetTimer, built, evaluate, make_evaluator
 from timed_liars import (
     CHECKED,
     Cached,
@@ -21,7 +22,9 @@ from timed_liars import (
     writes_past_its_output,
 )
 
-from evoattn.evaluation.tasks import HoldFinal
+from evoattn.evaluation.device import DeviceEvaluator
+from evoattn.evaluation.tasks import Evaluate, HoldFinal
+from evoattn.model import gpu
 from evoattn.model.records import TrialState
 from evoattn.timing.protocol import RACE, Protocol
 
@@ -161,3 +164,17 @@ def test_a_finalist_that_lies_in_the_final_is_disqualified():
     assert complete
     assert not verdicts["1"] and "does less work when it is timed" in verdicts["2"] and "peak rates" in verdicts["3"]
     assert len({t.protocol["run"] for t in timings.values()}) == 1
+
+
+def test_liars_that_count_know_how_many_launches_come_before_the_timing():
+    puppet, before = Puppet(honest), list[int]()
+
+    class CountingTimer(PuppetTimer):
+        def capture(self, calls):
+            before.append(puppet.launches)
+            return super().capture(calls)
+
+    backend = PuppetBackend()
+    evaluator = DeviceEvaluator(PROBLEM, gpu.GPUS["h100"], backend=backend, timer=CountingTimer(backend), peers={})
+    assert evaluator.evaluate(Evaluate(built(puppet), None)).state is TrialState.COMPLETE
+    assert before[0] == CHECKED == faults.CHECKED
