@@ -36,6 +36,9 @@ class NoDevice:
     def capturing(self) -> bool:
         return False
 
+    def lost_in_fork(self) -> bool:
+        return False
+
     def current_device(self) -> int:
         return -1
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import shutil
+import sys
+import tempfile
 import time
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
 
 from evoattn.backends.compiler_options import OPTIONS
 from evoattn.backends.kernel_files import KernelFiles
@@ -25,6 +31,23 @@ class CompileError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
         return CompileError, (str(self), self.log)
+
+
+def _nvrtc() -> Any:
+    """CuPy's NVRTC. Without a home directory that can be written CuPy is given another folder for the cache of its own,
+    which it makes at its import and nothing here uses. Raises `ImportError` or `OSError`."""
+    if "cupy" not in sys.modules and "CUPY_CACHE_DIR" not in os.environ:
+        try:
+            folder = Path(os.path.expanduser("~/.cupy/kernel_cache"))
+            if not folder.is_absolute():
+                raise OSError("there is no home directory")
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            os.environ["CUPY_CACHE_DIR"] = made = tempfile.mkdtemp(prefix="evoattn-")
+            atexit.register(shutil.rmtree, made, ignore_errors=True)
+    from cupy.cuda import nvrtc
+
+    return nvrtc
 
 
 @cache
@@ -45,9 +68,7 @@ def include_options() -> tuple[str, ...]:
 @cache
 def version() -> str:
     """E.g. `NVRTC 13.0`."""
-    from cupy.cuda import nvrtc
-
-    return "NVRTC {}.{}".format(*nvrtc.getVersion())
+    return "NVRTC {}.{}".format(*_nvrtc().getVersion())
 
 
 def parse_log(log: str) -> CompileInfo:
@@ -79,8 +100,7 @@ def compile_source(source: str, arch: str, name: str = "kernel.cu") -> CompiledK
 
     One NVRTC call gives the cubin that a GPU would load and the PTX of that same compile.
     """
-    from cupy.cuda import nvrtc
-
+    nvrtc = _nvrtc()
     options = (f"-arch={arch}", *OPTIONS, *include_options())
     started = time.perf_counter()
     program = nvrtc.createProgram(source, name, (), ())

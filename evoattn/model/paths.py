@@ -21,14 +21,24 @@ REPORT_TEMPLATES = own_folder("reports")
 MIGRATIONS = own_folder("db")
 
 
+NO_HOME = Path("/nonexistent/evoattn")
+"""In place of the folders of a user who has no home directory: nothing is found there, and nothing kept."""
+
+
 def _user_folder(kind: Literal["data", "cache"]) -> Path:
     """As platformdirs says; by the rule of Linux on a machine that only runs kernels and lacks it."""
     try:
         from platformdirs import user_cache_path, user_data_path
     except ImportError:
-        usual = Path.home() / {"data": ".local/share", "cache": ".cache"}[kind]
-        return Path(os.environ.get(f"XDG_{kind.upper()}_HOME") or usual) / "evoattn"
-    return (user_data_path if kind == "data" else user_cache_path)("evoattn", appauthor=False)
+        given = os.environ.get(f"XDG_{kind.upper()}_HOME")
+        home = Path(os.path.expanduser("~"))
+        if not given and not home.is_absolute():
+            return NO_HOME
+        return Path(given or home / {"data": ".local/share", "cache": ".cache"}[kind]) / "evoattn"
+    try:
+        return (user_data_path if kind == "data" else user_cache_path)("evoattn", appauthor=False)
+    except RuntimeError:
+        return NO_HOME
 
 
 def data_folder() -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 
+from evoattn.model import forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
@@ -20,7 +20,7 @@ from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
 _wins: Wins | None = None
-_lock = threading.Lock()
+_lock = forks.Lock()
 
 
 def wins() -> Wins:
@@ -37,9 +37,11 @@ def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
 
 
 def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
-    """The CUDA device side; None, with a warning, where torch has a GPU but the driver is not NVIDIA's or too old."""
+    """The CUDA device side; None, with a warning, where torch has a GPU but the driver is not NVIDIA's or too old, and
+    in the child of a process that has used CUDA."""
     try:
-        return make()
+        platform = make()
+        return None if platform.lost_in_fork() else platform
     except (OSError, AttributeError) as error:
         warnings.warn(f"evoattn: no kernel can run here, SDPA does: {error}.", RuntimeWarning, stacklevel=2)
         return None

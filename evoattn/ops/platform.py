@@ -41,6 +41,8 @@ class Platform(Protocol):
     current_device: Callable[[], int]
     guard: Callable[[int], contextlib.AbstractContextManager[object]]
     """Makes a device the current one."""
+    lost_in_fork: Callable[[], bool]
+    """Whether this process is a child that was forked from one that had used its devices: it cannot use them."""
 
     def device(self, index: int) -> torch.device:
         """Torch's name for a device."""
@@ -121,6 +123,7 @@ class CudaPlatform:
         self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self.current_device: Callable[[], int] = torch._C._cuda_getDevice
         self.guard: Callable[[int], contextlib.AbstractContextManager[object]] = torch.cuda.device
+        self.lost_in_fork: Callable[[], bool] = torch.cuda._is_in_bad_fork
         self._specs: dict[int, GpuSpec | None] = {}
 
     def device(self, index: int) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
+from evoattn.model import forks
 from evoattn.ops import asked, checked, cubins, fallback
 from evoattn.ops.choice import Choice, KernelKey, Picker, choose
 from evoattn.ops.cubins import Cubin
@@ -48,8 +48,16 @@ class Runtime:
         self._failures: dict[tuple[int, KernelKey], str] = {}
         """Why kernels could not be made ready; none is tried again in this process."""
         self._scratch = Scratch(platform) if platform else None
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
         self._said: set[str] = set()
+        forks.tell(self)
+
+    def after_fork(self) -> None:
+        """The child of a process that has used CUDA has no context: torch serves its calls, or says why not."""
+        if self.platform and self.platform.lost_in_fork():
+            self.platform = None
+            self._kernels.clear()
+        self.forget()
 
     def forget(self) -> None:
         """Decide every call anew; loaded kernels stay loaded."""
@@ -211,7 +219,7 @@ class Runtime:
             if failure := self.failure(choice, index):
                 return Refusal(failure)
             try:
-                kernel = kernel or self._load(choice, index)
+                kernel = kernel or self._load(choice, index, platform)
                 if kernel.failure:
                     return Refusal(kernel.failure)
                 workspace = choice.family.workspace(problem, choice.config, choice.gpu)
@@ -226,21 +234,11 @@ class Runtime:
                 return Refusal(reason)
             return CallPlan(choice.words, kernel, packed, problem, scratch_bytes, zeroed_bytes, scratch, platform)
 
-    def _load(self, choice: Choice, index: int) -> LoadedKernel:
+    def _load(self, choice: Choice, index: int, platform: Platform) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
-        platform = self.platform
-        assert platform is not None
-        family, problem, config, gpu = choice.family, choice.problem.packed, choice.config, choice.gpu
-        cubin = self._build(family, problem, config, gpu, self.folder)
-        kernel, machine = LoadedKernel(cubin.code, platform, index), platform.identity(index)
-        wrong = checked.recorded(cubin, machine, self.folder)
-        if wrong is None:
-            from evoattn.ops.proof import prove  # and with it the reference, which a checked kernel does not need
-
-            wrong = prove(family, problem, config, gpu, cubin, kernel, platform)
-            checked.record(cubin, machine, self.folder, config, wrong)
-        if wrong:
-            kernel.failure = f"{family.name} {config.describe()} failed its check on this machine: {wrong.rstrip('.')}"
+        cubin = self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self.folder)
+        kernel = checked.load(choice, cubin, index, platform, self.folder)
+        if kernel.failure:
             self.say(f"{kernel.failure}; it is never used here, SDPA runs")
         self._kernels[index, choice.key] = kernel
         return kernel

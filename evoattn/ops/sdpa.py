@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from evoattn.model import forks
 from evoattn.ops import current, fallback
 from evoattn.ops.attention import attention
 from evoattn.ops.capture import call as recorded_call
@@ -23,7 +24,7 @@ from evoattn.ops.runtime import NoKernel
 from evoattn.ops.shapes import Shapes
 
 _everywhere = False
-_lock = threading.Lock()
+_lock = forks.Lock()
 _users = 0
 """How many blocks, and whether `enable`, need the replacement in place."""
 _original: Callable[..., Tensor] = fallback.SDPA

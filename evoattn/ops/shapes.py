@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from evoattn.model import forks
 from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem, ProblemError
 
@@ -48,7 +48,7 @@ class Shapes:
         self.missed: dict[str, int] = {}
         """Calls that no kernel could serve whatever its config, by reason."""
         self._asked: dict[tuple[object, ...], Asked] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def add(self, problem: AttentionProblem, count: int = 1, us: float = 0.0) -> Asked:
         """Count calls of a problem."""

@@ -7,13 +7,13 @@ import fcntl
 import json
 import os
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evoattn.model import forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import data_folder
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -94,7 +94,7 @@ class Wins:
         self.path = path or data_folder() / FILE
         self._read_at: tuple[int, int] | None = None
         self._wins: dict[tuple[object, ...], Win] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def find(self, problem: AttentionProblem, gpu: GpuSpec) -> Exact | None:
         """The win for this problem on this kind of GPU; None where there is none, or where today's space lacks its

@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,6 +92,8 @@ class FakeDevice:
     guards: list[int] = field(default_factory=list)
     _modules: list[dict] = field(default_factory=list)
     _functions: list[tuple[dict, str]] = field(default_factory=list)
+
+    lost_in_fork: Callable[[], bool] = bool  # False
 
     def device(self, index: int) -> torch.device:
         return torch.device("cpu")
