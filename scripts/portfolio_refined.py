@@ -19,13 +19,13 @@ from evoattn.cost.cost import scores
 from evoattn.families.registry import completed
 from evoattn.model.gpu import GpuSpec, detect_devices, lookup
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.campaign import card, families_for
 from evoattn.portfolio.draws import PLAIN, draw_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import climb
+from evoattn.portfolio.refine import all_genes, climb
 
 ROUNDS = 4
 
@@ -41,7 +41,9 @@ def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) ->
             named[f"checked {label}"] = KernelConfig(row[label][0], completed(*row[label]))
     found = dict(zip(named, zip(named.values(), scores(problem, list(named.values()), gpu), strict=True), strict=True))
     for label, start in (("pick", ranked[0]), ("class", best)):
-        for step, scored in enumerate(climb(start, problem, gpu, ROUNDS)[1:], start=1):
+        for step, scored in enumerate(
+            climb(start, problem, gpu, ROUNDS, all_genes(load_space(start.family, gpu)))[1:], start=1
+        ):
             found[f"{label} {step}"] = scored.config, scored.score
     return found
 

@@ -14,6 +14,7 @@ from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.known import known
+from evoattn.portfolio.refine import refined
 from evoattn.portfolio.shipped import KernelClass, Portfolio
 
 
@@ -80,10 +81,11 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     for portfolio in _portfolios(gpu):
         for name in _classes_for(own, portfolio.classes):
             kernels = portfolio.kernel_class(name)
-            config = next(ranked(problem, gpu, kernels), None)
-            if config is None:
+            if not (found := list(ranked(problem, gpu, kernels))):
                 continue
+            config = found[0]
             estimated = gpu.name not in portfolio.cards or name != own
+            better = None if estimated or problem.variants else refined(found, problem, gpu, portfolio.genes)
             why = (
                 f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
                 f"{portfolio.measured_on}"
@@ -93,8 +95,19 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
             elif estimated:
                 same_mask = own.split()[2] == name.split()[2]
                 why += f"; {f'head_dim {problem.head_dim}' if same_mask else own} was not measured"
+            if better and better.gain > 1:
+                why += f"; by the cost model {1 - 1 / better.gain:.0%} less {_changed(config, better.config)}"
+                config = better.config
             return Pick(config.family, config, why, estimated, None if estimated else kernels.regret, "portfolio")
     return _unmeasured(problem, gpu)
+
+
+def _changed(before: KernelConfig, after: KernelConfig) -> str:
+    """What differs."""
+    if before.family != after.family:
+        return f"as {after.family}"
+    differ = {name: value for name, value in after.params.items() if value != before.params[name]}
+    return f"with {KernelConfig(after.family, differ).describe()}"
 
 
 def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
@@ -117,11 +130,13 @@ def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """All kernels of the problem's class, else of the nearest one, that can serve it, the most promising first: where a
-    search of it begins."""
+    """The pick, then all kernels of the problem's class, else of the nearest one, that can serve it, the most promising
+    first: where a search of it begins."""
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
         for name in _classes_for(own, portfolio.classes):
             if found := list(ranked(problem, gpu, portfolio.kernel_class(name))):
-                return found
+                picked = pick(problem, gpu)
+                first = [picked.config] if picked and picked.config not in found else []
+                return first + found
     return []

@@ -1,23 +1,33 @@
 """Kernels near one of a portfolio that the cost model expects to be faster on a problem: tiles that fit its lengths,
-stages, schedules and so on."""
+stages, schedules and so on.
+
+A portfolio has few kernels for each class. The cost model (`evoattn/cost`) was fitted to all kernels that were ever
+measured, of all classes: it tells what one gene more or less is worth on this problem.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, SearchSpace, Value, load_space
+from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.space import KernelConfig, SearchSpace, Value
 
+Genes = Mapping[str, Sequence[Value]]
+"""Values that each parameter of a family may have."""
 TOGETHER = (("BLOCK_N", "STAGES"), ("BLOCK_M", "BLOCKS_PER_SM"), ("BLOCK_N", "WARPS"), ("GROUP_ROWS", "BLOCK_M"))
 """Genes that are changed both at once, too: what one takes of shared memory or registers the other must leave."""
-
 SAME = 0.001
 """Costs that differ by no more are the same."""
+LEAST_GAIN = 0.02
+"""Part of a pick's cost that a climb must save, or the pick stays: less is within the cost model's error."""
+ROUNDS = 3
+FINE, PARTS = 16, 32
+"""Lengths are rounded up to multiples of FINE, and of the power of two that is a PARTS-th of them at most."""
+MOST_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -28,42 +38,115 @@ class Scored:
     score: float
 
 
-def neighbours(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+def all_genes(space: SearchSpace) -> Genes:
+    """The values of a whole space."""
+    return {p.name: p.values for p in space.parameters}
+
+
+def neighbours(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, genes: Genes) -> list[KernelConfig]:
     """The valid configs that differ from `config` in one gene, or in two of TOGETHER. If something of `config` is
     redundant on the problem, it may be of the others."""
-    family, space = registry.lookup(config.family), load_space(config.family, gpu)
+    family = registry.lookup(config.family)
     why_not = family.why_impossible if family.why_invalid(problem, config, gpu) else family.why_invalid
-    found = (KernelConfig(config.family, config.params | genes) for genes in _changes(config, space))
+    found = (KernelConfig(config.family, config.params | changed) for changed in _changes(config, genes))
     return [other for other in found if not why_not(problem, other, gpu)]
 
 
-def _changes(config: KernelConfig, space: SearchSpace) -> Iterator[dict[str, Value]]:
-    values = {p.name: [v for v in p.values if v != config[p.name]] for p in space.parameters}
-    for name, others in values.items():
-        yield from ({name: value} for value in others)
+def _changes(config: KernelConfig, genes: Genes) -> Iterator[dict[str, Value]]:
+    others = {name: [v for v in values if v != config[name]] for name, values in genes.items()}
+    for name, values in others.items():
+        yield from ({name: value} for value in values)
     for names in TOGETHER:
-        if all(name in values for name in names):
-            yield from (dict(zip(names, both, strict=True)) for both in product(*(values[name] for name in names)))
+        if all(name in others for name in names):
+            yield from (dict(zip(names, both, strict=True)) for both in product(*(others[name] for name in names)))
 
 
-def climb(start: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, rounds: int) -> list[Scored]:
+def climb(start: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, rounds: int, genes: Genes) -> list[Scored]:
     """`start`, then after each round the neighbour of least cost, for as long as the cost falls. If something of
     `start` is redundant, a neighbour of which nothing is comes before the rounds, if one costs no more."""
-    found = [Scored(start, scores(problem, [start], gpu)[0])]
+    found = _scored([start], problem, gpu)
     family = registry.lookup(start.family)
     if family.why_invalid(problem, start, gpu):
-        near = [c for c in neighbours(start, problem, gpu) if not family.why_invalid(problem, c, gpu)]
+        near = [c for c in neighbours(start, problem, gpu, genes) if not family.why_invalid(problem, c, gpu)]
         _step(found, near, problem, gpu, found[0].score * (1 + SAME))
     for _ in range(rounds):
-        if not _step(found, neighbours(found[-1].config, problem, gpu), problem, gpu, found[-1].score):
+        if not _step(found, neighbours(found[-1].config, problem, gpu, genes), problem, gpu, found[-1].score):
             break
     return found
 
 
+def _scored(configs: list[KernelConfig], problem: AttentionProblem, gpu: GpuSpec) -> list[Scored]:
+    from evoattn.cost.cost import scores  # here: it reads a file of weights
+
+    return [Scored(*pair) for pair in zip(configs, scores(problem, configs, gpu), strict=True)] if configs else []
+
+
 def _step(found: list[Scored], near: list[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, under: float) -> bool:
     """Whether one of the configs costs less than `under`; the one of least cost is added then."""
-    costs = scores(problem, near, gpu) if near else []
-    if not costs or min(costs) >= under:
+    best = min(_scored(near, problem, gpu), key=lambda one: one.score, default=None)
+    if best is None or best.score >= under:
         return False
-    found.append(Scored(near[costs.index(min(costs))], min(costs)))
+    found.append(best)
     return True
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What became of a kernel: the config, and by what factor it should be faster."""
+
+    config: KernelConfig
+    gain: float
+
+
+_kept: dict[tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...]], Refined] = {}
+
+
+def refined(
+    ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
+) -> Refined:
+    """The end of a short climb from the first of the `ranked` kernels of a class, or from the one of least cost where
+    that costs clearly less. The first one itself where little is saved so, or the end cannot serve the problem.
+
+    The lengths are rounded, so that a sequence that grows keeps its kernel for some while. `genes`: by family.
+    """
+    about, first = rounded(problem), ranked[0]
+    key = about, gpu, first.family, tuple(first.params.values())
+    if (found := _kept.get(key)) is None:
+        found = _climbed(ranked, about, gpu, genes)
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[key] = found
+    if registry.lookup(found.config.family).why_impossible(problem, found.config, gpu):
+        return Refined(first, 1.0)
+    return found
+
+
+def _climbed(
+    ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
+) -> Refined:
+    able = _scored([c for c in ranked if _can_run(c, problem, gpu)], problem, gpu)
+    if not able:  # as the lengths are rounded
+        return Refined(ranked[0], 1.0)
+    first, *others = able
+    enough = first.score * (1 - LEAST_GAIN)
+    start = min((one for one in others if one.score < enough), key=lambda one: one.score, default=first)
+    end = climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}))[-1]
+    return Refined(end.config, first.score / end.score) if end.score < enough else Refined(first.config, 1.0)
+
+
+def _can_run(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    return not registry.lookup(config.family).why_impossible(problem, config, gpu)
+
+
+def rounded(problem: AttentionProblem) -> AttentionProblem:
+    """The problem with lengths rounded up, by a thirty-second part or to a multiple of 16; few queries stay."""
+    queries = problem.seqlen_q if problem.seqlen_q <= FINE else _rounded(problem.seqlen_q)
+    try:
+        return problem.with_(seqlen_q=queries, seqlen_k=_rounded(problem.seqlen_k))
+    except ProblemError:  # too large by the rounding
+        return problem
+
+
+def _rounded(length: int) -> int:
+    granule = max(FINE, (1 << length.bit_length()) // 2 // PARTS)
+    return -(-length // granule) * granule

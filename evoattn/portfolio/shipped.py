@@ -1,14 +1,15 @@
 """The portfolios that come with evoattn, one file per architecture: plain data, read once.
 
-The first line of a file is a JSON object: the cards, what was measured, and the names of the groups (classes but for
-their last word), each with the last words of its classes. One line of JSON per group follows, in the same order, so
-that a process parses only those that it asks for. A group has kernels, and of each of its classes the numbers of those
-that serve it.
+The first line of a file is a JSON object: the cards, what was measured, the values that parameters of the kernels have,
+and the names of the groups (classes but for their last word), each with the last words of its classes. One line of JSON
+per group follows, in the same order, so that a process parses only those that it asks for. A group has kernels, and of
+each of its classes the numbers of those that serve it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from evoattn.families.registry import completed
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig
+from evoattn.model.space import KernelConfig, Value
 from evoattn.portfolio.features import features
+from evoattn.portfolio.refine import Genes
 from evoattn.portfolio.work import predicted_us, work_of
 
 if TYPE_CHECKING:  # NumPy is imported when the first class is read: a wrong word is refused without
@@ -93,6 +95,8 @@ class Portfolio:
     """Of each group, its JSON, as in the file."""
     classes: tuple[str, ...]
     """Names of all classes."""
+    genes: Mapping[str, Genes]
+    """By family: the values that each parameter has in one of the kernels."""
 
     @property
     def measured_on(self) -> str:
@@ -136,11 +140,22 @@ def load(arch: str, folder: Path = DATA) -> Portfolio | None:
     head = json.loads(first)
     by_group = dict(zip(head["groups"], lines, strict=True))
     classes = tuple(f"{group} {size}" for group, sizes in head["groups"].items() for size in sizes)
-    return Portfolio(arch, tuple(head["cards"]), head["about"], by_group, classes)
+    return Portfolio(arch, tuple(head["cards"]), head["about"], by_group, classes, head["genes"])
+
+
+def genes_of(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[Value]]]:
+    """By family: the values that each parameter has in one of the groups' kernels, or as a number of splits."""
+    found: dict[str, dict[str, set[Value]]] = {}
+    for kernel in (kernel for row in groups for kernel in row["kernels"]):
+        genes = found.setdefault(kernel["family"], {})
+        for name, value in completed(kernel["family"], kernel["params"]).items():
+            genes.setdefault(name, set()).add(value)
+        genes.get("SPLITS", set()).update(kernel.get("splits", ()))
+    return {family: {name: sorted(values) for name, values in genes.items()} for family, genes in found.items()}
 
 
 def save(path: Path, cards: list[str], about: list[dict[str, Any]], groups: dict[str, dict[str, Any]]) -> None:
     """Write the file of a portfolio. Raises `OSError`."""
     sizes = {name: list(row["classes"]) for name, row in groups.items()}
-    rows = [{"cards": cards, "about": about, "groups": sizes}, *groups.values()]
+    rows = [{"cards": cards, "about": about, "genes": genes_of(groups.values()), "groups": sizes}, *groups.values()]
     path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))

@@ -9,9 +9,11 @@ import pytest
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import climb, neighbours
+from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
+from evoattn.model.space import load_space
+from evoattn.portfolio import shipped
+from evoattn.portfolio.pick import pick, portfolio_kernels
+from evoattn.portfolio.refine import LEAST_GAIN, all_genes, climb, neighbours, refined, rounded
 
 H100 = GPUS["h100"]
 SHAPES = {
@@ -26,11 +28,12 @@ SHAPES = {
 @pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
 def test_neighbours_run_and_a_climb_falls(problem: AttentionProblem) -> None:
     start = portfolio_kernels(problem, H100)[0]
-    near = neighbours(start, problem, H100)
+    genes = all_genes(load_space(start.family, H100))
+    near = neighbours(start, problem, H100, genes)
     family = registry.lookup(start.family)
     assert near and start.id not in {c.id for c in near}
     assert not any(family.why_impossible(problem, c, H100) for c in near)
-    steps = climb(start, problem, H100, 3)
+    steps = climb(start, problem, H100, 3, genes)
     assert steps[0].config == start
     assert all(b.score <= a.score * 1.001 for a, b in pairwise(steps))
     assert steps[-1].score == scores(problem, [steps[-1].config], H100)[0]
@@ -39,5 +42,48 @@ def test_neighbours_run_and_a_climb_falls(problem: AttentionProblem) -> None:
 def test_few_keys_get_tiles_that_fit() -> None:
     problem = AttentionProblem(batch=37, heads=14, kv_heads=2, seqlen_q=90, seqlen_k=90, head_dim=160)
     start = portfolio_kernels(problem, H100)[0]
-    steps = climb(start, problem, H100, 3)
+    steps = climb(start, problem, H100, 3, all_genes(load_space(start.family, H100)))
     assert -(-90 // int(steps[-1].config["BLOCK_N"])) * int(steps[-1].config["BLOCK_N"]) < 128
+
+
+def test_what_is_saved_is_said_and_little_changes_nothing() -> None:
+    """Tiles of 39 keys leave most of 64 idle; a first kernel that costs least stays as it is."""
+    few, portfolio = SHAPES["few keys, grouped"], shipped.load("sm_90a")
+    assert portfolio
+    ranked = portfolio_kernels(few, H100)[1:]
+    found = refined(ranked, few, H100, portfolio.genes)
+    costs = scores(rounded(few), [ranked[0], found.config], H100)
+    assert found.gain == pytest.approx(costs[0] / costs[1]) and found.gain > 1 / (1 - LEAST_GAIN)
+    assert "by the cost model" in pick(few, H100).why
+    again = refined([found.config], few, H100, {})
+    assert again.config == found.config and again.gain == 1
+
+
+def test_a_sequence_that_grows_keeps_its_kernel_for_a_while() -> None:
+    one = SHAPES["decode"]
+    kernels = {pick(one.with_(seqlen_k=n), H100).config.id for n in range(4097, 4225)}
+    assert len(kernels) == 1
+
+
+def test_lengths_are_rounded_up_by_little() -> None:
+    for queries, keys in ((1, 1), (3, 17), (16, 256), (17, 257), (1000, 1025), (65537, 131071)):
+        problem = SHAPES["decode"].with_(seqlen_q=queries, seqlen_k=keys, mask="causal_lower_right")
+        about = rounded(problem)
+        assert queries <= about.seqlen_q <= queries * 1.04 + 15 and keys <= about.seqlen_k <= keys * 1.04 + 15
+        assert queries > 16 or about.seqlen_q == queries
+        assert rounded(about) == about
+
+
+def test_a_length_that_cannot_be_rounded_stays() -> None:
+    keys = MAX_TENSOR_BYTES // (96 * 2)
+    problem = AttentionProblem(batch=1, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=keys, head_dim=96)
+    assert rounded(problem) == problem
+
+
+def test_values_that_no_shipped_kernel_has_are_not_tried() -> None:
+    portfolio = shipped.load("sm_90a")
+    assert portfolio and 8 not in portfolio.genes["split_kv"]["STAGES"]
+    for problem in SHAPES.values():
+        picked = pick(problem, H100)
+        genes = portfolio.genes[picked.family]
+        assert all(value in genes[name] for name, value in picked.config.params.items())

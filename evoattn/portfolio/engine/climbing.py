@@ -11,7 +11,7 @@ from evoattn.portfolio.engine.aimed import AimedBreeder, Proposal
 from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import climb, neighbours
+from evoattn.portfolio.refine import all_genes, climb, neighbours
 
 CLIMBED_SHARE = 0.7
 """Of the proposals; the others are aimed and bred."""
@@ -26,6 +26,7 @@ class ClimbingBreeder(AimedBreeder):
     def __init__(self, group: Group, gpu: GpuSpec, seed: int) -> None:
         super().__init__(group, gpu, seed)
         self._steps: dict[int, list[KernelConfig]] = {}
+        self._genes = {name: all_genes(space) for name, space in self.spaces.items()}
 
     def _breed(self) -> Proposal | None:
         problem = known(self._group.problems[self._target])
@@ -36,8 +37,10 @@ class ClimbingBreeder(AimedBreeder):
     def _next_step(self, problem: AttentionProblem) -> KernelConfig | None:
         """The next step of the climb from the problem's pick that the group has not tried."""
         if self._target not in self._steps:
-            picks = portfolio_kernels(problem, self._gpu)[:1]
-            self._steps[self._target] = [s.config for p in picks for s in climb(p, problem, self._gpu, STEPS)[1:]]
+            picks = [c for c in portfolio_kernels(problem, self._gpu) if c.family in self.spaces][:1]
+            self._steps[self._target] = [
+                s.config for p in picks for s in climb(p, problem, self._gpu, STEPS, self._genes[p.family])[1:]
+            ]
         steps = self._steps[self._target]
         while steps:
             config = steps.pop(0)
@@ -51,7 +54,8 @@ class ClimbingBreeder(AimedBreeder):
         parents = self.parents()[:LEADERS]
         if not parents:
             return None
-        near = neighbours(self._rng.choice(parents).config, problem, self._gpu)
+        parent = self._rng.choice(parents).config
+        near = neighbours(parent, problem, self._gpu, self._genes[parent.family])
         fresh = [config for config in near if config.id not in self._group.kernels]
         costs = scores(problem, fresh, self._gpu) if fresh else []
         ranked = sorted(range(len(fresh)), key=lambda i: costs[i])
