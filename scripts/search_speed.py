@@ -6,10 +6,11 @@ of its own.
 What stands behind `--` are words of `evoattn search`; without them it is `--problem seed_h100 --budget 30s`. Prints a
 table: seconds from Enter to the first candidate timed and to the first leaderboard (the first eight starting configs
 are recorded), candidates per second between the first candidate and the final, ms per candidate on the device and in
-the compiler, the share of the time in which the GPU worker had a candidate, the share of a candidate's time on the
-device that went into checks, the share of candidates that were pruned, and of a core that the search's own process
-took. `--timeline` also prints when what happened, in seconds from Enter, and how many were recorded in each second.
-Each search has a cache of compiled kernels of its own, and a database of which `--keep` names the last one's file.
+the compiler, how many are compiled at once, the share of the time in which the GPU worker had a candidate, the share of
+a candidate's time on the device that went into checks, the share of candidates that were pruned, and of a core that the
+search's own process took. `--timeline` also prints when what happened, in seconds from Enter, and how many were
+recorded in each second. Each search has a cache of compiled kernels of its own, and a database of which `--keep` names
+the last one's file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -63,18 +65,22 @@ class Speed:
     checks: float | None
     device_ms: float | None
     compile_ms: float
+    at_once: float
+    """Compiles under way, on average: as many as there are compile processes if none ever waits."""
     pruned: float
     own_core: float
     """Seconds of a core that the search's own process took, per second."""
 
     def cells(self) -> list[str]:
-        numbers = (*(self.first, self.leaderboard, self.candidates, self.per_second, self.device_ms, self.compile_ms),)
+        start, rate = (self.first, self.leaderboard, self.candidates, self.per_second), (self.compile_ms, self.at_once)
+        numbers = (*start, self.device_ms, *rate)
         shares = (self.busy, self.checks, self.pruned, self.own_core)
         texts = ["-" if n is None else f"{n:.4g}" for n in numbers]
         return texts + ["-" if share is None else f"{share:.0%}" for share in shares]
 
 
-HEADS = ["first s", "board s", "trials", "per s", "ms/trial", "compile ms", "busy", "checks", "pruned", "own core"]
+OF_THE_SEARCH = ["first s", "board s", "trials", "per s"]
+HEADS = [*OF_THE_SEARCH, "ms/trial", "compile ms", "at once", "busy", "checks", "pruned", "own core"]
 
 
 def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
@@ -115,6 +121,7 @@ def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
     timed = [t for t in trials if t.validation and t.validation.backend == "cuda"]
     on_device = sum(t.seconds for t in timed)
     checked = sum(c.seconds for t in timed if t.validation for c in t.validation.checks)
+    compiles = [t.compile_info.seconds for t in trials if t.compile_info]
     return Speed(
         good[0].seconds,
         starting[LEADERS - 1].seconds if len(starting) >= LEADERS else None,
@@ -123,7 +130,8 @@ def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
         on_device / (end - begun) if timed else None,
         checked / on_device if timed else None,
         1e3 * mean(t.seconds for t in timed) if timed else None,
-        1e3 * mean(t.compile_info.seconds for t in trials if t.compile_info),
+        1e3 * mean(compiles),
+        mean(compiles) * number / (end - begun),
         sum(t.state is TrialState.PRUNED for t in trials) / len(trials),
         (last.core - first.core) / (end - begun),
     )
@@ -147,6 +155,17 @@ def print_timeline(events: list[Event]) -> None:
     if trials:
         seconds = Counter(int(e.seconds - trials[0].seconds) for e in trials)
         print("Recorded in each second since the first:", *(seconds[n] for n in range(max(seconds) + 1)))
+
+
+def bytecode_note() -> str:
+    """A sentence where each process compiles torch's Python anew; else empty."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None or spec.cached is None or Path(spec.cached).exists():
+        return ""
+    return (
+        "Note: no bytecode of torch is kept here, so that its import takes three times as long. `python -m compileall "
+        f"{Path(spec.origin).parent}` writes it, or PYTHONPYCACHEPREFIX names a folder that may be written."
+    )
 
 
 def main() -> int:
@@ -174,6 +193,8 @@ def main() -> int:
         if options.timeline:
             print_timeline(events)
         print(said.rstrip())
+    if note := bytecode_note():
+        print(note)
     print(*(f"{head:>10}" for head in HEADS))
     for row in rows:
         print(*(f"{cell:>10}" for cell in row.cells()))
