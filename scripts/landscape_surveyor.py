@@ -16,10 +16,11 @@ ANY_FAMILY_SHARE = 0.4
 """Bred configs whose parent is the best of a family chosen at random, not the best of all."""
 PARENTS = 8
 CROSSOVER_SHARE = 0.35
-AHEAD_SHARE = 0.35
+AHEAD_SHARE = 0.25
 """Of a group's proposals while it has configs that were compiled ahead; random ones, so that fewer others are."""
-AHEAD_WEIGHT, LATER_WEIGHT = 0.5, 1e-3
-"""Of a group whose turn has not come: with configs that were compiled ahead, and without."""
+AHEAD_WEIGHT, LATER_WEIGHT = 0.15, 1e-3
+"""Of a group whose turn has not come: with configs that were compiled ahead, and without. Ahead of their turn they keep
+the GPU busy where the compile processes do not, but not so that it would have no time for theirs."""
 
 
 @dataclass

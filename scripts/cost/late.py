@@ -13,9 +13,12 @@ from evoattn.cost.fitted import load
 from evoattn.model.space import config_id
 from scripts.cost.row import Row
 
-FAR_OFF, LEAST_US = 8.0, 50.0
-"""A time is late that is so many times what two others let expect, and so much more than either: what the kernel takes
-on its other problems, in medians, and the physical part of the cost model. A launch is late by 60 µs to some ms."""
+FAR_OFF, FAR_OFF_ALONE, LEAST_US, MOST_US = 8.0, 4.0, 50.0, 6000.0
+"""A time is late that is so many times what two others let expect, and more by so many µs than either: what the kernel
+takes on its other problems, in medians, and the physical part of the cost model. A launch is late by 60 µs to some ms.
+Times of `ALONE_FROM_US` and more may be one call's: of such, one in 400 is more than twice the model's score for a
+kernel that it was fitted to, of shorter ones one in 10,000."""
+ALONE_FROM_US = 300.0
 MEDIANS = 2
 """Rounds of medians over problems and kernels."""
 
@@ -50,7 +53,8 @@ def _groups(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[list[in
 
 
 def _far(us: float, expected: float) -> bool:
-    return us > FAR_OFF * expected and us > expected + LEAST_US
+    least = FAR_OFF if us < ALONE_FROM_US else FAR_OFF_ALONE
+    return us > least * expected and LEAST_US < us - expected < MOST_US
 
 
 def _beyond_physics(row: Row) -> bool:

@@ -26,10 +26,22 @@ def rows(factor=lambda problem, config: 1.0):
     ]
 
 
-def test_a_late_launch_is_left_out():
-    late = rows(lambda i, j: 400.0 if (i, j) == (1, 2) else 1.0)
+def one_of(us):
+    """Rows of which one takes `us`."""
+    usual = rows()[len(CONFIGS) + 2].us
+    return rows(lambda i, j: us / usual if (i, j) == (1, 2) else 1.0)
+
+
+@pytest.mark.parametrize("us", (250, 400, 3000))
+def test_a_late_launch_is_left_out(us):
+    late = one_of(us)
     kept = without_late(late)
-    assert len(kept) == len(late) - 1 and max(row.us for row in kept) < max(row.us for row in late)
+    assert len(kept) == len(late) - 1 and us not in [round(row.us) for row in kept]
+
+
+@pytest.mark.parametrize("us", (90, 9000))
+def test_a_time_that_no_late_launch_has_is_kept(us):
+    assert without_late(one_of(us)) == one_of(us)
 
 
 @pytest.mark.parametrize("slow", [lambda i, j: 400.0 if j == 2 else 1.0, lambda i, j: 400.0 if i == 1 else 1.0])

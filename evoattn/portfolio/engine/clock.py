@@ -9,8 +9,9 @@ import torch
 
 GRAPH_UNDER_US = 300.0
 """Calls shorter than this are timed in a graph: the CPU cannot launch them one by one as fast as the GPU runs them."""
-FIRST_CALLS = 3
-"""Calls of which the least is the first estimate: one alone may be a launch that the CPU was late with."""
+FIRST_CALLS, LATE_UNDER_US = 3, 10_000.0
+"""Calls of which the least is the first estimate, two of long ones: one alone may be a launch that the CPU was late
+with, by up to some ms. Of calls that take longer one is enough."""
 GRAPH_US, GRAPH_CALLS = 700.0, (10, 60)
 DIRECT_US, DIRECT_CALLS = 1200.0, (2, 10)
 
@@ -46,9 +47,8 @@ class Clock:
         """An estimate of one call in µs, after a call that loads the kernel."""
         enqueue()
         once = self.elapsed(enqueue)
-        if once > 2 * GRAPH_UNDER_US:
-            return once
-        return min(once, *(self.elapsed(enqueue) for _ in range(FIRST_CALLS - 1)))
+        more = 0 if once > LATE_UNDER_US else 1 if once > 2 * GRAPH_UNDER_US else FIRST_CALLS - 1
+        return min([once, *(self.elapsed(enqueue) for _ in range(more))])
 
     def a_call(self, repeated: Repeated) -> float:
         """µs per call, the mean over the work."""
