@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
       (int64_t(batch) * kv_heads + kv_head) * head_blocks * seqlen_q + query * head_blocks + group_head / 64;
   const int64_t first = tile * splits * 64 + group_head % 64;
   const Buffer buffer{smem};
+  if constexpr (DEPENDENT_LAUNCH) grid_dependency_wait();  // for the results of latent_wgmma
   const int sources =
       gather_splits<MERGE_THREADS>(buffer, partial_gmem + first * CHUNKS, state_gmem + first, splits, 64, 1);
   __syncthreads();  // the sums of all threads are visible

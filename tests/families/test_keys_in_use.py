@@ -87,7 +87,7 @@ WRONG = [
     (
         "pages from key 0 on, not from a window's first",
         MMA_WINDOW,
-        ("v_row_stride, pages, first_block_key + tile * BLOCK_N);", "v_row_stride, pages, tile * BLOCK_N);"),
+        ("row_stride, pages, first_block_key + tile * BLOCK_N);", "row_stride, pages, tile * BLOCK_N);"),
     ),
     ("all keys are in use in flash_wgmma", WGMMA_USED, ("return used;", "return seqlen_k;")),
     ("the diagonal of the first sequence", WGMMA_USED, ("mask = Mask(seqlen_q, seqlen_k, terms.given.window);", "")),
@@ -97,7 +97,8 @@ WRONG = [
     ("one table for all sequences in flash_wgmma", WGMMA_PAGED, ("given.table + tile.batch *", "given.table + 0 *")),
     ("a page of NaN behind the last key", WGMMA_PAGED, ("keys - (page << bits));", "page_keys());")),
     ("an entry behind the last key in flash_wgmma", WGMMA_PAGES, ("if (key >= keys) return {0, 0, 0};", "")),
-    ("boxes of a whole tile", WGMMA_PAGES, ("row < ROWS; row += box_rows)", "row < ROWS; row += ROWS)")),
+    ("boxes of a whole tile", WGMMA_PAGES, ("row += box_rows;", "row += ROWS;")),
+    ("pages looked up before", (*WGMMA_PAGED[:1], "wide tiles", WGMMA_PAGED[2]), ("      look_up(row);\n", "")),
     ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),
     ("a window's pages begin anywhere", PAGED_WINDOW, ("first_key -= first_key % PAGE_GRANULE;", "")),
 ]

@@ -40,7 +40,7 @@ CASES = {
     ),
     "scores alone, splits, pages of 16": (
         NARROW.with_(seqused="0:3000", page=16, layout="bshd"),
-        {"WARPGROUPS": 3, "SPLITS": 3, "OVERLAP": True},
+        {"WARPGROUPS": 3, "SPLITS": 3, "OVERLAP": True, "DEPENDENT_LAUNCH": True},
     ),
     "scores alone, DeepSeek's widths": (
         lookup("mla_decode"),
@@ -79,6 +79,11 @@ def test_it_is_right(name):
 
 WRONG = {
     "P is overwritten while it is read": ("one split", "named_barrier_sync<CONSUMERS>(P_FREE);", ";"),
+    "a merge that does not wait": (
+        "scores alone, splits, pages of 16",
+        "if constexpr (DEPENDENT_LAUNCH) grid_dependency_wait();",
+        "",
+    ),
     "scores alone, P is overwritten while it is read": (
         "scores alone",
         "if (turn >= P_TILES) named_barrier_sync<CONSUMERS>(P_FREE + p_tile);",
@@ -220,6 +225,12 @@ def test_a_wrong_one_is_found(fault):
         ({"seqlen_k": 30}, {"BLOCK_N": 32, "OVERLAP": True}, "nothing runs beside"),
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only 2 splits of 32 keys"),
         ({"batch": 600}, {"SPLITS": 4}, "waves"),
+        ({}, {"DEPENDENT_LAUNCH": True}, "one split has one"),
+        (
+            {"head_dim": 576, "value_dim": 512},
+            {"WARPGROUPS": 3, "Q_STEPS": 24, "OVERLAP": True, "STAGES": 4},
+            "168 registers per thread, which can have 152",
+        ),
     ],
 )
 def test_refusals(changes, genes, words):

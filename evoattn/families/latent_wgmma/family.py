@@ -91,7 +91,7 @@ class LatentWgmma(Family):
         genes = self.genes(config)
         rescale, octaves = RESCALES[genes.RESCALE]
         columns, dtype = value_columns(problem, genes), problem.dtype
-        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP", "Q_STEPS", "WARPGROUPS") | {
+        return genes.named("BLOCK_M", "BLOCK_N", "STAGES", "OVERLAP", "Q_STEPS", "WARPGROUPS", "DEPENDENT_LAUNCH") | {
             "ELEMENT": problem.element.cuda,
             "HEAD_DIM": problem.head_dim,
             "VALUE_DIM": problem.head_dim_v,
@@ -149,7 +149,9 @@ class LatentWgmma(Family):
         )
         grid = p.seqlen_q * p.group_size, p.kv_heads, p.batch
         merge_smem = merge_smem_bytes(problem)
-        return first, KernelLaunch(f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem, args)
+        return first, KernelLaunch(
+            f"{self.name}_merge", grid, (MERGE_THREADS, 1, 1), merge_smem, args, overlaps=genes.DEPENDENT_LAUNCH
+        )
 
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)

@@ -20,3 +20,4 @@ class LatentWgmmaGenes(Genes):
     OVERLAP: bool = False
     Q_STEPS: int = 0
     WARPGROUPS: int = 2
+    DEPENDENT_LAUNCH: bool = False

@@ -29,6 +29,8 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
             f"SPLITS={genes.SPLITS} makes only {splits} splits of {tiles * genes.BLOCK_N} keys or fewer, as fewer "
             "SPLITS do."
         )
+    if genes.DEPENDENT_LAUNCH and splits == 1:
+        return "DEPENDENT_LAUNCH lets a second launch begin early, and one split has one."
     if tiles < genes.STAGES > LEAST_STAGES:
         return f"STAGES={genes.STAGES} is more than the {tiles} tiles of {genes.BLOCK_N} keys that a block takes."
     if genes.OVERLAP and tiles == 1:

@@ -83,4 +83,4 @@ def launch_work(problem: AttentionProblem, genes: LatentWgmmaGenes, registers: i
     )
     if splits == 1:
         return (first,)
-    return first, merge_work("latent_wgmma_merge", problem, splits, scratch, common)
+    return first, merge_work("latent_wgmma_merge", problem, splits, scratch, common, genes.DEPENDENT_LAUNCH)

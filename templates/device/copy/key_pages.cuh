@@ -17,10 +17,12 @@ struct KeyPages {
     return head_gmem + __ldg(table_gmem + (key >> bits)) * page_stride;
   }
   __device__ __forceinline__ int row_in_page(int key) const { return key & (page_keys() - 1); }
-  // Behind the last key in use there are no rows, and the table's entries mean nothing.
-  __device__ __forceinline__ Rows rows_from(int key) const {
+  // The page that has a key; behind the last key in use the table's entries mean nothing.
+  __device__ __forceinline__ int entry_of(int key) const { return key < keys ? __ldg(table_gmem + (key >> bits)) : 0; }
+  // Of that page, `entry`, from the key on; behind the last key in use there are no rows.
+  __device__ __forceinline__ Rows rows_from(int key, int entry) const {
     if (key >= keys) return {0, 0, 0};
     const int page = key >> bits, first = key - (page << bits), length = min(page_keys(), keys - (page << bits));
-    return {first, length, __ldg(table_gmem + page) * rows_apart + length};
+    return {first, length, entry * rows_apart + length};
   }
 };

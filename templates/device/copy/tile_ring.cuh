@@ -26,15 +26,29 @@ template <class Tiles, int ROWS, int STAGES> struct TileRing {
   __device__ __forceinline__ void load_paged(const RingPosition<STAGES>& at, const KeyPages& pages, int key,
                                              int head) const {
     constexpr int DIVIDES_TILE = ROWS & -ROWS;
+    constexpr int BATCH = 4;  // pages that are looked up at once: a warp that gives its registers away has few
     const int box_rows = min(pages.page_keys(), DIVIDES_TILE);
     const uint32_t tile_smem = tiles_smem + at.stage * Tiles::bytes(ROWS), barrier_smem = full_smem + 8 * at.stage;
+    int entries[BATCH];
+    auto look_up = [&](int row) {
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i)
+        entries[i] = row + i * box_rows < ROWS ? pages.entry_of(key + row + i * box_rows) : 0;
+    };
+    look_up(0);  // beside the wait
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
     mbarrier_arrive_expect_tx(barrier_smem, Tiles::bytes(ROWS));
-#pragma unroll 1  // a warp that gives its registers away has few
-    for (int row = 0; row < ROWS; row += box_rows) {
-      const KeyPages::Rows rows = pages.rows_from(key + row);
-      Tiles::template load_sliding_box<ROWS>(tile_smem + row * 128, map, barrier_smem, rows.first, rows.length,
-                                             rows.end, head);
+#pragma unroll 1
+    for (int row = 0;;) {
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        if (row >= ROWS) return;
+        const KeyPages::Rows rows = pages.rows_from(key + row, entries[i]);
+        Tiles::template load_sliding_box<ROWS>(tile_smem + row * 128, map, barrier_smem, rows.first, rows.length,
+                                               rows.end, head);
+        row += box_rows;
+      }
+      look_up(row);
     }
   }
 };
