@@ -96,7 +96,11 @@ WRONG = [
     ("rows of keys of the tile before", WGMMA_PAGED, ("if constexpr (SEQUSED) enter_keys(words[6]);", "")),
     ("one table for all sequences in flash_wgmma", WGMMA_PAGED, ("given.table + tile.batch *", "given.table + 0 *")),
     ("a page of NaN behind the last key", WGMMA_PAGED, ("keys - (page << bits));", "page_keys());")),
-    ("an entry behind the last key in flash_wgmma", WGMMA_PAGES, ("if (key >= keys) return {0, 0, 0};", "")),
+    (
+        "an entry behind the last key in flash_wgmma",
+        WGMMA_PAGES,
+        ("key < keys ? __ldg(table_gmem + (key >> bits)) : 0;", "__ldg(table_gmem + (key >> bits));"),
+    ),
     ("boxes of a whole tile", WGMMA_PAGES, ("row += box_rows;", "row += ROWS;")),
     ("pages looked up before", (*WGMMA_PAGED[:1], "wide tiles", WGMMA_PAGED[2]), ("      look_up(row);\n", "")),
     ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),

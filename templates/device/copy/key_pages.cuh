@@ -19,9 +19,8 @@ struct KeyPages {
   __device__ __forceinline__ int row_in_page(int key) const { return key & (page_keys() - 1); }
   // The page that has a key; behind the last key in use the table's entries mean nothing.
   __device__ __forceinline__ int entry_of(int key) const { return key < keys ? __ldg(table_gmem + (key >> bits)) : 0; }
-  // Of that page, `entry`, from the key on; behind the last key in use there are no rows.
+  // Of that page, `entry`, from the key on; behind the last key in use `first` is not under `length`.
   __device__ __forceinline__ Rows rows_from(int key, int entry) const {
-    if (key >= keys) return {0, 0, 0};
     const int page = key >> bits, first = key - (page << bits), length = min(page_keys(), keys - (page << bits));
     return {first, length, entry * rows_apart + length};
   }

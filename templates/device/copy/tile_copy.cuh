@@ -25,7 +25,8 @@ template <typename Layout, int ROWS, int ELEMENT_CHUNKS, int THREADS> struct Til
     const int first_row = int(threadIdx.x) / ELEMENT_CHUNKS, chunk = int(threadIdx.x) % ELEMENT_CHUNKS;
     if (THREADS % ELEMENT_CHUNKS != 0 && first_row >= ROWS_PER_PASS) return;
     if (chunk >= valid_chunks) valid_rows = 0;
-#pragma unroll 8  // all passes but of large tiles or in the smallest blocks, which would need a register for every address
+#pragma unroll 8  // all passes but of large tiles or in the smallest blocks, which would need a register for every
+                  // address
     for (int pass = 0; pass < PASSES; ++pass) {
       const int row = first_row + pass * ROWS_PER_PASS;
       if (ROWS % ROWS_PER_PASS == 0 || pass < PASSES - 1 || row < ROWS) {
