@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,9 @@ from evoattn.storage import Storage  # noqa: E402
 
 USUAL = ["--problem", "seed_h100", "--budget", "30s"]
 DATABASE = "speed.sqlite"
+LOOK_SECONDS = 0.05
+"""Between two looks at the time line of a search that is to be interrupted."""
+FINAL = "the final begins"
 LEADERS = 8
 """Starting configs whose results make the first leaderboard: as many as a portfolio gives a search."""
 
@@ -83,19 +87,20 @@ OF_THE_SEARCH = ["first s", "board s", "trials", "per s"]
 HEADS = [*OF_THE_SEARCH, "ms/trial", "compile ms", "at once", "busy", "checks", "pruned", "own core"]
 
 
-def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
-    """One search: its events, its trials, and what it printed. Raises `CalledProcessError`."""
+def run(words: list[str], folder: Path, until: str = "") -> tuple[list[Event], list[Trial], str]:
+    """One search: its events, its trials, and what it printed. `until`: it is interrupted at that event, as by Ctrl-C.
+    Raises `CalledProcessError`."""
     timeline, db = folder / "timeline", folder / DATABASE
     command = [sys.executable, "-m", "evoattn", "search", *words, "--db", str(db)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    own = {FILE: str(timeline), "PYTHONPATH": path, "EVOATTN_CACHE": str(folder / "cubins")}
+    timeline.touch()
     started = time.time()
-    done = subprocess.run(
-        command,
-        env=os.environ | {FILE: str(timeline), "PYTHONPATH": path, "EVOATTN_CACHE": str(folder / "cubins")},
-        text=True,
-        capture_output=True,
-        check=True,
-    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=os.environ | own, stdout=pipe, stderr=pipe, text=True) as process:
+        out, err = said(process, timeline, until)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, out, err)
     lines = [line.split("\t") for line in timeline.read_text().splitlines()]
     events = [Event(float(when) - started, int(process), float(core), what) for when, process, core, what in lines]
     storage = Storage.open(str(db), create=False)
@@ -104,18 +109,29 @@ def run(words: list[str], folder: Path) -> tuple[list[Event], list[Trial], str]:
         trials = list(storage.iter_trials(study, evidence=True)) if study else []
     finally:
         storage.close()
-    return sorted(events, key=lambda e: e.seconds), trials, done.stdout
+    return sorted(events, key=lambda e: e.seconds), trials, out
 
 
-def speed(events: list[Event], trials: list[Trial], said: str) -> Speed:
+def said(process: subprocess.Popen[str], timeline: Path, until: str) -> tuple[str, str]:
+    """What the process prints until it ends."""
+    while True:
+        try:
+            return process.communicate(timeout=LOOK_SECONDS if until else None)
+        except subprocess.TimeoutExpired:
+            if until in timeline.read_text():
+                process.send_signal(signal.SIGINT)
+                until = ""
+
+
+def speed(events: list[Event], trials: list[Trial], printed: str) -> Speed:
     """Raises `ValueError` where no candidate was recorded."""
     recorded = [e for e in events if e.what.startswith("trial ")]
     good = [e for e in recorded if e.what.split()[2] in ("COMPLETE", "ESTIMATED", "PRUNED")]
     if not good:
-        raise ValueError(f"No candidate was right:\n{said}")
+        raise ValueError(f"No candidate was right:\n{printed}")
     starting = [e for e in recorded if e.what.endswith(f" {STARTING}")]
     first = next((e for e in events if e.what == "the budget's time begins"), good[0])
-    last = next((e for e in events if e.what == "the final begins"), recorded[-1])
+    last = next((e for e in events if e.what == FINAL), recorded[-1])
     begun, end = first.seconds, last.seconds
     number = sum(e.seconds <= end for e in recorded)
     timed = [t for t in trials if t.validation and t.validation.backend == "cuda"]
@@ -180,8 +196,8 @@ def main() -> int:
     for _ in range(options.repeat):
         with TemporaryDirectory() as folder:
             try:
-                events, trials, said = run(words[split + 1 :] or USUAL, Path(folder))
-                rows.append(speed(events, trials, said))
+                events, trials, printed = run(words[split + 1 :] or USUAL, Path(folder))
+                rows.append(speed(events, trials, printed))
                 if options.keep:
                     shutil.copy(Path(folder) / DATABASE, options.keep)
             except subprocess.CalledProcessError as error:
@@ -192,7 +208,7 @@ def main() -> int:
                 return 1
         if options.timeline:
             print_timeline(events)
-        print(said.rstrip())
+        print(printed.rstrip())
     if note := bytecode_note():
         print(note)
     print(*(f"{head:>10}" for head in HEADS))
