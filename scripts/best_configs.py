@@ -1,12 +1,23 @@
 #!/usr/bin/env python3
 """The best configs of every problem in databases, as JSON lines that `evoattn bench --configs` reads.
 
-best_configs.py TOP DATABASE... > FILE
+python scripts/best_configs.py TOP DATABASE… > FILE
 """
 
+import argparse
 import sys
 
 from evoattn.bench.contenders import write_configs
 from evoattn.storage import Storage
 
-sys.stdout.write(write_configs([Storage.open(url, create=False) for url in sys.argv[2:]], int(sys.argv[1])))
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("top", type=int, help="configs of a problem")
+    parser.add_argument("database", nargs="+", help="a file, or the URL of a PostgreSQL server")
+    words = parser.parse_args()
+    sys.stdout.write(write_configs([Storage.open(url, create=False) for url in words.database], words.top))
+
+
+if __name__ == "__main__":
+    main()

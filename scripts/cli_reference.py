@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,5 +79,6 @@ def _wrapped(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page())
     print(f"Wrote {PAGE}.")

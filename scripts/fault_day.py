@@ -8,9 +8,9 @@ were read.
 
 from __future__ import annotations
 
+import argparse
 import random
 import resource
-import sys
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
@@ -57,11 +57,15 @@ def write(storage: Storage, study: Study, trials: int) -> float:
 
 
 def main() -> None:
-    storage = Storage.open(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("database")
+    parser.add_argument("trials", type=int)
+    words = parser.parse_args()
+    storage = Storage.open(words.database)
     problem = AttentionProblem(1, 16, 16, 1024, 1024, 64, name="seed_h100")
     versions = {"evoattn": "day"}
     study = storage.create_study("day", problem, GPUS["l4"], True, "genetic", 0, FAMILIES, versions, {})
-    early = write(storage, study, int(sys.argv[2]))
+    early = write(storage, study, words.trials)
     written = megabytes()
     read = sum(1 for _ in storage.iter_trials(study, evidence=True))
     print(f"{early:.1f} {written:.1f} {megabytes():.1f} {read}")

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Write the numbers of studies into a page: fill_lessons.py PAGE FOLDER, with a FOLDER/STUDY.json of `evoattn report`
-for each study.
+"""Write the numbers of studies into a page.
+
+    python scripts/fill_lessons.py PAGE FOLDER
+
+FOLDER has a STUDY.json for each study, of `evoattn report --format json`.
 
 Beside PAGE.md it writes PAGE.jsonl: for each study its problem, its versions and the best trial, whole, since the
 database stays where it was made.
@@ -18,9 +21,9 @@ medians):
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +95,16 @@ def record(page: str, numbers: Numbers) -> str:
     return "".join(lines)
 
 
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    found = Numbers(Path(sys.argv[2]))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("folder", type=Path)
+    words = parser.parse_args()
+    path, found = words.page, Numbers(words.folder)
     page = fill(path.read_text(), found)
     path.write_text(page)
     path.with_suffix(".jsonl").write_text(record(page, found))
+
+
+if __name__ == "__main__":
+    main()

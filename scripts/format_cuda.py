@@ -10,6 +10,7 @@ header whose first line calls it a part of a kernel's body is formatted as one.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -78,7 +79,9 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="rewrite nothing")
     try:
-        sys.exit(main("--check" in sys.argv[1:]))
+        sys.exit(main(parser.parse_args().check))
     except FormatterError as error:
         sys.exit(str(error))

@@ -1,15 +1,18 @@
 """Golden inputs and outputs of every instruction that the interpreter accepts.
 
-    python scripts/golden.py collect     # no GPU needed: launches of scripts/ptx_golden and of tests/ptx →
-    tests/ptx/golden/golden.bin python scripts/golden.py run [--all] # on an H100: runs those without outputs (or all)
-    there, twice, prints where the interpreter differs
+    python scripts/golden.py collect      # no GPU needed
+    python scripts/golden.py run [--all]  # on an H100
 
-`collect` runs again when an instruction is added, and keeps the outputs that there are; `run` after it. A launch whose
-outputs differ between two runs, or that the driver refuses, is left out and named.
+`collect` writes the launches of scripts/ptx_golden and of tests/ptx to tests/ptx/golden/golden.bin. `run` runs those
+without outputs (or all) there, twice, and prints where the interpreter differs.
+
+After an instruction was added run both again: `collect` keeps the outputs that there are. A launch whose outputs differ
+between two runs, or that the driver refuses, is left out and named.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -203,14 +206,26 @@ def _subject(golden: Golden) -> str:
     return " ".join(sorted(golden.opcodes, key=len)[-3:])
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["device"]:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("collect", help="write the launches")
+    running = commands.add_parser("run", help="run them on an H100")
+    running.add_argument("--all", action="store_true", help="those with outputs, too")
+    process = commands.add_parser("device", help="a process of `run`: launches from the N-th on")
+    process.add_argument("first", type=int, metavar="N")
+    process.add_argument("folder", type=Path)
+    words = parser.parse_args()
+    if words.command == "run":
+        return run(words.all)
+    if words.command == "collect":
+        collect()
+    else:
         from ptx_golden.device import run_from
 
-        run_from(int(sys.argv[2]), Path(sys.argv[3]))
-    elif sys.argv[1:] == ["collect"]:
-        collect()
-    elif sys.argv[1:] in (["run"], ["run", "--all"]):
-        sys.exit(run("--all" in sys.argv))
-    else:
-        sys.exit(__doc__)
+        run_from(words.first, words.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@ Needs PostgreSQL's programs (Debian: `apt-get install postgresql`). The tests an
 
 from __future__ import annotations
 
+import argparse
 import os
 import pwd
 import shutil
@@ -107,6 +108,7 @@ def free_port() -> int:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     server = Server()
     try:
         server.start()

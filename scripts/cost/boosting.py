@@ -1,4 +1,4 @@
-"""Gradient boosting by scikit-learn, as the plain tables that `evoattn/cost/fitted.py` reads."""
+"""Gradient boosting by scikit-learn, as the plain tables of `evoattn/cost/trees.py`."""
 
 from __future__ import annotations
 

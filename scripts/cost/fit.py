@@ -1,7 +1,7 @@
 """Fit the cost model to all measured times in the repository, judge it on problems left out, and write the tables.
 
-python -m scripts.cost.fit --jobs 2                     # 18 minutes on two cores; writes evoattn/cost/data/fitted.npz
-python -m scripts.cost.fit --judge-only
+python -m scripts.cost.fit --jobs 2       # 18 minutes on two cores; writes evoattn/cost/data/fitted.npz
+python -m scripts.cost.fit --judge-only   # writes nothing
 python -m scripts.cost.fit docs/campaigns/h*.jsonl.gz --fit-only FILE   # no judging
 """
 

@@ -214,6 +214,12 @@ def test_every_module_says_what_it_is():
     assert modules and not silent
 
 
+def test_every_script_says_by_help_what_it_is():
+    texts = {path: path.read_text() for path in tracked("*.py") if path.relative_to(ROOT).parts[0] == "scripts"}
+    programs = [text for text in texts.values() if "__main__" in text]
+    assert len(programs) > 30 and all("ArgumentParser(description=__doc__" in text for text in programs)
+
+
 PROSE = [name for name in PLACES if name.count("/") == 0 or name.startswith(("docs/", "reports/"))]
 
 
