@@ -5,6 +5,7 @@
 #include "device/ptx/exp2.cuh"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/mbarrier.cuh"
+#include "device/ptx/opaque.cuh"
 #include "device/softmax/wgmma_softmax.cuh"
 
 template <int FLOATS> struct PartialOutput {
@@ -86,21 +87,35 @@ template <int FLOATS> struct PartialOutput {
   template <int RESULTS>
   static __device__ __forceinline__ float4 total(const float4* results_gmem, int stride, int item, RowState& state,
                                                  int thread) {
-    results_gmem += thread;
+    constexpr int AT_ONCE = 8;  // results whose loads are under way together, at constant offsets from one address
+    static_assert(RESULTS % AT_ONCE == 0, "whole rounds");
+    auto round_gmem = [&](int first, int piece) {
+      uint64_t address = uint64_t(results_gmem + thread + first * stride + piece * 128);
+      forget_origin(address);
+      return reinterpret_cast<const float4*>(address);
+    };
     state.clear();
-#pragma unroll 8
-    for (int i = 0; i < RESULTS; ++i) {
-      const float4 rows = __ldcg(results_gmem + i * stride);
-      state.shift[0] = fmaxf(state.shift[0], rows.x), state.shift[1] = fmaxf(state.shift[1], rows.y);
+#pragma unroll 1
+    for (int first = 0; first < RESULTS; first += AT_ONCE) {
+      const float4* rows_gmem = round_gmem(first, 0);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const float4 rows = __ldcg(rows_gmem + i * stride);
+        state.shift[0] = fmaxf(state.shift[0], rows.x), state.shift[1] = fmaxf(state.shift[1], rows.y);
+      }
     }
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-    for (int i = 0; i < RESULTS; ++i) {
-      const float4 rows = __ldcg(results_gmem + i * stride), o = __ldcg(results_gmem + i * stride + (item + 1) * 128);
-      const float low = exp2_approx(rows.x - state.shift[0]), high = exp2_approx(rows.y - state.shift[1]);
-      state.sum[0] = fmaf(rows.z, low, state.sum[0]), state.sum[1] = fmaf(rows.w, high, state.sum[1]);
-      sum.x = fmaf(o.x, low, sum.x), sum.y = fmaf(o.y, low, sum.y);
-      sum.z = fmaf(o.z, high, sum.z), sum.w = fmaf(o.w, high, sum.w);
+#pragma unroll 1
+    for (int first = 0; first < RESULTS; first += AT_ONCE) {
+      const float4 *rows_gmem = round_gmem(first, 0), *o_gmem = round_gmem(first, item + 1);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const float4 rows = __ldcg(rows_gmem + i * stride), o = __ldcg(o_gmem + i * stride);
+        const float low = exp2_approx(rows.x - state.shift[0]), high = exp2_approx(rows.y - state.shift[1]);
+        state.sum[0] = fmaf(rows.z, low, state.sum[0]), state.sum[1] = fmaf(rows.w, high, state.sum[1]);
+        sum.x = fmaf(o.x, low, sum.x), sum.y = fmaf(o.y, low, sum.y);
+        sum.z = fmaf(o.z, high, sum.z), sum.w = fmaf(o.w, high, sum.w);
+      }
     }
     return sum;
   }
