@@ -4,7 +4,8 @@
 
 All groups of the drawn problems (`evoattn/portfolio/workload.py`, seeds 0 to 49) are searched at once for the time
 given; then the best kernels of each are timed in turns on all of its problems. With --after, what earlier campaigns
-found is tried first, and their best kernels are among those that are timed at the end (--seconds 0: those alone).
+found is tried first, and their best kernels are among those that are timed at the end (--seconds 0: those alone;
+--final-seconds 0: no kernel is timed at the end, and the cost model alone can use the times).
 
 With --variants the problems are those of `evoattn/portfolio/variant_workload.py`, with --variants KIND,KIND… those of
 `evoattn/portfolio/kind_workload.py`, e.g. packed,cached,paged,latent,biased, and the searches begin at the kernels that
@@ -135,7 +136,8 @@ def main() -> None:
         campaign.save(words.output, groups, about, {})
         print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
         table: dict[str, Any] = {}
-        for table in final_tables(engine, words.most, words.rounds, best, words.final_seconds):
+        finals = final_tables(engine, words.most, words.rounds, best, words.final_seconds)
+        for table in finals if words.final_seconds > 0 else ():
             if time.monotonic() - said > SAVE_SECONDS:
                 said = time.monotonic()
                 campaign.save(words.output, groups, about, table)
