@@ -6,8 +6,10 @@ Plain numbers in `data/fitted.npz`; `python -m scripts.cost.fit` makes the file 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +38,43 @@ class Fitted:
     """All that is fitted, by family."""
 
     weights: dict[str, Weights]
-    trees: dict[str, Trees]
+    trees: Mapping[str, Trees]
     about: dict[str, Any]
     """Which files of measurements, when, and how far the first choice was from the best in problems left out."""
+
+
+class StoredTrees(Mapping[str, Trees]):
+    """The trees of a file by family, each read when it is first asked for: to choose a kernel takes one family or
+    two."""
+
+    def __init__(self, file: bytes, rows: Mapping[str, dict[str, Any]]) -> None:
+        """`rows`: of each family the arguments of `unpack` that are no tables."""
+        self._file, self._rows = file, rows
+        self._read: dict[str, Trees] = {}
+
+    def __getitem__(self, family: str) -> Trees:
+        if family not in self._read:
+            row = self._rows[family]
+            with np.load(BytesIO(self._file)) as file:
+                tables = {key: file[f"{family} {key}"] for key in TABLES}
+            self._read[family] = unpack(tables, tuple(row["names"]), row["depth"], row["base"])
+        return self._read[family]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 @cache
 def load(path: Path = DATA) -> Fitted:
     """The file that `save` wrote."""
-    with np.load(path) as file:
+    stored = path.read_bytes()
+    with np.load(BytesIO(stored)) as file:
         about = json.loads(str(file["about"]))
-        weights = {name: Weights(**row) for name, row in about.pop("weights").items()}
-        trees = {
-            name: unpack({key: file[f"{name} {key}"] for key in TABLES}, tuple(row["names"]), row["depth"], row["base"])
-            for name, row in about.pop("trees").items()
-        }
-    return Fitted(weights, trees, about)
+    weights = {name: Weights(**row) for name, row in about.pop("weights").items()}
+    return Fitted(weights, StoredTrees(stored, about.pop("trees")), about)
 
 
 def save(fitted: Fitted, path: Path = DATA) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from evoattn.cost.cost import MOST_CORRECTION
 from evoattn.cost.fitted import Fitted, Weights
+from evoattn.cost.trees import Trees
 from evoattn.families import registry
 from scripts.cost.boosting import fit_trees
 from scripts.cost.measured import Row
@@ -67,16 +68,17 @@ def near_best(rows: Sequence[Row]) -> Floats:
 
 def fit(table: Table, chosen: Numbers) -> Fitted:
     """The whole model from these rows of the table."""
-    fitted = Fitted(fit_weights(table, chosen), {}, {})
+    weights = fit_weights(table, chosen)
+    trees: dict[str, Trees] = {}
     near = near_best([table.rows[i] for i in chosen])[table.fits[chosen]]
     chosen = chosen[table.fits[chosen]]
-    us, parts = table.physical(chosen, fitted.weights)
+    us, parts = table.physical(chosen, weights)
     for family in sorted(set(table.family[chosen])):
         mine = np.flatnonzero(table.family[chosen] == family)
         if len(mine) >= LEAST_ROWS:
             names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
-            fitted.trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near[mine])
-    return fitted
+            trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near[mine])
+    return Fitted(weights, trees, {})
 
 
 def predict(table: Table, chosen: Numbers, fitted: Fitted) -> Floats:

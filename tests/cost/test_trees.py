@@ -28,6 +28,7 @@ def test_the_file_keeps_all(tmp_path):
     save(Fitted(weights, {"f": TREES}, {"times": 3}), tmp_path / "fitted.npz")
     again = load(tmp_path / "fitted.npz")
     assert again.weights == weights and again.about == {"times": 3}
+    assert list(again.trees) == ["f"] and again.trees.get("another family") is None
     for name, value in asdict(TREES).items():
         assert np.array_equal(getattr(again.trees["f"], name), value), name
 
