@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, capture, current, fallback
+from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.custom_op import is_fake
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
@@ -84,6 +85,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    attn_mask: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -106,6 +108,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    attn_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -127,6 +130,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    attn_mask: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -141,6 +145,7 @@ def attention(
     leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is that of
     the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the device,
     says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
+    `attn_mask` is SDPA's: torch's causal masks (`torch.nn.attention.bias`) are known as such, any other is a bias.
 
     The answer has query's shape, dtype and order of dimensions in memory, but value's head_dim, which may be another;
     `out` takes it instead of a new tensor. A value that is the first columns of key, as `kv[..., :512]` in DeepSeek's
@@ -155,6 +160,8 @@ def attention(
     """
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
+    if attn_mask is not None:
+        is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
     others = sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None
     if softcap or window is not None or others:
         from evoattn.ops import varied  # it imports this module
