@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from evoattn.evaluation.torch_libraries import why_slow  # noqa: E402
 from evoattn.model.records import Trial, TrialState  # noqa: E402
 from evoattn.model.timeline import FILE  # noqa: E402
 from evoattn.samplers.base import STARTING  # noqa: E402
@@ -173,17 +174,6 @@ def print_timeline(events: list[Event]) -> None:
         print("Recorded in each second since the first:", *(seconds[n] for n in range(max(seconds) + 1)))
 
 
-def bytecode_note() -> str:
-    """A sentence where each process compiles torch's Python anew; else empty."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None or spec.cached is None or Path(spec.cached).exists():
-        return ""
-    return (
-        "Note: no bytecode of torch is kept here, so that its import takes three times as long. `python -m compileall "
-        f"{Path(spec.origin).parent}` writes it, or PYTHONPYCACHEPREFIX names a folder that may be written."
-    )
-
-
 def main() -> int:
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
@@ -209,8 +199,8 @@ def main() -> int:
         if options.timeline:
             print_timeline(events)
         print(printed.rstrip())
-    if note := bytecode_note():
-        print(note)
+    if note := why_slow(find_spec("torch")):
+        print(f"Note: {note}")
     print(*(f"{head:>10}" for head in HEADS))
     for row in rows:
         print(*(f"{cell:>10}" for cell in row.cells()))

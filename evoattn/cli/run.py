@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from rich.console import Console
 
 from evoattn import report
 from evoattn.cli.common import kept_in, unusual
 from evoattn.cli.display import Display
 from evoattn.correctness import sanitizer
+from evoattn.evaluation.torch_libraries import why_slow
 from evoattn.model.records import Study
 from evoattn.report.text import WIDEST, command, print_lines, print_text
 from evoattn.samplers.base import Sampler
@@ -78,6 +81,8 @@ def run_search(
             print_text(console, f"Note: not as when the study was made: {'; '.join(changed)}.")
         if prepared.words.sanitize and (why_not := _why_not_sanitized(prepared)):
             print_text(console, f"Note: --sanitize does nothing: {why_not}")
+        if wanted.device and (slow := why_slow(find_spec("torch"))):
+            print_text(console, f"Note: {slow}")
         _search(prepared, machines, console, tools, crew)
         from evoattn.report.screen import print_result  # imports NumPy, for which the start of a search does not wait
 
