@@ -9,8 +9,8 @@ A mutant deletes, weakens or moves a synchronization, flips a condition or a par
 drops a term of an address, takes meaning from a PTX instruction, exchanges names or operands, changes a constant, an
 operator, a shuffle or a loop, leaves out an assignment, a factor or a part of a condition, does a statement twice or
 too late, negates a condition, takes another function, other bits or a coarser number. It is live where the PTX of
-a launched kernel differs; it runs in up to four configs, most of which have code on its line, chosen so that between
-them they have most lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may
+a launched kernel differs; it runs in up to four configs, most of which have code on its line, and in others in which
+it lengthens code where it shortened it before. Between them the configs have most lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may
 be done in pieces. Survivors that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit
 code is 1 if one is not. Some 0.5 s of a core per mutant.
 """

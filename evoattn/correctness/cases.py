@@ -137,13 +137,15 @@ class SmallCase:
 
 
 def _keys_of_three_kernels(config: KernelConfig) -> int:
-    """Keys with which softmax reads scores that it did not keep, and the second product uses its ring a third time; 0
-    for families of other kernels."""
+    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, and so
+    does a block of the first that makes many tiles with its ring of two; 0 for families of other kernels."""
     genes = config.params
     if "PV_BLOCK_K" not in genes:
         return 0
     kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
-    return max(kept + 9, (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"]) + 1)
+    values = (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"])
+    scores = 4 * int(genes["BLOCK_N"]) if int(genes["TILES_A_BLOCK"]) > 4 else 0
+    return max(kept + 9, values + 1, scores + 1)
 
 
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:

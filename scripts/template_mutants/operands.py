@@ -25,7 +25,7 @@ _OTHERS: dict[str, list[str]] = {}
 for _one, _other in _PAIRS:
     _OTHERS.setdefault(_one, []).append(_other)
     _OTHERS.setdefault(_other, []).append(_one)
-_ORDER_FREE = re.compile(r"min|max|fmaxf|fminf|__syncwarp|sizeof|static_assert|while|for|if|switch")
+_ORDER_FREE = re.compile(r"min|max|fmaxf|fminf|fmaf|__syncwarp|sizeof|static_assert|while|for|if|switch")
 _NAME = r"[\w.]+(?:\[[^\[\];]*\])*"
 _SIGNS = {"+": "-", "-": "+", "*": "+", "/": "*", "%": "/", "&": "|", "|": "&", "<<": ">>", ">>": "<<"}
 

@@ -20,7 +20,8 @@ from template_mutants.sources import Mutant
 STEPS = 1_000_000
 """Ten times what the interpreter's cases take of a right kernel."""
 LIVE_CONFIGS = 4
-"""Configs that a mutant may survive before it counts as survived."""
+"""Configs that a mutant may survive; of the others, only those are tried in which it is the first to lengthen, to
+shorten or to keep the code: a condition that it turns round may never hold where it adds one."""
 BLIND_CONFIGS = 2
 """Configs that are tried where no line of the change has code of its own: a condition that holds where it did not."""
 
@@ -70,7 +71,8 @@ def run_ptx(setting: Setting, ptx: str, seed: int) -> tuple[str, str]:
 
 
 def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
-    """The mutant in up to LIVE_CONFIGS configs in which its PTX differs, until one kills it."""
+    """The mutant in LIVE_CONFIGS configs in which its PTX differs, and some in which it does so in another way, until
+    one kills it."""
     family = settings[0].family
     places = [(setting, place) for setting in settings if (place := mutant.place(setting.source))]
     covered = [setting for setting, place in places if setting.covers(place)]
@@ -78,7 +80,7 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
     rng.shuffle(covered)
     blind = [setting for setting, _ in places if setting not in covered]
     tried = covered[: LIVE_CONFIGS - 1] + blind[:BLIND_CONFIGS] + covered[LIVE_CONFIGS - 1 :]
-    found, live = Verdict(family, mutant.key, str(mutant), DEAD), 0
+    found, live, sides = Verdict(family, mutant.key, str(mutant), DEAD), 0, set()
     for setting in tried:
         source = mutant.applied(setting.source)
         assert source is not None
@@ -88,11 +90,14 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
             if not live:
                 found = Verdict(family, mutant.key, str(mutant), STILLBORN, str(error), setting.row())
             break
-        if setting.launched(ptx) == setting.launched(setting.ptx):
+        old, new = setting.launched(setting.ptx), setting.launched(ptx)
+        side = (new.count(";") > old.count(";")) - (new.count(";") < old.count(";"))
+        if new == old or (live >= LIVE_CONFIGS and side in sides):
             continue
         live += 1
+        sides.add(side)
         verdict, reason = run_ptx(setting, ptx, seed)
         found = Verdict(family, mutant.key, str(mutant), verdict, reason, setting.row())
-        if found.killed or live == LIVE_CONFIGS:
+        if found.killed:
             break
     return found
