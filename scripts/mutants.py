@@ -3,16 +3,17 @@ interpreter's cases) is to find it.
 
     python scripts/mutants.py [FAMILY…] [--count 40] [--seed 0] [--jobs 2] [--out FILE.jsonl]    run a sample of each
     python scripts/mutants.py --table FILE.jsonl…                                 print the table and survivors
+    python scripts/mutants.py --host [FAMILY…] …                     of the Python that launches kernels (host.py)
     python scripts/mutants.py --again FILE.jsonl --seed 1 [--out FILE.jsonl]      survivors, in other configs
 
 A mutant deletes, weakens or moves a synchronization, flips a condition or a parity, shifts an edge or a stage by one,
 drops a term of an address, takes meaning from a PTX instruction, exchanges names or operands, changes a constant, an
 operator, a shuffle or a loop, leaves out an assignment, a factor or a part of a condition, does a statement twice or
-too late, negates a condition, takes another function, other bits or a coarser number. It is live where the PTX of
-a launched kernel differs; it runs in up to four configs, most of which have code on its line, and in others in which
-it lengthens code where it shortened it before. Between them the configs have most lines of the family. With `--out`, mutants that the file has are passed over, so that a long run may
-be done in pieces. Survivors that are known, with the reason, are in scripts/template_mutants/reasons.yaml; the exit
-code is 1 if one is not. Some 0.5 s of a core per mutant.
+too late, negates a condition, takes another function, other bits or a coarser number. It is live where the PTX of a
+launched kernel differs; it runs in up to four configs, most of which have code on its line, and in others in which it
+lengthens code where it shortened it before. Between them the configs have most lines of the family. With `--out`,
+mutants that the file has are passed over, so that a long run may be done in pieces. Survivors that are known, with the
+reason, are in scripts/template_mutants/reasons.yaml; the exit code is 1 if one is not. Some 0.5 s of a core per mutant.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ import random
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from in_processes import in_processes
+from template_mutants import host
+from template_mutants.host import HostMutant
 from template_mutants.settings import Setting, drawn_settings, with_lines, with_most_lines
 from template_mutants.sources import Mutant, mutants_of
 from template_mutants.table import load_reasons, load_verdicts, survivors, table
@@ -39,13 +43,17 @@ SETTINGS = 14
 """Configs per family."""
 
 
-def sample(family: str, count: int, seed: int) -> list[Mutant]:
+AnyMutant = Mutant | HostMutant
+
+
+def sample(family: str, count: int, seed: int, of_host: bool = False) -> list[AnyMutant]:
     """The kinds of change in turn. The same ones for the same seed and sources; a larger sample holds a smaller one."""
-    mutants = sorted(mutants_of(family), key=lambda mutant: (mutant.key, mutant.change.first))
+    every: list[AnyMutant] = list(host.mutants_of(family) if of_host else mutants_of(family))
+    mutants = sorted(every, key=lambda mutant: mutant.key)
     random.Random(f"{family} {seed}").shuffle(mutants)
-    kinds: dict[str, list[Mutant]] = {}
+    kinds: dict[str, list[AnyMutant]] = {}
     for mutant in mutants:
-        kinds.setdefault(mutant.change.kind, []).append(mutant)
+        kinds.setdefault(mutant.kind, []).append(mutant)
     return [mutant for turn in zip_longest(*kinds.values()) for mutant in turn if mutant][:count]
 
 
@@ -78,15 +86,16 @@ _SETTINGS: dict[str, list[Setting]] = {}
 """By family. Processes of `run` have what was here when they began."""
 
 
-def _judge(family_and_mutant: tuple[str, Mutant], seed: int) -> tuple[Verdict, float]:
+def _judge(family_and_mutant: tuple[str, AnyMutant], seed: int) -> tuple[Verdict, float]:
     """A verdict, and its seconds."""
     family, mutant = family_and_mutant
-    started = time.process_time()
-    return judge(mutant, _SETTINGS[family], seed), time.process_time() - started
+    started, settings = time.process_time(), _SETTINGS[family]
+    found = judge(mutant, settings, seed) if isinstance(mutant, Mutant) else host.judge(mutant, settings, seed)
+    return found, time.process_time() - started
 
 
 def run(
-    mutants: dict[str, list[Mutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
+    mutants: Mapping[str, Sequence[AnyMutant]], seed: int, settings: int, gpu: str | None, jobs: int, out: Path | None
 ) -> list[Verdict]:
     """Judge the mutants, the families in turn, add verdicts to `out` as they come, and print a line for each."""
     families, found = [family for family in mutants if mutants[family]], []
@@ -135,6 +144,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only mutants whose description this matches")
     parser.add_argument("--gpu", choices=("h100", "l4"), help="only configs for this one; either, unless given")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--host", action="store_true", help="faults in the Python that launches the kernels instead")
     parser.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     parser.add_argument("--out", type=Path, help="verdicts are added to this file, one JSON object per line")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of these, run nothing")
@@ -148,7 +158,7 @@ def main() -> int:
         parser.error(f"unknown family {unknown.pop()}; there are {', '.join(sorted(FAMILIES))}")
     chosen, left = {}, unexplained(words.again or [])
     for family in words.families or sorted(FAMILIES):
-        mutants = [m for m in sample(family, len(mutants_of(family)), words.seed) if re.search(words.match, str(m))]
+        mutants = [m for m in sample(family, sys.maxsize, words.seed, words.host) if re.search(words.match, str(m))]
         if words.again:
             chosen[family] = [m for m in mutants if (family, m.key) in left]
         else:

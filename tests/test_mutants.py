@@ -1,10 +1,12 @@
 """Mutants of the templates: what can be changed, where it lands in a rendered source, and that the offline path finds a
 sample of them (`scripts/mutants.py` runs them all)."""
 
+import contextlib
 import re
 from dataclasses import replace
 
 import pytest
+from template_mutants import host
 from template_mutants.changes import changes_of
 from template_mutants.chosen import load
 from template_mutants.settings import settings_of
@@ -13,6 +15,9 @@ from template_mutants.table import Reason, load_reasons, survivors, table
 from template_mutants.verdicts import SURVIVED, Verdict, judge
 
 from evoattn.families.registry import FAMILIES
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import load_space
 
 TEXT = """// if (a < b) wait();
 __device__ void f(int lane, int* p_smem) {
@@ -151,3 +156,26 @@ def test_reasons_are_of_lines_that_there_are():
 
 def test_the_mutants_for_the_device_are_of_todays_templates():
     assert all(chosen.source() != chosen.setting.source for chosen in load())
+
+
+def test_a_fault_of_the_host_is_planted_and_taken_out():
+    family, problem = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 1, 100, 100, 64, "fp32")
+    config = load_space("flash_scalar", GPUS["l4"]).starting_configs()[0]
+    mutants = [m for m in host.mutants_of("flash_scalar") if "flash_scalar" in m.file]
+
+    def launched():
+        return str(family.launches(problem, config, GPUS["l4"])) + str(family.constants(problem, config, GPUS["l4"]))
+
+    right, seen = launched(), set()
+    for mutant in mutants:
+        with contextlib.suppress(Exception), host.planted(mutant):
+            seen.add(launched())
+        assert launched() == right
+    assert len(seen - {right}) > 20
+
+
+def test_a_fault_of_the_host_is_found():
+    """A grid that lacks a block's rows."""
+    (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("row_blocks.py") and "ceil" in m.what]
+    verdict = host.judge(mutant, settings_of("flash_scalar", 1, 1), 1)
+    assert verdict.killed, verdict

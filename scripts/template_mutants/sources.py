@@ -22,6 +22,10 @@ class Mutant:
     change: Change
 
     @property
+    def kind(self) -> str:
+        return self.change.kind
+
+    @property
     def key(self) -> str:
         """The same as long as the file says the same there. Like lines of a file are told apart by their number, like
         changes of a line by their column."""
