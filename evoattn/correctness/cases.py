@@ -137,14 +137,14 @@ class SmallCase:
 
 
 def _keys_of_three_kernels(config: KernelConfig) -> int:
-    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, and so
-    does a block of the first that makes many tiles with its ring of two; 0 for families of other kernels."""
+    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, and the
+    first has more tiles than a block of it makes; 0 for families of other kernels."""
     genes = config.params
     if "PV_BLOCK_K" not in genes:
         return 0
     kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
     values = (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"])
-    scores = 4 * int(genes["BLOCK_N"]) if int(genes["TILES_A_BLOCK"]) > 4 else 0
+    scores = (int(genes["TILES_A_BLOCK"]) + 1) * int(genes["BLOCK_N"])
     return max(kept + 9, values + 1, scores + 1)
 
 
@@ -155,10 +155,10 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     keys, its STAGES and its SPLITS or KEY_SPLIT:
     - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged, and a
       softmax of its own reads scores that it did not keep;
-    - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, and logits that overflow what is not
-      rescaled, on a GPU of one SM, so that persistent blocks take several tiles of rows. It has 40 rows or more, since
-      the largest error of a few is a small sample: with 13, kernels as coarse as torch's own 16-bit scores failed it
-      for 5 to 17 of 100 seeds, with 40 for 1 to 3;
+    - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, a tile of keys for each split, and
+      logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
+      rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
+      torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - one query, and more heads than the config's order of tiles takes in turn;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
     - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
@@ -191,9 +191,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
     keys = min(max(laps * block_n - block_n // 2 + 1, _keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
     many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
-    grouped = problem.with_(
-        batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(block_n + 3), seqlen_k=block_n + 3, layout=other
-    )
+    some = max(block_n + 3, min(shares * block_n + 3, most // 4))
+    grouped = problem.with_(batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(some), seqlen_k=some, layout=other)
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
@@ -210,7 +209,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         ),
         SmallCase("one query, many heads", fitted(single, block_n // 2, 3)),
         SmallCase("whole tiles", fitted(whole, block_n - 1, block_n), far=can_be_far(whole)),
-        SmallCase("part of one key tile", fitted(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), 0, 0)),
+        SmallCase("part of one key tile", fitted(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), block_n + 3, 0)),
     ]
     if str(config.params.get("RESCALE", "")).startswith("lazy"):
         within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * shares * block_n + 1)

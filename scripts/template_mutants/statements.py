@@ -14,6 +14,7 @@ from template_mutants.operands import Edit
 _NAME = r"[A-Za-z_][\w.]*(?:\[[^\[\];]*\])*"
 _BEGINS = r"(?<=[;{}\n])(\s*)"
 _STATEMENT = re.compile(_BEGINS + r"((?!\s|else\b|return\b|case\b|#|//|static_assert|using\b|template\b)[^;{}\n]+;)")
+_ADDS = re.compile(r" [+*^|&-]= |\+\+|arrive|expect|commit|release|advance|accumulate|mma|init|next|scale|load|copy")
 _DECLARES = re.compile(r"(?:const |constexpr |static )*[A-Za-z_][\w:<>, ]*[ *&]+\w+(?:\[[^\]]*\])*(?: =|;|\(|\{|,)")
 
 
@@ -26,9 +27,9 @@ def _statements(code: str) -> Iterator[tuple[int, int]]:
 
 
 def twice(text: str, code: str) -> Iterator[Edit]:
-    """A statement done twice."""
+    """A statement done twice that does more then: it adds, arrives, or begins something."""
     for first, end in _statements(code):
-        if not re.match(r"(?:for|while|if) ", code[first:end]):
+        if not re.match(r"(?:for|while|if) ", code[first:end]) and _ADDS.search(code[first:end]):
             yield "twice", first, end, f"{{ {text[first:end]} {text[first:end]} }}"
 
 

@@ -68,6 +68,14 @@ def test_groups_that_come_one_after_the_other_are_found_too():
     assert "may arrive at barrier 1 before its last phase has ended" in fault or "which counts 64" in fault
 
 
+@pytest.mark.parametrize("number, right", [(1, True), (0, False)])
+def test_some_warps_may_not_meet_at_the_barrier_of_the_block(number, right):
+    """`__syncthreads()` is barrier 0: the other warps may come to it while some meet there."""
+    some = f'if (t < 64) asm volatile("bar.sync {number}, 64;" ::: "memory"); __syncthreads();'
+    faults, _ = exchange(some)
+    assert not faults if right else "barrier 0" in faults[0]
+
+
 def test_threads_must_agree_on_the_count():
     differing = 'if (t < 64) asm volatile("bar.arrive 1, 128;"); else asm volatile("bar.sync 1, 96;");'
     [fault] = exchange(differing)[0]

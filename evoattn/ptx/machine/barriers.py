@@ -49,6 +49,8 @@ class Barriers:
         number = int(arrival.number)
         if arrival.expected not in (None, threads.block_threads) or number in self._barriers or number >= NUMBERS:
             return False
+        if self._of_some(number):
+            return False
         self.context.apart = None
         if self.context.races is not None:
             self.context.races.shared.barrier(np.arange(threads.block_count))
@@ -64,7 +66,9 @@ class Barriers:
             mask = active.full_mask if len(numbers) == 1 else active.full_mask & (arrival.number == number)
             barrier = self._barriers.setdefault(number, self._new())
             if arrival.expected is not None:
-                self._check_phase(number, barrier, arrival, mask)
+                self._check_count(number, barrier, arrival, mask)
+            if self._of_some(number):
+                self._check_phase(number, arrival, mask)
             blocks = np.flatnonzero(self._per_block(mask))
             barrier.expected[blocks] = arrival.expected or 0
             if arrival.waits:
@@ -76,12 +80,12 @@ class Barriers:
                 released.append((following_pc, mask))
         return released + self.release()
 
-    def _check_phase(self, number: int, barrier: _Barrier, arrival: BarrierArrival, mask: Mask) -> None:
-        """Threads arrive at a barrier of a given count: no more than it counts, and no earlier than its phase begins.
+    def _of_some(self, number: int) -> bool:
+        """Whether phases of the barrier were waited for by some of a block's warps alone."""
+        return any(number == of for of, _ in self._last_phases)
 
-        A warp that does not know that the last phase has ended may arrive while it lasts, in another order of
-        execution. Raises `BarrierFault`.
-        """
+    def _check_count(self, number: int, barrier: _Barrier, arrival: BarrierArrival, mask: Mask) -> None:
+        """No more threads arrive at a barrier than it counts. Raises `BarrierFault`."""
         threads = self.context.threads
         arriving = self._per_block(mask)
         present = self._per_block(barrier.waiting) + barrier.signalled
@@ -94,9 +98,16 @@ class Barriers:
                 raise BarrierFault(
                     f"{present[block] + arriving[block]} threads {where}, which counts {arrival.expected}."
                 )
+
+    def _check_phase(self, number: int, arrival: BarrierArrival, mask: Mask) -> None:
+        """Threads arrive no earlier than a barrier's phase begins.
+
+        A warp that does not know that the last phase has ended may arrive while it lasts, in another order of
+        execution: at `__syncthreads()` too, which is barrier 0. Raises `BarrierFault`.
+        """
         if self.context.races is None:
             return
-        order = self.context.races.order
+        threads, order = self.context.threads, self.context.races.order
         for warp in np.flatnonzero(mask.reshape(-1, WARP).any(1)).tolist():
             block = warp // threads.block_warps
             time, waiters = self._last_phases.get((number, block), (0, None))
