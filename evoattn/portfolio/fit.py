@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,13 @@ def fit(work: Floats, us: Floats, prior: Usual | None = None, prior_times: float
     return np.asarray(nnls(r, q.T @ wanted)[0])
 
 
+class View(NamedTuple):
+    """Problems as their work: `work` [kernels, problems, terms] and `scaled` [problems, features]."""
+
+    work: Floats
+    scaled: Floats
+
+
 @dataclass(frozen=True)
 class Fitted:
     """`constants` [kernels, terms], and by way of `points` [points, features] the logarithm of measured over so
@@ -82,7 +90,8 @@ class Table:
 
     `work` [kernels, problems, terms], `scaled` [problems, features] (`likeness.scaled`), the kernels' `families`, and
     the columns of each compiled source, `units`. `borrowed`: what is usual of families in a group of more problems, for
-    one that has few.
+    one that has few. `seen`: the problems as a choice sees them, where lengths are known to the device alone; constants
+    are fitted to what they are.
     """
 
     us: Floats
@@ -91,6 +100,12 @@ class Table:
     families: Sequence[str]
     units: Sequence[Sequence[int]]
     borrowed: Mapping[str, Usual] = field(default_factory=dict)
+    seen: View | None = None
+
+    def as_seen(self, rows: Sequence[int]) -> View:
+        """These problems as a choice sees them."""
+        seen = self.seen or View(self.work, self.scaled)
+        return View(seen.work[:, rows], seen.scaled[rows])
 
     def fit(self, rows: Sequence[int]) -> Fitted:
         """Of these problems alone."""
@@ -132,14 +147,16 @@ class Table:
         rows, times = self._times_of(family, us, work)
         return usual(rows, times) if len(times) else None
 
-    def left_out(self, rows: Sequence[int], folds: int = FOLDS) -> Floats:
-        """µs [rows, kernels] as predicted by fits of the other rows, an equal part of them left out at a time."""
-        predicted = np.full((len(rows), self.us.shape[1]), np.nan)
+    def left_out(self, rows: Sequence[int], folds: int = FOLDS) -> tuple[Floats, Floats]:
+        """µs [rows, kernels] as predicted by fits of the other rows, an equal part of them left out at a time: of the
+        problems as they are, and as a choice sees them."""
+        predicted, chosen_by = (np.full((len(rows), self.us.shape[1]), np.nan) for _ in range(2))
         for places in parts(len(rows), folds):
             left, out = set(places), [rows[i] for i in places]
             fitted = self.fit([row for i, row in enumerate(rows) if i not in left])
             predicted[places] = fitted.predict(self.work[:, out], self.scaled[out])
-        return predicted
+            chosen_by[places] = fitted.predict(*self.as_seen(out))
+        return predicted, chosen_by
 
 
 def parts(count: int, folds: int) -> list[list[int]]:

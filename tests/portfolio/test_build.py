@@ -1,5 +1,7 @@
 """A group of the portfolio's file is made of measured and of imagined problems."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, usual_of_plain
@@ -7,8 +9,8 @@ from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, pres
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.engine.kernel import Kernel
-from evoattn.portfolio.fit import Table
-from evoattn.portfolio.measured import Imagined, Measured, imagine, one_speed
+from evoattn.portfolio.fit import Table, View
+from evoattn.portfolio.measured import Imagined, Measured, imagine, one_speed, without_stumbles
 
 FEW, MANY = 3, 40
 CONSTANTS = np.array([[1.0, 4.0], [4.0, 1.0]])
@@ -77,11 +79,35 @@ def test_problems_that_were_measured_are_not_imagined():
 
 def test_times_of_another_card_are_brought_to_the_first_ones_speed():
     rng = np.random.default_rng(1)
-    work = rng.uniform(1, 9, (2, 20, 2))
+    work = rng.uniform(1, 9, (2, 40, 2))
     us = np.einsum("kpt,kt->pk", work, CONSTANTS)
     slow = us.copy()
-    slow[10:] *= 1.25
-    assert one_speed(slow, work, ["h200"] * 10 + ["h100"] * 10) == pytest.approx(us, rel=1e-6)
+    slow[30:] *= 1.25
+    assert one_speed(slow, work, ["h200"] * 30 + ["h100"] * 10) == pytest.approx(us, rel=1e-6)
+    few = slow[1:], work[:, 1:], ["h200"] * 29 + ["h100"] * 10
+    assert one_speed(*few) == pytest.approx(slow[1:]), "too few to tell"
+
+
+def test_a_time_that_no_other_of_its_kernel_is_like_is_none():
+    rng = np.random.default_rng(1)
+    work = rng.uniform(1, 9, (2, 12, 2))
+    us = np.einsum("kpt,kt->pk", work, CONSTANTS)
+    us[3, 1] = np.nan
+    late = us.copy()
+    late[5, 0] *= 40
+    found = without_stumbles(late, work)
+    assert np.isnan(found[5, 0]) and np.isnan(found[3, 1]) and np.isnan(found).sum() == 2
+    late[5, 0] /= 10
+    assert without_stumbles(late, work) == pytest.approx(late, nan_ok=True), "a slow one is"
+
+
+def test_a_choice_is_judged_by_what_it_sees():
+    m = measured()
+    m = replace(m, sizes=["many"] * len(m.sizes), imagined=replace(m.imagined, sizes=["many"] * len(m.imagined.sizes)))
+    seen = View(m.table.work[:, :, ::-1], m.table.scaled)  # which mistakes each problem for one of the other kind
+    blind = replace(m, table=replace(m.table, seen=seen))
+    assert left_out_regrets(m) == pytest.approx(np.ones(MANY + FEW))
+    assert left_out_regrets(blind).max() > 1.5
 
 
 def test_what_is_usual_is_of_both_masks_and_of_a_head_dim():

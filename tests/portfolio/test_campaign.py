@@ -3,7 +3,17 @@
 import pytest
 
 from evoattn.model.named_problems import parse_shape
-from evoattn.portfolio.campaign import VARIANT_PROBLEMS, Part, card, covering, make_groups, merged, shares, source_of
+from evoattn.portfolio.campaign import (
+    VARIANT_PROBLEMS,
+    Part,
+    card,
+    covering,
+    make_groups,
+    merged,
+    shares,
+    source_of,
+    steady,
+)
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import SPLITS, with_splits
@@ -117,3 +127,10 @@ def test_splits_that_cost_no_compile_are_timed_too():
     assert {k.params["SPLITS"] for k in found if k.family == "latent_wgmma"} == {3, *SPLITS}
     assert {k.params["SPLITS"] for k in found if k.family == "split_kv"} == set(SPLITS)
     assert source_of(found[0]) == source_of(next(k for k in found if k.params.get("SPLITS") == 64))
+
+
+def test_a_call_that_the_cpu_was_late_with_counts_as_the_search_timed_it():
+    late, rough = kernel(128), kernel(8)
+    late.times, rough.times, rough.rough = {0: 10.0}, {0: 10.0}, {0}
+    assert [steady(us, late, 0) for us in (9.0, 39.0, 3000.0)] == [9.0, 39.0, 10.0]
+    assert steady(3000.0, late, 1) == 3000.0 and steady(45.0, rough, 0) == 45.0

@@ -134,7 +134,7 @@ def test_a_final_leaves_out_what_fails_and_does_not_repeat_what_is_far_behind(me
     assert final.samples == {"0": [400.0] * 3}
     assert ours[:2] == [400.0, 2000.0] and ours[2] is None
     assert peers == {} and list(refusals) == ["nobody"]
-    assert far.calls == 2 and near.calls > 3 * 2 * 2  # three rounds of a replay and the one before it, two calls each
+    assert far.calls == 3 and near.calls > 3 * 2 * 2  # three rounds of a replay and the one before it, two calls each
 
 
 @pytest.mark.slow
@@ -153,6 +153,19 @@ def test_a_peer_takes_part_if_its_answer_is_right(memory):
     _, peers, refusals = final.run([Kernel(us=400.0)], tuple(table), 3, seed=1)
     assert list(peers) == ["right"]
     assert "answer is wrong" in refusals["wrong"] and "not installed" in refusals["absent"]
+
+
+class Late(Kernel):
+    """The CPU is late with its second call."""
+
+    def compiled(self, buffers):
+        super().compiled(buffers)
+        Stopwatch.passed += 3000.0 if self.calls == 2 else 0.0
+
+
+def test_a_call_that_the_cpu_was_late_with_is_made_again(memory):
+    ours, _, _ = Final(memory, StopwatchTimer(), LARGE).run([Kernel(us=20.0), Late(us=18.0)], (), 3, seed=1)
+    assert ours == [20.0, 18.0]
 
 
 def test_all_in_a_final_are_called_as_often(memory):

@@ -1,9 +1,11 @@
 """Constants are fitted, errors carried over, and problems left out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from evoattn.portfolio.fit import Table, fit, parts, usual
+from evoattn.portfolio.fit import Table, View, fit, parts, usual
 
 
 def test_constants_that_made_the_times_are_found():
@@ -48,8 +50,17 @@ def test_what_is_left_out_has_no_say():
     wrong[3] *= 5
     spoilt = Table(wrong, made.work, made.scaled, made.families, made.units)
     place = 3
-    assert spoilt.left_out(range(40))[place] == pytest.approx(made.us[place], rel=1e-3)
+    assert spoilt.left_out(range(40))[0][place] == pytest.approx(made.us[place], rel=1e-3)
     assert spoilt.fit(range(40)).constants != pytest.approx(made.fit(range(40)).constants, rel=1e-3)
+
+
+def test_constants_are_of_lengths_that_a_choice_does_not_see():
+    made, constants = table()
+    seen = View(made.work * 2, made.scaled)
+    blind = replace(made, seen=seen)
+    assert blind.fit(range(40)).constants == pytest.approx(constants, rel=1e-3)
+    times, chosen_by = blind.left_out(range(40))
+    assert times == pytest.approx(made.us, rel=1e-3) and chosen_by == pytest.approx(2 * made.us, rel=1e-3)
 
 
 def test_errors_of_like_problems_are_carried_over():
