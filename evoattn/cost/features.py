@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from functools import lru_cache
 
 from evoattn.cost.physics import Physics
 from evoattn.model.gpu_spec import GpuSpec
@@ -65,8 +67,9 @@ def _of_problem(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
     return {
         "of L2": math.log2(problem.bytes / gpu.l2_bytes),
         "head dim": problem.head_dim,
-        "log queries": math.log2(problem.seqlen_q),
-        "log keys": math.log2(problem.seqlen_k),
+        "log queries": math.log2(_mean_length(problem, 0)),
+        "log keys": math.log2(_mean_length(problem, 1)),
+        "longest keys": problem.seqlen_k / _mean_length(problem, 1),
         "log group": math.log2(problem.group_size),
         "log heads per SM": math.log2(problem.batch * problem.heads / gpu.sm_count),
         "log K/V heads": math.log2(problem.batch * problem.kv_heads),
@@ -96,6 +99,27 @@ def _of_tile(problem: AttentionProblem, config: KernelConfig) -> dict[str, float
     return {
         "tile rows": rows,
         "tile keys": keys,
-        "full rows": problem.seqlen_q / (math.ceil(problem.seqlen_q / rows) * rows),
-        "full keys": problem.seqlen_k / (math.ceil(problem.seqlen_k / keys) * keys),
+        "full rows": _full(problem, 0, rows),
+        "full keys": _full(problem, 1, keys),
     }
+
+
+@lru_cache(maxsize=256)
+def _lengths(problem: AttentionProblem) -> tuple[dict[int, int], dict[int, int]]:
+    """How many sequences have how many queries, and how many keys; those without a query do no work."""
+    if not problem.varlen and not problem.seqused:
+        return {problem.seqlen_q: problem.batch}, {problem.seqlen_k: problem.batch}
+    found = [lengths for lengths in problem.sequences if lengths[0]] or [(1, 1)]
+    return Counter(rows for rows, _ in found), Counter(max(1, keys) for _, keys in found)
+
+
+def _mean_length(problem: AttentionProblem, which: int) -> float:
+    """Queries (0) or keys in use (1) of a sequence, on average."""
+    lengths = _lengths(problem)[which]
+    return sum(length * count for length, count in lengths.items()) / sum(lengths.values())
+
+
+def _full(problem: AttentionProblem, which: int, tile: int) -> float:
+    """The part of the tiles of so many queries (0) or keys (1) that sequences fill."""
+    lengths = _lengths(problem)[which].items()
+    return sum(n * count for n, count in lengths) / sum(math.ceil(n / tile) * tile * count for n, count in lengths)

@@ -83,6 +83,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
                 "direct store": genes.O_STORE == "direct",
                 "heads first": order.startswith("heads"),
                 "reversed": order.endswith("reversed"),
+                "asked blocks": genes.BLOCKS_PER_SM,
                 "row bytes": smem_row_bytes(problem.head_dim, problem, genes),
             },
         ),

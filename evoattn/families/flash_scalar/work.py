@@ -77,6 +77,7 @@ def launch_work(problem: AttentionProblem, genes: FlashScalarGenes, registers: i
                 "p shared": genes.P_IN_SHARED,
                 "padded": genes.PADDING,
                 "unroll": genes.UNROLL,
+                "asked blocks": genes.BLOCKS_PER_SM,
                 "heads first": genes.BLOCK_ORDER == "heads",
                 "padded columns": columns / dim,
             },

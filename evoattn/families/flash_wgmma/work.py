@@ -125,6 +125,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
                 "spare registers": have - need,
                 "wide rows": value_dim % 64 != 0,
                 "copies": copies,
+                "grouped rows": genes.GROUP_ROWS,
+                "filled rows": math.prod(problem.shape("o")[:3]) / (tiles * rows),
             },
         ),
     )

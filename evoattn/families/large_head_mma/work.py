@@ -71,6 +71,7 @@ def launch_work(problem: AttentionProblem, genes: LargeHeadMmaGenes, registers: 
                 "rows per warp": rows / genes.ROW_WARPS,
                 "column warps": genes.COLUMN_WARPS,
                 "dim split": genes.DV_SPLIT,
+                "scores once": genes.SCORES == "cluster",
                 "stages": genes.STAGES,
                 "barriers": chunks,
                 "q registers": genes.Q_PLACE == "streamed",
