@@ -150,6 +150,15 @@ def _latent(rng: random.Random) -> Drawn:
     return shape | {"batch": _count(rng, 1, 128), "seqlen_q": 1, "seqlen_k": _length(rng, 256, 65536)}
 
 
+def _latent_paged(rng: random.Random) -> Drawn:
+    """The same decoding as a serving engine has it, the pages mostly those of FlashMLA."""
+    heads = rng.choice((128, 128, 64, 16, 16))
+    longest = _length(rng, 256, 65536)
+    lengths = {"seqlen_q": 1, "seqlen_k": longest, "seqused": _range(rng, longest), "mask": "full"}
+    shape = {"heads": heads, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shared_kv": True}
+    return shape | lengths | {"batch": _count(rng, 1, 128), "page": _weighted(rng, {64: 70, 16: 10, 32: 10, 128: 10})}
+
+
 def _biased(rng: random.Random) -> Drawn:
     """Slopes of MPT, BLOOM, Baichuan and of Jina's encoder; biases of T5, Swin, BEiT and SAM."""
     kind = _weighted(rng, {"alibi": 35, "jina": 12, "t5": 20, "swin": 20, "vit": 13})
@@ -177,6 +186,7 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
     "cached": _cached,
     "paged": _paged,
     "latent": _latent,
+    "latent_paged": _latent_paged,
     "biased": _biased,
 }
 """What draws each kind."""

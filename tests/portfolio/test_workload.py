@@ -67,6 +67,7 @@ FIELDS_OF = {
     "cached": {"seqused"},
     "paged": {"seqused", "page"},
     "latent": {"value_dim"},
+    "latent_paged": {"page"},
     "biased": {"alibi", "bias"},
 }
 
