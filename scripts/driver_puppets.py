@@ -10,9 +10,7 @@ from typing import Any
 
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask, Gauge, HoldFinal, Rendered
-from evoattn.families.behaviour import behaviour
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import (
     CheckResult,
@@ -64,10 +62,8 @@ class PuppetCompiler(Puppet):
         self._problem, self._gpu = problem, gpu
 
     def answer(self, task: Compile) -> Rendered:
-        source = PackedSource.of(task.rendered(self._problem, self._gpu))
-        known = behaviour(source.hash, task.family, self._problem, task.config, self._gpu)
-        kernel = CompiledKernel(os.urandom(CUBIN_BYTES), "", INFO)
-        return Rendered(source, known, Compiled(kernel, None, made_up_us(task.config.id)))
+        answer = Compiled(CompiledKernel(os.urandom(CUBIN_BYTES), "", INFO), None, made_up_us(task.config.id))
+        return Rendered.of(task, task.rendered(self._problem, self._gpu), self._problem, self._gpu, answer)
 
 
 class PuppetDevice(Puppet):

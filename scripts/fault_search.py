@@ -29,11 +29,9 @@ from evoattn.cli.run import run_search
 from evoattn.evaluation.handlers import CompileHandler, DeviceHandler
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceTask, Gauge, HoldFinal, Rendered
-from evoattn.families.behaviour import behaviour
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import DetectedDevice, detect_devices
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, Trial, TrialState
 from evoattn.search.machines import Machines
 from evoattn.search.request import SearchWords
@@ -87,9 +85,8 @@ class FakeCompiler(Handler):
 
     def __call__(self, task: Compile) -> Rendered:
         time.sleep(FAKE_SECONDS)
-        source = PackedSource.of(task.rendered(self._problem, self._gpu))
-        known = behaviour(source.hash, task.family, self._problem, task.config, self._gpu)
-        return Rendered(source, known, Compiled(KERNEL, None, made_up_us(task.config.id)))
+        answer = Compiled(KERNEL, None, made_up_us(task.config.id))
+        return Rendered.of(task, task.rendered(self._problem, self._gpu), self._problem, self._gpu, answer)
 
 
 class FakeDevice(Handler):

@@ -12,9 +12,7 @@ from evoattn.backends.warm_up import load_products
 from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.process import Handler
 from evoattn.evaluation.tasks import Compile, Compiled, DeviceAnswer, DeviceTask, Rendered
-from evoattn.families.behaviour import behaviour
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
 from evoattn.model.timeline import mark
@@ -43,8 +41,7 @@ class CompileHandler(Handler):
     def __call__(self, task: Compile) -> Rendered:
         candidate = task.rendered(self._problem, self._gpu)
         answer = self._work(replace(task, candidate=candidate), self._problem, self._gpu)
-        known = behaviour(candidate.source_hash, task.family, self._problem, task.config, self._gpu)
-        return Rendered(PackedSource.of(candidate), known, answer)
+        return Rendered.of(task, candidate, self._problem, self._gpu, answer)
 
 
 def _compile() -> Work:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evoattn.families.base import Family
+from evoattn.families.behaviour import behaviour
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import Renderer, render
 from evoattn.model.gpu import GpuSpec
@@ -51,6 +52,14 @@ class Rendered:
     source: PackedSource
     behaviour: str
     answer: Compiled | Evaluation
+
+    @classmethod
+    def of(
+        cls, task: Compile, candidate: Candidate, problem: AttentionProblem, gpu: GpuSpec, answer: Compiled | Evaluation
+    ) -> Rendered:
+        """`candidate` is the task's config made source."""
+        known = behaviour(candidate.source_hash, task.family, problem, task.config, gpu)
+        return cls(PackedSource.of(candidate), known, answer)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from evoattn.evaluation.pool import Pool
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Compile, Compiled, Rendered
 from evoattn.evaluation.workers import BaseWorker, Outcome
-from evoattn.families.behaviour import behaviour
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.packed_source import PackedSource
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Evaluation
 from evoattn.search.candidates import Pending, given_back, tried_again
@@ -61,7 +59,8 @@ class Compilers:
             if given_back(outcome, pending):
                 self._again.append(tried_again(pending, outcome))
                 continue
-            if (found := self._rendered(pending, outcome)) is None:
+            found = outcome.value if outcome.ending is Ending.RESULT else self._rendered_here(pending, outcome)
+            if found is None:
                 yield pending, failed(outcome, "compile")
                 continue
             answer = found.answer
@@ -69,19 +68,15 @@ class Compilers:
                 answer = answer.failure
             yield replace(pending, source=found.source, behaviour=found.behaviour), answer
 
-    def _rendered(self, pending: Pending, outcome: Outcome) -> Rendered | None:
-        if isinstance(outcome.value, Rendered):
-            return outcome.value
-        # Its worker ended, and the source with it.
+    def _rendered_here(self, pending: Pending, outcome: Outcome) -> Rendered | None:
+        """A candidate whose worker ended, and the source with it; None if it cannot be rendered here either: that was
+        what failed there, a bug of ours, which costs one candidate and not the search."""
+        task = Compile(pending.family, pending.config, render=self._tools.render)
         try:
-            candidate = self._tools.render(pending.family, self._problem, pending.config, self._gpu)
+            candidate = task.rendered(self._problem, self._gpu)
         except Exception:
-            if outcome.ending is Ending.RESULT:
-                raise
-            return None  # that was what failed in the worker: a bug of ours costs one candidate, not the search
-        answer = outcome.value if outcome.ending is Ending.RESULT else failed(outcome, "compile")
-        known = behaviour(candidate.source_hash, pending.family, self._problem, pending.config, self._gpu)
-        return Rendered(PackedSource.of(candidate), known, answer)
+            return None
+        return Rendered.of(task, candidate, self._problem, self._gpu, failed(outcome, "compile"))
 
     def stop(self) -> None:
         """End all workers; tasks under way are lost."""

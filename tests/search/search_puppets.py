@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from evoattn.evaluation.process import Handler
-from evoattn.evaluation.tasks import Compiled, Gauge, HoldFinal
+from evoattn.evaluation.tasks import Compiled, Gauge, HoldFinal, Rendered
 from evoattn.model.records import CompiledKernel, CompileInfo, Evaluation, Timing, TrialState
 from evoattn.timing.finalists import FinalResult
 
@@ -22,13 +22,16 @@ def cost(params: dict) -> float:
 
 
 class FakeCompiler(Handler):
-    """Compiles nothing; some configs hang."""
+    """Renders, but compiles nothing; some configs hang."""
 
     def __init__(self, problem, gpu, offline):
-        self.offline = offline
+        self.problem, self.gpu, self.offline = problem, gpu, offline
 
     def __call__(self, task):
-        config = task.config
+        candidate = task.rendered(self.problem, self.gpu)
+        return Rendered.of(task, candidate, self.problem, self.gpu, self.answer(task.config))
+
+    def answer(self, config):
         if config["WARPS"] == 3:
             time.sleep(60)
         if config["WARPS"] == 6:

@@ -1,5 +1,5 @@
-"""What users would run instead, on the same inputs as our kernels: torch's SDPA backends and FlashAttention 3 and 4,
-each proved right first."""
+"""What users would run instead, on the same inputs as our kernels: torch's SDPA backends, FlexAttention and
+`varlen_attn`, FlashAttention 3 and 4 and FlashInfer, each proved right first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from evoattn.timing.peers.variants import added_to_scores, flash_options
 
 Tensors = dict[str, torch.Tensor]
 Call = Callable[[], torch.Tensor]
-
 
 NOT_INSTALLED = "is not installed"
 """In the refusal of an absent peer; scripts/fetch_peers.py brings those that are no part of torch."""
