@@ -43,6 +43,8 @@ UNTIMED = 0.03
 """Logarithm of what an untimed kernel is taken to lose: of many predictions the least is too low."""
 FEW_MEASURED = 12
 """Measured problems of a class, of which those of its sibling make up the number."""
+FEW_PROBLEMS = 40
+"""Of a group, up to which its kernels' constants lean on what is usual in plain attention of its head_dim."""
 JUDGED_FOLDS = 5
 DIGITS, WEIGHT_DIGITS = 5, 3
 """Significant digits of a constant and of a weight."""
@@ -137,19 +139,21 @@ def build_group(m: Measured, regrets: Floats) -> dict[str, Any]:
     for size, of_size in chosen.items():
         own = np.array([m.sizes[i] == size for i in m.timed])
         known = ~np.isnan(regrets)
-        judged = cover.Judged(regrets[own & known] if (own & known).any() else regrets[known])
-        classes[size] = {
-            "kernels": [units.index(u) for u in of_size],
-            "problems": int(own.sum()),
-            "regret": round(judged.geomean, 4),
-            "worst": round(judged.worst, 4),
-        }
+        judged = judged_as(regrets[own & known] if (own & known).any() else regrets[known])
+        classes[size] = {"kernels": [units.index(u) for u in of_size], "problems": int(own.sum()), **judged}
     return {"points": fitted.points.tolist(), "kernels": rows, "classes": classes}
+
+
+def judged_as(regrets: Floats) -> dict[str, float | None]:
+    """What a class's row says of regrets; None where no choice was timed."""
+    judged = cover.Judged(regrets) if len(regrets) else None
+    return {"regret": judged and round(judged.geomean, 4), "worst": judged and round(judged.worst, 4)}
 
 
 def said(name: str, regrets: Floats) -> str:
     """A line for people."""
-    regrets = regrets[~np.isnan(regrets)]
+    if not len(regrets := regrets[~np.isnan(regrets)]):
+        return f"{name:28}    0 no choice was timed where it was left out"
     judged, percentile = cover.Judged(regrets), np.quantile(regrets, 0.95)
     return f"{name:28} {len(regrets):4} {judged.geomean:.4f} {percentile:.3f} {judged.worst:.2f}"
 
@@ -166,10 +170,6 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campai
                 part = campaign.Part(group, tables[group.name], campaign.card(about["device"]))
                 parts_of.setdefault(group.name, []).append(part)
     return abouts, parts_of
-
-
-FEW_PROBLEMS = 40
-"""Of a group, up to which its kernels' constants lean on what is usual in plain attention of its head_dim."""
 
 
 def usual_of_plain(plain: dict[str, Measured]) -> dict[str, dict[str, Usual]]:

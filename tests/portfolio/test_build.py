@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, usual_of_plain
+from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, said, usual_of_plain
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
@@ -66,6 +66,16 @@ def test_a_pick_that_was_not_timed_is_not_judged():
     assert not np.isnan(left_out_regrets(m)).any()
     m.table.us[0, 0] = np.nan  # which suits it
     assert np.isnan(left_out_regrets(m)[0])
+
+
+def test_a_group_in_which_no_left_out_choice_was_timed_is_built_and_says_so():
+    m = measured()
+    unknown = np.full(len(m.timed), np.nan)
+    assert "no choice was timed" in said("16 d64 full", unknown)
+    classes = build_group(m, unknown)["classes"]
+    assert all(row["regret"] is None and row["worst"] is None and row["kernels"] for row in classes.values())
+    unknown[:] = 1.25
+    assert "1.25" in said("16 d64 full", unknown)
 
 
 def test_problems_that_were_measured_are_not_imagined():
