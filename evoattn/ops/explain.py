@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
@@ -16,6 +14,7 @@ from evoattn.ops.attention import autocast
 from evoattn.ops.choice import choose
 from evoattn.ops.plan import ADDRESS_BITS, Refusal
 from evoattn.ops.runtime import GRADIENTS, UNALIGNED
+from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.variant import Variant
 
 
@@ -96,16 +95,16 @@ def strided(problem: AttentionProblem) -> StridedProblem:
     return StridedProblem(**problem.to_dict(), strides_of=strides)
 
 
-def warmup(shapes: Iterable[AttentionProblem | str], device: torch.device | int | None = None) -> list[str]:
+def warmup(shapes: Wanted, device: torch.device | int | None = None) -> list[str]:
     """Compile, load and check the kernels of these problems, so that a CUDA graph can capture them; say of each what
     will run.
 
     `shapes` are problems, their names or shapes as on the command line
-    (`B=1,H=16,S=1024,D=64,dtype=bf16,mask=causal`), or what `evoattn.capture` recorded. `device` is torch's current
-    CUDA device unless given. Raises `ProblemError` on an unknown shape.
+    (`B=1,H=16,S=1024,D=64,dtype=bf16,mask=causal`), or one of these, or what `evoattn.capture` recorded. `device` is
+    torch's current CUDA device unless given. Raises `ProblemError` on an unknown shape.
     """
     runtime = current.runtime()
-    problems = [by_name_or_shape(shape) if isinstance(shape, str) else shape for shape in shapes]
+    problems = problems_of(shapes)
     if runtime.platform is None:
         return ["SDPA runs: there is no CUDA device."] * len(problems)
     index = runtime.platform.current_device() if device is None else torch.device(device).index or 0

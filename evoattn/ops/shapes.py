@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from evoattn.model import forks
 from evoattn.model.errors import WrongUse
+from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
 
 VERSION = 1
@@ -39,6 +40,16 @@ class Asked:
             self.spans[-1][1].synchronize()
             self.us = 1e3 * sum(begin.elapsed_time(end) for begin, end in self.spans) / len(self.spans)
             self.spans = []
+
+
+Wanted = Iterable[AttentionProblem | str] | AttentionProblem | str
+"""Problems, their names or shapes as on the command line; or one of them."""
+
+
+def problems_of(wanted: Wanted) -> list[AttentionProblem]:
+    """The problems themselves. Raises `ProblemError` for an unknown name or shape."""
+    several = [wanted] if isinstance(wanted, str | AttentionProblem) else wanted
+    return [by_name_or_shape(one) if isinstance(one, str) else one for one in several]
 
 
 class Shapes:

@@ -5,18 +5,17 @@ on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
-from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.choice import Picked
-from evoattn.ops.shapes import Asked, Shapes
+from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import Pick, portfolio_kernels
 from evoattn.portfolio.wins import Win
@@ -171,7 +170,7 @@ def _name(kernel: Kernel) -> str:
 
 
 def tune(
-    shapes: Shapes | Iterable[AttentionProblem | str],
+    shapes: Shapes | Wanted,
     budget: str = "5m",
     *,
     refresh: Refresh = lambda progress: None,
@@ -181,21 +180,21 @@ def tune(
     """Search kernels for these problems on the first CUDA device, together, and keep the winners for
     `evoattn.attention`.
 
-    `shapes` are what `evoattn.capture` recorded, or problems, names and shapes. The time goes to where calls × time ×
-    expected gain is greatest; problems that one kernel can serve are searched as one. A fifth of the budget is for
-    comparisons, the problems that take the most time first; what they do not reach stays as it is. A winner was right
-    on the device and clearly ahead of what runs today and of SDPA in one interleaved run. It is kept in the user's
-    data folder (`wins.json`): this process and later ones take it. Runs worker processes, so that a script that calls
-    it needs the usual `if __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape, `FailedRun`
-    without a known GPU.
+    `shapes` are what `evoattn.capture` recorded, or problems, names and shapes, or one of these. The time goes to where
+    calls × time × expected gain is greatest; problems that one kernel can serve are searched as one. A fifth of the
+    budget is for comparisons, the problems that take the most time first; what they do not reach stays as it is. A
+    winner was right on the device and clearly ahead of what runs today and of SDPA in one interleaved run. It is kept
+    in the user's data folder (`wins.json`): this process and later ones take it. Runs worker processes, so that a
+    script that calls it needs the usual `if __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape,
+    `FailedRun` without a known GPU.
     """
     seconds = parse_budget(budget).seconds
     if seconds is None:
         raise WrongUse(f"tune takes a time such as 90s or 5m, not {budget!r}.")
     if not isinstance(shapes, Shapes):
-        listed, shapes = list(shapes), Shapes()
-        for shape in listed:
-            shapes.add(by_name_or_shape(shape) if isinstance(shape, str) else shape)
+        listed, shapes = problems_of(shapes), Shapes()
+        for problem in listed:
+            shapes.add(problem)
     if gpu is None:
         devices = detect_devices()
         gpu = devices[0].spec if devices else None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evoattn.backends.cache_folder import write_whole
 from evoattn.model import forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import data_folder
@@ -94,6 +93,7 @@ class Wins:
         self.path = path or data_folder() / FILE
         self._read_at: tuple[int, int] | None = None
         self._wins: dict[tuple[object, ...], Win] = {}
+        self._unwritten: dict[tuple[object, ...], Win] = {}
         self._lock = forks.Lock()
 
     def find(self, problem: AttentionProblem, gpu: GpuSpec) -> Exact | None:
@@ -102,7 +102,8 @@ class Wins:
         """
         with self._lock:
             self._refresh()
-            win = self._wins.get(_key(problem, gpu.name, gpu.sm_count))
+            key = _key(problem, gpu.name, gpu.sm_count)
+            win = self._unwritten.get(key) or self._wins.get(key)
         if win is None:
             return None
         try:
@@ -113,18 +114,26 @@ class Wins:
         return Exact(win.family, config, f"your search measured {win.us:.2f} µs, {win.before_us:.2f} µs before")
 
     def add(self, wins: list[Win]) -> None:
-        """Keep these, in place of earlier ones for the same problems. Raises `OSError` where the file cannot be
-        written.
+        """Keep these, in place of earlier ones for the same problems; where the file cannot be written, with a warning
+        and for this process only.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, _held(self.path.with_suffix(".lock")):
-            self._refresh()
-            self._wins.update({win.key: win for win in wins})
-            text = json.dumps({"version": VERSION, "wins": [win.to_row() for win in self._wins.values()]}, indent=1)
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(temporary, self.path)
+        new = {win.key: win for win in wins}
+        with self._lock:
+            if not self._write(new):
+                self._unwritten |= new
+                words = f"evoattn: {self.path} cannot be written: what was found serves this process only."
+                warnings.warn(words, RuntimeWarning, stacklevel=2)
+
+    def _write(self, new: dict[tuple[object, ...], Win]) -> bool:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _held(self.path.with_suffix(".lock")):
+                self._refresh()
+                self._wins.update(self._unwritten | new)
+                text = json.dumps({"version": VERSION, "wins": [win.to_row() for win in self._wins.values()]}, indent=1)
+                return write_whole(self.path, text.encode())
+        except OSError:
+            return False
 
     def _refresh(self) -> None:
         try:

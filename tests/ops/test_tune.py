@@ -154,6 +154,12 @@ def test_a_second_tuning_starts_from_the_first(wins):
     assert FakeEngine.last.groups[0].given[0] == ("flash_wgmma", WGMMA)
 
 
+def test_one_shape_needs_no_list(wins):
+    result = tune(LARGE, "10s", gpu=H100, make_engine=FakeEngine)
+    assert [row.problem for row in result.rows] == [LARGE]
+    assert len(evoattn.warmup("B=2,H=4,Hkv=2,Sq=37,Sk=45,D=64,dtype=fp16")) == 1
+
+
 def test_wrong_use():
     with pytest.raises(WrongUse, match="not '5trials'"):
         tune([SMALL], "5trials", gpu=H100)

@@ -1,8 +1,11 @@
 """The file of kernels that the user's own searches found."""
 
 import multiprocessing
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +76,36 @@ def test_a_config_that_the_space_no_longer_has_is_passed_over(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert wins.find(PROBLEM.with_(batch=5), H100) is None
+
+
+def test_wins_that_cannot_be_written_serve_this_process(tmp_path):
+    """The data folder is a file: as good as read-only, for root too."""
+    (tmp_path / "data").write_text("")
+    wins = Wins(tmp_path / "data" / "wins.json")
+    with pytest.warns(RuntimeWarning, match="cannot be written: what was found serves this process only"):
+        wins.add([win()])
+    with pytest.warns(RuntimeWarning, match="cannot be read"):
+        assert wins.find(PROBLEM, H100)
+
+
+def test_wins_of_a_full_disk_are_written_with_the_next_ones(tmp_path):
+    code = f"""
+import resource, sys, warnings
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_wins import H100, PROBLEM, Wins, win
+wins = Wins({str(tmp_path / "wins.json")!r})
+wins.add([win()])
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    wins.add([win(PROBLEM.with_(batch=2))])
+assert "cannot be written" in str(said[0].message)
+assert wins.find(PROBLEM, H100) and wins.find(PROBLEM.with_(batch=2), H100)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+wins.add([win(PROBLEM.with_(batch=3))])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    found = Wins(tmp_path / "wins.json")
+    assert all(found.find(PROBLEM.with_(batch=batch), H100) for batch in (2, 3)) and found.find(PROBLEM, H100)
+    assert {path.name for path in tmp_path.iterdir()} == {"wins.json", "wins.lock"}
