@@ -92,8 +92,8 @@ def test_wins_of_a_full_disk_are_written_with_the_next_ones(tmp_path):
     code = f"""
 import resource, sys, warnings
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_wins import H100, PROBLEM, Wins, win
-wins = Wins({str(tmp_path / "wins.json")!r})
+from test_wins import H100, PROBLEM, Path, Wins, win
+wins = Wins(Path({str(tmp_path / "wins.json")!r}))
 wins.add([win()])
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
