@@ -4,7 +4,7 @@
 
 For each problem of a check (`scripts/portfolio_check.py -o`): the pick of then and of today, the best that the check's
 search found, the class's best by the cost model, and the steps of a climb from both by the cost model, all timed in
-turns on the GPU that is here. --no-device: the configs alone.
+turns on the GPU that is here, and what each loses against the fastest of them. --no-device GPU: the configs alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from statistics import geometric_mean, quantiles
 from typing import Any
 
 from evoattn.cost.cost import scores
@@ -25,7 +26,7 @@ from evoattn.portfolio.draws import PLAIN, draw_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import all_genes, climb
+from evoattn.portfolio.refine import LEAST_GAIN, all_genes, climb
 
 ROUNDS = 4
 
@@ -46,6 +47,30 @@ def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) ->
         ):
             found[f"{label} {step}"] = scored.config, scored.score
     return found
+
+
+def chosen(kernels: dict[str, Any], start: str, steps: int) -> dict[str, Any]:
+    """Where a climb of so many steps ends that begins at the pick, or at the class's best by the cost model where that
+    costs less by LEAST_GAIN; the pick where the climb's end does not."""
+    pick, enough = kernels["pick"], kernels["pick"]["cost"] * (1 - LEAST_GAIN)
+    start = start if kernels[start]["cost"] < enough else "pick"
+    ends = [kernels[name] for name in (start, *(f"{start} {step}" for step in range(1, steps + 1))) if name in kernels]
+    return ends[-1] if ends[-1]["us"] and ends[-1]["cost"] <= enough else pick
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """A row of a table for each rule: what its choice loses against the fastest of all that were timed."""
+    rules = {"the pick": ("pick", 0), "the class's best by the cost model, from 2 %": ("class", 0)}
+    rules |= {f"{n} step{'s' * (n > 1)} from the pick": ("pick", n) for n in (1, 2, 3, 4)}
+    rules |= {f"{n} step{'s' * (n > 1)} from the class's best": ("class", n) for n in (1, 2, 3, 4)}
+    lines = ["| kernel | problems | geomean | 95th percentile | worst |", "|---|---|---|---|---|"]
+    timed = [row["kernels"] for row in rows if row["kernels"]["pick"]["us"]]
+    least = [min(k["us"] for k in kernels.values() if k["us"]) for kernels in timed]
+    for name, rule in rules.items():
+        lost = [chosen(kernels, *rule)["us"] / us for kernels, us in zip(timed, least, strict=True)]
+        percentile = quantiles(lost, n=20)[-1] if len(lost) > 1 else lost[0]
+        lines.append(f"| {name} | {len(lost)} | {geometric_mean(lost):.3f} | {percentile:.3f} | {max(lost):.3f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -87,6 +112,7 @@ def main() -> None:
             times, _, _ = engine.final(group, 0, list(of_group.values()), words.rounds)
             keep(group, dict(zip(of_group, times, strict=True)))
             print(f"{time.monotonic() - started:.1f} s: {group.name}", flush=True)
+    print(summary(rows))
 
 
 if __name__ == "__main__":
