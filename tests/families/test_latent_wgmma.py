@@ -226,6 +226,7 @@ def test_a_wrong_one_is_found(fault):
         ({"seqlen_k": 60}, {"BLOCK_N": 32, "SPLITS": 8}, "SPLITS=8 makes only 2 splits of 32 keys"),
         ({"batch": 600}, {"SPLITS": 4}, "waves"),
         ({}, {"DEPENDENT_LAUNCH": True}, "one split has one"),
+        ({"head_dim": 192, "value_dim": 128}, {"Q_STEPS": 16}, "more than the 12 steps of head_dim 192"),
         (
             {"head_dim": 576, "value_dim": 512},
             {"WARPGROUPS": 3, "Q_STEPS": 24, "OVERLAP": True, "STAGES": 4},

@@ -15,6 +15,8 @@ from evoattn.model.problem import AttentionProblem
 
 LEAST_STAGES = 2
 """Q Kᵀ of a tile begins before P V of the one before has ended."""
+STEP_COLUMNS = 16
+"""Of Q that a product of wgmma takes."""
 MAX_WAVES = 4
 """Waves of blocks beyond which splitting only adds partial results."""
 
@@ -44,7 +46,9 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
 
 
 def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec) -> str | None:
-    """Shared memory and registers against the limits of the GPU."""
+    """Steps of Q against those that there are, shared memory and registers against the limits of the GPU."""
+    if genes.Q_STEPS > (steps := problem.head_dim // STEP_COLUMNS):
+        return f"Q_STEPS={genes.Q_STEPS} is more than the {steps} steps of head_dim {problem.head_dim}."
     smem = smem_bytes(problem, genes)
     needs, given = registers_needed(problem, genes), REGISTERS[genes.WARPGROUPS]
     if smem > gpu.smem_per_block:
