@@ -24,7 +24,8 @@ class Named:
 
 
 class RayBoardPuppet(Named, FakeBoard):
-    seconds = 0.05
+    seconds = 0.2
+    """So long that no board does all before the other's actor is up, on a busy machine too."""
 
 
 class SlowCompiler(FakeCompiler):
