@@ -12,8 +12,8 @@ from evoattn.ops import current
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
 from evoattn.ops.attention import autocast
 from evoattn.ops.choice import choose
-from evoattn.ops.plan import ADDRESS_BITS, Refusal
-from evoattn.ops.runtime import GRADIENTS, UNALIGNED
+from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
+from evoattn.ops.runtime import GRADIENTS
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.variant import Variant
 

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.model.problem import AttentionProblem
+from evoattn.ops.asked import ALIGNMENT
 from evoattn.ops.kernel import LoadedKernel
 from evoattn.ops.packed import PackedLaunch
 from evoattn.ops.platform import NO_CONTEXT, Platform
 
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
+UNALIGNED = f"an address is no multiple of {ALIGNMENT} bytes"
+APART = "value does not lie within key, as it did in the call before"
+NO_ROOM = "the device has no memory left for what the kernel writes beside its answer"
 MOST_KEPT = 32 << 20
 """Bytes: larger scratch memory goes back to torch's allocator after each call."""
 
@@ -29,6 +33,8 @@ class Scratch:
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
+        self.lock = threading.Lock()
+        """Held by a call of several launches, so that no other thread's call writes to the stream's memory between."""
         self._kept: dict[tuple[int, int, bool], Tensor] = {}
 
     def get(self, size: int, zeroed: bool, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
@@ -97,7 +103,7 @@ class CallPlan:
         self.value_dim, self.shared_kv = problem.value_dim, problem.shared_kv
         self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._scratch = scratch_bytes, zeroed_bytes, scratch
-        self._lock = threading.Lock()
+        self._lock = scratch.lock if len(launches) > 1 else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
 
@@ -110,26 +116,28 @@ class CallPlan:
         lse: Tensor | None,
         compiled: bool = False,
         terms: tuple[int, ...] = (),
-    ) -> bool:
+    ) -> str:
         """Enqueue the call on torch's current stream. The device must be the current one. `terms` are the addresses of
         a variant's inputs.
 
-        False, with nothing enqueued, where an address is no multiple of 16 bytes, or value does not lie in key as it
-        did when this was decided. Raises `LaunchError` where the driver refuses.
+        Returns why nothing was enqueued, empty if the call was. Raises `LaunchError` where the driver refuses.
         """
         index = self.index
         stream = self._platform.stream(index)
         addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
-            return False
+            return UNALIGNED
         if self.shared_kv and addresses[1] != addresses[2]:
-            return False
+            return APART
         if self._scratch_bytes or self._zeroed_bytes or lse is not None or terms:
             scratch = zeros = None  # named until the launches are enqueued, so that nobody else gets their memory
-            if self._scratch_bytes:
-                scratch = self._scratch.get(self._scratch_bytes, False, query.device, index, stream, compiled)
-            if self._zeroed_bytes:
-                zeros = self._scratch.get(self._zeroed_bytes, True, query.device, index, stream, compiled)
+            try:
+                if self._scratch_bytes:
+                    scratch = self._scratch.get(self._scratch_bytes, False, query.device, index, stream, compiled)
+                if self._zeroed_bytes:
+                    zeros = self._scratch.get(self._zeroed_bytes, True, query.device, index, stream, compiled)
+            except torch.OutOfMemoryError:
+                return NO_ROOM
             addresses = (
                 *addresses,
                 0 if lse is None else lse.data_ptr(),
@@ -150,7 +158,7 @@ class CallPlan:
             for launch in self.launches:
                 if status := self._platform.launch(launch.config, launch.function, launch.arguments, None):
                     self._try_again(launch, status)
-        return True
+        return ""
 
     def _try_again(self, launch: PackedLaunch, status: int) -> None:
         """A thread's first launch may find no context; every other failure raises `LaunchError`."""

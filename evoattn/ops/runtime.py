@@ -21,7 +21,6 @@ from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
 GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
-UNALIGNED = f"an address is no multiple of {asked.ALIGNMENT} bytes"
 COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
 
 
@@ -108,16 +107,14 @@ class Runtime:
                 lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
             try:
                 if self.platform.current_device() == plan.index:
-                    enqueued = plan.run(query, key, value, answer, lse, compiled)
+                    reason = plan.run(query, key, value, answer, lse, compiled)
                 else:
                     with self.platform.guard(plan.index):
-                        enqueued = plan.run(query, key, value, answer, lse, compiled)
+                        reason = plan.run(query, key, value, answer, lse, compiled)
             except LaunchError as error:
-                enqueued = False
-                self.fail(plan.kernel, str(error).rstrip("."))
-            if enqueued:
+                reason = self.fail(plan.kernel, str(error).rstrip("."))
+            if not reason:
                 return answer if lse is None else (answer, lse)
-            reason = plan.kernel.failure or UNALIGNED
         if strict:
             raise NoKernel(f"No kernel serves this call: {reason}.")
         return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)

@@ -9,7 +9,7 @@ from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops.attention import autocast, is_ordinary, is_shared, require_out
 from evoattn.ops.plan import CallPlan, Refusal
-from evoattn.ops.runtime import COLD, GRADIENTS, UNALIGNED, NoKernel, Runtime
+from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
 WATCHED = "variants of attention are not served in compiled code, transforms and traces"
@@ -124,8 +124,8 @@ def _run(
     addresses = tuple(0 if term is None else term.data_ptr() for term in terms)
     try:
         with runtime.platform.guard(plan.index):
-            if not plan.run(query, key, value, answer, lse, terms=addresses):
-                return plan.kernel.failure or UNALIGNED
+            if reason := plan.run(query, key, value, answer, lse, terms=addresses):
+                return reason
     except LaunchError as error:
         return runtime.fail(plan.kernel, str(error).rstrip("."))
     if shared and out is not None:

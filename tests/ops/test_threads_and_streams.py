@@ -1,18 +1,22 @@
 """The op on other threads, streams and devices than the one that it first ran on, and in a capture."""
 
 import threading
+import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import warmup
-from evoattn.ops.plan import MOST_KEPT, Scratch
+from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
+from evoattn.ops.runtime import NoKernel
 
 
 def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
@@ -110,3 +114,68 @@ def test_threads_share_a_plan(device):
         thread.join()
     assert not wrong
     assert device.loads == 1
+
+
+class SlowLaunch:
+    """Of a call called `name`: what a launch is to a plan."""
+
+    config = arguments = None
+    kernel = "slow"
+
+    def __init__(self, name):
+        self.function = name
+
+    def bind(self, addresses):
+        pass
+
+    def set_stream(self, stream):
+        pass
+
+
+def test_calls_of_several_launches_of_one_stream_do_not_mix(device, tmp_path):
+    """Threads share torch's default stream, and so its scratch memory: the second launch reads what the first wrote."""
+    launched = []
+
+    def launch(config, function, arguments, extra):
+        launched.append(function)
+        time.sleep(0.002)  # other threads run meanwhile, as in a call of the driver
+        return 0
+
+    device.launch = launch
+    scratch, problem = Scratch(device), AttentionProblem(2, 4, 2, 37, 45, 64)
+    kernel = SimpleNamespace(index=-1, failure="")
+    plans = [
+        CallPlan("", kernel, (SlowLaunch(name), SlowLaunch(name)), problem, 64, 0, scratch, device) for name in "abc"
+    ]
+    q, k, v = tensors()
+
+    def work(plan):
+        for _ in range(5):
+            assert plan.run(q, k, v, q, None) == ""
+
+    threads = [threading.Thread(target=work, args=(plan,)) for plan in plans]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(launched) == 30 and launched[::2] == launched[1::2]
+
+
+def test_without_memory_for_scratch_torch_answers(device, tmp_path):
+    def pick(problem, gpu):
+        return Pick("flash_wgmma", KernelConfig("flash_wgmma", WGMMA | {"SCHEDULE": "claimed"}))
+
+    def run_out(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    q, k, v = tensors(batch=4, heads=64, kv_heads=64)
+    runtime = fake_runtime(device, tmp_path, pick)
+    with current.use(runtime), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention(q, k, v, strict=True)
+        enough, runtime._scratch.get = runtime._scratch.get, run_out
+        assert torch.equal(attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
+        with pytest.raises(NoKernel, match="no memory left"):
+            attention(q, k, v, strict=True)
+        runtime._scratch.get = enough
+        assert near(attention(q, k, v, strict=True), reference(q, k, v)), "the kernel stays in use"

@@ -47,7 +47,7 @@ def why_redundant(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSp
 
 def why_too_big(problem: AttentionProblem, genes: LatentWgmmaGenes, gpu: GpuSpec) -> str | None:
     """Steps of Q against those that there are, shared memory and registers against the limits of the GPU."""
-    if genes.Q_STEPS > (steps := problem.head_dim // STEP_COLUMNS):
+    if (steps := problem.head_dim // STEP_COLUMNS) < genes.Q_STEPS:
         return f"Q_STEPS={genes.Q_STEPS} is more than the {steps} steps of head_dim {problem.head_dim}."
     smem = smem_bytes(problem, genes)
     needs, given = registers_needed(problem, genes), REGISTERS[genes.WARPGROUPS]
