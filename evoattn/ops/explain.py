@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.model.problem import AttentionProblem
+from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops import current
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
 from evoattn.ops.attention import autocast
@@ -43,14 +44,20 @@ def explain(
     max_seqlen_k: int = 0,
 ) -> str:
     """One sentence: the kernel that `evoattn.attention`, or SDPA under `evoattn.sdpa`, runs for these arguments, or
-    why torch's SDPA runs. With `block_table` query, key and value are those of `evoattn.attention_paged`, with
-    `cu_seqlens_q` and the other three those of `evoattn.attention_varlen`; their causal mask is `lower_right`.
+    why torch's SDPA runs; where a mask tensor parts the two, of both. With `block_table` query, key and value are those
+    of `evoattn.attention_paged`, with `cu_seqlens_q` and the other three those of `evoattn.attention_varlen`; their
+    causal mask is `lower_right`.
 
     Nothing is compiled, loaded or launched. Raises `ValueError` for arguments beyond SDPA's that do not fit.
     """
     if block_table is not None:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         enable_gqa, causal = True, "lower_right"
+    of_sdpa = ""
+    if attn_mask is not None:
+        if attn_masks.causal_kind(attn_mask) is None:
+            of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
+        is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
     starts = None
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
@@ -63,9 +70,7 @@ def explain(
         variant.require(query, key)
     runtime = current.runtime()
     reason = None
-    if attn_mask is not None:
-        reason = "kernels take no mask tensor"
-    elif dropout_p:
+    if dropout_p:
         reason = "kernels have no dropout"
     elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         reason = GRADIENTS
@@ -85,7 +90,7 @@ def explain(
         elif (query.data_ptr() | key.data_ptr() | value.data_ptr()) & ADDRESS_BITS:
             reason = UNALIGNED
         else:
-            return f"{choice.words}."
+            return f"{choice.words}{of_sdpa}."
     return f"SDPA runs: {reason}."
 
 

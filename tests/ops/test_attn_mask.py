@@ -57,6 +57,25 @@ def test_a_causal_mask_of_torch_is_known_as_one(device, made, mask):
     assert torch.equal(answer, asked) and device.loads == 1
 
 
+@pytest.mark.parametrize("made", [causal_upper_left, causal_lower_right])
+def test_explain_names_the_kernel_of_a_causal_mask(device, made):
+    q, k, v = inputs(PROBLEM.with_(dtype="fp16"))
+    said = evoattn.explain(q, k, v, made(37, 53), enable_gqa=True)
+    kind = "upper_left" if made is causal_upper_left else "lower_right"
+    assert said == evoattn.explain(q, k, v, is_causal=True, causal=kind, enable_gqa=True) and "SDPA" not in said
+
+
+def test_explain_tells_what_both_ways_make_of_a_mask_tensor(device):
+    q, k, v = inputs(PROBLEM.with_(dtype="fp16"))
+    said = evoattn.explain(q, k, v, PADDING, enable_gqa=True)
+    bias = torch.zeros(2, 1, 1, 53, dtype=torch.float16)
+    assert said.startswith(evoattn.explain(q, k, v, bias=bias, enable_gqa=True).removesuffix("."))
+    assert said.endswith("PyTorch's own runs, as there is a mask tensor.")
+    with evoattn.sdpa():
+        F.scaled_dot_product_attention(q, k, v, PADDING, enable_gqa=True)
+    assert not device.launches
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

@@ -55,7 +55,6 @@ def test_explain_names_the_kernel_and_launches_nothing(device):
     assert said.startswith("flash_wgmma BLOCK_M=64")
     assert said.endswith("the test says so.")
     assert not device.launches
-    assert "mask tensor" in explain(q, k, v, torch.zeros(37, 45))
     assert "dropout" in explain(q, k, v, None, 0.5)
 
 
