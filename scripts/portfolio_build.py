@@ -54,7 +54,8 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
     """What is fitted to these problems, and of each size of a class the units that are chosen by them."""
     fitted, (times, seen) = m.table.fit(rows), m.table.left_out(rows)
     imagined = np.where(m.imagined.served, fitted.predict(m.imagined.work, m.imagined.scaled), np.nan)
-    us, predicted = np.vstack([presumed(m, rows, times), imagined]), np.vstack([seen, imagined])
+    foreseen = np.where(m.imagined.served, fitted.expect(m.imagined.as_seen), np.nan)
+    us, predicted = np.vstack([presumed(m, rows, times), imagined]), np.vstack([seen, foreseen])
     sizes = np.array([m.sizes[i] for i in rows] + m.imagined.sizes)
     is_measured = np.arange(len(us)) < len(rows)
     can_be = ~np.isnan(us).all(axis=1)
@@ -92,7 +93,7 @@ def left_out_regrets(m: Measured) -> Floats:
     for places in parts(len(timed), JUDGED_FOLDS):
         left, rows = set(places), [timed[i] for i in places]
         fitted, chosen = covers(m, [row for i, row in enumerate(timed) if i not in left])
-        predicted = fitted.predict(*m.table.as_seen(rows))
+        predicted = fitted.expect(m.table.as_seen(rows))
         for place, row, times in zip(places, rows, predicted, strict=True):
             columns = [c for u in chosen[m.sizes[row]] for c in m.table.units[u] if m.served[row, c]]
             us = m.table.us[row]
@@ -103,8 +104,7 @@ def left_out_regrets(m: Measured) -> Floats:
 def used_columns(m: Measured, fitted: Fitted, chosen: dict[str, list[int]]) -> set[int]:
     """The kernels that the rule takes for any measured or imagined problem."""
     served, seen = np.vstack([m.served, m.imagined.served]), m.table.as_seen(range(len(m.sizes)))
-    work = np.concatenate([seen.work, m.imagined.work], axis=1)
-    predicted = np.where(served, fitted.predict(work, np.vstack([seen.scaled, m.imagined.scaled])), np.inf)
+    predicted = np.where(served, np.vstack([fitted.expect(seen), fitted.expect(m.imagined.as_seen)]), np.inf)
     used = set()
     for row, size in zip(predicted, m.sizes + m.imagined.sizes, strict=True):
         columns = [c for u in chosen[size] for c in m.table.units[u]]

@@ -83,6 +83,11 @@ class Fitted:
         errors = likeness(scaled, self.points) @ self.weights.T
         return np.asarray(np.einsum("kpt,kt->pk", work, self.constants) * np.exp(errors))
 
+    def expect(self, views: Sequence[View]) -> Floats:
+        """µs [problems, kernels], the geometric mean of those of several views."""
+        times = [self.predict(*view) for view in views]
+        return np.asarray(np.prod(times, axis=0) ** (1 / len(times)))
+
 
 @dataclass(frozen=True)
 class Table:
@@ -90,8 +95,8 @@ class Table:
 
     `work` [kernels, problems, terms], `scaled` [problems, features] (`likeness.scaled`), the kernels' `families`, and
     the columns of each compiled source, `units`. `borrowed`: what is usual of families in a group of more problems, for
-    one that has few. `seen`: the problems as a choice sees them, where lengths are known to the device alone; constants
-    are fitted to what they are.
+    one that has few. `seen`: the problems as a choice sees them (`known.visible`), where lengths are known to the
+    device alone; constants are fitted to what they are.
     """
 
     us: Floats
@@ -100,12 +105,12 @@ class Table:
     families: Sequence[str]
     units: Sequence[Sequence[int]]
     borrowed: Mapping[str, Usual] = field(default_factory=dict)
-    seen: View | None = None
+    seen: Sequence[View] = ()
 
-    def as_seen(self, rows: Sequence[int]) -> View:
+    def as_seen(self, rows: Sequence[int]) -> list[View]:
         """These problems as a choice sees them."""
-        seen = self.seen or View(self.work, self.scaled)
-        return View(seen.work[:, rows], seen.scaled[rows])
+        seen = self.seen or [View(self.work, self.scaled)]
+        return [View(view.work[:, rows], view.scaled[rows]) for view in seen]
 
     def fit(self, rows: Sequence[int]) -> Fitted:
         """Of these problems alone."""
@@ -155,7 +160,7 @@ class Table:
             left, out = set(places), [rows[i] for i in places]
             fitted = self.fit([row for i, row in enumerate(rows) if i not in left])
             predicted[places] = fitted.predict(self.work[:, out], self.scaled[out])
-            chosen_by[places] = fitted.predict(*self.as_seen(out))
+            chosen_by[places] = fitted.expect(self.as_seen(out))
         return predicted, chosen_by
 
 

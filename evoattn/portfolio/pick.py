@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.features import class_of
-from evoattn.portfolio.known import known
+from evoattn.portfolio.known import visible
 from evoattn.portfolio.refine import refined
 from evoattn.portfolio.shipped import KernelClass, Portfolio
 
@@ -56,16 +57,18 @@ def _classes_for(name: str, names: tuple[str, ...]) -> list[str]:
     return [entry[-1] for entry in sorted(found)]
 
 
+def _predicted(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> list[float]:
+    """The times of all that the class's kernels can run as."""
+    alike = kernels.alike(problem, gpu)
+    return [us for kernel in kernels.kernels for us in kernel.predicted_us(problem, gpu, alike)]
+
+
 def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Iterator[KernelConfig]:
     """The class's configs that can serve the problem, those first that should take least time."""
-    seen = known(problem)
-    alike = kernels.alike(seen, gpu)
-    predicted = [
-        (us, config)
-        for kernel in kernels.kernels
-        for us, config in zip(kernel.predicted_us(seen, gpu, alike), kernel.variants(), strict=True)
-    ]
-    for _, config in sorted(predicted, key=lambda pair: pair[0]):
+    configs = [config for kernel in kernels.kernels for config in kernel.variants()]
+    predicted = [_predicted(seen, gpu, kernels) for seen in visible(problem)]
+    products = map(math.prod, zip(*predicted, strict=True))
+    for _, config in sorted(zip(products, configs, strict=True), key=lambda pair: pair[0]):
         if not registry.lookup(config.family).why_impossible(problem, config, gpu):
             yield config
 

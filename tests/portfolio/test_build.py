@@ -115,7 +115,7 @@ def test_a_choice_is_judged_by_what_it_sees():
     m = measured()
     m = replace(m, sizes=["many"] * len(m.sizes), imagined=replace(m.imagined, sizes=["many"] * len(m.imagined.sizes)))
     seen = View(m.table.work[:, :, ::-1], m.table.scaled)  # which mistakes each problem for one of the other kind
-    blind = replace(m, table=replace(m.table, seen=seen))
+    blind = replace(m, table=replace(m.table, seen=[seen]))
     assert left_out_regrets(m) == pytest.approx(np.ones(MANY + FEW))
     assert left_out_regrets(blind).max() > 1.5
 
