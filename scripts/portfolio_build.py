@@ -54,8 +54,7 @@ def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
     """What is fitted to these problems, and of each size of a class the units that are chosen by them."""
     fitted, (times, seen) = m.table.fit(rows), m.table.left_out(rows)
     imagined = np.where(m.imagined.served, fitted.predict(m.imagined.work, m.imagined.scaled), np.nan)
-    foreseen = np.where(m.imagined.served, fitted.expect(m.imagined.as_seen), np.nan)
-    us, predicted = np.vstack([presumed(m, rows, times), imagined]), np.vstack([seen, foreseen])
+    us, predicted = np.vstack([presumed(m, rows, times), imagined]), np.vstack([seen, imagined])
     sizes = np.array([m.sizes[i] for i in rows] + m.imagined.sizes)
     is_measured = np.arange(len(us)) < len(rows)
     can_be = ~np.isnan(us).all(axis=1)
@@ -103,8 +102,9 @@ def left_out_regrets(m: Measured) -> Floats:
 
 def used_columns(m: Measured, fitted: Fitted, chosen: dict[str, list[int]]) -> set[int]:
     """The kernels that the rule takes for any measured or imagined problem."""
-    served, seen = np.vstack([m.served, m.imagined.served]), m.table.as_seen(range(len(m.sizes)))
-    predicted = np.where(served, np.vstack([fitted.expect(seen), fitted.expect(m.imagined.as_seen)]), np.inf)
+    imagined = fitted.predict(m.imagined.work, m.imagined.scaled)
+    predicted = np.vstack([fitted.expect(m.table.as_seen(range(len(m.sizes)))), imagined])
+    predicted = np.where(np.vstack([m.served, m.imagined.served]), predicted, np.inf)
     used = set()
     for row, size in zip(predicted, m.sizes + m.imagined.sizes, strict=True):
         columns = [c for u in chosen[size] for c in m.table.units[u]]

@@ -8,7 +8,7 @@ from evoattn.model.problem import AttentionProblem
 
 FILLED = (0.5, 1.0)
 """Parts of the keys that there is room for. Left out of everything, caches and pages of campaigns k and l lose 1.058
-where a choice sees the first alone, 1.050 with both."""
+where a choice sees the first alone, and 1.050 with both; with 0.33 or 0.4 for the first as much as with 0.5."""
 
 
 def visible(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:

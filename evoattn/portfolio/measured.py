@@ -16,7 +16,7 @@ from evoattn.portfolio.engine.breeding import hopeless
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of, features
 from evoattn.portfolio.fit import Flags, Floats, Table, View, fit
-from evoattn.portfolio.known import visible
+from evoattn.portfolio.known import known, visible
 from evoattn.portfolio.likeness import scaled
 from evoattn.portfolio.work import work_of
 
@@ -39,19 +39,13 @@ def resident_blocks(kernel: Kernel, group: Group, gpu: GpuSpec) -> int:
 
 @dataclass(frozen=True)
 class Imagined:
-    """Problems that were not measured: the sizes of their classes, as in `fit.Table` their work and features, and
-    how a choice sees them; `served` [problems, kernels]."""
+    """Problems that were not measured, by the first view that a choice has of them: the sizes of their classes, and as
+    in `fit.Table` their work and features; `served` [problems, kernels]."""
 
     sizes: list[str]
     work: Floats
     scaled: Floats
     served: Flags
-    seen: Sequence[View] = ()
-
-    @property
-    def as_seen(self) -> Sequence[View]:
-        """As a choice sees them."""
-        return self.seen or [View(self.work, self.scaled)]
 
 
 @dataclass(frozen=True)
@@ -103,21 +97,22 @@ def imagine(
         if problem not in timed and len(of_size) < IMAGINED:
             of_size.append(problem)
     problems = [p for of_size in by_size.values() for p in of_size]
-    true, seen = views(kernels, resident, [(p, gpu) for p in problems])
-    return Imagined([size_of(p) for p in problems], *true, able(problems, kernels, gpu), seen)
+    seen = view(kernels, resident, [(known(p), gpu) for p in problems])
+    return Imagined([size_of(p) for p in problems], *seen, able(problems, kernels, gpu))
+
+
+def view(kernels: list[Kernel], resident: list[int], problems: Sequence[tuple[AttentionProblem, GpuSpec]]) -> View:
+    """The problems' work and features, on a card each."""
+    return View(all_work(kernels, resident, problems), scaled([features(p, gpu) for p, gpu in problems]))
 
 
 def views(
     kernels: list[Kernel], resident: list[int], problems: Sequence[tuple[AttentionProblem, GpuSpec]]
-) -> tuple[View, list[View]]:
-    """The problems as they are, and as a choice sees them; of the latter none where that is the same."""
-
-    def view(shown: Sequence[tuple[AttentionProblem, GpuSpec]]) -> View:
-        return View(all_work(kernels, resident, shown), scaled([features(p, gpu) for p, gpu in shown]))
-
+) -> list[View]:
+    """The problems as a choice sees them; none where that is as they are."""
     shown = [[(p, gpu) for p in visible(problem)] for problem, gpu in problems]
     same = all(seen == [one] for seen, one in zip(shown, problems, strict=True))
-    return view(problems), [] if same else [view(column) for column in zip(*shown, strict=True)]
+    return [] if same else [view(kernels, resident, column) for column in zip(*shown, strict=True)]
 
 
 def able(problems: list[AttentionProblem], kernels: list[Kernel], gpu: GpuSpec) -> Flags:
@@ -135,7 +130,7 @@ def measured(group: Group, table: dict[str, Any], gpus: list[GpuSpec], drawn: li
     kernels = [group.kernels[k] for k in table["kernels"]]
     resident = [resident_blocks(k, group, gpus[0]) for k in kernels]
     problems = list(zip(group.problems, gpus, strict=True))
-    (work, points), seen = views(kernels, resident, problems)
+    (work, points), seen = view(kernels, resident, problems), views(kernels, resident, problems)
     units: dict[str, list[int]] = {}
     for column, kernel in enumerate(kernels):
         units.setdefault(campaign.source_of(kernel), []).append(column)
