@@ -8,8 +8,8 @@ NOT_MODELLED = (
     "beyond exp2",
     "every order of execution: races, who may meet at a named barrier and which phase of an mbarrier an arrival falls "
     "in do not depend on who runs first, but which block draws which tile, and which one arrives last, is one case",
-    "how many blocks a GPU has room for: blocks of 4,096 threads in all run at once, and one of these that polls global "
-    "memory for a later one gets its answer; one that polls for a block behind them is a deadlock",
+    "how many blocks a GPU has room for: blocks of 4,096 threads in all run at once, and one of these that polls "
+    "global memory for a later one gets its answer; one that polls for a block behind them is a deadlock",
     "lanes of a warp one by one in fences of the GPU: what one lane releases or acquires, its warp does",
     "threads of a warp that stay apart after a branch with plain accesses and arrivals alone: where their paths meet, "
     "they are taken to have met, also before .aligned instructions",

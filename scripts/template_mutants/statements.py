@@ -14,7 +14,9 @@ from template_mutants.operands import Edit
 _NAME = r"[A-Za-z_][\w.]*(?:\[[^\[\];]*\])*"
 _BEGINS = r"(?<=[;{}\n])(\s*)"
 _STATEMENT = re.compile(_BEGINS + r"((?!\s|else\b|return\b|case\b|#|//|static_assert|using\b|template\b)[^;{}\n]+;)")
-_ADDS = re.compile(r" [+*^|&-]= |\+\+|arrive|expect|commit|release|advance|accumulate|mma|init|next|scale|load|copy")
+_ADDS = re.compile(
+    r" [+*^|&-]= |\+\+|arrive|expect|commit|release|advance|accumulate|mma|next|scale|tma_load|tma_store"
+)
 _DECLARES = re.compile(r"(?:const |constexpr |static )*[A-Za-z_][\w:<>, ]*[ *&]+\w+(?:\[[^\]]*\])*(?: =|;|\(|\{|,)")
 
 
