@@ -133,6 +133,12 @@ def _packed_row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_
     return (total / count, most, count) if count else (1.0, 1, 1)
 
 
+def blocks_of_sequence(problem: AttentionProblem, count: int) -> float:
+    """Of the `count` blocks of a head that `row_steps` tells, those that sweep over the same keys: each packed sequence
+    has its own."""
+    return count / max(1, sum(rows > 0 and keys > 0 for rows, keys in problem.sequences)) if problem.varlen else count
+
+
 MOST_SAMPLED = 33
 """Row blocks that are looked at where there are more: under the masks that there are, steps rise evenly between."""
 

@@ -16,8 +16,8 @@ from scripts.cost.row import Row
 FAR_OFF, FAR_OFF_ALONE, LEAST_US, MOST_US = 8.0, 4.0, 50.0, 6000.0
 """A time is late that is so many times what two others let expect, and more by so many µs than either: what the kernel
 takes on its other problems, in medians, and the physical part of the cost model. A launch is late by 60 µs to some ms.
-Times of `ALONE_FROM_US` and more may be one call's: of such, one in 400 is more than twice the model's score for a
-kernel that it was fitted to, of shorter ones one in 10,000."""
+Times of `ALONE_FROM_US` and more may be one call's, late by at most `MOST_US`: of such, one in 400 is more than twice
+the model's score for a kernel that it was fitted to, of shorter ones one in 10,000."""
 ALONE_FROM_US = 300.0
 MEDIANS = 2
 """Rounds of medians over problems and kernels."""
@@ -53,8 +53,8 @@ def _groups(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[list[in
 
 
 def _far(us: float, expected: float) -> bool:
-    least = FAR_OFF if us < ALONE_FROM_US else FAR_OFF_ALONE
-    return us > least * expected and LEAST_US < us - expected < MOST_US
+    alone = us >= ALONE_FROM_US and us < expected + MOST_US
+    return us > (FAR_OFF_ALONE if alone else FAR_OFF) * expected and us > expected + LEAST_US
 
 
 def _beyond_physics(row: Row) -> bool:

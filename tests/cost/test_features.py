@@ -35,3 +35,14 @@ def test_rows_of_a_tile_that_are_filled_are_heads_too():
     alone, together = asked(shape, GROUP_ROWS=False), asked(shape, GROUP_ROWS=True)
     assert (alone["grouped rows"], alone["filled rows"]) == (0, 8 / 64)
     assert (together["grouped rows"], together["filled rows"]) == (1, 32 / 64)
+
+
+def test_packed_sequences_have_keys_of_their_own():
+    work = {}
+    for shape in ("B=400,H=16,S=256,D=64,dtype=bf16,layout=bshd", "B=400,H=16,S=256,D=64,dtype=bf16,varlen=256:256"):
+        problem, config = parse_shape(shape), KernelConfig("flash_wgmma", GIVEN | {"TILE_ORDER": "all_heads"})
+        (one,) = physical_part(problem, config, H100, 128, load()).works
+        work[bool(problem.varlen)] = one
+    packed, plain = work[True], work[False]
+    assert packed.blocks == plain.blocks and packed.visits == plain.visits == 4 and packed.sweepers == plain.sweepers
+    assert packed.heads_in_turn == 16 and plain.heads_in_turn == 16 * 400  # of one sequence; of all batches

@@ -7,7 +7,16 @@ from evoattn.families.flash_mma.resources import block_warps, registers_needed, 
 from evoattn.families.residency import WARP, register_cap
 from evoattn.families.row_blocks import batches
 from evoattn.families.variant_work import bias_bytes, variant_step
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, together, up_to, visit_share
+from evoattn.families.work import (
+    LaunchWork,
+    Step,
+    blocks_of_sequence,
+    row_steps,
+    tensor_bytes,
+    together,
+    up_to,
+    visit_share,
+)
 from evoattn.model.problem import AttentionProblem
 
 MMA_FLOPS, MMA_WAIT, LDMATRIX_WAIT, SHUFFLE_WAIT, BARRIER_WAIT = 4096, 18, 24, 24, 30
@@ -36,6 +45,7 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
     waits = chained * (dim / 16 * 0.5 + 1) * MMA_WAIT + LDMATRIX_WAIT * 2 + barriers * BARRIER_WAIT
     waits += (2 * SHUFFLE_WAIT if genes.RESCALE != "lazy" else 10) + 40
     mean, most, count = row_steps(problem, rows, keys)
+    own = blocks_of_sequence(problem, count)
     heads = problem.heads * batches(problem)
     merge = (genes.KEY_WARPS - 1) * rows * value_dim * 4 * 2
     ends = Step(
@@ -66,8 +76,8 @@ def launch_work(problem: AttentionProblem, genes: FlashMmaGenes, registers: int)
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=float(count * problem.group_size),
-            visits=float(count),
+            sweepers=own * problem.group_size,
+            visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=problem.kv_heads * batches(problem) if order.startswith("heads") else 1.0,
             genes={

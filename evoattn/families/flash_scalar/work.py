@@ -13,7 +13,16 @@ from evoattn.families.flash_scalar.resources import (
     width_of_values,
 )
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.work import SHARED_LINE, LaunchWork, Step, bank_conflicts, row_steps, tensor_bytes, visit_share
+from evoattn.families.work import (
+    SHARED_LINE,
+    LaunchWork,
+    Step,
+    bank_conflicts,
+    blocks_of_sequence,
+    row_steps,
+    tensor_bytes,
+    visit_share,
+)
 from evoattn.model.problem import AttentionProblem
 
 SHUFFLE_WAIT, BARRIER_WAIT, LOAD_WAIT, FIRST_WAIT = 24, 30, 30, 900
@@ -38,6 +47,7 @@ def launch_work(problem: AttentionProblem, genes: FlashScalarGenes, registers: i
     waits = BARRIER_WAIT * (2 if genes.KV_STAGES == 1 else 1) + SHUFFLE_WAIT * math.log2(lanes_of_row)
     waits += LOAD_WAIT * (dim / genes.VECTOR_WIDTH + keys) / max(1, ilp) * 0.3
     mean, most, count = row_steps(problem, rows, keys)
+    own = blocks_of_sequence(problem, count)
     ends = Step(instructions=rows * dim / WARP * 2 + 60 * warps, loaded_bytes=2.0 * rows * dim * size, waits=FIRST_WAIT)
     return (
         LaunchWork(
@@ -63,8 +73,8 @@ def launch_work(problem: AttentionProblem, genes: FlashScalarGenes, registers: i
             read_bytes=tensor_bytes(problem, "q", "k", "v"),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=float(count * problem.group_size),
-            visits=float(count),
+            sweepers=own * problem.group_size,
+            visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=problem.kv_heads if genes.BLOCK_ORDER == "heads" else 1.0,
             genes={

@@ -27,7 +27,16 @@ from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.variant_work import bias_bytes, variant_step
-from evoattn.families.work import LaunchWork, Step, row_steps, tensor_bytes, together, up_to, visit_share
+from evoattn.families.work import (
+    LaunchWork,
+    Step,
+    blocks_of_sequence,
+    row_steps,
+    tensor_bytes,
+    together,
+    up_to,
+    visit_share,
+)
 from evoattn.model.problem import AttentionProblem
 
 SOFTMAX_WAIT, FIRST_WAIT, CLUSTER_WAIT, MEMORY_WAIT = 170, 1300, 1500, 4000
@@ -56,6 +65,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * dim * 2)
     rows_per_query = group_slots(problem) if genes.GROUP_ROWS else 1
     mean, most, count = row_steps(problem, rows, keys, rows_per_query)
+    own = blocks_of_sequence(problem, count)
     _, heads = row_tiles(problem, genes)
     split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
     fixed = registers or registers_at_launch(genes)
@@ -100,8 +110,8 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=float(count * sharers * split),
-            visits=float(count),
+            sweepers=own * sharers * split,
+            visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
             cluster=cluster_blocks(genes),

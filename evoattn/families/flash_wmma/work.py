@@ -7,7 +7,7 @@ import math
 from evoattn.families.flash_wmma.genes import FlashWmmaGenes
 from evoattn.families.flash_wmma.resources import TILE, block_warps, registers_needed, smem_bytes, tiles_of_head
 from evoattn.families.residency import WARP, register_cap
-from evoattn.families.work import LaunchWork, Step, bank_conflicts, row_steps, tensor_bytes
+from evoattn.families.work import LaunchWork, Step, bank_conflicts, blocks_of_sequence, row_steps, tensor_bytes
 from evoattn.model.problem import AttentionProblem
 
 MMA_WAIT, SHUFFLE_WAIT, BARRIER_WAIT, LOAD_WAIT, FIRST_WAIT = 36, 24, 30, 60, 1100
@@ -41,6 +41,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWmmaGenes, registers: int
     if genes.COPY == "registers":
         waits += 500
     mean, most, count = row_steps(problem, rows, keys)
+    own = blocks_of_sequence(problem, count)
     return (
         LaunchWork(
             "flash_wmma",
@@ -62,7 +63,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWmmaGenes, registers: int
             read_bytes=tensor_bytes(problem, "q", "k", "v"),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
-            sweepers=float(count * problem.group_size),
+            sweepers=own * problem.group_size,
             heads_in_turn=1.0,
             genes={
                 "rows per warp": rows / genes.ROW_WARPS,
