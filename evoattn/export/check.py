@@ -11,10 +11,12 @@ from evoattn.families.base import starts_zeroed
 from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
+from evoattn.model.mask import MASKS
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
-from evoattn.storage import Storage, StorageError
+from evoattn.model.variant import SCORE_VARIANTS, parse_window
+from evoattn.storage import Storage
 
 BEGIN = "// ==== evoattn: begin of the recorded kernel ===="
 END = "// ==== evoattn: end of the recorded kernel ===="
@@ -22,7 +24,7 @@ END = "// ==== evoattn: end of the recorded kernel ===="
 byte for byte."""
 CHECK = TEMPLATES / "export" / "check.cuh"
 TENSOR_MAP = TEMPLATES / "export" / "check" / "tensor_map.cuh"
-HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "vector", "cuda_runtime.h")
+HEADERS = ("algorithm", "cmath", "cstdio", "cstdlib", "cstring", "utility", "vector", "cuda_runtime.h")
 TENSOR_MAP_HEADERS = ("cuda.h",)
 TENSOR_MAP_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 OVERLAP = """\
@@ -36,13 +38,10 @@ def export_source(storage: Storage, trial: Trial) -> str:
     """The text of one .cu file for a recorded trial, of whatever state, that has a source.
 
     `nvcc -arch=sm_XX kernel.cu -o kernel && ./kernel` prints errors and times, exit code 0 only if the answer is right
-    before and after the timing. Raises what `Recorded.read` raises, and `StorageError` if the check does not know the
-    mask.
+    before and after the timing. Raises what `Recorded.read` raises for all but the variants of scores.
     """
-    recorded = Recorded.read(storage, trial)
+    recorded = Recorded.read(storage, trial, (*SCORE_VARIANTS, "scale"))
     problem, launches, workspace = recorded.problem, recorded.launches, recorded.workspace
-    if problem.masking.past is not None:
-        raise StorageError(f"The exported check cannot tell which keys {problem.mask} hides; use `evoattn reproduce`.")
     target = Target.of(recorded)
     guard, end_guard = target.guard
     how = [
@@ -75,7 +74,7 @@ def export_source(storage: Storage, trial: Trial) -> str:
 
 
 def _buffers(problem: AttentionProblem, workspace: dict[str, int]) -> list[str]:
-    return ["q", "k", "v", "o", *["lse"] * problem.lse, *workspace]
+    return ["q", "k", "v", "o", *["lse"] * problem.lse, *problem.term_shapes, *workspace]
 
 
 def _constants(
@@ -85,8 +84,12 @@ def _constants(
     sizes = [_elements(problem, t) * problem.element_bytes for t in "qkvo"] + [
         4 * math.prod(problem.lse_shape)
     ] * problem.lse
+    sizes += [math.prod(shape) * _term_bytes(problem, name) for name, shape in problem.term_shapes.items()]
     sizes += workspace.values()
     buffers = _buffers(problem, workspace)
+    past, ahead = parse_window(problem.window) if problem.window else (0, 0)
+    places = {name: buffers.index(name) if name in problem.term_shapes else -1 for name in ("sinks", "slopes", "bias")}
+    bias = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
     zeroed = (str(starts_zeroed(name)).lower() for name in buffers)
     strides = "\n".join(
         f"constexpr long {t.upper()}_STRIDES[3] = {{{', '.join(map(str, problem.strides(t)[:3]))}}};" for t in "qkvo"
@@ -101,8 +104,14 @@ constexpr Dtype DTYPE = Dtype::{problem.dtype};
 constexpr size_t ELEMENT_BYTES = {problem.element_bytes};
 constexpr long BATCH = {problem.batch}, HEADS = {problem.heads}, KV_HEADS = {problem.kv_heads};
 constexpr long SEQLEN_Q = {problem.seqlen_q}, SEQLEN_K = {problem.seqlen_k}, HEAD_DIM = {problem.head_dim};
-constexpr bool CAUSAL = {str(problem.causal).lower()};
+constexpr bool CAUSAL = {str(MASKS[problem.mask].causal).lower()};
 constexpr long CAUSAL_OFFSET = {problem.causal_offset};           // query i sees keys j <= i + CAUSAL_OFFSET
+constexpr double SCALE = {problem.softmax_scale!r}, SOFTCAP = {float(problem.softcap)!r};  // SOFTCAP 0: none
+constexpr bool WINDOW = {str(bool(problem.window)).lower()};
+constexpr long PAST = {past}, AHEAD = {ahead};    // of the keys that a query sees with a window
+constexpr long DIAGONAL = {problem.diagonal};  // windows and slopes count from key i + DIAGONAL
+constexpr int SINKS = {places["sinks"]}, SLOPES = {places["slopes"]}, BIAS = {places["bias"]};  // buffers; -1: none
+constexpr long BIAS_STRIDES[3] = {{{", ".join(map(str, bias))}}};
 {strides}
 constexpr double FLOPS = {problem.flops}.0;  // 4 * HEAD_DIM for each pair that the mask lets through
 constexpr int BUFFERS = {len(sizes)};
@@ -111,6 +120,11 @@ constexpr bool STARTS_ZEROED[BUFFERS] = {{{", ".join(zeroed)}}};
 constexpr int MINIMUM_SM = {minimum_sm};
 constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};  // bytes of dynamic shared memory per block
 """
+
+
+def _term_bytes(problem: AttentionProblem, name: str) -> int:
+    """Of an element of an input beside q, k and v."""
+    return 4 if name == "slopes" else problem.element_bytes
 
 
 def _elements(problem: AttentionProblem, tensor: str) -> int:

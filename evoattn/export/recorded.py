@@ -28,9 +28,11 @@ class Recorded:
     workspace: dict[str, int]
 
     @classmethod
-    def read(cls, storage: Storage, trial: Trial) -> Recorded:
-        """Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote,
-        or if the exported host code does not know its problem, and `FamilyError` if its family is not here any more.
+    def read(cls, storage: Storage, trial: Trial, known: tuple[str, ...] = ("scale",)) -> Recorded:
+        """`known` are the variants that the format knows.
+
+        Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote, or
+        if its problem has another variant, and `FamilyError` if its family is not here any more.
         """
         if trial.source_hash is None:
             raise StorageError(
@@ -44,9 +46,10 @@ class Recorded:
             )
         study = storage.study(trial.study_id)
         problem, family = AttentionProblem(**study.problem), registry.lookup(trial.family)
-        if unknown := (*problem.variants, *["scale"] * (problem.scale is not None)):
+        asked = (*problem.variants, *["scale"] * (problem.scale is not None))
+        if unknown := [variant for variant in asked if variant not in known]:
             raise StorageError(
-                f"The exported host code does not know {', '.join(unknown)}; call the kernel by `evoattn.load` instead."
+                f"This export does not know {', '.join(unknown)}; call the kernel by `evoattn.load` instead."
             )
         config = KernelConfig(trial.family, trial.config)
         try:

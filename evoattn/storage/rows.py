@@ -61,7 +61,7 @@ def study_from_row(row: Row) -> Study:
     def build() -> Study:
         problem: dict[str, Any] = {
             name: plain_text(v) if isinstance(v, str) else v
-            for name, v in each((int, str), row["problem"], dict).items()
+            for name, v in each((int, float, str), row["problem"], dict).items()
         }
         AttentionProblem(**problem)
         if not _ARCH.fullmatch(row["arch"]):

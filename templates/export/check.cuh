@@ -22,21 +22,23 @@ inline int run() {
   allow_shared_memory();
 
   Device device;
-  const Bytes inputs[3] = {random_tensor(BUFFER_BYTES[Q] / ELEMENT_BYTES, 1),
-                           random_tensor(BUFFER_BYTES[K] / ELEMENT_BYTES, 2),
-                           random_tensor(BUFFER_BYTES[V] / ELEMENT_BYTES, 3)};
-  for (int i : {Q, K, V})
-    EVOATTN_CUDA(cudaMemcpy(device.buffer[i], inputs[i].data(), BUFFER_BYTES[i], cudaMemcpyHostToDevice));
+  const Terms terms = random_terms();
+  std::vector<std::pair<int, Bytes>> inputs;  // by their buffers
+  for (int i : {Q, K, V}) inputs.push_back({i, random_tensor(BUFFER_BYTES[i] / ELEMENT_BYTES, i + 1)});
+  for (const auto& term : {std::pair(SINKS, terms.sinks), std::pair(SLOPES, terms.slopes), std::pair(BIAS, terms.bias)})
+    if (term.first >= 0) inputs.push_back(term);
+  for (const auto& [i, bytes] : inputs)
+    EVOATTN_CUDA(cudaMemcpy(device.buffer[i], bytes.data(), BUFFER_BYTES[i], cudaMemcpyHostToDevice));
 
   std::vector<Row> rows = choose_rows();
   std::printf("CPU reference in double: %zu of %ld rows of O ...\n", rows.size(), BATCH * HEADS * SEQLEN_Q);
-  const Allowed allowed = reference(rows, inputs[Q], inputs[K], inputs[V]);
+  const Allowed allowed = reference(rows, inputs[Q].second, inputs[K].second, inputs[V].second, terms);
   launch(device.buffer, 0);
   bool right = judge("before timing", device, rows, allowed);
   const std::vector<float> samples = time_calls(device);
   right = judge("after timing", device, rows, allowed) && right;
-  for (int i : {Q, K, V})
-    if (device.read(i, 0, BUFFER_BYTES[i]) != inputs[i]) {
+  for (const auto& [i, bytes] : inputs)
+    if (device.read(i, 0, BUFFER_BYTES[i]) != bytes) {
       std::printf("FAIL: the kernel changed input %d\n", i);
       right = false;
     }

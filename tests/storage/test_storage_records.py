@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 from storage_records import INFO, PROBLEM, make_study, record, timing
 
+from evoattn.model import gpu
+from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Evaluation, Timing, TrialState, ValidationReport
 from evoattn.model.space import KernelConfig
@@ -36,6 +38,15 @@ def test_records_come_back_as_they_went_in(either, url, plain):
     assert list(again.iter_trials(study)) == [replace(trial, compile_info=None, validation=None), bare]
     assert AttentionProblem(**study.problem) == PROBLEM
     again.close()
+
+
+@pytest.mark.parametrize("name", named_problems())
+def test_a_study_of_any_named_problem_comes_back(either, name):
+    """Scales and caps are numbers with a fraction."""
+    problem = named_problems()[name]
+    facts = gpu.lookup("h100"), True, "genetic", 0, ("flash_wgmma",), {}, {}
+    study = either.create_study(name, problem.with_(scale=problem.scale or 0.3), *facts)
+    assert either.find_study(name) == study and AttentionProblem(**study.problem).scale == (problem.scale or 0.3)
 
 
 def test_a_nan_error_is_kept_as_json_that_others_can_read(either, url, plain):

@@ -1,5 +1,5 @@
 // reference.cuh: rows of O in double, and the same formula in DTYPE, from which the allowed error follows.
-#include "export/check/inputs.cuh"
+#include "export/check/terms.cuh"
 
 constexpr double CPU_BUDGET = 4294967296.0;  // multiply-adds of the reference: 2^32, a few seconds on one core
 
@@ -65,9 +65,15 @@ EVOATTN_FAST void weighted_sum(std::vector<T>& out, const std::vector<T>& weight
     for (long d = 0; d < HEAD_DIM; d++) o[d] += w * T(value[d]);
   }
 }
-// scores -> exp(score - max) / sum over the first `keys`; the others are left alone. Returns max + log(sum).
-template <typename T> EVOATTN_FAST T softmax(std::vector<T>& scores, long keys) {
-  T most = *std::max_element(scores.begin(), scores.begin() + keys), sum = 0, *s = scores.data();
+// scores -> exp(score - max) / sum over the first `keys` and `sink`; the others are left alone. Returns max + log(sum);
+// where all are -inf, zeros and -inf.
+template <typename T> EVOATTN_FAST T softmax(std::vector<T>& scores, long keys, T sink) {
+  T most = std::max(sink, *std::max_element(scores.begin(), scores.begin() + keys)), *s = scores.data();
+  if (most == T(-INFINITY)) {
+    std::fill(scores.begin(), scores.begin() + keys, T(0));
+    return most;
+  }
+  T sum = std::exp(sink - most);
   for (long j = 0; j < keys; j++) sum += s[j] = std::exp(s[j] - most);
   for (long j = 0; j < keys; j++) s[j] /= sum;
   return most + std::log(sum);
@@ -75,9 +81,9 @@ template <typename T> EVOATTN_FAST T softmax(std::vector<T>& scores, long keys) 
 
 // Fills `exact` of every row. flash-attention's rule (its tests/test_flash_attn.py):
 // max|out - exact| <= 2 max|low - exact| + 2 max|(exact + 0.3 - 0.3) - exact|; the root-mean-square error likewise.
-// For fp32, where `low` is nearly exact, 1e-5 of the largest output is allowed in any case.
-inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k, const Bytes& v) {
-  const double scale = 1.0 / std::sqrt(double(HEAD_DIM));
+// Where `low` is nearly exact, a unit in the last place of the largest output is allowed in any case, and for fp32 1e-5
+// of it (evoattn/correctness/reference.py).
+inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k, const Bytes& v, const Terms& terms) {
   std::vector<float> keys_t(size_t(SEQLEN_K) * HEAD_DIM), values(keys_t.size()), low_query(HEAD_DIM),
       low_scores(SEQLEN_K), low(HEAD_DIM);
   std::vector<double> query(HEAD_DIM), scores(SEQLEN_K);
@@ -86,6 +92,8 @@ inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k,
   for (Row& row : rows) {
     row.exact.assign(HEAD_DIM, 0.0);
     long kv_head = row.h / (HEADS / KV_HEADS), keys = CAUSAL ? std::min(SEQLEN_K, row.s + CAUSAL_OFFSET + 1) : SEQLEN_K;
+    const double sink = sink_of(terms, row.h);
+    row.lse = sink;
     if (keys <= 0) continue;  // sees no key: O = 0
     if (row.b != loaded_batch || kv_head != loaded_head) {
       for (long j = 0; j < SEQLEN_K; j++)
@@ -97,14 +105,16 @@ inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k,
     }
     for (long d = 0; d < HEAD_DIM; d++) {
       float x = load(q, offset(Q_STRIDES, row.b, row.h, row.s) + d);
-      query[d] = x * scale, low_query[d] = rounded(x * float(scale));
+      query[d] = x * SCALE, low_query[d] = rounded(x * float(SCALE));
     }
     products(scores, query, keys_t, keys);
-    row.lse = softmax(scores, keys);
+    apply(scores, terms, row.b, row.h, row.s, keys);
+    row.lse = softmax(scores, keys, sink);
     weighted_sum(row.exact, scores, values, keys);
     products(low_scores, low_query, keys_t, keys);
     for (long j = 0; j < keys; j++) low_scores[j] = rounded(low_scores[j]);
-    softmax(low_scores, keys);
+    apply(low_scores, terms, row.b, row.h, row.s, keys);
+    softmax(low_scores, keys, float(sink));
     for (long j = 0; j < keys; j++) low_scores[j] = rounded(low_scores[j]);
     weighted_sum(low, low_scores, values, keys);
     for (long d = 0; d < HEAD_DIM; d++) {
@@ -116,8 +126,11 @@ inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k,
       most = std::max(most, std::fabs(exact)), squares += exact * exact;
     }
   }
-  const double n = double(rows.size()) * HEAD_DIM, floor = DTYPE == Dtype::fp32 ? 1e-5 : 0.0;
-  return {
-      std::max(2 * low_most + 2 * nudged_most, floor * most),
-      std::max(2 * std::sqrt(low_squares / n) + 2 * std::sqrt(rounding_squares / n), floor * std::sqrt(squares / n))};
+  const double n = double(rows.size()) * HEAD_DIM, floor = DTYPE == Dtype::fp32   ? 1e-5
+                                                           : DTYPE == Dtype::bf16 ? 0x1p-7
+                                                                                  : 0x1p-10;
+  const double rms_floor = DTYPE == Dtype::fp32 ? floor : floor / 2;
+  return {std::max(2 * low_most + 2 * nudged_most, floor * most),
+          std::max(2 * std::sqrt(low_squares / n) + 2 * std::sqrt(rounding_squares / n),
+                   rms_floor * std::sqrt(squares / n))};
 }
