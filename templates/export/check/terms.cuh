@@ -1,7 +1,7 @@
 // terms.cuh: what a problem does to scores between the product and the softmax, and the inputs that it takes.
 #include "export/check/inputs.cuh"
 
-constexpr size_t bytes_of(int buffer) { return buffer < 0 ? 0 : BUFFER_BYTES[buffer]; }
+inline size_t bytes_of(int buffer) { return buffer < 0 ? 0 : BUFFER_BYTES[buffer]; }
 
 struct Terms {
   Bytes sinks;   // [HEADS]
