@@ -9,7 +9,6 @@ import kernels
 import pytest
 
 from evoattn.export.check import BEGIN, END, export_source
-from evoattn.export.recorded import Recorded
 from evoattn.families import registry
 from evoattn.families.base import attention_args
 from evoattn.model import gpu
@@ -162,15 +161,12 @@ def test_the_architecture_that_the_family_needs(storage):
     )
 
 
-SINKS = dict(window="9:0", mask="causal_upper_left", sink=True, softcap=3.0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family, gpu, arch, fields",
     [
         ("flash_wgmma", "h100", "sm_90a", {}),
-        ("flash_wgmma", "h100", "sm_90a", SINKS),
+        ("flash_wgmma", "h100", "sm_90a", dict(window="9:0", mask="causal_upper_left", sink=True)),
         ("flash_mma", "a100", "sm_80", dict(bias="hs", scale=0.3)),
         ("flash_wmma", "a100", "sm_80", {}),
     ],
@@ -215,24 +211,6 @@ def test_tensor_maps_are_encoded_by_the_driver(storage):
     sizes, strides, box = "{64, 130, 1, 2, 2}", "{256, 128, 128, 33280}", "{64, 128, 1, 1, 1}"
     kind = "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B"
     assert f"tensor_map(buffer[1], {kind}, {sizes}, {strides}, {box})" in text
-
-
-def test_terms_of_scores_are_buffers_of_the_check(database):
-    text = export_source(database, kernels.record(database, "flash_mma", "a100", **SINKS)).split(END)[1]
-    assert "constexpr long PAST = 9, AHEAD = 0;" in text and "SOFTCAP = 3.0;" in text
-    assert "constexpr int SINKS = 4, SLOPES = -1, BIAS = -1;" in text and "&buffer[4]" in text
-
-
-@pytest.mark.parametrize("fields, name", [(dict(seqused="3:9"), "seqused"), (dict(varlen="3:9"), "varlen")])
-def test_variants_of_keys_cannot_be_exported(database, fields, name):
-    with pytest.raises(StorageError, match=f"This export does not know {name}; call the kernel by `evoattn.load`"):
-        export_source(database, kernels.record(database, "flash_mma", "a100", **fields))
-
-
-def test_a_header_takes_any_scale_and_no_variant(database):
-    assert Recorded.read(database, kernels.record(database, "flash_mma", "a100", scale=0.3)).problem.scale == 0.3
-    with pytest.raises(StorageError, match="does not know window, softcap, sink;"):
-        Recorded.read(database, kernels.record(database, "flash_mma", "a100", **SINKS))
 
 
 def test_what_cannot_be_exported(storage):

@@ -1,17 +1,20 @@
-"""The CPU reference of an exported check, built without CUDA: its rows of O and log-sum-exps are the float64 ones."""
+"""Variants in exports: what they take of them; the CPU reference of the check, built without CUDA, is the float64 one."""
 
 import subprocess
 
+import kernels
 import numpy as np
 import pytest
 import torch
 
 from evoattn.correctness.reference import exact_attention, exact_lse
-from evoattn.export.check import HEADERS, _constants
+from evoattn.export.check import END, HEADERS, _constants, export_source
+from evoattn.export.recorded import Recorded
 from evoattn.families.includes import resolve
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.paths import TEMPLATES
+from evoattn.storage import StorageError
 
 MAIN = """
 template <typename T> void put(const T& bytes) { std::fwrite(bytes.data(), 1, bytes.size(), stdout); }
@@ -71,3 +74,24 @@ def test_it_is_the_float64_one(tmp_path, shape):
     torch.testing.assert_close(rows[..., -1], lse, atol=1e-9, rtol=1e-9)
     largest, rms = taken((2,), torch.float64).tolist()
     assert not memory and 0 < rms < largest < 0.2
+
+
+SINKS = dict(window="9:0", mask="causal_upper_left", sink=True, softcap=3.0)
+
+
+def test_terms_of_scores_are_buffers_of_the_check(database):
+    text = export_source(database, kernels.record(database, "flash_mma", "a100", **SINKS)).split(END)[1]
+    assert "constexpr long PAST = 9, AHEAD = 0;" in text and "SOFTCAP = 3.0;" in text
+    assert "constexpr int SINKS = 4, SLOPES = -1, BIAS = -1;" in text and "&buffer[4]" in text
+
+
+@pytest.mark.parametrize("fields, name", [(dict(seqused="3:9"), "seqused"), (dict(varlen="3:9"), "varlen")])
+def test_variants_of_keys_cannot_be_exported(database, fields, name):
+    with pytest.raises(StorageError, match=f"This export does not know {name}; call the kernel by `evoattn.load`"):
+        export_source(database, kernels.record(database, "flash_mma", "a100", **fields))
+
+
+def test_a_header_takes_any_scale_and_no_variant(database):
+    assert Recorded.read(database, kernels.record(database, "flash_mma", "a100", scale=0.3)).problem.scale == 0.3
+    with pytest.raises(StorageError, match="does not know window, softcap, sink;"):
+        Recorded.read(database, kernels.record(database, "flash_mma", "a100", **SINKS))
