@@ -1,4 +1,4 @@
-"""Variants in exports: what is taken of them; the CPU reference of the check, built without CUDA, is the float64 one."""
+"""Variants in exports: which are taken; the CPU reference of the check, built without CUDA, is the float64 one."""
 
 import subprocess
 
