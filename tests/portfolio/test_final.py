@@ -155,6 +155,19 @@ def test_a_peer_takes_part_if_its_answer_is_right(memory):
     assert "answer is wrong" in refusals["wrong"] and "not installed" in refusals["absent"]
 
 
+def test_kernels_and_peers_have_the_same_tensors(memory):
+    """Where K and V lie decides some per cent of a time that is bound by memory."""
+    given = []
+
+    def make(problem, tensors):
+        given.append(tensors)
+        return lambda: torch.zeros(problem.shape("o"), dtype=torch.float16)
+
+    kernel = Kernel(us=400.0)
+    Final(memory, StopwatchTimer(), SMALL, {"peer": Peer(make, "torch")}).run([kernel], ("peer",), 1, seed=1)
+    assert [kernel.buffers[name].data_ptr() for name in "qkv"] == [given[0][name].data_ptr() for name in "qkv"]
+
+
 class Late(Kernel):
     """The CPU is late with its second call."""
 

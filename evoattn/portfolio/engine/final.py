@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from evoattn.backends.base import LaunchError
-from evoattn.correctness.cases import make_case
+from evoattn.correctness.cases import Case, make_case
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.engine.clock import GRAPH_UNDER_US, Call
@@ -44,13 +44,15 @@ class Final:
         """Median µs of each kernel (None where it fails; by its probe where it is far behind), of each peer whose
         answer is right, on inputs that `seed` makes, and why peers are missing.
 
-        All have one number of calls per replay, found by replay (`evoattn.timing.contestant`).
+        All have the same tensors: where K and V lie decides some per cent of a time that is bound by memory. All have
+        one number of calls per replay, found by replay (`evoattn.timing.contestant`).
         """
-        firsts, probed = self._kernels(kernels)
+        case = make_case("the problem's own shape", self._problem, seed, self._memory.device) if peers else None
+        firsts, probed = self._kernels(kernels, case.tensors if case else None)
         least = min((c.us for c in probed.values()), default=0.0)
         firsts = [probed[i].us if i in probed else us for i, us in enumerate(firsts)]
         ours = {i: c for i, c in probed.items() if c.us <= BEHIND * least}
-        theirs, refusals = self._peers(peers, seed)
+        theirs, refusals = self._peers(peers, case) if case else ({}, {})
         contestants = [*ours.values(), *theirs.values()]
         if contestants:
             calls = calls_for_all(contestants, self._timer.launch_us, REPLAYS, "warm")
@@ -65,7 +67,9 @@ class Final:
         times = [median(samples[ours[i].name]) if i in ours else first for i, first in enumerate(firsts)]
         return times, {name: median(samples[name]) for name in theirs}, refusals
 
-    def _kernels(self, kernels: list[BuiltKernel]) -> tuple[list[float | None], dict[int, Contestant]]:
+    def _kernels(
+        self, kernels: list[BuiltKernel], inputs: dict[str, torch.Tensor] | None
+    ) -> tuple[list[float | None], dict[int, Contestant]]:
         """µs of each kernel's second or third call (None where it fails), and by its index who takes part in the
         rounds: who fails or is far behind does not."""
         firsts: list[float | None] = []
@@ -73,7 +77,7 @@ class Final:
         for index, kernel in enumerate(kernels):
             known = [us for us in firsts if us]
             try:
-                enqueue = self._memory.prepare(kernel, self._problem)
+                enqueue = self._memory.prepare(kernel, self._problem, inputs)
                 contestant = Contestant(str(index), enqueue, self._timer)
                 most = max(FAR_BEHIND * min(known), GRAPH_UNDER_US) if known else math.inf
                 if contestant.us > most:  # by a call that the CPU was late with, perhaps
@@ -86,14 +90,11 @@ class Final:
                 firsts[index:] = [None]
         return firsts, entered
 
-    def _peers(self, names: tuple[str, ...], seed: int) -> tuple[dict[str, Contestant], dict[str, str]]:
+    def _peers(self, names: tuple[str, ...], case: Case) -> tuple[dict[str, Contestant], dict[str, str]]:
         """Each peer that runs and whose answer is right, and why the others do not. Their first calls, which may
         compile, come before any that is timed."""
         entered: dict[str, Contestant] = {}
         refusals: dict[str, str] = {}
-        if not names:
-            return entered, refusals
-        case = make_case("the problem's own shape", self._problem, seed, self._memory.device)
         for name in names:
             try:
                 call = peer_call(self._table[name], self._problem, case.tensors, case.answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,9 +62,11 @@ class Memory:
         tensors["o"] = out.as_strided(problem.shape("o"), problem.strides("o"), 0)
         return tensors | self._terms.get(problem, {})
 
-    def prepare(self, kernel: BuiltKernel, problem: AttentionProblem) -> Call:
-        """A call of the kernel on the problem's tensors, with scratch buffers of its own."""
-        buffers = {name: _flat(t) for name, t in self.tensors(problem).items()}
+    def prepare(
+        self, kernel: BuiltKernel, problem: AttentionProblem, inputs: Mapping[str, torch.Tensor] | None = None
+    ) -> Call:
+        """A call of the kernel on the problem's tensors, or on these inputs, with scratch buffers of its own."""
+        buffers = {name: _flat(t) for name, t in {**self.tensors(problem), **(inputs or {})}.items()}
         for name, size in kernel.workspace(problem).items():
             allocate = torch.zeros if starts_zeroed(name) else torch.empty
             buffers[name] = allocate(max(size, 16), dtype=torch.uint8, device=self._backend.device)
