@@ -61,9 +61,13 @@ def mask(
 
     Without padding or a filled cache no tensor is needed there either: None then, and `attention_forward` masks by
     `is_causal`, and by the `sliding_window` that models hand to it, as FlashAttention in transformers does. The same
-    for the last query alone, behind all keys of its cache. An exported program keeps the tensor, since it may be called
-    with a single query. The tensor of a padded batch carries what kernels take instead.
+    for the last query alone, behind all keys of its cache, and where all keys are seen. An exported program keeps the
+    tensor of a causal mask, since it may be called with a single query. The tensor of a padded batch carries what
+    kernels take instead.
     """
+    everything = attention_mask is None and bool(others.get("allow_is_bidirectional_skip")) and local_size is None
+    if everything and _is_same(mask_function, bidirectional_mask_function):
+        return None
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
         known = _is_same(mask_function, sliding_window_causal_mask_function(local_size))

@@ -116,3 +116,19 @@ def test_chunked_and_padded_windows_keep_their_mask():
     padded = torch.ones(1, 48, dtype=torch.bool)
     padded[:, :5] = False
     assert mask(**words, mask_function=sliding_window_causal_mask_function(16), attention_mask=padded) is not None
+
+
+def test_encoders_have_no_mask_tensor_in_compiled_code_either():
+    from transformers.masking_utils import bidirectional_mask_function
+
+    words = dict(batch_size=1, q_length=8, kv_length=12, mask_function=bidirectional_mask_function)
+    words |= dict(allow_is_causal_skip=False)
+    sizes = {}
+
+    def made(scores, allowed):
+        sizes[allowed] = mask(**words, allow_is_bidirectional_skip=allowed)
+        return scores + (0 if sizes[allowed] is None else sizes[allowed].sum())
+
+    for allowed in (True, False):
+        torch.compile(made, backend="eager", fullgraph=True)(torch.zeros(1), allowed)
+        assert (mask(**words, allow_is_bidirectional_skip=allowed) is None) == allowed
