@@ -113,10 +113,13 @@
     uint32_t* parts_smem = reinterpret_cast<uint32_t*>(smem + (o_smem - smem_address));  // Q's place, which was read
     if (warp_row < rows.count) Partial::leave(left_gmem + split * WARPGROUPS * RESULT, o, state, thread);
     named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
-    uint32_t before = 0;
-    if (thread < SHARERS) before = bring_result(parts_gmem + thread);
-    if (thread == split && split < SHARERS) parts_smem[0] = await_results<KEY_SPLIT>(parts_gmem + split);
-    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the word, and may read all results if it says so
+    if (thread < 32) {
+      const bool adds = thread < SHARERS && bring_result<KEY_SPLIT>(parts_gmem + thread, thread == split);
+      const uint32_t parts_added = __ballot_sync(ALL_LANES, adds);
+      if (thread == 0) *parts_smem = parts_added;
+    }
+    named_barrier_sync<128>(O_TILE + warpgroup);  // all threads see the parts, and may read all results of these
+    if (warp_row >= rows.count) return;
     auto head_of = [&](int row) { return rows.head(tile, lane_row(tile) + row); };
     auto exists = [&](int row) { return rows.exists(lane_row(tile) + row); };
     auto add_columns = [&](int column_tile) {
@@ -141,20 +144,10 @@
             exists, lane);
       }
     };
-    auto add_part = [&](int part) {
-      if (warp_row >= rows.count) return;
-      for (int column_tile = part; column_tile < COLUMN_TILES; column_tile += SHARERS) add_columns(column_tile);
-    };
-    if (split < SHARERS && parts_smem[0]) add_part(split);
-    if (thread < 32) {
-      const bool takes = thread < SHARERS && takes_part<KEY_SPLIT>(parts_gmem + thread, before);
-      const uint32_t parts_taken = __ballot_sync(ALL_LANES, takes);
-      if (thread == 0) parts_smem[1] = parts_taken;
-    }
-    named_barrier_sync<128>(O_TILE + warpgroup);  // the same for the parts whose owners have left
-    for (uint32_t parts = parts_smem[1]; parts;) {
+    uint32_t parts = *parts_smem;
+    while (parts) {  // its own, and those whose owners have left
       const int part = 31 - __clz(parts);
       parts ^= 1u << part;
-      add_part(part);
+      for (int column_tile = part; column_tile < COLUMN_TILES; column_tile += SHARERS) add_columns(column_tile);
     }
   };
