@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -65,9 +67,10 @@ def run_search(
     console: Console,
     tools: Tools | None = None,
     crew: Crew | None = None,
+    why_slow: Callable[[ModuleSpec | None], str] = why_slow,
 ) -> None:
-    """Run the study under a live display, then print its result. `crew`: see `make_search`. Raises `SearchError` where
-    no config was valid."""
+    """Run the study under a live display, then print its result. `crew`: see `make_search`. `why_slow`: a sentence on
+    torch's import, or none. Raises `SearchError` where no config was valid."""
     storage, study, wanted = prepared.storage, prepared.study, prepared.plan
     try:
         print_text(console, f"Study {study.name}.")
