@@ -121,7 +121,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def load(*paths: Path) -> list[Landscape]:
-    """The landscapes of some files, one per problem, in the order in which the files have them.
+    """The landscapes of some files, one per problem of which a kernel was timed, in the order in which the files have
+    them.
 
     A problem that several files have is one landscape: its group has one name, and the same problems at the same
     indexes, in all of them. Boards differ: what an earlier file has of a problem is multiplied by the median ratio of
@@ -154,6 +155,7 @@ def load(*paths: Path) -> list[Landscape]:
     return [
         Landscape(name, i, problem, about, genes, *_together(found[name, i], defaults))
         for (name, i), (problem, about) in problems.items()
+        if any(part.configs or part.elsewhere for part in found[name, i])
     ]
 
 

@@ -123,14 +123,14 @@ def test_two_files_of_a_problem_are_one_landscape_at_the_speed_of_the_later_boar
     genes = {p.name: list(p.values) for p in space.parameters}
     fewer = {name: values for name, values in genes.items() if name != "GROUP_ROWS"}
     params = [c.params for c in space.starting_configs() if not c.params["GROUP_ROWS"]][:6]
-    problem = lookup("seed_h100").to_dict()
+    problem, never_timed = (lookup(name).to_dict() for name in ("seed_h100", "seed_l4_s512"))
     for path, names, rows in (
         ("a", fewer, [_kernel(i, [p[n] for n in fewer], 10.0 + i) for i, p in enumerate(params[:4])]),
         ("b", genes, [_kernel(i, [p[n] for n in genes], 11.0 + 1.1 * i, 0) for i, p in enumerate(params[:3])]
          + [_kernel(3, [params[5][n] for n in genes], 9.0, 0.8)]),
     ):  # fmt: skip
         head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": names}}
-        landscape.append(tmp_path / path, [head, {"group": "g", "problems": [problem]}, *rows])
+        landscape.append(tmp_path / path, [head, {"group": "g", "problems": [problem, never_timed]}, *rows])
     (one,) = landscape.load(tmp_path / "a", tmp_path / "b")
     assert [c.params for c in one.configs] == [*params[:4], params[5]] and one.best == 9.0
     assert [c.us for c in one.configs] == pytest.approx([11.0, 12.1, 13.2, 14.3, 9.0])
