@@ -14,7 +14,6 @@ with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from types import FunctionType
 
@@ -29,9 +28,10 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from evoattn.integrations import padded_batch, static_cache
+from evoattn.integrations import by_hand, padded_batch, static_cache
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
+from evoattn.ops.runtime import NoKernel
 
 NAME = "evoattn"
 
@@ -182,7 +182,7 @@ def attention_forward(
         if served is not None:
             return served, None
     if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
-        return _by_hand(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
+        return by_hand.attention(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
     if attention_mask is not None or dropout:
         answer, _ = sdpa_attention_forward(
             module,
@@ -200,46 +200,25 @@ def attention_forward(
         return answer, None
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache: what lies beyond the queries is masked
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    grouped = key.shape[1] != query.shape[1]
-    out = attention(
-        query,
-        key,
-        value,
-        is_causal=causal,
-        scale=scaling,
-        enable_gqa=grouped,
-        window=None if window is None else (window - 1, -1),
-        softcap=softcap or 0.0,
-        sinks=s_aux,
-        bias=position_bias,
-    )
+    variant = softcap is not None or s_aux is not None or window is not None
+    as_sdpa = position_bias is not None and not variant and not torch.compiler.is_compiling()
+    try:
+        out = attention(
+            query,
+            key,
+            value,
+            is_causal=causal,
+            scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+            strict=as_sdpa,
+            window=None if window is None else (window - 1, -1),
+            softcap=softcap or 0.0,
+            sinks=s_aux,
+            bias=position_bias,
+        )
+    except NoKernel:  # whose mask transformers makes in half the CPU time that `attention` takes
+        answer, _ = sdpa_attention_forward(
+            module, query, key, value, None, scaling=scaling, is_causal=is_causal, position_bias=position_bias
+        )
+        return answer, None
     return out.transpose(1, 2).contiguous(), None
-
-
-def _by_hand(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    causal: bool,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention as the formula says it, with all scores in memory."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = query @ key.transpose(2, 3) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is None and causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    if sinks is not None:
-        column = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
-        scores = torch.cat([scores, column.to(scores.dtype)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = torch.nn.functional.dropout(weights, dropout)[..., : key.shape[2]]
-    return (weights @ value).transpose(1, 2).contiguous()

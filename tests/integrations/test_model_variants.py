@@ -4,8 +4,8 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_device import FakeDevice, fake_runtime  # noqa: E402
-from test_transformers import TINY, TOKENS, close, deepseek, gemma3, mistral, t5  # noqa: E402
+from fake_device import FakeDevice, fake_runtime, wgmma_pick  # noqa: E402
+from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, t5  # noqa: E402
 
 from evoattn.integrations.transformers import NAME, mask, register  # noqa: E402
 from evoattn.ops import current  # noqa: E402
@@ -132,3 +132,21 @@ def test_encoders_have_no_mask_tensor_in_compiled_code_either():
     for allowed in (True, False):
         torch.compile(made, backend="eager", fullgraph=True)(torch.zeros(1), allowed)
         assert (mask(**words, allow_is_bidirectional_skip=allowed) is None) == allowed
+
+
+def test_position_biases_that_no_kernel_serves_are_sdpa_s(tmp_path):
+    """The decoder's here, as where a portfolio has no class for a causal mask with a bias."""
+    register()
+    fake = FakeDevice()
+
+    def pick(problem, gpu):
+        return None if problem.bias and problem.causal else wgmma_pick(problem, gpu)
+
+    with current.use(fake_runtime(fake, tmp_path, pick)), torch.no_grad():
+        theirs = logits(t5, "sdpa")
+        logits(t5, NAME)
+        before = len(fake.launches)
+        assert close(logits(t5, NAME), theirs)
+        assert len(fake.launches) - before == 4
+    with current.use(fake_runtime(fake, tmp_path, lambda problem, gpu: None)), torch.no_grad():
+        assert torch.equal(logits(t5, NAME), theirs)
