@@ -24,7 +24,7 @@ SAME = 0.001
 """Costs that differ by no more are the same."""
 LEAST_GAIN = 0.02
 """Part of a pick's cost that a climb must save, or the pick stays: less is within the cost model's error."""
-ROUNDS = 3
+ROUNDS = 4
 FEW_QUERIES = 16
 FINE, PARTS = {True: 16, False: 4}, {True: 32, False: 64}
 """Lengths are rounded up to multiples of FINE, and of the power of two that is a PARTS-th of them at most; by whether
