@@ -40,6 +40,8 @@ class Barriers:
         self._barriers: dict[int, _Barrier] = {}
         self._last_phases: dict[tuple[int, int], tuple[int, Numbers]] = {}
         """By barrier and block: when the last phase ended, and the warps that waited for that."""
+        self._of_some: set[int] = set()
+        """Barriers of which phases were waited for by some of a block's warps alone."""
 
     def passes_at_once(self, arrival: BarrierArrival, active: ActiveThreads) -> bool:
         """Whether all threads of the machine meet here, so that nobody waits; the common case."""
@@ -49,7 +51,7 @@ class Barriers:
         number = int(arrival.number)
         if arrival.expected not in (None, threads.block_threads) or number in self._barriers or number >= NUMBERS:
             return False
-        if self._of_some(number):
+        if number in self._of_some:
             return False
         self.context.apart = None
         if self.context.races is not None:
@@ -67,7 +69,7 @@ class Barriers:
             barrier = self._barriers.setdefault(number, self._new())
             if arrival.expected is not None:
                 self._check_count(number, barrier, arrival, mask)
-            if self._of_some(number):
+            if number in self._of_some:
                 self._check_phase(number, arrival, mask)
             blocks = np.flatnonzero(self._per_block(mask))
             barrier.expected[blocks] = arrival.expected or 0
@@ -79,10 +81,6 @@ class Barriers:
                 self._signal(barrier, mask)
                 released.append((following_pc, mask))
         return released + self.release()
-
-    def _of_some(self, number: int) -> bool:
-        """Whether phases of the barrier were waited for by some of a block's warps alone."""
-        return any(number == of for of, _ in self._last_phases)
 
     def _check_count(self, number: int, barrier: _Barrier, arrival: BarrierArrival, mask: Mask) -> None:
         """No more threads arrive at a barrier than it counts. Raises `BarrierFault`."""
@@ -185,4 +183,5 @@ class Barriers:
             warps += block * self.context.threads.block_warps
             order = races.synchronize()
             self._last_phases[number, block] = order.now, warps
+            self._of_some.add(number)
             order.barrier_of_warps(warps, barrier.handed_over.pop(block, []))
