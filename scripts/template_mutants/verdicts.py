@@ -21,7 +21,8 @@ STEPS = 1_000_000
 """Ten times what the interpreter's cases take of a right kernel."""
 LIVE_CONFIGS = 4
 """Configs that a mutant may survive; of the others, only those are tried in which it is the first to lengthen, to
-shorten or to keep the code: a condition that it turns round may never hold where it adds one."""
+shorten or to keep the code for a dtype: a condition that it turns round may never hold where it adds one, and what is
+as coarse as bf16 shows in fp16 and fp32."""
 BLIND_CONFIGS = 2
 """Configs that are tried where no line of the change has code of its own: a condition that holds where it did not."""
 
@@ -80,7 +81,8 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
     rng.shuffle(covered)
     blind = [setting for setting, _ in places if setting not in covered]
     tried = covered[: LIVE_CONFIGS - 1] + blind[:BLIND_CONFIGS] + covered[LIVE_CONFIGS - 1 :]
-    found, live, sides = Verdict(family, mutant.key, str(mutant), DEAD), 0, set()
+    found, live = Verdict(family, mutant.key, str(mutant), DEAD), 0
+    sides: set[tuple[int, str]] = set()
     for setting in tried:
         source = mutant.applied(setting.source)
         assert source is not None
@@ -91,7 +93,7 @@ def judge(mutant: Mutant, settings: list[Setting], seed: int) -> Verdict:
                 found = Verdict(family, mutant.key, str(mutant), STILLBORN, str(error), setting.row())
             break
         old, new = setting.launched(setting.ptx), setting.launched(ptx)
-        side = (new.count(";") > old.count(";")) - (new.count(";") < old.count(";"))
+        side = (new.count(";") > old.count(";")) - (new.count(";") < old.count(";")), setting.problem.dtype
         if new == old or (live >= LIVE_CONFIGS and side in sides):
             continue
         live += 1
