@@ -81,7 +81,7 @@ def begun(landscape: Landscape, begin: str) -> dict[str, SearchSpace]:
 
 @cache
 def _landscapes(paths: tuple[Path, ...]) -> dict[str, Landscape]:
-    return {one.name: one for path in paths for one in load(path)}
+    return {one.name: one for one in load(*paths)}
 
 
 def searches(
