@@ -46,6 +46,10 @@ CASES = {
         lookup("mla_decode"),
         {"WARPGROUPS": 3, "Q_STEPS": 16, "STAGES": 4, "OVERLAP": True, "RESCALE": "lazy_8"},
     ),
+    "scores alone, halves of O of 192 columns": (
+        NARROW.with_(head_dim=448, value_dim=384),
+        {"WARPGROUPS": 3, "RESCALE": "lazy_8"},
+    ),
     "overlapped, DeepSeek's widths": (lookup("mla_decode"), {"OVERLAP": True, "STAGES": 4, "RESCALE": "lazy_5"}),
     "keys in use": (NARROW.with_(seqused="0:3000", batch=3, lse=True), {"SPLITS": 3}),
     "pages of 16": (NARROW.with_(seqused="0:3000", page=16, layout="bshd"), {"OVERLAP": True, "STAGES": 3}),

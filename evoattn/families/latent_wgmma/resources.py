@@ -25,9 +25,10 @@ def threads(genes: LatentWgmmaGenes) -> int:
 
 
 def value_columns(problem: AttentionProblem, genes: LatentWgmmaGenes) -> int:
-    """Columns of O of a product: half of them, or as many as ptxas takes for 128 registers per thread at launch."""
+    """Columns of O of a product: half of them, or with 128 registers per thread at launch the most that ptxas takes and
+    that make up the half, of 384 columns 64 for 192."""
     half = problem.head_dim_v // 2
-    return min(half, 128) if genes.WARPGROUPS == SCORES_ALONE else half
+    return math.gcd(half, 128) if genes.WARPGROUPS == SCORES_ALONE else half
 
 
 def tiles_of_p(genes: LatentWgmmaGenes) -> int:
