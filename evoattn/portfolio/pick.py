@@ -140,6 +140,6 @@ def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelCon
         for name in _classes_for(own, portfolio.classes):
             if found := list(ranked(problem, gpu, portfolio.kernel_class(name))):
                 picked = pick(problem, gpu)
-                first = [picked.config] if picked and picked.config not in found else []
-                return first + found
+                first = [picked.config] if picked else []
+                return first + [config for config in found if config not in first]
     return []

@@ -119,7 +119,9 @@ class Wins:
         """
         new = {win.key: win for win in wins}
         with self._lock:
-            if not self._write(new):
+            if self._write(new):
+                self._unwritten = {}
+            else:
                 self._unwritten |= new
                 words = f"evoattn: {self.path} cannot be written: what was found serves this process only."
                 warnings.warn(words, RuntimeWarning, stacklevel=2)

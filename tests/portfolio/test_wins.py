@@ -104,6 +104,8 @@ assert "cannot be written" in str(said[0].message)
 assert wins.find(PROBLEM, H100) and wins.find(PROBLEM.with_(batch=2), H100)
 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 wins.add([win(PROBLEM.with_(batch=3))])
+wins.add([win(PROBLEM.with_(batch=2), us=4.0)])
+assert "4.00" in wins.find(PROBLEM.with_(batch=2), H100).why
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     found = Wins(tmp_path / "wins.json")
