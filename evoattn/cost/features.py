@@ -62,6 +62,7 @@ def fixed_features(
     return {name: float(value) for name, value in found.items()}
 
 
+@lru_cache(maxsize=64)  # the same for all candidates
 def _of_problem(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
     heads_apart = problem.layout == "bshd" and problem.kv_heads > 1
     return {

@@ -14,6 +14,8 @@ and flash_wgmma: a hyperbolic tangent with two factors; a distance times a slope
 
 def variant_step(problem: AttentionProblem, scores: float, lanes: float = 1.0) -> Step:
     """Of `scores` scores of a block, of each of which so many lanes find the place."""
+    if not (problem.softcap or problem.alibi or problem.bias):
+        return Step()
     chosen = [SOFTCAP] * bool(problem.softcap) + [tuple(lanes * n for n in ALIBI)] * problem.alibi
     chosen += [tuple(lanes * n for n in BIAS)] * bool(problem.bias)
     special, fp32, instructions = (scores * sum(each[i] for each in chosen) for i in range(3))

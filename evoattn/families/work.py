@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
-from evoattn.model.mask import MaskKind
+from evoattn.model.mask import Mask, MaskKind
 from evoattn.model.problem import AttentionProblem
 
 WARP = 32
@@ -42,7 +43,7 @@ class Step:
 
 def together(*steps: Step) -> Step:
     """All of these, one after another."""
-    return Step(*(sum(getattr(step, each.name) for step in steps) for each in fields(Step)))
+    return Step(*map(sum, zip(*(vars(step).values() for step in steps), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,23 @@ def row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: i
     if problem.masking.kind is MaskKind.FULL:
         tiles = math.ceil(problem.seqlen_k / keys)
         return float(tiles), tiles, count
-    mask, sq, sk = problem.masking, problem.seqlen_q, problem.seqlen_k
+    return *_masked_steps(problem.masking, problem.seqlen_q, problem.seqlen_k, rows, keys, rows_per_query), count
+
+
+@lru_cache(maxsize=1024)  # candidates of one problem have few tiles
+def _masked_steps(
+    mask: Mask, seqlen_q: int, seqlen_k: int, rows: int, keys: int, rows_per_query: int
+) -> tuple[float, int]:
+    """(mean, most) of `row_steps` of a sequence."""
+    count = math.ceil(seqlen_q * rows_per_query / rows)
     looked_at = min(count, MOST_SAMPLED)
     visited = []
     for i in range(looked_at):
         block = i * (count - 1) // max(1, looked_at - 1)
-        end = min(math.ceil((block + 1) * rows / rows_per_query), sq)
-        seen = mask.visible_keys(block * rows // rows_per_query, end, sq, sk)
+        end = min(math.ceil((block + 1) * rows / rows_per_query), seqlen_q)
+        seen = mask.visible_keys(block * rows // rows_per_query, end, seqlen_q, seqlen_k)
         visited.append(math.ceil(seen.stop / keys) - seen.start // keys if seen else 0)
-    return sum(visited) / len(visited), max(visited), count
+    return sum(visited) / len(visited), max(visited)
 
 
 def _packed_row_steps(problem: AttentionProblem, rows: int, keys: int, rows_per_query: int) -> tuple[float, int, int]:
@@ -145,8 +154,15 @@ MOST_SAMPLED = 33
 
 def visit_share(problem: AttentionProblem, mean_steps: float, keys: int) -> float:
     """The part of a head's K and V that a row of blocks takes on average, of `mean_steps` tiles of `keys` keys."""
+    count, total = _swept_keys(problem)
+    return min(1.0, mean_steps * keys * count / max(1, total))
+
+
+@lru_cache(maxsize=64)
+def _swept_keys(problem: AttentionProblem) -> tuple[int, int]:
+    """(count, keys in all) of the sequences that have queries."""
     lengths = [count for rows, count in problem.sequences if rows] or [1]
-    return min(1.0, mean_steps * keys * len(lengths) / max(1, sum(lengths)))
+    return len(lengths), sum(lengths)
 
 
 def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
@@ -162,6 +178,7 @@ def bank_conflicts(lanes: int, stride_bytes: int, width_bytes: int) -> float:
     return float(max(banks.values()))
 
 
+@lru_cache(maxsize=256)
 def tensor_bytes(problem: AttentionProblem, *tensors: str) -> float:
     """Bytes of some of q, k, v and o; none of a V that lies within K, nor of keys that are not in use or that no query
     sees through a window."""
