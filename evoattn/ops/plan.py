@@ -34,7 +34,8 @@ class Scratch:
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self.lock = threading.Lock()
-        """Held by a call of several launches, so that no other thread's call writes to the stream's memory between."""
+        """Held by a call that uses this memory, or has several launches: those of another thread's call do not come in
+        between, nor do their writes."""
         self._kept: dict[tuple[int, int, bool], Tensor] = {}
 
     def get(self, size: int, zeroed: bool, device: torch.device, index: int, stream: int, compiled: bool) -> Tensor:
@@ -103,7 +104,8 @@ class CallPlan:
         self.value_dim, self.shared_kv = problem.value_dim, problem.shared_kv
         self.launches, self._platform = launches, platform
         self._scratch_bytes, self._zeroed_bytes, self._scratch = scratch_bytes, zeroed_bytes, scratch
-        self._lock = scratch.lock if len(launches) > 1 else threading.Lock()
+        shares = len(launches) > 1 or scratch_bytes or zeroed_bytes
+        self._lock = scratch.lock if shares else threading.Lock()
         self._bound: tuple[int, ...] = ()
         self._stream = -1
 

@@ -132,8 +132,10 @@ class SlowLaunch:
         pass
 
 
-def test_calls_of_several_launches_of_one_stream_do_not_mix(device, tmp_path):
-    """Threads share torch's default stream, and so its scratch memory: the second launch reads what the first wrote."""
+@pytest.mark.parametrize("names", ["aa bb cc", "aa bb c"])
+def test_calls_of_several_launches_of_one_stream_do_not_mix(device, names):
+    """Threads share torch's default stream, and so its scratch memory: the second launch reads what the first wrote,
+    and a call of one launch may write there too."""
     launched = []
 
     def launch(config, function, arguments, extra):
@@ -144,9 +146,8 @@ def test_calls_of_several_launches_of_one_stream_do_not_mix(device, tmp_path):
     device.launch = launch
     scratch, problem = Scratch(device), AttentionProblem(2, 4, 2, 37, 45, 64)
     kernel = SimpleNamespace(index=-1, failure="")
-    plans = [
-        CallPlan("", kernel, (SlowLaunch(name), SlowLaunch(name)), problem, 64, 0, scratch, device) for name in "abc"
-    ]
+    calls = names.split()
+    plans = [CallPlan("", kernel, tuple(map(SlowLaunch, call)), problem, 64, 0, scratch, device) for call in calls]
     q, k, v = tensors()
 
     def work(plan):
@@ -158,7 +159,8 @@ def test_calls_of_several_launches_of_one_stream_do_not_mix(device, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(launched) == 30 and launched[::2] == launched[1::2]
+    assert sorted("".join(launched)) == sorted(5 * "".join(calls))
+    assert not "".join(launched).replace("aa", "").replace("bb", "").replace("cc", "").replace("c", "")
 
 
 def test_without_memory_for_scratch_torch_answers(device, tmp_path):
