@@ -15,8 +15,8 @@ AFTER_PRUNING = 0.8
 """Of the limit: so much is left, so that not every later file makes one too many."""
 SUFFIXES = (".kernel", ".check")
 """Of files that may be removed; the user may have chosen a folder with others in it."""
-TEMPORARY = "evoattn-"
-"""How names of files begin that are not in place yet."""
+TEMPORARY = ".evoattn-part"
+"""How names of files end that are not in place yet."""
 DAY_S, HOUR_S, BETWEEN_S = 86400, 3600, 600
 MARK = ".pruned"
 """The file that says, by the time of its last change, when a folder was last looked through."""
@@ -28,7 +28,7 @@ def write_whole(path: Path, data: bytes) -> bool:
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+        handle, temporary = tempfile.mkstemp(suffix=TEMPORARY, dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.replace(temporary, path)
@@ -79,7 +79,7 @@ def _prune(folder: Path, now: float) -> None:
                 about = os.stat(path)
                 if name.endswith(SUFFIXES):
                     files.append((about.st_mtime, about.st_size, path))
-                elif name.startswith(TEMPORARY) and now - about.st_mtime > HOUR_S:  # of a process that was killed
+                elif name.endswith(TEMPORARY) and now - about.st_mtime > HOUR_S:  # of a process that was killed
                     os.unlink(path)
     size, limit = sum(bytes_ for _, bytes_, _ in files), limit_bytes()
     if size <= limit:
@@ -87,6 +87,10 @@ def _prune(folder: Path, now: float) -> None:
     for _, bytes_, path in sorted(files):
         if size <= limit * AFTER_PRUNING:
             break
-        with suppress(FileNotFoundError):
+        try:
             os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError:  # of another user, perhaps: the next oldest goes instead
+            continue
         size -= bytes_

@@ -1,6 +1,7 @@
 """The folder of compiled kernels stays small, beside other processes and on disks that refuse."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -8,7 +9,16 @@ import time
 import pytest
 
 from evoattn.backends import cache_folder
-from evoattn.backends.cache_folder import HOUR_S, LIMIT, MARK, keep_small, limit_bytes, mark_used, write_whole
+from evoattn.backends.cache_folder import (
+    HOUR_S,
+    LIMIT,
+    MARK,
+    TEMPORARY,
+    keep_small,
+    limit_bytes,
+    mark_used,
+    write_whole,
+)
 
 KB = 1000
 
@@ -63,12 +73,28 @@ def test_the_folder_is_looked_through_every_ten_minutes(folder):
 
 def test_only_what_is_ours_is_removed(folder, monkeypatch):
     monkeypatch.setenv(LIMIT, "0.000000001")
-    others = [folder / "thesis.tex", folder / "a" / "evoattn-new", folder / "a" / "evoattn-old"]
+    names = ["thesis.tex", "evoattn-0.1.tar.gz", f"a/old{TEMPORARY}", f"a/new{TEMPORARY}"]
+    others = [folder / name for name in names]
     for path in others:
         path.write_bytes(bytes(KB))
-    os.utime(others[2], (0, time.time() - HOUR_S - 60))
+    for path in others[:3]:
+        os.utime(path, (0, time.time() - HOUR_S - 60))
     keep_small(folder)
-    assert kept(folder) == [] and [path.exists() for path in others] == [True, True, False]
+    assert kept(folder) == [] and [path.exists() for path in others] == [True, True, False, True]
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no setpriv")
+def test_files_that_cannot_be_removed_leave_the_room_to_others(folder):
+    """Those of folder a, as where another user made them; who is root gives up the right to remove them too."""
+    (folder / "a").chmod(0o555)
+    code = "import sys, pathlib; from evoattn.backends import cache_folder; "
+    code += "cache_folder.keep_small(pathlib.Path(sys.argv[1]))"
+    dropped = ["setpriv", "--bounding-set=-dac_override"] if os.getuid() == 0 else []
+    try:
+        subprocess.run([*dropped, sys.executable, "-c", code, folder], check=True)
+    finally:
+        (folder / "a").chmod(0o755)
+    assert kept(folder) == [0, 2, 4, 6, 8, 9]
 
 
 def test_files_that_others_remove_meanwhile_do_not_count(folder):
