@@ -35,3 +35,12 @@ def attention(
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = torch.nn.functional.dropout(weights, dropout)[..., : key.shape[2]]
     return (weights @ value).transpose(1, 2).contiguous()
+
+
+def window_mask(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """Bool `[seqlen_q, seqlen_k]` of a causal layer: the last `window` keys up to each query's own, which for a single
+    query is the last key. More keys than queries are an empty static cache otherwise, whose first ones are theirs."""
+    queries, keys = query.shape[2], key.shape[2]
+    own = torch.arange(queries, device=query.device)[:, None] + (keys - 1 if queries == 1 else 0)
+    places = torch.arange(keys, device=query.device)
+    return (places <= own) & (places > own - window)

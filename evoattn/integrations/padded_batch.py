@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import current, varied
+from evoattn.ops.attention import is_ordinary
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.variant import Variant
 from evoattn.ops.varlen import attention_varlen
@@ -41,7 +42,7 @@ def mark(mask: Tensor, padding: Tensor, causal: bool, window: int | None = None)
     runtime = current.runtime()
     if runtime.platform is None or mask.device.type != runtime.device_type or mask.is_inference():
         return  # of inference tensors nobody knows whether they were written to
-    if torch.compiler.is_compiling() or runtime.platform.capturing():
+    if torch.compiler.is_compiling() or not is_ordinary(mask, padding, mask) or runtime.platform.capturing():
         return
     rows, keys = padding.shape
     lengths, first = padding.sum(1, dtype=torch.int32), padding[:, 0]
@@ -56,10 +57,15 @@ def mark(mask: Tensor, padding: Tensor, causal: bool, window: int | None = None)
     setattr(mask, MARK, Padded(causal, window, None if causal else lengths, starts, mask._version))
 
 
-def padded_of(mask: Tensor | None, causal: bool, window: int | None) -> Padded | None:
-    """What a mask tensor carries for a layer; None where that is nothing, or does not hold any more."""
+def padded_of(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool, window: int | None) -> Padded | None:
+    """What a mask tensor carries for a layer; None where that is nothing, or does not hold any more, for a mask that is
+    broadcast to the tensors `[batch, heads, seqlen, head_dim]`, and in compiled code, which cannot ask its version."""
+    if mask is None or torch.compiler.is_compiling():
+        return None
     found: Padded | None = getattr(mask, MARK, None)
-    if found is None or mask is None or mask._version != found.version:
+    if found is None or mask._version != found.version:
+        return None
+    if (mask.shape[0], *mask.shape[2:]) != (query.shape[0], query.shape[2], key.shape[2]):
         return None
     return found if (found.causal, found.window) == (causal, window) else None
 

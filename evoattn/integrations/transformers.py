@@ -176,11 +176,13 @@ def attention_forward(
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])
     window = sliding_window if decoder and sliding_window and sliding_window < key.shape[2] else None
-    padded = padded_batch.padded_of(attention_mask, causal, window)
+    padded = padded_batch.padded_of(attention_mask, query, key, causal, window)
     if padded is not None and not dropout:
         served = padded_batch.attention(query, key, value, padded, scaling, softcap or 0.0, s_aux, position_bias)
         if served is not None:
             return served, None
+    if dropout and attention_mask is None and window is not None:
+        attention_mask = by_hand.window_mask(query, key, window)
     if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
         return by_hand.attention(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
     if attention_mask is not None or dropout:

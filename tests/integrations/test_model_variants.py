@@ -7,7 +7,7 @@ transformers = pytest.importorskip("transformers")
 from fake_device import FakeDevice, fake_runtime, wgmma_pick  # noqa: E402
 from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, t5  # noqa: E402
 
-from evoattn.integrations.transformers import NAME, mask, register  # noqa: E402
+from evoattn.integrations.transformers import NAME, attention_forward, mask, register  # noqa: E402
 from evoattn.ops import current  # noqa: E402
 
 
@@ -103,6 +103,21 @@ def test_windows_hold_while_decoding(tmp_path, make):
             words = dict(max_new_tokens=5, do_sample=False, pad_token_id=0, return_dict_in_generate=True)
             answers.append(torch.stack(model.generate(**inputs, **words, output_logits=True).logits))
     torch.testing.assert_close(answers[1], answers[0], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("queries, keys", [(48, 48), (1, 48), (40, 48)], ids=["prompt", "step", "empty static cache"])
+@pytest.mark.parametrize("sinks", [None, torch.zeros(4)], ids=["", "sinks"])
+def test_windows_hold_under_dropout(tmp_path, queries, keys, sinks):
+    """Of so little that nothing is dropped; no mask tensor was made."""
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 2
+    query, key = torch.randn(2, 4, queries, 64), torch.randn(2, 2, keys, 64)
+    with current.use(fake_runtime(None, tmp_path)):
+        answers = [
+            attention_forward(module, query, key, key, None, dropout, sliding_window=16, s_aux=sinks)[0]
+            for dropout in (0.0, 1e-12)
+        ]
+    torch.testing.assert_close(answers[1], answers[0])
 
 
 def test_chunked_and_padded_windows_keep_their_mask():

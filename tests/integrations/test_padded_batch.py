@@ -10,7 +10,7 @@ from fake_device import FakeDevice, fake_runtime  # noqa: E402
 from test_transformers import TOKENS, bert, build, close, gemma3, llama, mistral, t5  # noqa: E402
 
 from evoattn.integrations.padded_batch import MARK, padded_of  # noqa: E402
-from evoattn.integrations.transformers import NAME, register  # noqa: E402
+from evoattn.integrations.transformers import NAME, attention_forward, register  # noqa: E402
 from evoattn.ops import current  # noqa: E402
 
 TWO = torch.cat((TOKENS, TOKENS.flip(1)))
@@ -84,19 +84,40 @@ def test_a_mask_that_was_written_to_is_only_a_mask(tmp_path):
     register()
     made = transformers.AttentionMaskInterface()[NAME]
     words = dict(batch_size=2, q_length=48, kv_length=48, attention_mask=LEFT.bool())
+
+    def of(mask, causal, window, batch=2, queries=48):
+        return padded_of(mask, torch.empty(batch, 4, queries, 64), torch.empty(batch, 2, 48, 64), causal, window)
+
     with current.use(fake_runtime(FakeDevice(), tmp_path)):
         mask = made(**words)
-        assert padded_of(mask, True, None).starts.tolist() == [0, 48, 48, 57, 96]
-        assert padded_of(mask, False, None) is None and padded_of(mask, True, 16) is None, "of another layer"
-        assert padded_of(mask.clone(), True, None) is None and padded_of(mask[:, :, :4], True, None) is None
+        assert of(mask, True, None).starts.tolist() == [0, 48, 48, 57, 96]
+        assert of(mask, False, None) is None and of(mask, True, 16) is None, "of another layer"
+        assert of(mask, True, None, batch=4) is None and of(mask, True, None, queries=40) is None, "broadcast"
+        assert of(mask.clone(), True, None) is None and of(mask[:, :, :4], True, None) is None
         mask[0, 0, 5, 3] = False
-        assert padded_of(mask, True, None) is None
+        assert of(mask, True, None) is None
         with torch.inference_mode():
             assert not hasattr(made(**words), MARK), "who writes to it is not known"
         assert not hasattr(made(**words | dict(q_offset=3)), MARK), "queries that are not the first"
         assert not hasattr(made(**words, mask_function=lambda b, h, q, k: k <= q), MARK), "a mask of the model's own"
     with current.use(fake_runtime(None, tmp_path)):
         assert not hasattr(made(**words), MARK), "nobody reads it"
+
+
+@pytest.mark.parametrize("padding", [LEFT, RIGHT], ids=["left", "right"])
+def test_a_layer_that_is_compiled_alone_takes_the_mask_as_any_other(tmp_path, padding):
+    """Its mask is made outside of compiled code, and says there what it stands for."""
+    register()
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 1
+    query = torch.randn(2, 4, 48, 64, generator=torch.Generator().manual_seed(0))
+    words = dict(batch_size=2, q_length=48, kv_length=48, attention_mask=padding.bool())
+    with current.use(fake_runtime(FakeDevice(), tmp_path)), torch.no_grad():
+        mask = transformers.AttentionMaskInterface()[NAME](**words)
+        assert hasattr(mask, MARK)
+        layer = torch.compile(lambda q: attention_forward(module, q, q, q, mask)[0], backend="eager", fullgraph=True)
+        expected = torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).transpose(1, 2)
+        torch.testing.assert_close(layer(query), expected)
 
 
 def test_training_with_padding_goes_through_sdpa(tmp_path):
