@@ -124,7 +124,8 @@ def main() -> None:
                     flush=True,
                 )
 
-        engine.run(words.seconds, refresh, [g for g in groups if any(w in g.name for w in words.search.split(","))])
+        searched = [g for g in groups if any(word in g.name for word in words.search.split(","))]
+        engine.run(words.seconds if searched else 0, refresh, searched)
         about = {
             "device": device.product,
             "driver": device.driver,

@@ -127,9 +127,8 @@ def load(*paths: Path) -> list[Landscape]:
     A problem that several files have is one landscape: its group has one name, and the same problems at the same
     indexes, in all of them. Boards differ: what an earlier file has of a problem is multiplied by the median ratio of
     the times of the kernels that a later one timed again (`COMMON` at least). Genes that an earlier file lacks have
-    their default values.
+    their default values. Raises `ValueError` where two files time different problems at one index of a group.
     """
-    problems: dict[Place, tuple[AttentionProblem, dict[str, Any]]] = {}
     found: dict[Place, list[_Part]] = {}
     genes: dict[str, dict[str, tuple[Any, ...]]] = {}
     gpu = ""
@@ -141,8 +140,8 @@ def load(*paths: Path) -> list[Landscape]:
         for row in rows:
             if "group" in row:
                 for i, fields in enumerate(row["problems"]):
-                    problems.setdefault((row["group"], i), (AttentionProblem(**fields), head["about"]))
-                    found.setdefault((row["group"], i), []).append(_Part())
+                    part = _Part(AttentionProblem(**fields), head["about"])
+                    found.setdefault((row["group"], i), []).append(part)
             elif "of" in row:
                 params = dict(zip(genes[row["family"]], row["params"], strict=True))
                 for index in range(sum(name == row["of"] for name, _ in found)):
@@ -152,11 +151,14 @@ def load(*paths: Path) -> list[Landscape]:
                     elif config.us is not None:
                         found[row["of"], index][-1].elsewhere.append(config)
     defaults = _defaults(genes, gpu) if len(paths) > 1 else {}
-    return [
-        Landscape(name, i, problem, about, genes, *_together(found[name, i], defaults))
-        for (name, i), (problem, about) in problems.items()
-        if any(part.configs or part.elsewhere for part in found[name, i])
-    ]
+    made = []
+    for (name, i), parts in found.items():
+        if timed := [part for part in parts if part.configs or part.elsewhere]:
+            problem, about = timed[0].problem, timed[0].about
+            if any(part.problem != problem for part in timed):
+                raise ValueError(f"The files time different problems of {name!r} at index {i}.")
+            made.append(Landscape(name, i, problem, about, genes, *_together(timed, defaults)))
+    return made
 
 
 Place = tuple[str, int]
@@ -167,6 +169,8 @@ Place = tuple[str, int]
 class _Part:
     """What one file has of a problem."""
 
+    problem: AttentionProblem
+    about: dict[str, Any]
     configs: list[Config] = field(default_factory=list)
     elsewhere: list[Config] = field(default_factory=list)
 

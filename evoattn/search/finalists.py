@@ -114,13 +114,17 @@ def sanitize(
     """Add compute-sanitizer's verdicts to the finalists' timings; one that reads or writes out of bounds is
     disqualified.
 
-    `judge` gives a sentence by tool; several finalists are judged at once. `refresh` is called often meanwhile.
+    `judge` gives a sentence by tool; several finalists are judged at once. `refresh` is called often meanwhile; where
+    it raises, no further finalist is judged.
     """
-    with ThreadPoolExecutor(SANITIZED_AT_ONCE) as pool:
-        measured = {name: kernel for name, kernel in finalists.items() if timings[name].samples_us}
+    measured = {name: kernel for name, kernel in finalists.items() if timings[name].samples_us}
+    pool = ThreadPoolExecutor(SANITIZED_AT_ONCE)
+    try:
         judged = {name: pool.submit(judge, problem, kernel) for name, kernel in measured.items()}
         while wait(judged.values(), LOOK_SECONDS).not_done:
             refresh()
+    finally:
+        pool.shutdown(cancel_futures=True)
     for name, kernel in measured.items():
         verdicts = judged[name].result()
         timings[name].protocol["sanitizer"] = verdicts

@@ -139,6 +139,24 @@ def test_two_files_of_a_problem_are_one_landscape_at_the_speed_of_the_later_boar
     assert [c.us for c in alone.configs] == [10.0, 11.0, 12.0, 13.0] and "GROUP_ROWS" not in alone.configs[0].params
 
 
+def test_problems_that_only_one_file_times_are_its_own_and_two_at_one_index_are_refused(tmp_path):
+    space = load_space("flash_wgmma", H100)
+    genes = {p.name: list(p.values) for p in space.parameters}
+    params = [space.starting_configs()[0].params[name] for name in genes]
+    head = {"about": {"gpu": "h100"}, "genes": {"flash_wgmma": genes}}
+    for path, problem, rows in (
+        ("nothing", "seed_l4_s512", []),
+        ("one", "seed_h100", [_kernel(0, params, 10.0)]),
+        ("other", "seed_l4_s512", [_kernel(0, params, 10.0)]),
+    ):
+        group = {"group": "g", "problems": [lookup(problem).to_dict()]}
+        landscape.append(tmp_path / path, [head, group, *rows])
+    (found,) = landscape.load(tmp_path / "nothing", tmp_path / "one")
+    assert found.problem == lookup("seed_h100") and found.best == 10.0
+    with pytest.raises(ValueError, match="different problems of 'g' at index 0"):
+        landscape.load(tmp_path / "one", tmp_path / "other")
+
+
 def _surveyor(group, **words):
     return Surveyor(group, H100, 0, **words)
 

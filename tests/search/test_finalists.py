@@ -1,5 +1,6 @@
 """Who gets a seat in the final, and what compute-sanitizer says of them: no compiler, no device."""
 
+import time
 from dataclasses import replace
 from threading import Event
 
@@ -113,3 +114,21 @@ def test_the_sanitizer_disqualifies_who_reads_out_of_bounds_and_keeps_what_it_sa
         == f"By compute-sanitizer: memcheck found: Invalid read; racecheck {sanitizer.CLEAN}"
     )
     assert timings["caught"].disqualified == "In the final: it lies."
+
+
+def test_who_interrupts_waits_for_no_finalist_that_was_not_begun():
+    names = [str(n) for n in range(3 * finalists.SANITIZED_AT_ONCE)]
+    asked = []
+
+    def judge(problem, kernel):
+        asked.append(kernel)
+        time.sleep(5 * finalists.LOOK_SECONDS)
+        return {}
+
+    def refresh():
+        raise KeyboardInterrupt
+
+    timings = {name: Timing((10.0,), {"stage": "final"}) for name in names}
+    with pytest.raises(KeyboardInterrupt):
+        finalists.sanitize(PROBLEM, {name: kernel_of(name) for name in names}, timings, refresh, judge)
+    assert len(asked) < len(names)
