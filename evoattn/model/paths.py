@@ -36,9 +36,10 @@ def _user_folder(kind: Literal["data", "cache"]) -> Path:
             return NO_HOME
         return Path(given or home / {"data": ".local/share", "cache": ".cache"}[kind]) / "evoattn"
     try:
-        return (user_data_path if kind == "data" else user_cache_path)("evoattn", appauthor=False)
+        found = (user_data_path if kind == "data" else user_cache_path)("evoattn", appauthor=False)
     except RuntimeError:
         return NO_HOME
+    return NO_HOME if found.parts[0] == "~" else found  # as earlier versions of platformdirs have it
 
 
 def data_folder() -> Path:

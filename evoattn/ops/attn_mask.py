@@ -21,7 +21,8 @@ def causal_kind(mask: Any) -> Causal | None:
 
 
 def as_bias(mask: Tensor, query: Tensor) -> Tensor:
-    """The mask as a bias that is added to scores: -inf where a bool one hides, else the mask itself."""
+    """The mask as a bias that is added to scores: -inf where a bool one hides, else the mask itself, which has to be of
+    query's dtype as any bias; SDPA takes float32 beside other dtypes."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -75,7 +75,7 @@ class Variant:
         if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, whole, strict=True)):
             raise ValueError(f"bias must be broadcastable to {list(whole)}, not {list(self.bias.shape)}.")
         if self.bias.dtype != query.dtype:
-            raise ValueError(f"bias must be of query's dtype {query.dtype}, as in SDPA, not {self.bias.dtype}.")
+            raise ValueError(f"bias must be of query's dtype {query.dtype}, not {self.bias.dtype}.")
 
     def seqlen_k(self, key: Tensor) -> int:
         """Keys that a sequence has room for."""
