@@ -1,6 +1,6 @@
 """Compile random configs for `landscapes.py` ahead, on a machine without a GPU.
 
-    python scripts/landscape_ahead.py FOLDER --only 'fp16 d64 full' --seconds 600 --jobs 2 [--card h100] [--after FILE…]
+    python scripts/landscape_ahead.py FOLDER --only 'fp16 d64 full' --seconds 600 --jobs 2 [--card h100] [--target N…]
     tar -cJf ahead.tar.xz FOLDER    # then, where the GPU is: scripts/landscapes.py OUT --ahead FOLDER
 
 FOLDER gets the machine code, and `ahead.jsonl` with a row per config: group, family and genes. A second run goes on.

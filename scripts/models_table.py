@@ -1,7 +1,7 @@
 """Transformers models at real widths, few layers, random weights, bf16: "evoattn" beside "sdpa" and, where installed,
 FlashAttention 3.
 
-    python scripts/models_table.py [--layers 4] [--only llama,vit] [--batch 8] [--json FILE]
+    python scripts/models_table.py [--layers 6] [--only llama,vit] [--batch 8] [--json FILE]
 
 For each model: how far the logits are from "eager"; of a forward pass the time that a user sees, its device time and
 that of the attention in it, both by CUDA graphs, and its CPU time and that of a call of attention; and for decoders the

@@ -132,13 +132,14 @@ class Answer:
     the same formula in the input dtype and the last term the rounding of the output dtype (tests/test_flash_attn.py of
     the flash-attention project). The same factor bounds the root-mean-square error: the largest error alone would let a
     kernel skip one K/V tile in many. Answers of rows that see one key alone, or one of huge weight, happen to be
-    representable, so that rounding shows as 0 there. So the largest error is allowed a unit in the last place of the
-    largest output, half of it for the rounding of a weight and half for that of the sum, and the root-mean-square error
-    half a unit of the outputs' own root mean square. fp32 problems are judged against float64 and may always be 1e-5 of
-    the largest output off, and as much as the largest score may be, since an error of a score is a relative error of
-    its weight. Rounded before and after it is scaled, that is 2 units of 2^-24 of itself; the sum of D products,
-    rounded D times while it grows, adds sqrt(D) / 3, its standard deviation. With logits of 1,000 and D=64 that is
-    2.8e-4. A kernel that adds the products one after another is up to 4.8 units off at D=1024, where these are 12.7.
+    representable, so that rounding shows as 0 there. So the largest error is allowed the dtype's `eps` (2^-10, 2^-7) of
+    the largest output, one to two units in its last place: half for the rounding of a weight and half for that of the
+    sum; and the root-mean-square error half of `eps` of the outputs' own root mean square. fp32 problems are judged
+    against float64 and may always be 1e-5 of the largest output off, and as much as the largest score may be, since an
+    error of a score is a relative error of its weight. Rounded before and after it is scaled, that is 2 units of 2^-24
+    of itself; the sum of D products, rounded D times while it grows, adds sqrt(D) / 3, its standard deviation. With
+    logits of 1,000 and D=64 that is 2.8e-4. A kernel that adds the products one after another is up to 4.8 units off at
+    D=1024, where these are 12.7.
 
     The log-sum-exp, where the problem asks for it, is fp32 from fp32 scores: 2e-4 (the polynomial exponential is 9e-5
     off) and 2e-5 of the largest are allowed. Leaving out one tile of 64 equal keys in 16,384 would be 4e-3.
