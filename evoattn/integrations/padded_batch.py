@@ -59,11 +59,15 @@ def mark(mask: Tensor, padding: Tensor, causal: bool, window: int | None = None)
 
 def padded_of(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool, window: int | None) -> Padded | None:
     """What a mask tensor carries for a layer; None where that is nothing, or does not hold any more, for a mask that is
-    broadcast to the tensors `[batch, heads, seqlen, head_dim]`, and in compiled code, which cannot ask its version."""
+    broadcast to the tensors `[batch, heads, seqlen, head_dim]`, in compiled code, which cannot ask its version, and in
+    a capture, before whose replays somebody may write to it."""
     if mask is None or torch.compiler.is_compiling():
         return None
     found: Padded | None = getattr(mask, MARK, None)
     if found is None or mask._version != found.version:
+        return None
+    platform = current.runtime().platform
+    if platform is None or platform.capturing():
         return None
     if (mask.shape[0], *mask.shape[2:]) != (query.shape[0], query.shape[2], key.shape[2]):
         return None
