@@ -27,14 +27,10 @@ LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
 
-DISTURBED = ("h100-2026-11-22-m0",)
-"""Something else ran on the GPU at the same time: a twentieth of its times are a third too long."""
-
 
 def files() -> list[Path]:
-    """All files of measured times in the repository but those of `DISTURBED`."""
-    found = (path for folder in FOLDERS for path in folder.glob("*.jsonl.gz"))
-    return sorted(path for path in found if path.name.removesuffix(".jsonl.gz") not in DISTURBED)
+    """All files of measured times in the repository."""
+    return sorted(path for folder in FOLDERS for path in folder.glob("*.jsonl.gz"))
 
 
 def read(paths: Iterable[Path]) -> list[Row]:
