@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from evoattn.model import forks
 from evoattn.ops import current, fallback
 from evoattn.ops.attention import attention
+from evoattn.ops.attn_mask import causal_kind
 from evoattn.ops.capture import call as recorded_call
 from evoattn.ops.capture import miss, recorders, recording
 from evoattn.ops.runtime import NoKernel
@@ -51,17 +51,17 @@ def _with_bias_object(
     """For a mask of a tensor subclass; torch's causal biases compare the called function with the name that is
     replaced.
     """
-    from torch.nn.attention.bias import CausalBias, CausalVariant  # two seconds that other callers need not wait for
-
-    if not isinstance(bias, CausalBias):
+    kind = causal_kind(bias)
+    if kind is None:
         return _original(query, key, value, bias, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
     if is_on() and not dropout_p:
         with contextlib.suppress(NoKernel):
-            kind: Literal["lower_right", "upper_left"]
-            kind = "lower_right" if bias.variant == CausalVariant.LOWER_RIGHT else "upper_left"
             return attention(
                 query, key, value, is_causal=True, causal=kind, scale=scale, enable_gqa=enable_gqa, strict=True
             )
+    from torch.nn.attention.bias import CausalBias  # two seconds, which whoever made the bias has spent
+
+    assert isinstance(bias, CausalBias)
     return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
 
 
