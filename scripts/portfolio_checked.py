@@ -1,0 +1,105 @@
+"""A campaign for scripts/portfolio_build.py of what scripts/portfolio_check.py timed; needs no GPU.
+
+    python scripts/portfolio_checked.py OUT.jsonl.gz CHECK.json… --problem mla_decode [--problem B=8,H=128,…]
+
+`CHECK.json` is what `portfolio_check.py -o` wrote: of each problem named the pick's and the winner's times are kept,
+both measured in turns. A problem of several checks gets the kernels of all of them where a kernel that they share shows
+that the GPU ran alike; else the file is refused. Registers come from a compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from evoattn.backends.compiler import compile_candidate
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from evoattn.portfolio import campaign
+from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.features import class_of
+
+ALIKE = 1.02
+"""Times of one kernel in two checks differ by no more where the checks are taken together."""
+Times = dict[AttentionProblem, dict[str, float]]
+
+
+def times_of(checks: list[dict[str, Any]], problems: list[AttentionProblem]) -> tuple[Times, dict[str, Kernel]]:
+    """µs by problem and kernel, and the kernels by name. Raises `ValueError` where two checks of a problem share no
+    kernel, or one whose times differ by more than ALIKE."""
+    named = {p.describe(): p.with_(name="") for p in problems}
+    times: Times = {}
+    kernels: dict[str, Kernel] = {}
+    for check in checks:
+        for row in check["rows"]:
+            if (problem := named.get(row["problem"])) is None or row["wrong"]:
+                continue
+            found = {}
+            for (family, params), us in ((row["pick"], row["pick_us"]), (row["winner"], row["best_us"])):
+                kernel = Kernel(family, registry.completed(family, params), "given", "right")
+                kernels[kernel.id] = kernel
+                found[kernel.id] = us
+            known = times.setdefault(problem, {})
+            ratios = [found[name] / known[name] for name in found.keys() & known.keys()]
+            if known and not any(1 / ALIKE <= ratio <= ALIKE for ratio in ratios):
+                raise ValueError(f"{row['problem']}: the checks cannot be taken together")
+            times[problem] = known | found
+    return times, kernels
+
+
+def group_name(problem: AttentionProblem) -> str:
+    """The class but for its last word."""
+    return class_of(problem).rpartition(" ")[0]
+
+
+def groups_of(times: Times, kernels: dict[str, Kernel]) -> tuple[list[Group], dict[str, Any]]:
+    """Groups and their final tables, as a campaign's file has them."""
+    groups, table = [], {}
+    for name in sorted({group_name(p) for p in times}):
+        problems = [p for p in times if group_name(p) == name]
+        own = list(dict.fromkeys(k for p in problems for k in times[p]))
+        group = Group(name, problems, (), kernels={k: kernels[k] for k in own})
+        for k in own:
+            group.kernels[k].times = {i: times[p][k] for i, p in enumerate(problems) if k in times[p]}
+        groups.append(group)
+        table[name] = {"kernels": own, "us": [[times[p].get(k) for k in own] for p in problems]}
+    return groups, table
+
+
+def compiled(kernel: Kernel, problem: AttentionProblem, gpu: GpuSpec) -> None:
+    """Sets the kernel's registers and spills. Raises `CompileError`."""
+    family, config = registry.lookup(kernel.family), KernelConfig(kernel.family, kernel.params)
+    info = compile_candidate(render(family, problem, config, gpu)).info
+    kernel.registers, kernel.spill_bytes = info.registers, info.spill_store_bytes + info.spill_load_bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("checks", type=Path, nargs="+")
+    parser.add_argument("--problem", action="append", required=True, help="a name or a shape; may be repeated")
+    parser.add_argument("--versions", default="", help="of what timed the checks, for people")
+    words = parser.parse_args()
+    checks = [json.loads(path.read_text()) for path in words.checks]
+    devices = sorted({check["device"] for check in checks})
+    if len(devices) > 1:
+        parser.error(f"checks of several cards: {', '.join(devices)}")
+    times, kernels = times_of(checks, [by_name_or_shape(text) for text in words.problem])
+    groups, table = groups_of(times, kernels)
+    for group in groups:
+        for kernel in group.kernels.values():
+            compiled(kernel, group.problems[min(kernel.times)], campaign.card(devices[0]))
+    measured = sum(len(row) for row in times.values())
+    about = {"device": devices[0], "versions": words.versions, "source": [path.name for path in words.checks]}
+    campaign.save(words.output, groups, about | {"measured": measured, "compiled": len(kernels)}, table)
+    print(f"{measured} times of {len(kernels)} kernels on {len(times)} problems: {words.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""`scripts/portfolio_checked.py` makes a campaign of checks."""
+
+import pytest
+from portfolio_checked import groups_of, times_of
+
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.portfolio import campaign
+
+MLA = by_name_or_shape("mla_decode")
+ONE = by_name_or_shape("B=1,H=128,Hkv=1,Sq=1,Sk=32768,D=576,Dv=512,dtype=bf16,shared_kv=1")
+NAME = "16 d576 full+dv512+shared_kv"
+OLD = ["latent_wgmma", {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2, "RESCALE": "lazy_8", "SPLITS": 1}]
+OVERLAP = ["latent_wgmma", OLD[1] | {"BLOCK_N": 32, "STAGES": 4, "OVERLAP": True}]
+THREE = ["latent_wgmma", OLD[1] | {"BLOCK_N": 32, "STAGES": 4, "Q_STEPS": 16, "WARPGROUPS": 3}]
+
+
+def row(problem, pick_us, winner, best_us, wrong=""):
+    times = {"pick_us": pick_us, "best_us": best_us}
+    return {"problem": problem.describe(), "pick": OLD, "winner": winner, "wrong": wrong} | times
+
+
+def test_checks_that_ran_alike_are_one_table(tmp_path):
+    first = {"rows": [row(MLA, 286.5, OVERLAP, 263.0), row(ONE, 37.0, OVERLAP, 35.0, wrong="it is wrong")]}
+    times, kernels = times_of([first, {"rows": [row(MLA, 287.0, THREE, 237.0)]}], [MLA, ONE])
+    assert [sorted(row.values()) for row in times.values()] == [[237.0, 263.0, 287.0]], "and no wrong pick's"
+    path = tmp_path / "made.jsonl.gz"
+    groups, table = groups_of(times, kernels)
+    campaign.save(path, groups, {"device": "NVIDIA H100 80GB HBM3"}, table)
+    _, [group], loaded = campaign.load(path)
+    assert group.name == NAME and group.problems == [MLA.with_(name="")]
+    found = {group.kernels[k].params["WARPGROUPS"]: us for k, us in zip(*read(loaded), strict=True)}
+    assert found == {2: 263.0, 3: 237.0}, "genes that are younger than a check have their defaults"
+
+
+def read(tables):
+    return tables[NAME]["kernels"], tables[NAME]["us"][0]
+
+
+def test_checks_at_other_clocks_are_refused():
+    slow = {"rows": [row(MLA, 358.0, THREE, 304.0)]}
+    with pytest.raises(ValueError, match="cannot be taken together"):
+        times_of([{"rows": [row(MLA, 286.5, OVERLAP, 263.0)]}, slow], [MLA])
