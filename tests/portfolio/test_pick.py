@@ -196,4 +196,6 @@ def test_a_latent_cache_gets_a_kernel_that_nobody_measured():
     assert found.family == "latent_wgmma" and not found.estimated and found.config["SPLITS"] == 1
     one = pick(problem.with_(batch=1), H100)
     assert one.config["SPLITS"] > 1, "one sequence has fewer tiles of rows than the card has SMs"
+    many = pick(problem.with_(batch=60, seqlen_k=6000), H100)
+    assert many.config["WARPGROUPS"] == 3 and one.config["WARPGROUPS"] == 2, "as measured with many tiles and with few"
     assert pick(problem, GPUS["a100"]) is None
