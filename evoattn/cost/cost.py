@@ -118,7 +118,7 @@ def _corrections(
     if trees is None:
         return np.ones(len(parts))
     asked = [features(problem, c, part, gpu, spill_bytes) for c, part in zip(configs, parts, strict=True)]
-    rows = np.array([[row.get(name, math.nan) for name in trees.names] for row in asked])
+    rows = np.array([list(map(row.get, trees.names)) for row in asked], np.float64)  # NaN where a row lacks one
     return np.exp(np.clip(trees.predict(rows), -MOST_CORRECTION, MOST_CORRECTION))
 
 

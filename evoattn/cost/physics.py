@@ -49,7 +49,7 @@ def physics(works: Sequence[LaunchWork], gpu: GpuSpec, weights: Weights) -> Phys
     us_per_clock, total = 1e-3 / gpu.boost_clock_ghz, 0.0
     parts = dict.fromkeys((*UNITS, "dram", "chain", "fetch", "ends", "launches"), 0.0)
     for work, t in zip(works, terms, strict=True):
-        mine = {name: clocks * us_per_clock * weights.units[name] for name, clocks in t.units.items()}
+        mine = {name: getattr(t, name) * us_per_clock * weights.units[name] for name in UNITS}
         mine["dram"] = t.dram_bytes / gpu.dram_gb_per_s / 1e3 * weights.units["dram"]
         mine["chain"] = t.chain * us_per_clock * weights.chain
         mine["fetch"] = t.fetch * us_per_clock * weights.fetch

@@ -64,29 +64,54 @@ def _changes(config: KernelConfig, genes: Genes) -> Iterator[dict[str, Value]]:
             yield from (dict(zip(names, both, strict=True)) for both in product(*(others[name] for name in names)))
 
 
-def climb(start: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, rounds: int, genes: Genes) -> list[Scored]:
+class Costs:
+    """Scores on one problem; each config's is computed once, as neighbours of successive steps are the same in part."""
+
+    def __init__(self, problem: AttentionProblem, gpu: GpuSpec) -> None:
+        self._problem, self._gpu = problem, gpu
+        self._known: dict[tuple[Value, ...], float] = {}
+
+    def __len__(self) -> int:
+        """Scores that were computed."""
+        return len(self._known)
+
+    def of(self, configs: Sequence[KernelConfig]) -> list[Scored]:
+        """The configs and their scores, in the same order."""
+        from evoattn.cost.cost import scores  # here: it reads a file of weights
+
+        keys = [(config.family, *config.params.values()) for config in configs]
+        if new := {key: config for key, config in zip(keys, configs, strict=True) if key not in self._known}:
+            self._known |= zip(new, scores(self._problem, list(new.values()), self._gpu), strict=True)
+        return [Scored(config, self._known[key]) for key, config in zip(keys, configs, strict=True)]
+
+
+def climb(
+    start: KernelConfig,
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    rounds: int,
+    genes: Genes,
+    costs: Costs | None = None,
+) -> list[Scored]:
     """`start`, then after each round the neighbour of least cost, for as long as the cost falls. If something of
-    `start` is redundant, a neighbour of which nothing is comes before the rounds, if one costs no more."""
-    found = _scored([start], problem, gpu)
+    `start` is redundant, a neighbour of which nothing is comes before the rounds, if one costs no more.
+
+    `costs`: those of the problem, where some are known."""
+    costs = Costs(problem, gpu) if costs is None else costs
+    found = costs.of([start])
     family = registry.lookup(start.family)
     if family.why_invalid(problem, start, gpu):
         near = [c for c in neighbours(start, problem, gpu, genes) if not family.why_invalid(problem, c, gpu)]
-        _step(found, near, problem, gpu, found[0].score * (1 + SAME))
+        _step(found, costs.of(near), found[0].score * (1 + SAME))
     for _ in range(rounds):
-        if not _step(found, neighbours(found[-1].config, problem, gpu, genes), problem, gpu, found[-1].score):
+        if not _step(found, costs.of(neighbours(found[-1].config, problem, gpu, genes)), found[-1].score):
             break
     return found
 
 
-def _scored(configs: list[KernelConfig], problem: AttentionProblem, gpu: GpuSpec) -> list[Scored]:
-    from evoattn.cost.cost import scores  # here: it reads a file of weights
-
-    return [Scored(*pair) for pair in zip(configs, scores(problem, configs, gpu), strict=True)] if configs else []
-
-
-def _step(found: list[Scored], near: list[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, under: float) -> bool:
+def _step(found: list[Scored], near: list[Scored], under: float) -> bool:
     """Whether one of the configs costs less than `under`; the one of least cost is added then."""
-    best = min(_scored(near, problem, gpu), key=lambda one: one.score, default=None)
+    best = min(near, key=lambda one: one.score, default=None)
     if best is None or best.score >= under:
         return False
     found.append(best)
@@ -99,6 +124,8 @@ class Refined:
 
     config: KernelConfig
     gain: float
+    asked: int
+    """Configs whose cost was computed."""
 
 
 _kept: dict[tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...]], Refined] = {}
@@ -120,21 +147,24 @@ def refined(
             _kept.clear()
         _kept[key] = found
     if registry.lookup(found.config.family).why_impossible(problem, found.config, gpu):
-        return Refined(first, 1.0)
+        return Refined(first, 1.0, found.asked)
     return found
 
 
 def _climbed(
     ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
 ) -> Refined:
-    able = _scored([c for c in ranked if _can_run(c, problem, gpu)], problem, gpu)
+    costs = Costs(problem, gpu)
+    able = costs.of([c for c in ranked if _can_run(c, problem, gpu)])
     if not able:  # as the lengths are rounded
-        return Refined(ranked[0], 1.0)
+        return Refined(ranked[0], 1.0, 0)
     first, *others = able
     enough = first.score * (1 - LEAST_GAIN)
     start = min((one for one in others if one.score < enough), key=lambda one: one.score, default=first)
-    end = climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}))[-1]
-    return Refined(end.config, first.score / end.score) if end.score < enough else Refined(first.config, 1.0)
+    end = climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)[-1]
+    if end.score < enough:
+        return Refined(end.config, first.score / end.score, len(costs))
+    return Refined(first.config, 1.0, len(costs))
 
 
 def _can_run(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> bool:

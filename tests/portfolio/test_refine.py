@@ -13,10 +13,13 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
 from evoattn.model.space import load_space
 from evoattn.portfolio import shipped
-from evoattn.portfolio.pick import pick, portfolio_kernels
-from evoattn.portfolio.refine import LEAST_GAIN, all_genes, climb, neighbours, refined, rounded
+from evoattn.portfolio.features import class_of
+from evoattn.portfolio.pick import pick, portfolio_kernels, ranked
+from evoattn.portfolio.refine import LEAST_GAIN, Costs, all_genes, climb, neighbours, refined, rounded
 
 H100 = GPUS["h100"]
+MOST_ASKED = 125
+"""Costs of a pick: 44 to 110 of these shapes."""
 SHAPES = {
     "few keys, grouped": AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64),
     "prefill": AttentionProblem(
@@ -51,9 +54,9 @@ def test_what_is_saved_is_said_and_little_changes_nothing() -> None:
     """Tiles of 39 keys leave most of 64 idle; a first kernel that costs least stays as it is."""
     few, portfolio = SHAPES["few keys, grouped"], shipped.load("sm_90a")
     assert portfolio
-    ranked = portfolio_kernels(few, H100)[1:]
-    found = refined(ranked, few, H100, portfolio.genes)
-    costs = scores(rounded(few), [ranked[0], found.config], H100)
+    kernels = portfolio_kernels(few, H100)[1:]
+    found = refined(kernels, few, H100, portfolio.genes)
+    costs = scores(rounded(few), [kernels[0], found.config], H100)
     assert found.gain == pytest.approx(costs[0] / costs[1]) and found.gain > 1 / (1 - LEAST_GAIN)
     assert "by the cost model" in pick(few, H100).why
     again = refined([found.config], few, H100, {})
@@ -66,6 +69,30 @@ def test_a_search_begins_at_the_pick() -> None:
     for problem in (*map(parse_shape, shapes), *SHAPES.values()):
         kernels, picked = portfolio_kernels(problem, H100), pick(problem, H100)
         assert picked and kernels[0] == picked.config and len({c.id for c in kernels}) == len(kernels)
+
+
+@pytest.mark.parametrize("problem", SHAPES.values(), ids=SHAPES.keys())
+def test_a_pick_asks_for_few_costs(problem: AttentionProblem) -> None:
+    """The first call of a shape waits for them: some 0.1 ms each."""
+    portfolio = shipped.load("sm_90a")
+    assert portfolio
+    kernels = list(ranked(problem, H100, portfolio.kernel_class(class_of(problem))))
+    found = refined(kernels, problem, H100, portfolio.genes)
+    assert len(kernels) < found.asked <= MOST_ASKED
+
+
+def test_the_cost_of_a_config_is_computed_once() -> None:
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[0]
+    near = neighbours(start, problem, H100, all_genes(load_space(start.family, H100)))
+    costs = Costs(problem, H100)
+    some, all_of_them = costs.of(near[5:8]), costs.of(near)
+    assert len(costs) == len(near) and all_of_them[5:8] == some
+    assert [one.config for one in all_of_them] == near
+    assert [one.score for one in all_of_them] == scores(problem, near, H100)
+    assert costs.of(near[::-1]) == all_of_them[::-1] and len(costs) == len(near)
+    climb(start, problem, H100, 0, {}, costs)
+    assert len(costs) == len(near) + 1
 
 
 def test_a_sequence_that_grows_keeps_its_kernel_for_a_while() -> None:
