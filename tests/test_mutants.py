@@ -181,6 +181,6 @@ def test_a_fault_of_the_host_is_planted_and_taken_out():
 
 def test_a_fault_of_the_host_is_found():
     """A grid that lacks a block's rows."""
-    (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("row_blocks.py") and "ceil" in m.what]
+    (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("family.py") and "ceil" in m.what]
     verdict = host.judge(mutant, settings_of("flash_scalar", 1, 1), 1)
     assert verdict.killed, verdict

@@ -80,9 +80,19 @@ def mutants_of(family: str) -> list[HostMutant]:
     found = []
     for file in files_of(family):
         text = (PACKAGE / file).read_text()
-        changed = faults_of(PACKAGE / file) + list(_other_words(text))
-        found += [HostMutant(file, line, what, n, source) for n, (line, what, source) in enumerate(changed)]
+        changed, endless = faults_of(PACKAGE / file) + list(_other_words(text)), _loop_lines(text)
+        found += [
+            HostMutant(file, line, what, n, source)
+            for n, (line, what, source) in enumerate(changed)
+            if line not in endless
+        ]
     return found
+
+
+def _loop_lines(text: str) -> set[int]:
+    """Lines of `while` loops: with a fault they may never end, and nothing would end them."""
+    loops = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.While))
+    return {line for loop in loops for line in range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)}
 
 
 def _other_words(text: str) -> Iterator[tuple[int, str, str]]:

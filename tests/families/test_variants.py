@@ -156,8 +156,8 @@ WRONG = [
         "keys beyond the last",
         MMA_LAZY,
         (
-            "seqlen_k - first_block_key - tile * BLOCK_N);\n        v_next_gmem",
-            "seqlen_k - tile * BLOCK_N);\n        v_next_gmem",
+            "seqlen_k - first_block_key - tile * BLOCK_N);",
+            "seqlen_k - tile * BLOCK_N);",
         ),
     ),
     ("the split begins at key 0", SPLIT_WINDOW, ("Mask::WINDOW ? mask.first_key(packed.query(first_row)) : 0;", "0;")),

@@ -9,7 +9,7 @@ from search_puppets import FakeCompiler, FakeDevice
 from studies_of_puppets import PROBLEM
 
 from evoattn.evaluation.process import Ending
-from evoattn.evaluation.tasks import Compiled
+from evoattn.evaluation.tasks import Rendered
 from evoattn.model.errors import FailedRun
 from evoattn.model.gpu import MADE_ROW, DetectedDevice
 from evoattn.samplers.for_problem import sampler_of
@@ -72,7 +72,7 @@ def test_first_proposals_are_compiled_before_the_search_takes_over(budget, given
         while len(outcomes) < given:
             outcomes += [outcome for worker in compilers if worker.busy and (outcome := worker.poll())]
         assert sorted(str(o.tag.proposal) for o in outcomes) == sorted(map(str, alone[:given]))
-        assert [(o.ending, type(o.value)) for o in outcomes] == [(Ending.RESULT, Compiled)] * given
+        assert [(o.ending, type(o.value)) for o in outcomes] == [(Ending.RESULT, Rendered)] * given
         assert sampler.ask(1) == [alone[given]]
 
 
