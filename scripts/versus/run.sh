@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/../.."
 folder=$1; shift
 seconds=(${@:-15 60}); longest=${seconds[-1]}
-given=${VERSUS_GIVEN:-80}; most=${VERSUS_MOST:-40}; problems=${VERSUS_PROBLEMS:-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
+given=${VERSUS_GIVEN:-80}; most=${VERSUS_MOST:-40}; problems=${VERSUS_PROBLEMS-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
 mkdir -p "$folder"
 # A tool that goes on 15 s beyond its time is ended; what Helion tried until then counts.
 run() {
