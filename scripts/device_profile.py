@@ -20,19 +20,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.backends.compiler import CompileError, compile_candidate  # noqa: E402
-from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
-from evoattn.evaluation.tasks import Evaluate  # noqa: E402
-from evoattn.families import registry  # noqa: E402
-from evoattn.families.built import BuiltKernel  # noqa: E402
-from evoattn.families.render import render  # noqa: E402
-from evoattn.model import gpu as gpus  # noqa: E402
-from evoattn.model import named_problems as problems  # noqa: E402
-from evoattn.model.space import KernelConfig, load_space  # noqa: E402
-from evoattn.samplers.pool import ConfigPool  # noqa: E402
+from evoattn.backends.compiler import CompileError, compile_candidate
+from evoattn.evaluation.device import DeviceEvaluator
+from evoattn.evaluation.tasks import Evaluate
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model import gpu as gpus
+from evoattn.model import named_problems as problems
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.samplers.pool import ConfigPool
 
 THREADS = 8
 STARTING_LINES = 12

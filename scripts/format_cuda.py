@@ -16,10 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.families.render import MARKER  # noqa: E402
+from evoattn.families.render import MARKER
+from evoattn.model.paths import ROOT
 
 VERSION = "19.1.7"
 """Of clang-format: others break lines elsewhere. As in pyproject.toml."""

@@ -22,12 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests" / "ptx"
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ptx_golden import file as golden_file  # noqa: E402
-from ptx_golden.file import Golden  # noqa: E402
+from ptx_golden import file as golden_file
+from ptx_golden.file import Golden
+
+from evoattn.model.paths import ROOT
+
+TESTS = ROOT / "tests" / "ptx"
 
 MOST_BYTES = 75_000
 """Inputs of a launch taken from the tests: a wgmma m64n96k16 with both operands in shared memory."""

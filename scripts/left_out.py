@@ -16,26 +16,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from source_edits import replaced  # noqa: E402
+from source_edits import replaced
 
-from evoattn.backends.compiler import compile_candidate  # noqa: E402
-from evoattn.bench.contenders import read_configs  # noqa: E402
-from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
-from evoattn.families import registry  # noqa: E402
-from evoattn.families.render import render  # noqa: E402
-from evoattn.model import gpu as gpus  # noqa: E402
-from evoattn.model import named_problems as problems  # noqa: E402
-from evoattn.model.problem import AttentionProblem  # noqa: E402
-from evoattn.model.records import Candidate  # noqa: E402
-from evoattn.model.space import KernelConfig, load_space  # noqa: E402
-from evoattn.search.starting import starting_configs  # noqa: E402
-from evoattn.timing import benchmark  # noqa: E402
-from evoattn.timing.contestant import Contestant, calls_for_all  # noqa: E402
-from evoattn.timing.protocol import FINAL  # noqa: E402
-from evoattn.timing.witness import Witness  # noqa: E402
+from evoattn.backends.compiler import compile_candidate
+from evoattn.bench.contenders import read_configs
+from evoattn.evaluation.device import DeviceEvaluator
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.model import gpu as gpus
+from evoattn.model import named_problems as problems
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate
+from evoattn.model.space import KernelConfig, load_space
+from evoattn.search.starting import starting_configs
+from evoattn.timing import benchmark
+from evoattn.timing.contestant import Contestant, calls_for_all
+from evoattn.timing.protocol import FINAL
+from evoattn.timing.witness import Witness
 
 FAMILY = registry.lookup("flash_wgmma")
 

@@ -21,33 +21,32 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from source_edits import replaced  # noqa: E402
+from source_edits import replaced
 
-from evoattn.backends.compiler import compile_source  # noqa: E402
-from evoattn.correctness.validate import run_case  # noqa: E402
-from evoattn.evaluation.device import DeviceEvaluator  # noqa: E402
-from evoattn.families import registry  # noqa: E402
-from evoattn.families.base import Family  # noqa: E402
-from evoattn.families.built import BuiltKernel  # noqa: E402
-from evoattn.families.render import render  # noqa: E402
-from evoattn.fleet.local import LocalFleet  # noqa: E402
-from evoattn.model import gpu as gpus  # noqa: E402
-from evoattn.model import named_problems as problems  # noqa: E402
-from evoattn.model.problem import AttentionProblem  # noqa: E402
-from evoattn.model.records import Candidate, CompiledKernel, Timing  # noqa: E402
-from evoattn.model.space import KernelConfig, SearchSpace, load_space  # noqa: E402
-from evoattn.samplers.registry import make_sampler  # noqa: E402
-from evoattn.search.budget import Budget  # noqa: E402
-from evoattn.search.loop import Search  # noqa: E402
-from evoattn.search.tools import Tools  # noqa: E402
-from evoattn.storage import Storage  # noqa: E402
-from evoattn.timing import benchmark, ranking  # noqa: E402
-from evoattn.timing.contestant import calls_for_all  # noqa: E402
-from evoattn.timing.protocol import FINAL  # noqa: E402
-from evoattn.timing.timed_run import TimedRun  # noqa: E402
+from evoattn.backends.compiler import compile_source
+from evoattn.correctness.validate import run_case
+from evoattn.evaluation.device import DeviceEvaluator
+from evoattn.families import registry
+from evoattn.families.base import Family
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.fleet.local import LocalFleet
+from evoattn.model import gpu as gpus
+from evoattn.model import named_problems as problems
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Candidate, CompiledKernel, Timing
+from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.samplers.registry import make_sampler
+from evoattn.search.budget import Budget
+from evoattn.search.loop import Search
+from evoattn.search.tools import Tools
+from evoattn.storage import Storage
+from evoattn.timing import benchmark, ranking
+from evoattn.timing.contestant import calls_for_all
+from evoattn.timing.protocol import FINAL
+from evoattn.timing.timed_run import TimedRun
 
 PROBLEM = problems.lookup("seed_h100")
 FAMILY = registry.lookup("flash_scalar")

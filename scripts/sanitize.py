@@ -18,20 +18,19 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.backends.compiler import CompileError, compile_candidate  # noqa: E402
-from evoattn.bench.contenders import read_configs  # noqa: E402
-from evoattn.correctness import sanitizer  # noqa: E402
-from evoattn.families import registry  # noqa: E402
-from evoattn.families.built import BuiltKernel  # noqa: E402
-from evoattn.families.render import render  # noqa: E402
-from evoattn.model import gpu as gpus  # noqa: E402
-from evoattn.model import named_problems as problems  # noqa: E402
-from evoattn.model.problem import AttentionProblem  # noqa: E402
-from evoattn.model.space import ConfigError, KernelConfig, load_space  # noqa: E402
-from evoattn.search.starting import starting_configs  # noqa: E402
+from evoattn.backends.compiler import CompileError, compile_candidate
+from evoattn.bench.contenders import read_configs
+from evoattn.correctness import sanitizer
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model import gpu as gpus
+from evoattn.model import named_problems as problems
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import ConfigError, KernelConfig, load_space
+from evoattn.search.starting import starting_configs
 
 
 def chosen(

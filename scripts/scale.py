@@ -23,25 +23,25 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from time_to_best import problems as sampled_problems  # noqa: E402
-from time_to_best import shape as spelled  # noqa: E402
+from time_to_best import problems as sampled_problems
+from time_to_best import shape as spelled
 
-from evoattn.backends.compiler import compile_candidate  # noqa: E402
-from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler  # noqa: E402
-from evoattn.evaluation.process import Ending  # noqa: E402
-from evoattn.evaluation.tasks import HoldFinal  # noqa: E402
-from evoattn.evaluation.workers import Worker  # noqa: E402
-from evoattn.families import registry  # noqa: E402
-from evoattn.families.built import BuiltKernel  # noqa: E402
-from evoattn.families.render import render  # noqa: E402
-from evoattn.model.gpu import detect_devices  # noqa: E402
-from evoattn.model.named_problems import lookup, parse_shape  # noqa: E402
-from evoattn.model.space import KernelConfig  # noqa: E402
-from evoattn.timing.peers.labels import PEER_NAMES  # noqa: E402
-from evoattn.timing.protocol import FINAL  # noqa: E402
+from evoattn.backends.compiler import compile_candidate
+from evoattn.evaluation.handlers import DEVICE_SECONDS, DeviceHandler
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.tasks import HoldFinal
+from evoattn.evaluation.workers import Worker
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model.gpu import detect_devices
+from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.paths import ROOT
+from evoattn.model.space import KernelConfig
+from evoattn.timing.peers.labels import PEER_NAMES
+from evoattn.timing.protocol import FINAL
 
 SAMPLED = "sampled"
 NEAR = 1.02
@@ -68,13 +68,13 @@ def searched(mode: str, name: str, given: argparse.Namespace, folder: Path) -> d
     command += ["--kill", str(given.kill)] if mode != "one" and given.kill else []
     started = time.monotonic()
     try:
-        path = os.pathsep.join(filter(None, (*sys.path[:2], os.environ.get("PYTHONPATH"))))  # for the nodes of Ray
+        folders = str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH")  # for the nodes of Ray
         done = subprocess.run(
             command,
             text=True,
             capture_output=True,
             timeout=given.seconds + SPARE_SECONDS,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
         )
     except subprocess.TimeoutExpired:
         print(f"{mode} on {name} did not end in time.", flush=True)

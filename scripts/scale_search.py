@@ -21,24 +21,24 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from core_time import CoreTime  # noqa: E402
-from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here  # noqa: E402
+from core_time import CoreTime
+from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here
 
-from evoattn.evaluation.handlers import DeviceHandler  # noqa: E402
-from evoattn.fleet.ray_fleet import LOCAL, RayFleet  # noqa: E402
-from evoattn.model.records import Trial  # noqa: E402
-from evoattn.search import ahead  # noqa: E402
-from evoattn.search.loop import Search  # noqa: E402
-from evoattn.search.machines import Machines, machines_of  # noqa: E402
-from evoattn.search.progress import Progress  # noqa: E402
-from evoattn.search.request import SearchWords, plan, read_words  # noqa: E402
-from evoattn.search.setup import begin_study, make_search  # noqa: E402
-from evoattn.search.tools import Tools  # noqa: E402
-from evoattn.storage import Storage  # noqa: E402
-from evoattn.storage.versions import collect  # noqa: E402
+from evoattn.evaluation.handlers import DeviceHandler
+from evoattn.fleet.ray_fleet import LOCAL, RayFleet
+from evoattn.model.paths import ROOT
+from evoattn.model.records import Trial
+from evoattn.search import ahead
+from evoattn.search.loop import Search
+from evoattn.search.machines import Machines, machines_of
+from evoattn.search.progress import Progress
+from evoattn.search.request import SearchWords, plan, read_words
+from evoattn.search.setup import begin_study, make_search
+from evoattn.search.tools import Tools
+from evoattn.storage import Storage
+from evoattn.storage.versions import collect
 
 LOOK_SECONDS = 0.05
 """Between two looks at the search, which are the driver's CPU time too."""
@@ -161,7 +161,7 @@ class FakeCluster:
     """A Ray cluster of this machine with made-up GPUs."""
 
     def __init__(self, words: SearchWords, count: int) -> None:
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
         size = {"num_cpus": words.processes + count, "num_gpus": count}
         self._fleet = RayFleet(LOCAL, words.jobs, size, made_up_here)
 

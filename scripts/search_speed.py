@@ -29,14 +29,14 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.evaluation.torch_libraries import why_slow  # noqa: E402
-from evoattn.model.records import Trial, TrialState  # noqa: E402
-from evoattn.model.timeline import FILE  # noqa: E402
-from evoattn.samplers.base import STARTING  # noqa: E402
-from evoattn.storage import Storage  # noqa: E402
+from evoattn.evaluation.torch_libraries import why_slow
+from evoattn.model.paths import ROOT
+from evoattn.model.records import Trial, TrialState
+from evoattn.model.timeline import FILE
+from evoattn.samplers.base import STARTING
+from evoattn.storage import Storage
 
 USUAL = ["--problem", "seed_h100", "--budget", "30s"]
 DATABASE = "speed.sqlite"

@@ -21,16 +21,15 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from search_speed import FINAL, Event, run  # noqa: E402
+from search_speed import FINAL, Event, run
 
-from evoattn.model.named_problems import lookup, short_name  # noqa: E402
-from evoattn.model.problem import AttentionProblem  # noqa: E402
-from evoattn.model.records import Trial  # noqa: E402
-from evoattn.portfolio.workload import draw  # noqa: E402
-from evoattn.search.budget import RESERVE_LEAST  # noqa: E402
+from evoattn.model.named_problems import lookup, short_name
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import Trial
+from evoattn.portfolio.workload import draw
+from evoattn.search.budget import RESERVE_LEAST
 
 SEEDS = range(400, 500)
 NEAR = 1.02

@@ -17,14 +17,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from liar_zoo.pipeline import run_zoo  # noqa: E402
+from liar_zoo.pipeline import run_zoo
 
-from evoattn.correctness.sanitizer import find  # noqa: E402
-from evoattn.model import gpu as gpus  # noqa: E402
-from evoattn.storage import Storage  # noqa: E402
+from evoattn.correctness.sanitizer import find
+from evoattn.model import gpu as gpus
+from evoattn.storage import Storage
 
 
 def main() -> int:
