@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
-    from driver_measured import measured  # here, as each worker process imports this file
+    from driver.measured import measured  # here, as each worker process imports this file
 
     with TemporaryDirectory() as folder:
         measured(given, given.db or str(Path(folder) / "ceiling.sqlite"))

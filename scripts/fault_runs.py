@@ -26,14 +26,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from fault_fleet import BOARDS, worker_runs
-from fault_postgres import postgres_runs
-from fault_run import SMALL, Fault, Run, environment, finish, require, wait_for_trials, wait_until
+from faults.fleet import BOARDS, worker_runs
+from faults.postgres import postgres_runs
+from faults.run import SMALL, Fault, Run, environment, finish, require, wait_for_trials, wait_until
 
 from evoattn.model import gpu
 from evoattn.model.paths import ROOT
 
-DAY = Path(__file__).with_name("fault_day.py")
 MAX_GROWTH_MB, MAX_REPORT_S = 20.0, 3.0
 """Over 20,000 trials: memory stays flat (their numbers alone take a few MB in the driver), a report takes 3 s."""
 
@@ -118,7 +117,7 @@ def two_runs(run: Run) -> str:
 def day_run(run: Run, trials: int) -> str:
     """A day's offline trials through the storage: memory at a tenth of them and at the end, then the CPU time of each
     report as a user runs it, which other processes do not lengthen."""
-    command = [sys.executable, str(DAY), str(run.db), str(trials)]
+    command = [sys.executable, "-m", "scripts.faults.day", str(run.db), str(trials)]
     done = subprocess.run(command, env=environment(), cwd=ROOT, text=True, capture_output=True)
     require(done.returncode == 0, done.stderr[-300:])
     early, written, read, count = map(float, done.stdout.split())

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from core_time import CoreTime
-from fault_search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here
+from faults.search import KERNEL, FakeCompiler, FakeDevice, journaled, made_up, made_up_here
 
 from evoattn.evaluation.handlers import DeviceHandler
 from evoattn.fleet.ray_fleet import LOCAL, RayFleet

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from fault_run import Run, finish, require, wait_for_trials
+from faults.run import Run, finish, require, wait_for_trials
 
 BOARDS = ("--boards", "3")
 ACTOR = "actor"

@@ -1,6 +1,6 @@
 """A day's offline trials, written to a database and read again by one process.
 
-    python scripts/fault_day.py DATABASE TRIALS
+    python -m scripts.faults.day DATABASE TRIALS
 
 Prints the resident memory in MB at a tenth of the trials, when all are written and when all were read, and how many
 were read.

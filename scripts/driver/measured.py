@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from core_time import CoreTime
-from driver_puppets import INFO, PuppetCompiler, PuppetDevice
 
+from driver.puppets import INFO, PuppetCompiler, PuppetDevice
 from evoattn.evaluation.workers import wait_for_any
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS

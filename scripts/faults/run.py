@@ -15,7 +15,6 @@ from pathlib import Path
 from evoattn.model import gpu
 from evoattn.model.paths import ROOT
 
-DRIVER = Path(__file__).with_name("fault_search.py")
 SMALL = ("--shape", "B=1,H=1,S=64,D=16", "--family", "flash_scalar", "--jobs", "2")
 LIBC = ctypes.CDLL(None)
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
@@ -51,7 +50,16 @@ class Run:
             if file_bytes:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
-        command = [sys.executable, str(DRIVER), str(self.journal), self.kind, "--db", str(self.db), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "scripts.faults.search",
+            str(self.journal),
+            self.kind,
+            "--db",
+            str(self.db),
+            *words,
+        ]
         return subprocess.Popen(
             command,
             env=environment(),

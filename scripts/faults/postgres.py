@@ -8,11 +8,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from fault_run import SMALL, Run, finish, require, wait_until
 from postgres import Server, programs
 from sqlalchemy import NullPool, create_engine, text
 
 from evoattn.storage.engine import parse_url
+from faults.run import SMALL, Run, finish, require, wait_until
 
 STUDIES = ("first", "second", "third")
 AWAY = "does not answer; waiting up to"

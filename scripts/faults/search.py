@@ -1,7 +1,7 @@
 """A search for the fault runs: it writes down what it was promised, so that another program can hold the database to
 it.
 
-    python scripts/fault_search.py JOURNAL (real|fake) --db FILE --budget BUDGET
+    python -m scripts.faults.search JOURNAL (real|fake) --db FILE --budget BUDGET
                                    [--gpu GPU] [--shape SHAPE] [--family NAME] [--study NAME]
                                    [--jobs N] [--resume]
 
@@ -166,4 +166,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":  # workers import this file by its name: what they are sent may not be of `__main__`
-    sys.exit(import_module("fault_search").main())
+    sys.exit(import_module("scripts.faults.search").main())
