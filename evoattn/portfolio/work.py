@@ -27,8 +27,8 @@ USUAL_TILE = 8192
 """Scores of a tile that counts as one where the work in a step is counted, so that kernels have like constants."""
 PARTIAL_BYTES, STATE_VALUES = 4, 2
 """Of a split's result: fp32, and the maximum and the sum of each row beside it."""
-MOST_IN_CLUSTER = 4
-"""Blocks of flash_wgmma that share the keys and are a cluster: more leave their results in memory."""
+IN_CLUSTER = (1, 2, 4)
+"""Blocks of flash_wgmma that share the keys and are a cluster: others leave their results in memory."""
 GPCS = (18, 18, 18, 16, 16, 16, 16, 14)
 """SMs of the processing clusters of an H200, within one of which a cluster of blocks lies. Of four blocks 31 clusters
 fit at one block per SM and 62 at two, as times of KEY_SPLIT=4 show: 120 blocks take one wave and 128 two, and at two
@@ -153,7 +153,7 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
     blocks = count * tiles_a_query * heads * split
     mean, longest = mean / split, math.ceil(longest / split)
-    if split <= MOST_IN_CLUSTER:
+    if split in IN_CLUSTER:
         return Tiles(blocks, mean, longest, schedule, cluster=split)
     return Tiles(blocks, mean, longest, schedule, splits=split, partial_rows=blocks * params["BLOCK_M"])
 

@@ -90,6 +90,8 @@ def fault(
             132,
             marks=pytest.mark.slow,
         ),
+        (group_of(1, 70, head_dim=160), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 3}, 132),
+        (group_of(5, 11).with_(seqlen_k=400), {**IN_MEMORY, "KEY_SPLIT": 6}, 132),
         (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
     ],
 )
@@ -187,6 +189,17 @@ def test_blocks_that_merge_in_memory_are_as_many_as_run_at_once():
     assert "more blocks" in FAMILY.why_impossible(p.with_(batch=2), config(**genes), H100)
     assert "more blocks" in FAMILY.why_impossible(p, config(**genes), H100.with_limits({"sm_count": 127}))
     assert "STORE=rows" in FAMILY.why_invalid(p, config(**{**genes, "STORE": "tensor_map"}), H100)
+
+
+def test_three_blocks_merge_in_memory_where_a_cluster_has_no_room():
+    """40 tiles of 128 rows, which three blocks each spread over 120 of 132 SMs."""
+    p = AttentionProblem(1, 20, 20, 256, 11546, 160, "bf16", "causal_lower_right")
+    genes = {"BLOCK_M": 128, "BLOCK_N": 112, "BLOCKS_PER_SM": 1, "STAGES": 2, "STORE": "rows"}
+    genes |= {"PRODUCER": "warpgroup", "Q_IN_REGISTERS": True}
+    assert FAMILY.why_invalid(p, config(**genes, KEY_SPLIT=3), H100) is None
+    (launch,) = FAMILY.launches(p, config(**genes, KEY_SPLIT=3), H100)
+    assert (math.prod(launch.grid), launch.cluster, launch.together) == (120, (1, 1, 1), 3)
+    assert "shared memory" in FAMILY.why_invalid(p, config(**genes, KEY_SPLIT=2), H100)
 
 
 def test_rows_of_a_group_are_no_more_than_an_int32_counts():

@@ -7,7 +7,7 @@ from evoattn.families.split_kv.resources import SPLIT_GRANULE
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio.work import (
-    MOST_IN_CLUSTER,
+    IN_CLUSTER,
     SPLIT_KEYS,
     Tiles,
     Work,
@@ -84,7 +84,7 @@ def test_keys_split_among_many_blocks_leave_their_rows_in_memory():
 
 
 def test_splits_are_those_of_the_family():
-    assert SPLIT_KEYS == SPLIT_GRANULE and MOST_IN_CLUSTER == resources.MOST_IN_CLUSTER
+    assert SPLIT_KEYS == SPLIT_GRANULE and IN_CLUSTER == resources.IN_CLUSTER
     short = parse_shape("B=2,H=2,S=35,D=96,dtype=bf16,mask=full")
     split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 2, "MERGE": "kernel"}
     assert tiles_of("split_kv", split, short).splits == 2

@@ -11,8 +11,8 @@ from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
-MOST_IN_CLUSTER = 4
-"""Values of KEY_SPLIT up to which its blocks are a cluster."""
+IN_CLUSTER = (1, 2, 4)
+"""Values of KEY_SPLIT whose blocks are a cluster. Three hand over more than shared memory holds with wide heads."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
@@ -31,13 +31,13 @@ def chunks_of(dim: int) -> int:
 
 
 def cluster_blocks(genes: FlashWgmmaGenes) -> int:
-    """Blocks of a cluster: those of KEY_SPLIT, as long as their results fit the shared memory of one."""
-    return genes.KEY_SPLIT if genes.KEY_SPLIT <= MOST_IN_CLUSTER else 1
+    """Blocks of a cluster: those of KEY_SPLIT, if few enough that their results fit the shared memory of one."""
+    return genes.KEY_SPLIT if genes.KEY_SPLIT in IN_CLUSTER else 1
 
 
 def merges_in_memory(genes: FlashWgmmaGenes) -> bool:
     """Whether the blocks of KEY_SPLIT add up their results in global memory."""
-    return genes.KEY_SPLIT > MOST_IN_CLUSTER
+    return genes.KEY_SPLIT not in IN_CLUSTER
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:

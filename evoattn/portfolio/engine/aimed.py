@@ -18,7 +18,7 @@ from evoattn.portfolio.engine.breeding import PARENTS, Breeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.work import MOST_IN_CLUSTER, tiles_of
+from evoattn.portfolio.work import IN_CLUSTER, tiles_of
 
 Params = dict[str, Any]
 Proposal = tuple[str, Params, str]
@@ -128,7 +128,7 @@ def split_keys(aim: Aim) -> Params:
     if not splits:
         return {}
     split = aim.rng.choice(splits[-2:])
-    return {"KEY_SPLIT": split, "SCHEDULE": "single"} | ({"STORE": "rows"} if split > MOST_IN_CLUSTER else {})
+    return {"KEY_SPLIT": split, "SCHEDULE": "single"} | ({"STORE": "rows"} if split not in IN_CLUSTER else {})
 
 
 def group_rows(aim: Aim) -> Params:
