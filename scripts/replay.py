@@ -1,7 +1,7 @@
 """Replay searches on recorded landscapes: any sampler, many seeds, no GPU.
 
-    python scripts/replay.py docs/landscapes/h100.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
-    python scripts/replay.py docs/landscapes/h100.jsonl.gz --begin portfolio --fitted FILE -o replays.json.gz
+    python scripts/replay.py docs/landscapes/h100-?.jsonl.gz --samplers random,genetic,tpe,guided --seeds 20
+    python scripts/replay.py docs/landscapes/h100-?.jsonl.gz --begin portfolio --fitted FILE -o replays.json.gz
 
 A config that was not recorded becomes the nearest recorded one (`evoattn/samplers/replay.py`). --fitted names a fit of
 the cost model that knows nothing of the landscapes, made by `python -m scripts.cost.fit docs/campaigns/h*.gz --fit-only
