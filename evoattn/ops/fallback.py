@@ -94,12 +94,12 @@ def varied(
         if variant.bias is not None and hidden is not None:
             mask = variant.bias.masked_fill(hidden, -math.inf)
         return SDPA(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa), None
-    keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key.float(), value))
     rows = max(1, scores_at_once // max(1, query[..., 0, 0].numel() * seqlen_k))
     answers, sums = [], []
     for first in range(0, max(1, seqlen_q), rows):
         chunk = slice(first, min(first + rows, seqlen_q))
-        scores = (query[..., chunk, :] @ keys.transpose(-1, -2)).float() * factor
+        scores = (query[..., chunk, :].float() * factor) @ keys.transpose(-1, -2)
         if variant.softcap:
             scores = variant.softcap * torch.tanh(scores / variant.softcap)
         if variant.slopes is not None or variant.bias is not None:

@@ -148,3 +148,17 @@ def test_rows_that_flash_attention_cannot_read_are_known():
     assert is_aligned(memory) and is_aligned(memory[:, :, :16]) and is_aligned(memory[1:, :, 8:].transpose(0, 1))
     for other in (memory.transpose(1, 2), memory[:, :, 1:17], torch.zeros(4, 9, 20, dtype=torch.float16)):
         assert not is_aligned(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_a_variant_are_not_rounded_to_16_bits(dtype):
+    q, k, v = (
+        200 * torch.randn(1, 2, 9, 64).to(dtype),
+        200 * torch.randn(1, 2, 9, 64).to(dtype),
+        torch.randn(1, 2, 9, 64).to(dtype),
+    )
+    sinks = torch.zeros(2, dtype=dtype)
+    out, lse = attention(q, k, v, scale=1e-3, sinks=sinks, return_lse=True)
+    scores = torch.cat(((q.double() @ k.double().mT) * 1e-3, torch.zeros(1, 2, 9, 1).double()), dim=-1)
+    assert torch.isfinite(out).all()
+    assert torch.allclose(lse.double(), scores.logsumexp(-1), atol=1e-4)

@@ -1,0 +1,107 @@
+"""The script that draws calls of the op and judges them: right answers pass, and each kind of wrong one does not."""
+
+import dataclasses
+
+import pytest
+import torch
+from fake_device import FakeDevice, fake_runtime
+from op_calls.ahead import compile_one
+from op_calls.calls import Call, drawn
+from op_calls.exact import why_wrong
+from op_calls.judged import judged
+from op_calls.made import Maker, called
+
+from evoattn.model.gpu import GPUS
+from evoattn.ops import current
+from evoattn.ops.runtime import Runtime
+
+PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
+
+
+def test_the_same_seed_draws_the_same_calls_of_every_kind():
+    calls = drawn(3, 200, 1e8)
+    assert calls == drawn(3, 200, 1e8) != drawn(4, 200, 1e8)
+    assert {call.op for call in calls} == {"attention", "paged", "varlen"}
+    for field in ("window", "softcap", "sink", "alibi", "bias", "mask", "seqused", "lse", "out", "scale"):
+        assert sum(bool(getattr(call, field)) for call in calls) > 5, field
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_what_pytorch_answers_is_right(seed):
+    wrong = [row for number, call in enumerate(drawn(seed, 25, 2e6)) if (row := judged(number, call, "cpu")).wrong]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"out": "given", "lse": True},
+        {"out": "other order", "places": "fused", "seqlen_k": 37, "is_causal": True},
+        {"out": "query", "numbers": "large", "scale": 0.25},
+        {"places": "late", "numbers": "late key", "is_causal": True, "causal": "lower_right"},
+        {"op": "varlen", "places": "bshd", "causal": "lower_right"},
+    ],
+    ids=str,
+)
+def test_what_a_kernel_answers_is_right(tmp_path, changes):
+    with current.use(fake_runtime(FakeDevice(), tmp_path)):
+        row = judged(0, dataclasses.replace(PLAIN, **changes), "cpu")
+    assert (row.wrong, row.kernel) == ("", True)
+    assert row.ran.startswith("flash_wgmma ")
+
+
+class Misbehaving(FakeDevice):
+    """Does something beside the launch, from the third one on: the first two are the kernel's own check."""
+
+    after = None
+
+    def launch(self, *arguments):
+        status = super().launch(*arguments)
+        if len(self.launches) > 3:
+            self.after(self.launches[-1])
+        return status
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda made, device: made.k.mul_(2), "inputs were changed"),
+        (lambda made, device: made.room[:3].zero_(), "6 bytes beside out were written"),
+        (lambda made, device: made.out[0, 0, 0].fill_(float("nan")), "outputs are NaN"),
+        (lambda made, device: made.out.mul_(1.2), "times the error that is allowed"),
+        (lambda made, device: made.out[0, 0, 0, :1].add_(1e-4 * len(device.launches)), "two runs differ"),
+    ],
+)
+def test_a_wrong_answer_is_found(tmp_path, harm, sentence):
+    device, call = Misbehaving(), dataclasses.replace(PLAIN, out="given")
+    made = Maker(call, "cpu").made()
+    device.after = lambda launched: harm(made, device)
+    with current.use(fake_runtime(device, tmp_path)):
+        assert sentence in judged(0, call, "cpu", made).wrong
+
+
+def test_a_call_that_raises_is_wrong(tmp_path):
+    assert "RuntimeError" in judged(0, dataclasses.replace(PLAIN, kv_heads=3), "cpu").wrong
+
+
+def test_the_log_sum_exp_is_judged():
+    call = dataclasses.replace(PLAIN, lse=True)
+    made = Maker(call, "cpu").made()
+    answer, lse = called(call, made, False, None)
+    assert why_wrong(call, made, answer, lse)[0] == ""
+    assert "log-sum-exp" in why_wrong(call, made, answer, lse + 1e-2)[0]
+
+
+def test_kernels_are_compiled_ahead(tmp_path):
+    asked = []
+    numbered = 5, dataclasses.replace(PLAIN, head_dim=128, value_dim=128, dtype="bf16")
+    assert compile_one(GPUS["h100"], tmp_path, False, numbered, lambda *build: asked.append(build)) == numbered
+    ((_, problem, _, gpu, folder),) = asked
+    assert (problem.head_dim, problem.dtype, gpu.name, folder) == (128, "bf16", "h100", tmp_path)
+
+
+def test_without_a_device_pytorch_answers():
+    with current.use(Runtime(None, current.best_known, current.cubin_cache())), torch.no_grad():
+        row = judged(0, PLAIN, "cpu")
+    assert not row.kernel and row.ran.startswith("the tensors are on the CPU")
