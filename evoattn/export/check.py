@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
+from evoattn.export.constants import buffers_of, problem_constants
 from evoattn.export.provenance import comment, provenance
 from evoattn.export.recorded import Recorded
 from evoattn.export.target import Target
-from evoattn.families.base import starts_zeroed
 from evoattn.families.includes import resolve
 from evoattn.model.dtype import DTYPES
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar, TensorMap
-from evoattn.model.mask import MASKS
 from evoattn.model.paths import TEMPLATES
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
-from evoattn.model.variant import SCORE_VARIANTS, parse_window
+from evoattn.model.variant import VARIANTS
 from evoattn.storage import Storage
 
 BEGIN = "// ==== evoattn: begin of the recorded kernel ===="
@@ -38,9 +34,9 @@ def export_source(storage: Storage, trial: Trial) -> str:
     """The text of one .cu file for a recorded trial, of whatever state, that has a source.
 
     `nvcc -arch=sm_XX kernel.cu -o kernel && ./kernel` prints errors and times, exit code 0 only if the answer is right
-    before and after the timing. Raises what `Recorded.read` raises for all but the variants of scores.
+    before and after the timing. Raises what `Recorded.read` raises for all but variants, all of which it knows.
     """
-    recorded = Recorded.read(storage, trial, (*SCORE_VARIANTS, "scale"))
+    recorded = Recorded.read(storage, trial, (*VARIANTS, "scale"))
     problem, launches, workspace = recorded.problem, recorded.launches, recorded.workspace
     target = Target.of(recorded)
     guard, end_guard = target.guard
@@ -61,8 +57,8 @@ def export_source(storage: Storage, trial: Trial) -> str:
             END,
             "",
             "namespace evoattn_check {",
-            _constants(problem, target.number, launches, workspace),
-            _launcher(launches, _buffers(problem, workspace)),
+            problem_constants(problem, target.number, launches, workspace),
+            _launcher(launches, buffers_of(problem, workspace)),
             resolve(CHECK.read_text(), TEMPLATES).rstrip(),
             "}  // namespace evoattn_check",
             "",
@@ -71,65 +67,6 @@ def export_source(storage: Storage, trial: Trial) -> str:
             "",
         )
     )
-
-
-def _buffers(problem: AttentionProblem, workspace: dict[str, int]) -> list[str]:
-    return ["q", "k", "v", "o", *["lse"] * problem.lse, *problem.term_shapes, *workspace]
-
-
-def _constants(
-    problem: AttentionProblem, minimum_sm: int, launches: tuple[KernelLaunch, ...], workspace: dict[str, int]
-) -> str:
-    """The problem and the limits as constants for `templates/export/check.cuh`."""
-    sizes = [_elements(problem, t) * problem.element_bytes for t in "qkvo"] + [
-        4 * math.prod(problem.lse_shape)
-    ] * problem.lse
-    sizes += [math.prod(shape) * _term_bytes(problem, name) for name, shape in problem.term_shapes.items()]
-    sizes += workspace.values()
-    buffers = _buffers(problem, workspace)
-    past, ahead = parse_window(problem.window) if problem.window else (0, 0)
-    places = {name: buffers.index(name) if name in problem.term_shapes else -1 for name in ("sinks", "slopes", "bias")}
-    bias = problem.strides("bias")[:3] if problem.bias else (0, 0, 0)
-    zeroed = (str(starts_zeroed(name)).lower() for name in buffers)
-    strides = "\n".join(
-        f"constexpr long {t.upper()}_STRIDES[3] = {{{', '.join(map(str, problem.strides(t)[:3]))}}};" for t in "qkvo"
-    )
-    return f"""\
-enum class Dtype {{ fp16, bf16, fp32 }};
-enum {{ Q, K, V, O }};                                            // the first four buffers
-constexpr int LSE = 4;                                          // the next, if there is one
-constexpr bool HAS_LSE = {str(problem.lse).lower()};
-constexpr char PROBLEM[] = "{problem.with_().describe()}";
-constexpr Dtype DTYPE = Dtype::{problem.dtype};
-constexpr size_t ELEMENT_BYTES = {problem.element_bytes};
-constexpr long BATCH = {problem.batch}, HEADS = {problem.heads}, KV_HEADS = {problem.kv_heads};
-constexpr long SEQLEN_Q = {problem.seqlen_q}, SEQLEN_K = {problem.seqlen_k}, HEAD_DIM = {problem.head_dim};
-constexpr bool CAUSAL = {str(MASKS[problem.mask].causal).lower()};
-constexpr long CAUSAL_OFFSET = {problem.causal_offset};           // query i sees keys j <= i + CAUSAL_OFFSET
-constexpr double SCALE = {problem.softmax_scale!r}, SOFTCAP = {float(problem.softcap)!r};  // SOFTCAP 0: none
-constexpr bool WINDOW = {str(bool(problem.window)).lower()};
-constexpr long PAST = {past}, AHEAD = {ahead};    // of the keys that a query sees with a window
-constexpr long DIAGONAL = {problem.diagonal};  // windows and slopes count from key i + DIAGONAL
-constexpr int SINKS = {places["sinks"]}, SLOPES = {places["slopes"]}, BIAS = {places["bias"]};  // buffers; -1: none
-constexpr long BIAS_STRIDES[3] = {{{", ".join(map(str, bias))}}};
-{strides}
-constexpr double FLOPS = {problem.flops}.0;  // 4 * HEAD_DIM for each pair that the mask lets through
-constexpr int BUFFERS = {len(sizes)};
-constexpr size_t BUFFER_BYTES[BUFFERS] = {{{", ".join(map(str, sizes))}}};     // {", ".join(buffers)}
-constexpr bool STARTS_ZEROED[BUFFERS] = {{{", ".join(zeroed)}}};
-constexpr int MINIMUM_SM = {minimum_sm};
-constexpr int LARGEST_SMEM = {max(n.smem_bytes for n in launches)};  // bytes of dynamic shared memory per block
-"""
-
-
-def _term_bytes(problem: AttentionProblem, name: str) -> int:
-    """Of an element of an input beside q, k and v."""
-    return 4 if name == "slopes" else problem.element_bytes
-
-
-def _elements(problem: AttentionProblem, tensor: str) -> int:
-    batch, heads, seqlen, dim = problem.shape(tensor)
-    return batch * heads * seqlen * dim
 
 
 def _launcher(launches: tuple[KernelLaunch, ...], buffers: list[str]) -> str:

@@ -23,20 +23,19 @@ inline int run() {
 
   Device device;
   const Terms terms = random_terms();
-  std::vector<std::pair<int, Bytes>> inputs;  // by their buffers
-  for (int i : {Q, K, V}) inputs.push_back({i, random_tensor(BUFFER_BYTES[i] / ELEMENT_BYTES, i + 1)});
-  for (const auto& term : {std::pair(SINKS, terms.sinks), std::pair(SLOPES, terms.slopes), std::pair(BIAS, terms.bias)})
-    if (term.first >= 0) inputs.push_back(term);
+  const Sequences sequences = make_sequences();
+  const Inputs inputs = make_inputs(terms, sequences);
   for (const auto& [i, bytes] : inputs)
     EVOATTN_CUDA(cudaMemcpy(device.buffer[i], bytes.data(), BUFFER_BYTES[i], cudaMemcpyHostToDevice));
 
   std::vector<Row> rows = choose_rows();
-  std::printf("CPU reference in double: %zu of %ld rows of O ...\n", rows.size(), BATCH * HEADS * SEQLEN_Q);
-  const Allowed allowed = reference(rows, inputs[Q].second, inputs[K].second, inputs[V].second, terms);
+  std::printf("CPU reference in double: %zu of %ld rows of O ...\n", rows.size(),
+              long(BUFFER_BYTES[O] / ELEMENT_BYTES) / VALUE_DIM);
+  const Allowed allowed = reference(rows, inputs[Q].second, inputs[K].second, inputs[V].second, terms, sequences);
   launch(device.buffer, 0);
-  bool right = judge("before timing", device, rows, allowed);
+  bool right = judge("before timing", device, rows, allowed, sequences);
   const std::vector<float> samples = time_calls(device);
-  right = judge("after timing", device, rows, allowed) && right;
+  right = judge("after timing", device, rows, allowed, sequences) && right;
   for (const auto& [i, bytes] : inputs)
     if (device.read(i, 0, BUFFER_BYTES[i]) != bytes) {
       std::printf("FAIL: the kernel changed input %d\n", i);

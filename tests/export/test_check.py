@@ -110,7 +110,7 @@ def test_launches_and_arguments_follow_the_family(storage):
     text = export_source(storage, record(storage, "KERNEL\n")).split(END)[1]
     strides = PROBLEM.strides("o")
     assert f"constexpr long O_STRIDES[3] = {{{strides[0]}, {strides[1]}, {strides[2]}}};" in text
-    assert "constexpr bool CAUSAL = true;" in text and "constexpr long CAUSAL_OFFSET = 30;" in text
+    assert "constexpr bool CAUSAL = true;" in text and "constexpr bool LOWER_RIGHT = true;" in text
     assert "constexpr int BUFFERS = 6;" in text and "constexpr int LARGEST_SMEM = 65536;" in text
     first, second = re.findall(r"arguments\[\] = \{(.*?)\};", text)
     assert first.startswith("&buffer[0], &buffer[1], &buffer[2], &buffer[3], &argument_4") and first.endswith(
@@ -167,7 +167,9 @@ def test_the_architecture_that_the_family_needs(storage):
     [
         ("flash_wgmma", "h100", "sm_90a", {}),
         ("flash_wgmma", "h100", "sm_90a", dict(window="9:0", mask="causal_upper_left", sink=True)),
+        ("flash_wgmma", "h100", "sm_90a", dict(seqused="100:500", page=64)),
         ("flash_mma", "a100", "sm_80", dict(bias="hs", scale=0.3)),
+        ("flash_mma", "a100", "sm_80", dict(varlen="100:300/200:500", value_dim=32)),
         ("flash_wmma", "a100", "sm_80", {}),
     ],
 )

@@ -1,14 +1,18 @@
 """Variants in exports: which are taken; the CPU reference of the check, built without CUDA, is the float64 one."""
 
+import math
+import re
 import subprocess
 
 import kernels
-import numpy as np
 import pytest
 import torch
+from test_launches import cuda_include
 
+from evoattn.correctness.packed_sequences import each
 from evoattn.correctness.reference import exact_attention, exact_lse
-from evoattn.export.check import END, HEADERS, _constants, export_source
+from evoattn.export.check import BEGIN, END, HEADERS, export_source
+from evoattn.export.constants import problem_constants
 from evoattn.export.recorded import Recorded
 from evoattn.families.includes import resolve
 from evoattn.model.launch import KernelLaunch
@@ -17,19 +21,21 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.storage import StorageError
 
 MAIN = """
-template <typename T> void put(const T& bytes) { std::fwrite(bytes.data(), 1, bytes.size(), stdout); }
+template <typename T> void put(const T& values) {
+  std::fwrite(values.data(), sizeof(values[0]), values.size(), stdout);
+}
 
 int main() {
-  const Bytes q = random_tensor(BUFFER_BYTES[Q] / ELEMENT_BYTES, 1),
-              k = random_tensor(BUFFER_BYTES[K] / ELEMENT_BYTES, 2),
-              v = random_tensor(BUFFER_BYTES[V] / ELEMENT_BYTES, 3);
   const Terms terms = random_terms();
+  const Sequences sequences = make_sequences();
+  const Inputs inputs = make_inputs(terms, sequences);
   std::vector<Row> rows = choose_rows();
-  const Allowed allowed = reference(rows, q, k, v, terms);
-  put(q), put(k), put(v), put(terms.sinks), put(terms.slopes), put(terms.bias);
-  for (const Row& row : rows) {
-    std::fwrite(row.exact.data(), 8, row.exact.size(), stdout);
-    std::fwrite(&row.lse, 8, 1, stdout);
+  const Allowed allowed =
+      reference(rows, inputs[Q].second, inputs[K].second, inputs[V].second, terms, sequences);
+  for (const auto& [buffer, bytes] : inputs) put(bytes);
+  for (Row& row : rows) {
+    row.exact.push_back(row.lse);
+    put(row.exact);
   }
   std::fwrite(&allowed, sizeof allowed, 1, stdout);
 }
@@ -43,6 +49,16 @@ SHAPES = [
     "mask=full,bias=hs",
     "mask=causal_upper_left,bias=bs,softcap=3",
     "mask=full,window=0:0,alibi=1",
+    "mask=causal_lower_right,Dv=24",
+    "mask=full,Dv=8,shared_kv=1,layout=bshd",
+    "mask=full,seqused=0:24,sink=1",
+    "mask=causal_lower_right,seqused=7:24,window=9:0,layout=bshd",
+    "mask=full,seqused=3:24,bias=bs",
+    "mask=causal_lower_right,seqused=0:24,page=16,alibi=1",
+    "mask=causal_upper_left,seqused=5:24,page=16,layout=bshd,Dv=8,shared_kv=1",
+    "mask=causal_lower_right,varlen=37+5/9+24,alibi=1",
+    "mask=causal_upper_left,varlen=0+30/24+17,layout=bshd,sink=1",
+    "mask=full,varlen=20+3/0+24,window=3:5,Dv=24",
 ]
 
 
@@ -51,29 +67,45 @@ def test_it_is_the_float64_one(tmp_path, shape):
     problem = parse_shape(f"B=2,H=4,Hkv=2,Sq=37,Sk=24,D=16,dtype=bf16,lse=1,{shape}")
     includes = "".join(f"#include <{header}>\n" for header in HEADERS if not header.startswith("cuda"))
     reference = resolve((TEMPLATES / "export/check/reference.cuh").read_text(), TEMPLATES)
-    (tmp_path / "reference.cpp").write_text(includes + _constants(problem, 80, (LAUNCH,), {}) + reference + MAIN)
+    (tmp_path / "reference.cpp").write_text(includes + problem_constants(problem, 80, (LAUNCH,), {}) + reference + MAIN)
     command = ["c++", "-std=c++17", "-O1", "-Wall", "-Werror", "reference.cpp", "-o", "reference"]
     subprocess.run(command, cwd=tmp_path, check=True)
     memory = subprocess.run([tmp_path / "reference"], capture_output=True, check=True).stdout
 
-    def taken(shape, dtype):
+    def taken(count, dtype):
         nonlocal memory
-        count = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
-        values, memory = torch.frombuffer(bytearray(memory[:count]), dtype=dtype), memory[count:]
-        return values.reshape(shape)
+        size = count * torch.empty(0, dtype=dtype).element_size()
+        values, memory = torch.frombuffer(bytearray(memory[:size]), dtype=dtype), memory[size:]
+        return values
 
-    q, k, v = (taken(problem.shape(name), torch.bfloat16) for name in "qkv")
-    kinds = {"sinks": torch.bfloat16, "slopes": torch.float32, "bias": torch.bfloat16}
-    others = {
-        name: taken(problem.term_shapes[name], dtype) for name, dtype in kinds.items() if name in problem.term_shapes
-    }
-    rows = taken((*problem.shape("o")[:3], problem.head_dim + 1), torch.float64)
-    expected = exact_attention(problem, q, k, v, torch.float64, others=others)
-    lse = exact_lse(problem, q, k, others=others)
-    torch.testing.assert_close(rows[..., :-1], expected, atol=1e-9, rtol=1e-9)
-    torch.testing.assert_close(rows[..., -1], lse, atol=1e-9, rtol=1e-9)
-    largest, rms = taken((2,), torch.float64).tolist()
+    given = {}
+    for name in problem.tensors:
+        shape = problem.shape(name)
+        given[name] = taken(math.prod(shape), torch.bfloat16).as_strided(shape, problem.strides(name))
+    kinds = {"sinks": torch.bfloat16, "bias": torch.bfloat16, "slopes": torch.float32}
+    for name, shape in problem.term_shapes.items():
+        given[name] = taken(math.prod(shape), kinds.get(name, torch.int32)).reshape(shape)
+    value = given["k"][..., : problem.head_dim_v] if problem.shared_kv else given["v"]
+    expected = exact_attention(problem, given["q"], given["k"], value, torch.float64, others=given)
+    lse = exact_lse(problem, given["q"], given["k"], others=given)
+    wanted = torch.cat([expected, lse[..., None]], -1)
+    rows = taken(wanted.numel(), torch.float64)
+    largest, rms = taken(2, torch.float64).tolist()
+    torch.testing.assert_close(rows, in_turn(problem, wanted), atol=1e-9, rtol=1e-9)
     assert not memory and 0 < rms < largest < 0.2
+    if problem.seqused:
+        spare = sum(problem.key_lengths) * problem.kv_heads * problem.head_dim
+        assert given["k"].isnan().sum() == given["k"].numel() - spare
+    if problem.page:
+        pages = given["table"][given["table"] < given["k"].shape[0]]
+        assert len(set(pages.tolist())) == len(pages) == sum(-(-n // problem.page) for n in problem.key_lengths)
+
+
+def in_turn(problem, rows):
+    """`[batch, heads, seqlen, …]` as the check has it: sequence by sequence, each by heads."""
+    if not problem.varlen:
+        return rows.flatten()
+    return torch.cat([rows[:, :, one.queries].flatten() for one in each(problem)])
 
 
 SINKS = dict(window="9:0", mask="causal_upper_left", sink=True, softcap=3.0)
@@ -82,13 +114,38 @@ SINKS = dict(window="9:0", mask="causal_upper_left", sink=True, softcap=3.0)
 def test_terms_of_scores_are_buffers_of_the_check(database):
     text = export_source(database, kernels.record(database, "flash_mma", "a100", **SINKS)).split(END)[1]
     assert "constexpr long PAST = 9, AHEAD = 0;" in text and "SOFTCAP = 3.0;" in text
-    assert "constexpr int SINKS = 4, SLOPES = -1, BIAS = -1;" in text and "&buffer[4]" in text
+    assert "constexpr int SINKS = 4, SLOPES = -1, BIAS = -1, SEQUSED = -1," in text and "&buffer[4]" in text
 
 
-@pytest.mark.parametrize("fields, name", [(dict(seqused="3:9"), "seqused"), (dict(varlen="3:9"), "varlen")])
-def test_variants_of_keys_cannot_be_exported(database, fields, name):
-    with pytest.raises(StorageError, match=f"This export does not know {name}; call the kernel by `evoattn.load`"):
-        export_source(database, kernels.record(database, "flash_mma", "a100", **fields))
+LATENT = dict(kv_heads=1, seqlen_q=1, head_dim=576, value_dim=512, shared_kv=True, mask="full")
+EXPORTED = [
+    ("flash_wgmma", "h100", dict(seqused="100:500", page=64)),
+    ("flash_wgmma", "h100", dict(varlen="100:300/200:500", mask="causal_lower_right")),
+    ("flash_mma", "a100", dict(varlen="100:300", seqlen_k=300, value_dim=32)),
+    ("split_kv", "h100", dict(seqused="0:4000", page=16)),
+    ("latent_wgmma", "h100", LATENT | dict(seqused="0:500", page=64)),
+]
+
+
+@pytest.mark.parametrize("family, gpu, fields", EXPORTED, ids=lambda value: value if isinstance(value, str) else None)
+def test_lengths_and_pages_are_buffers_of_the_check(database, family, gpu, fields):
+    text = export_source(database, kernels.record(database, family, gpu, **fields)).split(END)[1]
+    names = re.search(r"BUFFER_BYTES\[BUFFERS\] = .*// (.*)", text)[1].split(", ")
+    for name in ("seqused", "table", "cu_seqlens_q", "cu_seqlens_k"):
+        there = name in names
+        assert f"{name.upper()} = {names.index(name) if there else -1}" in text
+        assert not there or f"&buffer[{names.index(name)}]" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, gpu, fields", EXPORTED, ids=lambda value: value if isinstance(value, str) else None)
+def test_the_host_code_compiles(database, tmp_path, family, gpu, fields):
+    text = export_source(database, kernels.record(database, family, gpu, **fields))
+    head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+    names = dict.fromkeys(re.findall(r"\(const void\*\)::(\w+)", tail))
+    (tmp_path / "host.cpp").write_text(head + "".join(f"void {name}();\n" for name in names) + tail)
+    command = ["c++", "-std=c++17", "-Wall", "-Werror", f"-isystem{cuda_include()}", "-fsyntax-only", "host.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
 
 
 def test_a_header_takes_any_scale_and_no_variant(database):

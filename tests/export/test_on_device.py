@@ -13,6 +13,7 @@ from kernels import HOPPER_GENES, record
 
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import make_answer, make_inputs
+from evoattn.export.check import export_source
 from evoattn.export.header import header, namespace_of
 from evoattn.export.recorded import Recorded
 from evoattn.export.torch_extension import export_torch, write_folder
@@ -53,6 +54,18 @@ CASES = [
     ("split_kv", {"MERGE": "last_block", "SPLITS": 8}),
     ("flash_wgmma", {"KEY_SPLIT": 2}),
     ("flash_wgmma", {"SCHEDULE": "claimed"}),
+]
+
+
+LATENT = dict(kv_heads=1, seqlen_q=1, head_dim=576, value_dim=512, shared_kv=True, mask="full")
+CHECKED = [
+    ("flash_wgmma", dict(seqused="0:500", page=16, sink=True)),
+    ("flash_wgmma", dict(varlen="0:300/100:500", mask="causal_lower_right", window="99:0")),
+    ("flash_wgmma", dict(head_dim=192, value_dim=128)),
+    ("flash_mma", dict(varlen="100:300", seqlen_k=300, value_dim=32)),
+    ("flash_mma", dict(seqused="0:500", bias="hs")),
+    ("split_kv", dict(seqused="0:4000", page=64)),
+    ("latent_wgmma", LATENT | dict(seqused="0:500", page=64)),
 ]
 
 
@@ -164,3 +177,16 @@ def test_the_extension_is_an_op_of_torch(kernel, database, tmp_path, monkeypatch
         assert torch.allclose(captured.float(), eager.float(), atol=1e-2)
     compiled = torch.compile(lambda q, k, v: op.attention(q, k, v) * 2, fullgraph=True)
     assert torch.allclose(compiled(q, k, v).float(), eager.float() * 2, atol=2e-2)
+
+
+@pytest.mark.parametrize("family, fields", CHECKED, ids=str)
+def test_the_check_of_a_variant_says_right(database, tmp_path, nvcc, family, fields):
+    spec = detect_devices()[0].spec
+    if spec is None or spec.capability < (9, 0):
+        pytest.skip("kernels of Hopper are among them")
+    text = export_source(database, record(database, family, spec.name, **fields))
+    (tmp_path / "kernel.cu").write_text(text)
+    command = [nvcc, f"-arch={spec.arch}", tmp_path / "kernel.cu", "-o", tmp_path / "kernel"]
+    subprocess.run(command, check=True, capture_output=True)
+    result = subprocess.run([tmp_path / "kernel"], capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.endswith("RIGHT\n"), result.stdout + result.stderr

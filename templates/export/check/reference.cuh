@@ -8,29 +8,31 @@ struct Allowed {
 };
 struct Row {  // of O
   long b, h, s;
-  std::vector<double> exact;  // [HEAD_DIM]
+  std::vector<double> exact;  // [VALUE_DIM]
   double lse;                 // logarithm of the sum of exponentials
 };
 
-// The rows to check: all of them, or first, last and one at random in each of equal strata of every head, as CPU_BUDGET
-// allows.
+// The rows to check: all of them, or first, last and one at random in each of equal strata of every head of every
+// sequence, as CPU_BUDGET allows.
 inline std::vector<Row> choose_rows() {
-  double affordable = CPU_BUDGET / (4.0 * double(SEQLEN_K) * HEAD_DIM) / double(BATCH * HEADS);
-  long strata = std::max(1L, std::min(SEQLEN_Q, long(affordable)));
   unsigned long long state = 4;
   std::vector<Row> rows;
-  for (long b = 0; b < BATCH; b++)
-    for (long h = 0; h < HEADS; h++) {
+  for (long b = 0; b < BATCH; b++) {
+    const long count = QUERIES[b];
+    const double cost = 2.0 * double(std::max(1L, KEYS[b])) * double(HEAD_DIM + VALUE_DIM);  // exact, and in DTYPE
+    const long strata = std::max(1L, std::min(count, long(CPU_BUDGET / cost / double(BATCH * HEADS))));
+    for (long h = 0; h < (count ? HEADS : 0); h++) {
       long last = -1;
       for (long i = 0; i < strata; i++) {
-        long begin = SEQLEN_Q * i / strata, end = SEQLEN_Q * (i + 1) / strata;
-        long s = i == 0            ? 0
-                 : i == strata - 1 ? SEQLEN_Q - 1
-                                   : begin + long(next_random(state) % (unsigned long long)(end - begin));
+        const long begin = count * i / strata, end = count * (i + 1) / strata;
+        const long s = i == 0            ? 0
+                       : i == strata - 1 ? count - 1
+                                         : begin + long(next_random(state) % (unsigned long long)(end - begin));
         rows.push_back({b, h, last = s, {}, -INFINITY});
       }
-      if (last != SEQLEN_Q - 1) rows.push_back({b, h, SEQLEN_Q - 1, {}, -INFINITY});
+      if (last != count - 1) rows.push_back({b, h, count - 1, {}, -INFINITY});
     }
+  }
   return rows;
 }
 
@@ -60,9 +62,9 @@ EVOATTN_FAST void weighted_sum(std::vector<T>& out, const std::vector<T>& weight
   std::fill(out.begin(), out.end(), T(0));
   T* o = out.data();
   for (long j = 0; j < keys; j++) {
-    const float* value = &values[size_t(j) * HEAD_DIM];
+    const float* value = &values[size_t(j) * VALUE_DIM];
     const T w = weights[j];
-    for (long d = 0; d < HEAD_DIM; d++) o[d] += w * T(value[d]);
+    for (long d = 0; d < VALUE_DIM; d++) o[d] += w * T(value[d]);
   }
 }
 // scores -> exp(score - max) / sum over the first `keys` and `sink`; the others are left alone. Returns max + log(sum);
@@ -83,28 +85,32 @@ template <typename T> EVOATTN_FAST T softmax(std::vector<T>& scores, long keys, 
 // max|out - exact| <= 2 max|low - exact| + 2 max|(exact + 0.3 - 0.3) - exact|; the root-mean-square error likewise.
 // Where `low` is nearly exact, a unit in the last place of the largest output is allowed in any case, and for fp32 1e-5
 // of it (evoattn/correctness/reference.py).
-inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k, const Bytes& v, const Terms& terms) {
-  std::vector<float> keys_t(size_t(SEQLEN_K) * HEAD_DIM), values(keys_t.size()), low_query(HEAD_DIM),
-      low_scores(SEQLEN_K), low(HEAD_DIM);
+inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k, const Bytes& v, const Terms& terms,
+                         const Sequences& sequences) {
+  std::vector<float> keys_t(size_t(SEQLEN_K) * HEAD_DIM), values(size_t(SEQLEN_K) * VALUE_DIM), low_query(HEAD_DIM),
+      low_scores(SEQLEN_K), low(VALUE_DIM);
   std::vector<double> query(HEAD_DIM), scores(SEQLEN_K);
   double low_most = 0, nudged_most = 0, low_squares = 0, rounding_squares = 0, most = 0, squares = 0;
   long loaded_batch = -1, loaded_head = -1;
   for (Row& row : rows) {
-    row.exact.assign(HEAD_DIM, 0.0);
-    long kv_head = row.h / (HEADS / KV_HEADS), keys = CAUSAL ? std::min(SEQLEN_K, row.s + CAUSAL_OFFSET + 1) : SEQLEN_K;
+    row.exact.assign(VALUE_DIM, 0.0);
+    const long kv_head = row.h / (HEADS / KV_HEADS), keys = keys_up_to(row.b, row.s);
     const double sink = sink_of(terms, row.h);
     row.lse = sink;
     if (keys <= 0) continue;  // sees no key: O = 0
     if (row.b != loaded_batch || kv_head != loaded_head) {
-      for (long j = 0; j < SEQLEN_K; j++)
-        for (long d = 0; d < HEAD_DIM; d++) {
-          keys_t[size_t(d) * SEQLEN_K + j] = load(k, offset(K_STRIDES, row.b, kv_head, j) + d);
-          values[size_t(j) * HEAD_DIM + d] = load(v, offset(V_STRIDES, row.b, kv_head, j) + d);
-        }
+      for (long j = 0; j < KEYS[row.b]; j++) {
+        const Place at = sequences.key(row.b, j);
+        const size_t key = offset(K_STRIDES, at.batch, kv_head, at.row);
+        const size_t value = offset(V_STRIDES, at.batch, kv_head, at.row);
+        for (long d = 0; d < HEAD_DIM; d++) keys_t[size_t(d) * SEQLEN_K + j] = load(k, key + d);
+        for (long d = 0; d < VALUE_DIM; d++) values[size_t(j) * VALUE_DIM + d] = load(SHARED_KV ? k : v, value + d);
+      }
       loaded_batch = row.b, loaded_head = kv_head;
     }
+    const Place at = sequences.query(row.b, row.s);
     for (long d = 0; d < HEAD_DIM; d++) {
-      float x = load(q, offset(Q_STRIDES, row.b, row.h, row.s) + d);
+      float x = load(q, offset(Q_STRIDES, at.batch, row.h, at.row) + d);
       query[d] = x * SCALE, low_query[d] = rounded(x * float(SCALE));
     }
     products(scores, query, keys_t, keys);
@@ -117,7 +123,7 @@ inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k,
     softmax(low_scores, keys, float(sink));
     for (long j = 0; j < keys; j++) low_scores[j] = rounded(low_scores[j]);
     weighted_sum(low, low_scores, values, keys);
-    for (long d = 0; d < HEAD_DIM; d++) {
+    for (long d = 0; d < VALUE_DIM; d++) {
       double exact = row.exact[d], low_error = double(rounded(low[d])) - exact;
       float nearest = rounded(float(exact)), nudged = rounded(rounded(nearest + 0.3f) - 0.3f);
       low_most = std::max(low_most, std::fabs(low_error)),
@@ -126,9 +132,9 @@ inline Allowed reference(std::vector<Row>& rows, const Bytes& q, const Bytes& k,
       most = std::max(most, std::fabs(exact)), squares += exact * exact;
     }
   }
-  const double n = double(rows.size()) * HEAD_DIM, floor = DTYPE == Dtype::fp32   ? 1e-5
-                                                           : DTYPE == Dtype::bf16 ? 0x1p-7
-                                                                                  : 0x1p-10;
+  const double n = double(rows.size()) * VALUE_DIM, floor = DTYPE == Dtype::fp32   ? 1e-5
+                                                            : DTYPE == Dtype::bf16 ? 0x1p-7
+                                                                                   : 0x1p-10;
   const double rms_floor = DTYPE == Dtype::fp32 ? floor : floor / 2;
   return {std::max(2 * low_most + 2 * nudged_most, floor * most),
           std::max(2 * std::sqrt(low_squares / n) + 2 * std::sqrt(rounding_squares / n),

@@ -8,9 +8,9 @@ struct Error {
 
 // Is the log-sum-exp right? -inf exactly where no key is seen; 2e-4 and 2e-5 of the largest are allowed
 // (evoattn/correctness/reference.py).
-inline bool judge_lse(const Device& device, const std::vector<Row>& rows) {
+inline bool judge_lse(const Device& device, const std::vector<Row>& rows, const Sequences& sequences) {
   if constexpr (!HAS_LSE) return true;
-  const size_t count = size_t(BATCH * HEADS * SEQLEN_Q);
+  const size_t count = BUFFER_BYTES[LSE] / sizeof(float);
   const Bytes bytes = device.read(LSE, 0, count * sizeof(float));
   auto value = [&](size_t i) {
     float x;
@@ -21,7 +21,8 @@ inline bool judge_lse(const Device& device, const std::vector<Row>& rows) {
   size_t wrong = 0;
   for (size_t i = 0; i < count; i++) wrong += std::isnan(value(i));
   for (const Row& row : rows) {
-    const double x = value(size_t((row.b * HEADS + row.h) * SEQLEN_Q + row.s));
+    const Place at = sequences.query(row.b, row.s);
+    const double x = value(size_t((at.batch * HEADS + row.h) * ROWS + at.row));
     if (std::isinf(row.lse) || std::isinf(x)) wrong += x != row.lse;
     else largest = std::max(largest, std::fabs(row.lse)), error = std::max(error, std::fabs(x - row.lse));
   }
@@ -33,22 +34,26 @@ inline bool judge_lse(const Device& device, const std::vector<Row>& rows) {
 }
 
 // Is the output on the device right? Prints why, `when` it was made.
-inline bool judge(const char* when, const Device& device, const std::vector<Row>& rows, const Allowed& allowed) {
+inline bool judge(const char* when, const Device& device, const std::vector<Row>& rows, const Allowed& allowed,
+                  const Sequences& sequences) {
   EVOATTN_CUDA(cudaDeviceSynchronize());
   const Bytes out = device.read(O, 0, BUFFER_BYTES[O]);
   size_t unwritten = 0, elements = BUFFER_BYTES[O] / ELEMENT_BYTES;
   for (size_t i = 0; i < elements; i++) unwritten += std::isnan(load(out, i));
   Error error{0, 0};
-  for (const Row& row : rows)
-    for (long d = 0; d < HEAD_DIM; d++) {
-      double difference = std::fabs(double(load(out, offset(O_STRIDES, row.b, row.h, row.s) + d)) - row.exact[d]);
+  for (const Row& row : rows) {
+    const Place at = sequences.query(row.b, row.s);
+    const size_t first = offset(O_STRIDES, at.batch, row.h, at.row);
+    for (long d = 0; d < VALUE_DIM; d++) {
+      double difference = std::fabs(double(load(out, first + d)) - row.exact[d]);
       error.largest = std::max(error.largest, difference), error.rms += difference * difference;
     }
-  error.rms = std::sqrt(error.rms / (double(rows.size()) * HEAD_DIM));
+  }
+  error.rms = std::sqrt(error.rms / (double(rows.size()) * VALUE_DIM));
   bool right = unwritten == 0 && error.largest <= allowed.largest && error.rms <= allowed.rms && device.guards_intact();
   std::printf(
       "%s %-14s max error %.3e (allowed %.3e), rms error %.3e (allowed %.3e), "
       "%zu of %zu outputs NaN or never written\n",
       right ? "ok  " : "FAIL", when, error.largest, allowed.largest, error.rms, allowed.rms, unwritten, elements);
-  return judge_lse(device, rows) && right;
+  return judge_lse(device, rows, sequences) && right;
 }
