@@ -58,15 +58,15 @@ CASES = [
 
 
 LATENT = dict(kv_heads=1, seqlen_q=1, head_dim=576, value_dim=512, shared_kv=True, mask="full")
-CHECKED = [
-    ("flash_wgmma", dict(seqused="0:500", page=16, sink=True)),
-    ("flash_wgmma", dict(varlen="0:300/100:500", mask="causal_lower_right", window="99:0")),
-    ("flash_wgmma", dict(head_dim=192, value_dim=128)),
-    ("flash_mma", dict(varlen="100:300", seqlen_k=300, value_dim=32)),
-    ("flash_mma", dict(seqused="0:500", bias="hs")),
-    ("split_kv", dict(seqused="0:4000", page=64)),
-    ("latent_wgmma", LATENT | dict(seqused="0:500", page=64)),
-]
+CHECKED = {
+    "pages": ("flash_wgmma", dict(seqused="0:500", page=16, sink=True)),
+    "packed": ("flash_wgmma", dict(varlen="0:300/100:500", mask="causal_lower_right", window="99:0")),
+    "deepseek": ("flash_wgmma", dict(head_dim=192, value_dim=128)),
+    "packed_mma": ("flash_mma", dict(varlen="100:300", seqlen_k=300, value_dim=32)),
+    "bias_mma": ("flash_mma", dict(seqused="0:500", bias="hs")),
+    "decoding": ("split_kv", dict(seqused="0:4000", page=64)),
+    "latent": ("latent_wgmma", LATENT | dict(seqused="0:500", page=64)),
+}
 
 
 @pytest.fixture
@@ -179,9 +179,9 @@ def test_the_extension_is_an_op_of_torch(kernel, database, tmp_path, monkeypatch
     assert torch.allclose(compiled(q, k, v).float(), eager.float() * 2, atol=2e-2)
 
 
-@pytest.mark.parametrize("family, fields", CHECKED, ids=str)
-def test_the_check_of_a_variant_says_right(database, tmp_path, nvcc, family, fields):
-    spec = detect_devices()[0].spec
+@pytest.mark.parametrize("variant", CHECKED)
+def test_the_check_of_a_variant_says_right(database, tmp_path, nvcc, variant):
+    (family, fields), spec = CHECKED[variant], detect_devices()[0].spec
     if spec is None or spec.capability < (9, 0):
         pytest.skip("kernels of Hopper are among them")
     text = export_source(database, record(database, family, spec.name, **fields))
