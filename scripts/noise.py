@@ -38,6 +38,7 @@ from evoattn.model import named_problems as problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, Timing
 from evoattn.model.space import KernelConfig, SearchSpace, load_space
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
@@ -157,7 +158,7 @@ def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int
     def why_invalid(family: str, params: dict) -> str | None:
         return FAMILY.why_invalid(PROBLEM, KernelConfig(family, params), spec)
 
-    valid = make_sampler("random", spaces, PROBLEM, 0, why_invalid).ask(10_000)
+    valid = make_sampler("random", SamplerSetup(spaces, 0, why_invalid)).ask(10_000)
     known_best = random.Random(seed).choice([KernelConfig(p.family, p.params).id for p in valid])
 
     started = time.monotonic()
@@ -167,7 +168,7 @@ def finds_known_best(spec: gpus.GpuSpec, base: Candidate, cycles: int, seed: int
         study = storage.create_study(
             f"known best {seed}", PROBLEM, spec, False, "genetic", seed, ("flash_scalar",), {}, {}
         )
-        sampler = make_sampler("genetic", spaces, PROBLEM, seed, why_invalid)
+        sampler = make_sampler("genetic", SamplerSetup(spaces, seed, why_invalid))
         running = Search(storage, study, PROBLEM, spec, spaces, sampler, LocalFleet(os.cpu_count() or 1), tools=tools)
         progress = running.run(Budget(trials=len(valid)))
         leader = storage.leaderboard(study, 1)[0]

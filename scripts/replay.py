@@ -29,7 +29,7 @@ import numpy as np
 from evoattn.cost.fitted import load as load_fitted
 from evoattn.model.gpu import lookup
 from evoattn.model.space import SearchSpace, load_space
-from evoattn.samplers.base import MakePool, Sampler, SamplerAids
+from evoattn.samplers.base import MakePool, Sampler, SamplerSetup
 from evoattn.samplers.landscape import Landscape, load
 from evoattn.samplers.prior import cost_prior
 from evoattn.samplers.registry import SAMPLERS, make_sampler
@@ -95,8 +95,7 @@ def searches(
 
     def make(seed: int, make_pool: MakePool) -> Sampler:
         prior = cost_prior(landscape.problem, gpu, known) if known else None
-        aids = SamplerAids(prior, make_pool)
-        return make_sampler(sampler, spaces, landscape.problem, seed, lambda family, params: None, aids)
+        return make_sampler(sampler, SamplerSetup(spaces, seed, lambda family, params: None, prior, make_pool))
 
     runs = []
     for seed in seeds:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import SearchSpace, config_id
 from evoattn.samplers.pool import ConfigPool, Params, WhyInvalid
@@ -25,14 +24,18 @@ MakePool = Callable[[dict[str, SearchSpace], WhyInvalid, random.Random], ConfigP
 
 
 @dataclass(frozen=True)
-class SamplerAids:
-    """What a sampler is lent: a prior, where there is one, and the pool that its configs come from."""
+class SamplerSetup:
+    """What a sampler is made of.
 
+    `why_invalid(family, params)` says in one sentence why a config cannot be, or None; `prior` is what is expected of
+    configs, where that is known; `make_pool` makes the pool that they come from.
+    """
+
+    spaces: dict[str, SearchSpace]
+    seed: int
+    why_invalid: WhyInvalid
     prior: Prior | None = None
     make_pool: MakePool = ConfigPool
-
-
-NO_AIDS = SamplerAids()
 
 
 class Sampler(Protocol):
@@ -74,17 +77,10 @@ class ProposingSampler:
     """Starting configs first, then `_propose`, which every sampler fills with its own way; random configs where that
     gives none."""
 
-    def __init__(
-        self,
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> None:
-        self.rng = random.Random(seed)
-        self.pool = aids.make_pool(spaces, why_invalid, self.rng)
-        self._starting = deque(config for space in spaces.values() for config in space.starting_configs())
+    def __init__(self, setup: SamplerSetup) -> None:
+        self.rng = random.Random(setup.seed)
+        self.pool = setup.make_pool(setup.spaces, setup.why_invalid, self.rng)
+        self._starting = deque(config for space in setup.spaces.values() for config in space.starting_configs())
 
     @property
     def rejected(self) -> Counter[str]:

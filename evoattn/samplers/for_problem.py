@@ -9,7 +9,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
-from evoattn.samplers.base import Sampler, SamplerAids
+from evoattn.samplers.base import Sampler, SamplerSetup
 from evoattn.samplers.registry import make_sampler
 
 
@@ -25,5 +25,4 @@ def sampler_of(
     def why_invalid(family: str, params: dict[str, Any]) -> str | None:
         return registry.lookup(family).why_invalid(problem, KernelConfig(family, params), gpu)
 
-    aids = SamplerAids(cost_prior(problem, gpu))
-    return make_sampler(name, spaces, problem, seed, why_invalid, aids)
+    return make_sampler(name, SamplerSetup(spaces, seed, why_invalid, cost_prior(problem, gpu)))

@@ -10,12 +10,11 @@ from typing import ClassVar
 from optuna.samplers import NSGAIISampler
 from optuna.trial import TrialState, create_trial
 
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial
-from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
+from evoattn.model.space import config_id
+from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.optuna_study import new_study
-from evoattn.samplers.pool import Params, WhyInvalid
+from evoattn.samplers.pool import Params
 
 POPULATION = 24
 """Right kernels per generation: of 12, 16, 24, 32 and 48 this found the best on a made-up problem of two families,
@@ -47,15 +46,8 @@ class GeneticSampler(ProposingSampler):
 
     start_over_after: ClassVar = START_OVER_AFTER
 
-    def __init__(
-        self,
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid, aids)
+    def __init__(self, setup: SamplerSetup) -> None:
+        super().__init__(setup)
         self._best: list[tuple[float, int, _Individual]] = []
         """The best `POPULATION` of all times: value, trial number, individual."""
         self._running: dict[str, int] = {}

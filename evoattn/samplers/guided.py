@@ -12,12 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial, TrialState
-from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
+from evoattn.model.space import config_id
+from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.learners import Array, Judge, Learner, classification, regression
-from evoattn.samplers.pool import Params, WhyInvalid
+from evoattn.samplers.pool import Params
 from evoattn.samplers.thoughts import Thinker, Thought
 
 STARTUP = 16
@@ -60,21 +59,14 @@ class GuidedSampler(ProposingSampler):
 
     learner: ClassVar[Learner] = staticmethod(regression)
 
-    def __init__(
-        self,
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid, aids)
+    def __init__(self, setup: SamplerSetup) -> None:
+        super().__init__(setup)
         self._importing: threading.Thread | None = None
         self._with_each, self._together, self._provided = THOUGHTS, 1, 0
         """Thoughts with each proposal; for how many of them at once, and for how many already."""
-        self._startup = STARTUP_WITH_PRIOR if aids.prior else STARTUP
-        self._has_prior = aids.prior is not None
-        self._thinker = Thinker(self.pool, aids.prior)
+        self._startup = STARTUP_WITH_PRIOR if setup.prior else STARTUP
+        self._has_prior = setup.prior is not None
+        self._thinker = Thinker(self.pool, setup.prior)
         self._values: dict[str, float | None] = {}
         """By config id in the order learned: the log of the time, None for a failure."""
         self._thoughts: dict[str, Thought] = {}
@@ -91,9 +83,9 @@ class GuidedSampler(ProposingSampler):
         """Results since the last fit."""
         self._spare: list[tuple[str, Params]] = []
         """Starting configs that are not proposed as such."""
-        if aids.prior and self._starting:
+        if setup.prior and self._starting:
             configs = [(c.family, c.params) for c in self._starting]
-            order = np.argsort(aids.prior(configs), kind="stable")
+            order = np.argsort(setup.prior(configs), kind="stable")
             self._spare = [configs[i] for i in order[STARTING:]]
             self._starting = deque(self._starting[i] for i in order[:STARTING])
 

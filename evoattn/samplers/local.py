@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bisect import insort
 
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial
-from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
-from evoattn.samplers.pool import Params, WhyInvalid
+from evoattn.model.space import config_id
+from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
+from evoattn.samplers.pool import Params
 
 STARTUP = 8
 """Right kernels before the first step."""
@@ -21,15 +20,8 @@ class LocalSampler(ProposingSampler):
     """First-improvement hill climbing with candidates in flight: the next proposal is an untried neighbour of the best
     config that has one, so that a spent neighbourhood leads on to that of the second best."""
 
-    def __init__(
-        self,
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid, aids)
+    def __init__(self, setup: SamplerSetup) -> None:
+        super().__init__(setup)
         self._best: list[tuple[float, str, str, Params]] = []
         self._neighbours: dict[str, list[Params]] = {}
         """Untried, by config id."""

@@ -6,16 +6,14 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial
 from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
+from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.guided import GuidedSampler
 from evoattn.samplers.local import LocalSampler
-from evoattn.samplers.pool import WhyInvalid
 
 WINDOW = 100
 """Latest results that count."""
@@ -40,20 +38,13 @@ class MixedSampler(ProposingSampler):
     All arms draw on one pool and learn from every result.
     """
 
-    arms: tuple[Callable[..., ProposingSampler], ...] = (GuidedSampler, GeneticSampler, LocalSampler)
+    arms: tuple[Callable[[SamplerSetup], ProposingSampler], ...] = (GuidedSampler, GeneticSampler, LocalSampler)
 
-    def __init__(
-        self,
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid, aids)
-        lent = SamplerAids(aids.prior, lambda spaces, why_invalid, rng: self.pool)
-        bare = {name: SearchSpace(name, space.parameters, ()) for name, space in spaces.items()}
-        self._arms = [_Arm(make(bare, problem, seed + i, why_invalid, lent)) for i, make in enumerate(self.arms)]
+    def __init__(self, setup: SamplerSetup) -> None:
+        super().__init__(setup)
+        bare = {name: SearchSpace(name, space.parameters, ()) for name, space in setup.spaces.items()}
+        shared = replace(setup, spaces=bare, make_pool=lambda spaces, why_invalid, rng: self.pool)
+        self._arms = [_Arm(make(replace(shared, seed=setup.seed + i))) for i, make in enumerate(self.arms)]
         self._asked: dict[str, _Arm] = {}
         """Who proposed what is under evaluation, by config id."""
         self._values: list[float] = []

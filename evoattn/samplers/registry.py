@@ -6,13 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 
 from evoattn.model.errors import WrongUse
-from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import SearchSpace
-from evoattn.samplers.base import NO_AIDS, Sampler, SamplerAids
-from evoattn.samplers.pool import WhyInvalid
+from evoattn.samplers.base import Sampler, SamplerSetup
 
-MakeSampler = Callable[..., Sampler]
-"""Called with the arguments of `ProposingSampler`."""
+MakeSampler = Callable[[SamplerSetup], Sampler]
 
 
 class SamplerError(WrongUse):
@@ -20,16 +16,8 @@ class SamplerError(WrongUse):
 
 
 def _lazy(module: str, name: str) -> MakeSampler:
-    def make(
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> Sampler:
-        sampler: Sampler = getattr(import_module(f"evoattn.samplers.{module}"), name)(
-            spaces, problem, seed, why_invalid, aids
-        )
+    def make(setup: SamplerSetup) -> Sampler:
+        sampler: Sampler = getattr(import_module(f"evoattn.samplers.{module}"), name)(setup)
         return sampler
 
     return make
@@ -52,17 +40,7 @@ def require_sampler(name: str) -> None:
         raise SamplerError(f"Unknown sampler {name!r}; evoattn has {', '.join(SAMPLERS)}.")
 
 
-def make_sampler(
-    name: str,
-    spaces: dict[str, SearchSpace],
-    problem: AttentionProblem,
-    seed: int,
-    why_invalid: WhyInvalid,
-    aids: SamplerAids = NO_AIDS,
-) -> Sampler:
-    """The sampler called `name` over the spaces of some families. Raises `SamplerError` on an unknown one.
-
-    `why_invalid(family, params)` says in one sentence why a config cannot be, or None.
-    """
+def make_sampler(name: str, setup: SamplerSetup) -> Sampler:
+    """The sampler called `name`. Raises `SamplerError` on an unknown one."""
     require_sampler(name)
-    return SAMPLERS[name](spaces, problem, seed, why_invalid, aids)
+    return SAMPLERS[name](setup)

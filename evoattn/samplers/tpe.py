@@ -13,12 +13,11 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from evoattn.model import records as records
-from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Trial
 from evoattn.model.space import SearchSpace, config_id
-from evoattn.samplers.base import NO_AIDS, ProposingSampler, SamplerAids, objective
+from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.optuna_study import new_study
-from evoattn.samplers.pool import Params, WhyInvalid
+from evoattn.samplers.pool import Params
 
 
 class History(NamedTuple):
@@ -131,16 +130,9 @@ class TpeSampler(ProposingSampler):
 
     history: ClassVar = History()
 
-    def __init__(
-        self,
-        spaces: dict[str, SearchSpace],
-        problem: AttentionProblem,
-        seed: int,
-        why_invalid: WhyInvalid,
-        aids: SamplerAids = NO_AIDS,
-    ) -> None:
-        super().__init__(spaces, problem, seed, why_invalid, aids)
-        self._estimators = {family: _Estimator(space, self.rng, self.history) for family, space in spaces.items()}
+    def __init__(self, setup: SamplerSetup) -> None:
+        super().__init__(setup)
+        self._estimators = {family: _Estimator(space, self.rng, self.history) for family, space in setup.spaces.items()}
         self._leaders: list[tuple[float, str]] = []
 
     def _next(self) -> Proposal | None:

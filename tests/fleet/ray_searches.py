@@ -3,6 +3,7 @@
 from studies_of_puppets import GPU, PROBLEM, space_of, why_invalid
 
 from evoattn.model.paths import ROOT
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.loop import Search
 
@@ -20,7 +21,7 @@ def search(storage, fleet, offline, tools):
         PROBLEM,
         GPU,
         spaces,
-        make_sampler("random", spaces, PROBLEM, 0, why_invalid),
+        make_sampler("random", SamplerSetup(spaces, 0, why_invalid)),
         fleet,
         tools=tools,
     )

@@ -11,6 +11,7 @@ import pytest
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Proposal, Timing, Trial, TrialState
 from evoattn.model.space import Parameter, SearchSpace, config_id
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import SAMPLERS
 
 PROBLEM = AttentionProblem(1, 1, 1, 64, 64, 64)
@@ -94,7 +95,7 @@ def search(
     name: str, seed: int, count: int, in_flight: int = 6, recorded: tuple[Trial, ...] = (), make=None
 ) -> list[Trial]:
     """A search with `in_flight` candidates on their way, whose results come in random order."""
-    sampler = (make or SAMPLERS[name])(SPACES, PROBLEM, seed, why_invalid)
+    sampler = (make or SAMPLERS[name])(SamplerSetup(SPACES, seed, why_invalid))
     order, flying = random.Random(seed), []
     sampler.restore(recorded)
     trials: list[Trial] = []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from made_up_families import PROBLEM, SPACES, search, trial, why_invalid
+from made_up_families import SPACES, search, trial, why_invalid
 
 from evoattn.model.records import Proposal, TrialState
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import POPULATION, GeneticSampler
 
 
@@ -18,7 +19,7 @@ def generation_of_right_trials(name: str = "random"):
 
 
 def test_a_full_generation_is_bred_from_at_once_and_its_children_only_when_they_are_as_many():
-    sampler = GeneticSampler(SPACES, PROBLEM, 0, why_invalid)
+    sampler = GeneticSampler(SamplerSetup(SPACES, 0, why_invalid))
     sampler.restore(generation_of_right_trials())
     number, early = POPULATION, []
     while number < 2 * POPULATION - 1:
@@ -35,7 +36,7 @@ def test_a_full_generation_is_bred_from_at_once_and_its_children_only_when_they_
 
 
 def test_a_failure_is_no_parent_and_fills_no_generation():
-    sampler = GeneticSampler(SPACES, PROBLEM, 0, why_invalid)
+    sampler = GeneticSampler(SamplerSetup(SPACES, 0, why_invalid))
     sampler.restore(generation_of_right_trials()[1:])
     for number in range(POPULATION + 1, POPULATION + 30):
         (proposal,) = sampler.ask(1)
@@ -48,7 +49,7 @@ def test_a_failure_is_no_parent_and_fills_no_generation():
 
 
 def test_four_in_five_children_have_two_parents():
-    sampler = GeneticSampler(SPACES, PROBLEM, 0, lambda family, params: None)
+    sampler = GeneticSampler(SamplerSetup(SPACES, 0, lambda family, params: None))
     sampler.restore(generation_of_right_trials())
     operators = [p.operator for p in sampler.ask(600)]
     assert operators.count("random") / 600 == pytest.approx(0.1, abs=0.04)
@@ -56,7 +57,7 @@ def test_four_in_five_children_have_two_parents():
 
 
 def test_the_better_parents_have_more_children():
-    sampler = GeneticSampler(SPACES, PROBLEM, 0, lambda family, params: None)
+    sampler = GeneticSampler(SamplerSetup(SPACES, 0, lambda family, params: None))
     trials = generation_of_right_trials()
     sampler.restore(trials)
     order = [t.number for t in sorted(trials, key=lambda t: t.timing.median_us)]

@@ -6,11 +6,11 @@ import math
 import statistics
 
 import pytest
-from made_up_families import PROBLEM, SPACES, best, cost, search, trial, typical, why_invalid
+from made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
 
 from evoattn.model.records import TrialState
 from evoattn.model.space import config_id
-from evoattn.samplers.base import SamplerAids
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.guided import MANY, GuidedSampler
 from evoattn.samplers.tpe import History, TpeSampler
@@ -59,7 +59,7 @@ def test_what_was_proposed_is_not_priced_again_when_its_result_comes_late():
         priced.extend(config_id(family, params) for family, params in configs)
         return [math.log(cost(family, params) / 20) for family, params in configs]
 
-    sampler = GuidedSampler(SPACES, PROBLEM, 0, why_invalid, SamplerAids(prior))
+    sampler = GuidedSampler(SamplerSetup(SPACES, 0, why_invalid, prior))
     flying, told = [], 0
     for number in range(6):
         flying.append(sampler.ask(MANY))

@@ -12,7 +12,7 @@ from evoattn.families import registry
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import GPUS
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.samplers.base import STARTING, SamplerAids
+from evoattn.samplers.base import STARTING, SamplerSetup
 from evoattn.samplers.guided import GuidedSampler
 from evoattn.samplers.pool import ConfigPool
 from evoattn.samplers.prior import WORST, cost_prior
@@ -49,7 +49,7 @@ def test_known_good_configs_are_expected_to_be_faster_than_random_ones(gpu):
 def test_with_a_prior_the_first_proposals_are_those_that_it_likes():
     spaces = {name: load_space(name, H100) for name in ("flash_mma", "flash_scalar")}
     prior = cost_prior(PROBLEM, H100)
-    asked = GuidedSampler(spaces, PROBLEM, 0, why_invalid, SamplerAids(prior)).ask(40)
+    asked = GuidedSampler(SamplerSetup(spaces, 0, why_invalid, prior)).ask(40)
     random_ones = drawn("flash_mma", 20) + drawn("flash_scalar", 20)
     later = [(p.family, p.params) for p in asked if p.operator == "guided"]
     assert len(later) > 20 and median(prior(later)) < median(prior(random_ones)) - 0.5

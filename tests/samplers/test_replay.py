@@ -11,7 +11,7 @@ import replay as scripts_replay
 import replay_curves
 from made_up_families import PROBLEM, SPACES, cost, every_sampler
 
-from evoattn.samplers.base import SamplerAids
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.landscape import Config, Landscape
 from evoattn.samplers.registry import make_sampler
 from evoattn.samplers.replay import RecordedPool, replay, spaces_of
@@ -36,7 +36,7 @@ def landscape(count: int = 300, seed: int = 0) -> Landscape:
 
 def run(name: str, seed: int, count: int, land: Landscape, jobs: int = 15):
     def make(make_pool):
-        return make_sampler(name, spaces_of(land), PROBLEM, seed, lambda f, p: None, SamplerAids(None, make_pool))
+        return make_sampler(name, SamplerSetup(spaces_of(land), seed, lambda f, p: None, make_pool=make_pool))
 
     return replay(land, make, count, jobs)
 

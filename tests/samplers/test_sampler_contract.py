@@ -6,26 +6,27 @@ import time
 from dataclasses import replace
 
 import pytest
-from made_up_families import PROBLEM, SPACES, every_sampler, search, space, trial, typical, why_invalid
+from made_up_families import SPACES, every_sampler, search, space, trial, typical, why_invalid
 
 from evoattn.model.records import Proposal, Trial, TrialState
 from evoattn.model.space import Parameter, config_id
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.random import RandomSampler
 from evoattn.samplers.registry import SamplerError, make_sampler
 
 
 def test_an_unknown_sampler_is_one_sentence():
     with pytest.raises(SamplerError, match=r"Unknown sampler 'anneal'; evoattn has guided, .*, random\."):
-        make_sampler("anneal", SPACES, PROBLEM, 0, why_invalid)
+        make_sampler("anneal", SamplerSetup(SPACES, 0, why_invalid))
 
 
 @every_sampler
 def test_starting_configs_come_first_an_invalid_one_mended(name):
-    proposals = make_sampler(name, SPACES, PROBLEM, 0, why_invalid).ask(3)
+    proposals = make_sampler(name, SamplerSetup(SPACES, 0, why_invalid)).ask(3)
     config = SPACES["round"].starting[0]
     assert why_invalid("round", config) and not why_invalid("round", proposals[0].params)
     assert [p.operator for p in proposals] == ["starting", "random", "random"]
-    assert make_sampler(name, SPACES, PROBLEM, 0, lambda family, params: None).ask(1)[0].params == config
+    assert make_sampler(name, SamplerSetup(SPACES, 0, lambda family, params: None)).ask(1)[0].params == config
 
 
 @pytest.mark.slow
@@ -65,7 +66,7 @@ def test_recorded_trials_of_other_spaces_do_no_harm(name):
         old.__class__(**{**old.__dict__, "number": n, "family": family, "config": config, "config_id": str(n)})
         for n, family, config in ((2, "unknown", {"A": 1}), (3, "round", {"TILE": 99}))
     ]
-    sampler = make_sampler(name, SPACES, PROBLEM, 0, why_invalid)
+    sampler = make_sampler(name, SamplerSetup(SPACES, 0, why_invalid))
     sampler.restore([old, *gone])
     assert all(p.operator == "random" for p in sampler.ask(5))  # the starting config is recorded
 
@@ -80,7 +81,7 @@ def test_configs_recorded_before_a_gene_was_there_have_its_default(name):
         replace(t, family="tiny", config=params, config_id=config_id("tiny", params))
         for t, params in zip(measured, old, strict=True)
     ]
-    sampler = make_sampler(name, {"tiny": young}, PROBLEM, 0, lambda family, params: None)
+    sampler = make_sampler(name, SamplerSetup({"tiny": young}, 0, lambda family, params: None))
     sampler.restore(recorded)
     seen = {tuple(p.params.values()) for _ in range(30) for p in sampler.ask(1)}
     assert len(seen) == 4 * 3 * 2 - 2 and not seen & {(1, 1, False), (2, 3, False)}
@@ -93,7 +94,7 @@ def test_a_small_space_is_used_up_to_the_last_config(name):
     def invalid(family, params):
         return "No." if family == "tiny" and (params["TILE"] + params["tiny_1"]) % 3 else None
 
-    sampler = make_sampler(name, spaces, PROBLEM, 0, invalid)
+    sampler = make_sampler(name, SamplerSetup(spaces, 0, invalid))
     seen = []
     while proposals := sampler.ask(3):
         for proposal in proposals:
@@ -127,7 +128,7 @@ def test_a_small_space_is_used_up_to_the_last_config(name):
 @every_sampler
 @pytest.mark.slow
 def test_asking_is_quick_when_there_is_much_history(name):
-    sampler = make_sampler(name, SPACES, PROBLEM, 0, why_invalid)
+    sampler = make_sampler(name, SamplerSetup(SPACES, 0, why_invalid))
     sampler.restore(search("random", 1, 1200))
     sampler.ask(1)
     started = time.process_time()
@@ -138,6 +139,6 @@ def test_asking_is_quick_when_there_is_much_history(name):
 def test_a_resumed_search_draws_other_random_numbers():
     """Else its first configs would be those of the first run, drawn and dropped one after another."""
     spaces = {"f": space("f", *[tuple(range(8))] * 6)}
-    fresh, resumed = (RandomSampler(spaces, PROBLEM, 0, lambda family, params: None) for _ in range(2))
+    fresh, resumed = (RandomSampler(SamplerSetup(spaces, 0, lambda family, params: None)) for _ in range(2))
     resumed.restore([trial(1, Proposal("unknown", {"A": 1}), TrialState.TIMEOUT)])
     assert [p.params for p in fresh.ask(5)] != [p.params for p in resumed.ask(5)]

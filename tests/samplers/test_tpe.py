@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from made_up_families import PROBLEM, SPACES, trial, why_invalid
+from made_up_families import SPACES, trial, why_invalid
 from optuna.trial import TrialState as OptunaState
 
 from evoattn.model.records import TrialState
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.tpe import STARTUP, TpeSampler
 
 
@@ -14,7 +15,7 @@ def one_family() -> dict:
 
 
 def test_the_estimator_is_asked_once_enough_are_right():
-    sampler = TpeSampler(one_family(), PROBLEM, 0, why_invalid)
+    sampler = TpeSampler(SamplerSetup(one_family(), 0, why_invalid))
     states = [TrialState.WRONG_RESULT] * (STARTUP + 4) + [TrialState.COMPLETE] * STARTUP
     for number, state in enumerate(states, 1):
         (proposal,) = sampler.ask(1)
@@ -30,7 +31,7 @@ def told(sampler: TpeSampler) -> list[OptunaState]:
 
 
 def test_optuna_is_told_what_is_under_way_what_failed_and_nothing_of_duplicates():
-    sampler = TpeSampler(one_family(), PROBLEM, 0, why_invalid)
+    sampler = TpeSampler(SamplerSetup(one_family(), 0, why_invalid))
     proposals = sampler.ask(4)
     assert told(sampler) == [OptunaState.RUNNING] * 4
     ends = (TrialState.COMPLETE, TrialState.DUPLICATE, TrialState.LAUNCH_ERROR)

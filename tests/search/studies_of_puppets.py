@@ -10,6 +10,7 @@ from evoattn.model import gpu
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.loop import Search
 from evoattn.search.tools import Tools
@@ -43,7 +44,7 @@ def make_search(storage, spaces, tools, jobs=1, offline=False, sampler="random",
     study = storage.find_study("fake") or storage.create_study(
         "fake", PROBLEM, GPU, offline, sampler, 0, tuple(spaces), {}, {}
     )
-    made = make_sampler(sampler, spaces, PROBLEM, 0, why_invalid)
+    made = make_sampler(sampler, SamplerSetup(spaces, 0, why_invalid))
     return Search(storage, study, PROBLEM, GPU, spaces, made, LocalFleet(jobs, boards), tools=tools)
 
 

@@ -13,6 +13,7 @@ from studies_of_puppets import GPU, PROBLEM, make_search, puppets, space_of, why
 from evoattn.evaluation.workers import wait_for_any
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.records import Proposal, TrialState
+from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search.ahead import AHEAD, AheadSampler, has_more, listen, stop, worker_of
 from evoattn.search.budget import Budget
@@ -23,7 +24,7 @@ SMALL = {"WARPS": "4", "STAGES": "1", "KEY_WARPS": "1", "BLOCK_N": "64"}
 
 
 def make_random(spaces):
-    return make_sampler("random", spaces, PROBLEM, 0, why_invalid)
+    return make_sampler("random", SamplerSetup(spaces, 0, why_invalid))
 
 
 class Echo:

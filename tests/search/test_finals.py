@@ -12,7 +12,7 @@ from evoattn.families.render import render
 from evoattn.model.records import Evaluation, Timing, TrialState
 from evoattn.model.space import load_space
 from evoattn.report.show import print_trial
-from evoattn.samplers.base import STARTING
+from evoattn.samplers.base import STARTING, SamplerSetup
 from evoattn.samplers.registry import make_sampler
 from evoattn.search import finalists
 from evoattn.search.budget import Budget
@@ -61,7 +61,7 @@ def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(s
 def test_the_best_starting_config_takes_part_in_the_final(storage):
     space = load_space("flash_mma", GPU)
     study = storage.create_study("fake", PROBLEM, GPU, False, "random", 0, ("flash_mma",), {}, {})
-    proposals = make_sampler("random", {"flash_mma": space}, PROBLEM, 0, why_invalid).ask(40)
+    proposals = make_sampler("random", SamplerSetup({"flash_mma": space}, 0, why_invalid)).ask(40)
     started, bred = ([p for p in proposals if (p.operator == STARTING) == which] for which in (True, False))
     numbers = {}
     for us, proposal in enumerate([*bred[:10], *started[:2]], 10):
