@@ -14,7 +14,8 @@ cover the plain class of each.
 With --again the problems are few of each class that no final table of those after --after has; the searches begin at
 the shipped kernels and what earlier ones found for them (`evoattn/portfolio/again.py`), and aim at each problem
 (`evoattn/portfolio/engine/climbing.py` and `aimed.py`). With --again --count N there are N problems in all, as they are
-drawn.
+drawn, or with --emphasis more of the kinds on which picks lose most (`evoattn/portfolio/emphasis.py`). --draw FIRST:END
+draws from other seeds than 0 to 49.
 
 A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
     CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
@@ -69,6 +70,12 @@ def earlier(
     return given, best, timed
 
 
+def seeds(text: str) -> range:
+    """`400:450`."""
+    first, _, end = text.partition(":")
+    return range(int(first), int(end))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
@@ -84,18 +91,22 @@ def main() -> None:
     )
     parser.add_argument("--again", action="store_true", help="go on where the campaigns after --after ended")
     parser.add_argument("--count", type=int, default=0, help="problems in all, as they are drawn; with --again")
+    parser.add_argument("--emphasis", action="store_true", help="more of the problems that lose most; with --count")
+    parser.add_argument("--draw", type=seeds, default=BUILD_SEEDS, metavar="FIRST:END", help="seeds of the problems")
     parser.add_argument("--only", default="", help="groups whose names begin so")
     parser.add_argument("--search", default="", help="words by commas; groups with none in their names are only timed")
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
     words = parser.parse_args()
+    if (words.count and not words.again) or (words.emphasis and not words.count):
+        parser.error("--count needs --again, and --emphasis needs --count.")
     device = detect_devices()[0]
     gpu = device.spec
     started = time.monotonic()
-    problems = drawn(words.variants.split(","), BUILD_SEEDS, words.each)
+    problems = drawn(words.variants.split(","), words.draw, words.each)
     if words.again:
-        groups, best = groups_again(problems, words.after, gpu, words.count)
+        groups, best = groups_again(problems, words.after, gpu, words.count, words.emphasis)
     else:
         given, best, timed = earlier(words.after, words.most)
         without = timed if words.new else set()

@@ -14,6 +14,7 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import ConfigError, SearchSpace, load_space
 from evoattn.portfolio import campaign, shipped
+from evoattn.portfolio.emphasis import emphasized
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import timed_problems
 from evoattn.portfolio.pick import portfolio_kernels
@@ -31,13 +32,14 @@ def shipped_kernels(portfolio: shipped.Portfolio, name: str) -> list[Kernel]:
 
 
 def groups_again(
-    drawn: Iterable[AttentionProblem], earlier: Sequence[Path], gpu: GpuSpec, count: int = 0
+    drawn: Iterable[AttentionProblem], earlier: Sequence[Path], gpu: GpuSpec, count: int = 0, emphasis: bool = False
 ) -> tuple[list[Group], dict[str, list[Kernel]]]:
     """The groups, and the shipped kernels of each. Problems come first that an earlier campaign searched and did not
     time in its final table. In 32 bits those that it did time may come again, as its tables lack a family.
 
-    With a `count` there are so many problems in all, the first ones drawn: of each class as many as come. A group has a
-    share of the time by its number of problems, and begins at their picks alone."""
+    With a `count` there are so many problems in all, the first ones drawn: of each class as many as come, or with
+    `emphasis` more of those on which picks lose most (`evoattn/portfolio/emphasis.py`). A group has a share of the time
+    by its number of problems, and begins at their picks alone."""
     loaded = [campaign.load(path) for path in earlier]
     left: list[AttentionProblem] = []
     timed: set[AttentionProblem] = set()
@@ -47,7 +49,7 @@ def groups_again(
     portfolio = shipped.load(gpu.arch)
     made: list[Group] = []
     best: dict[str, list[Kernel]] = {}
-    chosen = by_class(_first(drawn, timed, count) if count else [*left, *drawn])
+    chosen = by_class(_first(drawn, timed, count, emphasis) if count else [*left, *drawn])
     for name, found in sorted(chosen.items()):
         if name != campaign.plain_name(name):
             continue
@@ -72,12 +74,12 @@ def groups_again(
 
 
 def _first(
-    drawn: Iterable[AttentionProblem], timed: Collection[AttentionProblem], count: int
+    drawn: Iterable[AttentionProblem], timed: Collection[AttentionProblem], count: int, emphasis: bool
 ) -> list[AttentionProblem]:
-    """The first `count` problems that are not `timed` and not too long."""
+    """The first `count` problems that are not `timed` and not too long, or of each kind its part."""
     found = dict.fromkeys(map(canonical, drawn))
     able = (p for p in found if p not in timed and p.flops <= MOST_FLOPS["32" if p.dtype == "fp32" else "16"])
-    return list(islice(able, count))
+    return emphasized(able, count) if emphasis else list(islice(able, count))
 
 
 def _picks(problems: Sequence[AttentionProblem], gpu: GpuSpec) -> list[tuple[str, Params]]:

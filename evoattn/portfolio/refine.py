@@ -15,6 +15,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, SearchSpace, Value
+from evoattn.portfolio.starts import FAMILY, other_shapes
 
 Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
@@ -24,7 +25,10 @@ SAME = 0.001
 """Costs that differ by no more are the same."""
 LEAST_GAIN = 0.02
 """Part of a pick's cost that a climb must save, or the pick stays: less is within the cost model's error."""
-ROUNDS = 4
+ROUNDS, STARTS = 6, 3
+"""Steps of a climb, and climbs that begin elsewhere than at the pick."""
+ENOUGH = 200
+"""Costs that were computed for a pick, from which on no further climb begins: the first call of a shape waits."""
 FEW_QUERIES = 16
 FINE, PARTS = {True: 16, False: 4}, {True: 32, False: 64}
 """Lengths are rounded up to multiples of FINE, and of the power of two that is a PARTS-th of them at most; by whether
@@ -155,16 +159,35 @@ def _climbed(
     ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
 ) -> Refined:
     costs = Costs(problem, gpu)
-    able = costs.of([c for c in ranked if _can_run(c, problem, gpu)])
-    if not able:  # as the lengths are rounded
+    starts = beginnings(ranked, problem, gpu, genes, costs)
+    if not starts:  # as the lengths are rounded
         return Refined(ranked[0], 1.0, 0)
-    first, *others = able
-    enough = first.score * (1 - LEAST_GAIN)
-    start = min((one for one in others if one.score < enough), key=lambda one: one.score, default=first)
-    end = climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)[-1]
-    if end.score < enough:
+    first = starts[0]
+    end = first
+    for start in starts:
+        if len(costs) < ENOUGH:
+            steps = climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)
+            end = min(end, steps[-1], key=lambda one: one.score)
+    if end.score < first.score * (1 - LEAST_GAIN):
         return Refined(end.config, first.score / end.score, len(costs))
     return Refined(first.config, 1.0, len(costs))
+
+
+def beginnings(
+    ranked: Sequence[KernelConfig],
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    genes: Mapping[str, Genes],
+    costs: Costs,
+) -> list[Scored]:
+    """The first of the `ranked` kernels that can run, and the STARTS of least cost among the others and other shapes of
+    the best of them (`evoattn/portfolio/starts.py`)."""
+    able = costs.of([c for c in ranked if _can_run(c, problem, gpu)])
+    others = able[1:]
+    if shaped := [one for one in able if one.config.family == FAMILY]:
+        best = min(shaped, key=lambda one: one.score)
+        others += costs.of(other_shapes(best.config, problem, gpu, genes.get(FAMILY, {})))
+    return able[:1] + sorted(others, key=lambda one: one.score)[:STARTS]
 
 
 def _can_run(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> bool:

@@ -11,8 +11,9 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.again import groups_again
+from evoattn.portfolio.emphasis import kind_of
 from evoattn.portfolio.engine.aimed import AIMS, Aim, AimedBreeder, fill_waves, fit_keys, group_rows, split_keys
-from evoattn.portfolio.engine.climbing import ClimbingBreeder
+from evoattn.portfolio.engine.climbing import STEPS, ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import portfolio_kernels
@@ -87,9 +88,9 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
         if kernel.origin == "climbed":
             climbed.append(kernel)
     pick = portfolio_kernels(CHUNK, H200)[0]
-    steps = [s.config for s in climb(pick, CHUNK, H200, 3, all_genes(SPACE))[1:]]
-    valid = [c.id for c in steps if not registry.lookup(c.family).why_invalid(CHUNK, c, H200)]
-    assert set(valid) <= set(group.kernels) and len(climbed) > 4
+    end = climb(pick, CHUNK, H200, STEPS, all_genes(SPACE))[-1].config
+    assert end.id in group.kernels and len(climbed) > 4
+    assert len({k.params["KEY_SPLIT"] for k in climbed}) > 1, "other shapes, too"
     assert all(not registry.lookup(k.family).why_invalid(CHUNK, k.config, H200) for k in climbed)
     group.kernels[pick.id] = Kernel(pick.family, pick.params, "given", "right", times={0: 1.0})
     breeder._target = 0
@@ -140,5 +141,7 @@ def test_with_a_count_problems_come_as_they_are_drawn(earlier):
     problems = [p for group in groups for p in group.problems]
     assert len(problems) == 30 and timed not in problems
     assert all(group.weight == len(group.problems) and group.given for group in groups)
+    kinds = Counter(kind_of(p) for group in groups_again(draw(0, 400), [], H200, 30, True)[0] for p in group.problems)
+    assert kinds["decoding"] == kinds["one or two tiles of keys"] == 7
     picks = {portfolio_kernels(p, H200)[0].id for p in groups[0].problems}
     assert picks <= {Kernel(family, params).id for family, params in groups[0].given}

@@ -1,5 +1,5 @@
-"""Proposals that a pick could become: the cost model's climb from a problem's pick, then the neighbours of its fastest
-kernels that the cost model expects most of."""
+"""Proposals that a pick could become: the cost model's climbs from a problem's pick and from other shapes, then the
+neighbours of its fastest kernels that the cost model expects most of."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from evoattn.portfolio.engine.aimed import AimedBreeder, Proposal
 from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import all_genes, climb, neighbours
+from evoattn.portfolio.refine import Costs, all_genes, beginnings, climb, neighbours
 
 CLIMBED_SHARE = 0.7
 """Of the proposals; the others are aimed and bred."""
-STEPS = 3
+STEPS, KEPT = 8, 8
+"""Of each climb; of a problem's steps so many are proposed, the ends before others and those of least cost first."""
 LEADERS, BEST_OF = 3, 3
 """Of so many fastest kernels one is a parent, and of so many neighbours of least cost one is proposed."""
 
@@ -35,12 +36,15 @@ class ClimbingBreeder(AimedBreeder):
         return super()._breed()
 
     def _next_step(self, problem: AttentionProblem) -> KernelConfig | None:
-        """The next step of the climb from the problem's pick that the group has not tried."""
+        """The next step of the climbs for the problem that the group has not tried."""
         if self._target not in self._steps:
-            picks = [c for c in portfolio_kernels(problem, self._gpu) if c.family in self.spaces][:1]
-            self._steps[self._target] = [
-                s.config for p in picks for s in climb(p, problem, self._gpu, STEPS, self._genes[p.family])[1:]
-            ]
+            ranked = [c for c in portfolio_kernels(problem, self._gpu) if c.family in self.spaces]
+            costs = Costs(problem, self._gpu)
+            starts = beginnings(ranked, problem, self._gpu, self._genes, costs)
+            climbs = [climb(s.config, problem, self._gpu, STEPS, self._genes[s.config.family], costs) for s in starts]
+            ends, others = [steps[-1] for steps in climbs], [step for steps in climbs for step in steps[:-1]]
+            ordered = sorted(ends, key=lambda s: s.score) + sorted(others, key=lambda s: s.score)
+            self._steps[self._target] = list({s.config.id: s.config for s in ordered}.values())[:KEPT]
         steps = self._steps[self._target]
         while steps:
             config = steps.pop(0)

@@ -1,0 +1,90 @@
+"""Configs to begin a climb at that no change of a gene or two leads to: other tiles of rows, and keys shared out among
+the blocks that SMs have room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from evoattn.families import registry
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig, Value
+from evoattn.portfolio.work import IN_CLUSTER, tiles_of
+
+FAMILY = "flash_wgmma"
+"""Whose rows, keys and blocks on an SM are chosen so. Others have their splits as an argument of the launch."""
+SHAPE = ("BLOCK_M", "BLOCKS_PER_SM", "GROUP_ROWS")
+NARROW = {"PING_PONG": False, "CAUSAL_SKIP": False}
+"""What a tile of one warpgroup cannot have."""
+NARROW_ROWS = 64
+ROOM: Sequence[dict[str, Value]] = (
+    {},
+    {"PRODUCER": "warpgroup"},
+    {"PRODUCER": "warpgroup", "Q_IN_REGISTERS": False},
+    {"Q_IN_REGISTERS": False},
+)
+"""Changes of where registers and shared memory go, of which the first is taken with which the shape fits."""
+MOST_STAGES = 2
+"""Of a start: more come with the climb."""
+
+
+def other_shapes(
+    config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Sequence[Value]]
+) -> list[KernelConfig]:
+    """`config` with other tiles of rows, blocks per SM and shares of the keys, each with the largest tile of keys that
+    fits: valid configs, without `config` itself. `genes`: values of each parameter of the family."""
+    if config.family != FAMILY or not all(name in genes for name in (*SHAPE, "KEY_SPLIT", "BLOCK_N", "STAGES")):
+        return []
+    found = {}
+    for values in product(*(genes[name] for name in SHAPE)):
+        shape = dict(zip(SHAPE, values, strict=True))
+        for split in _splits(config, shape, problem, gpu, genes["KEY_SPLIT"]):
+            if made := _with_room(config, shape | {"KEY_SPLIT": split}, problem, gpu, genes):
+                found[made.id] = made
+    found.pop(config.id, None)
+    return list(found.values())
+
+
+def _splits(
+    config: KernelConfig,
+    shape: Mapping[str, Value],
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    values: Sequence[Value],
+) -> Iterator[int]:
+    """One block for each tile of rows, and the two greatest numbers of blocks that run at once."""
+    tiles = tiles_of(FAMILY, {**config.params, **shape, "KEY_SPLIT": 1}, problem).blocks
+    slots = gpu.sm_count * int(shape["BLOCKS_PER_SM"])
+    yield from sorted(int(value) for value in values if int(value) * tiles <= slots or value == 1)[-2:]
+
+
+def _with_room(
+    config: KernelConfig,
+    shape: dict[str, Value],
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    genes: Mapping[str, Sequence[Value]],
+) -> KernelConfig | None:
+    why_invalid = registry.lookup(FAMILY).why_invalid
+    changed: dict[str, Value] = shape | (NARROW if shape["BLOCK_M"] == NARROW_ROWS else {})
+    if shape["KEY_SPLIT"] != 1:
+        changed |= {"SCHEDULE": "single", "TILE_ORDER": "by_head"}
+    if shape["KEY_SPLIT"] not in IN_CLUSTER:
+        changed |= {"STORE": "rows"}
+    tiles = sorted(product(genes["BLOCK_N"], (s for s in genes["STAGES"] if int(s) <= MOST_STAGES)), key=_extent)
+    for room in ROOM:
+        for alike in ({}, {"SCHEDULE": "single", "TILE_ORDER": "by_head", "STORE": "rows"}):
+            made = KernelConfig(FAMILY, {**config.params, **changed, **room, **alike})
+            sized = (_sized(made, *tile) for tile in (tiles[0], *reversed(tiles)))
+            if not why_invalid(problem, next(sized), gpu):
+                return next(one for one in sized if not why_invalid(problem, one, gpu))
+    return None
+
+
+def _extent(tile: tuple[Value, Value]) -> tuple[int, int]:
+    return int(tile[0]) * int(tile[1]), int(tile[0])
+
+
+def _sized(config: KernelConfig, block_n: Value, stages: Value) -> KernelConfig:
+    return KernelConfig(FAMILY, {**config.params, "BLOCK_N": block_n, "STAGES": stages})
