@@ -70,9 +70,31 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
         "fp16 d512 full",
         {"dtype": "fp16", "head_dim": 512, "mask": "full"},
         "any",
-        ("hdim512_fp16", "B=2,H=8,Sq=100,Sk=2000,D=512", "B=1,H=16,Hkv=4,Sq=1,Sk=8192,D=512", "B=4,H=4,S=256,D=512"),
-        4,
+        (
+            "hdim512_fp16",
+            "B=2,H=8,Sq=100,Sk=2000,D=512",
+            "B=1,H=16,Hkv=4,Sq=1,Sk=8192,D=512",
+            "B=4,H=4,S=256,D=512",
+            "B=1,H=4,Sq=16,Sk=1024,D=512",
+            "B=16,H=16,S=64,D=512",
+            "B=1,H=2,S=3000,D=512,layout=bshd",
+            "B=8,H=8,Hkv=1,Sq=4,Sk=2048,D=512",
+            "B=32,H=8,Sq=1,Sk=500,D=512",
+            "B=1,H=1,Sq=300,Sk=6000,D=512",
+        ),
+        10,
         0.5,
+    ),
+    (
+        "bf16 d384 causal",
+        {"dtype": "bf16", "head_dim": 384, "mask": "causal_lower_right"},
+        "any",
+        tuple(
+            f"{shape},D=384,dtype=bf16,mask=causal_lower_right"
+            for shape in ("B=2,H=8,S=700", "B=1,H=16,Hkv=4,Sq=5,Sk=4096", "B=20,H=4,S=128", "B=1,H=2,Sq=64,Sk=2500")
+        ),
+        4,
+        0.3,
     ),
     (
         "fp32 d512 full",
@@ -83,8 +105,11 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
             "B=1,H=8,Sq=16,Sk=1024,D=512,dtype=fp32",
             "B=2,H=8,Hkv=2,Sq=1,Sk=4096,D=512,dtype=fp32",
             "B=1,H=4,S=256,D=512,dtype=fp32",
+            "B=16,H=8,Hkv=1,Sq=2,Sk=300,D=512,dtype=fp32",
+            "B=1,H=1,S=1000,D=512,dtype=fp32",
+            "B=12,H=4,S=48,D=512,dtype=fp32,layout=bshd",
         ),
-        4,
+        7,
         0.3,
     ),
 )
