@@ -1,15 +1,12 @@
 """scripts/noise.py without a GPU: its renderer goes to the compile workers."""
 
 import pickle
-import sys
 from dataclasses import replace
 
-from evoattn.model.gpu import GPUS
-from evoattn.model.paths import ROOT
-from evoattn.model.space import KernelConfig
-
-sys.path.insert(0, str(ROOT / "scripts"))
 import noise
+
+from evoattn.model.gpu import GPUS
+from evoattn.model.space import KernelConfig
 
 
 def test_all_configs_but_one_are_the_kernel_with_a_delay():

@@ -2,13 +2,8 @@
 are, and `evoattn.capture` sees what they ask for.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from fake_device import FakeDevice, fake_runtime
 
 import evoattn

@@ -1,12 +1,7 @@
 """Torch's flash attention replaced by evoattn: on the CPU's dispatch key, where torch has none of its own."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from fake_device import FakeDevice, fake_runtime, near, reference, tensors
 
 from evoattn.integrations.torch_flash import NAME, Replaced, register

@@ -2,13 +2,8 @@
 by torch elsewhere.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
 from fake_device import FakeDevice, fake_runtime
 
 from evoattn.ops import current

@@ -1,18 +1,13 @@
 """The zoo on the interpreter, through compile pool, evaluation and storage; on a device `scripts/zoo.py` runs the
 same."""
 
-import sys
-
 import pytest
-
-from evoattn.model import gpu
-from evoattn.model.paths import ROOT
-from evoattn.model.records import TrialState
-from evoattn.storage import Storage
-
-sys.path.insert(0, str(ROOT / "scripts"))
 from liar_zoo.faults import HONEST, LIARS
 from liar_zoo.pipeline import run_zoo
+
+from evoattn.model import gpu
+from evoattn.model.records import TrialState
+from evoattn.storage import Storage
 
 pytestmark = pytest.mark.slow
 
