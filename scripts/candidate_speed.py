@@ -72,6 +72,9 @@ def main() -> None:
                 built, case_started = BuiltKernel(family, config, gpu, compiled), time.process_time()
                 check(small.backend(InterpreterBackend()), small.placed(built), small.make(1))
                 cases[small.name] += time.process_time() - case_started
+        if not whole:
+            print(f"{name}: fewer than two of its configs are valid for this problem on the {gpu.name}.")
+            continue
         whole.sort()
         print(
             f"{name}: median {statistics.median(whole):.2f} s, nine in ten {whole[int(0.9 * len(whole))]:.2f} s, "
