@@ -1,13 +1,14 @@
 """How many seconds after Enter a search is within 2 % of the best known, on problems that no prior has seen.
 
     python scripts/time_to_best.py [--count 6] [--seconds 15] [--random-seconds 30] [--after 0] [--sampler NAME]
-                                   [-o rows.json]
+                                   [--known rows.json] [-o rows.json]
 
 The problems are drawn from seeds beyond those of portfolios, landscapes and priors. Each is searched by
 `evoattn search`, each time in a new database and without the final: begun at the portfolio's kernels, begun at random
-configs (`--no-starting-configs`), and, with --after, for so many seconds more from the portfolio with another seed.
-Best known is the least time of all three. The seconds are those between the start of the command and the record of the
-trial, the start of all processes and the peers' first times included.
+configs (`--no-starting-configs`), and, with --after, for so many seconds more from the portfolio with another seed; 0
+seconds leave a search out. Best known is the least time of all three, and of the searches in the file of an earlier run
+that --known names. The seconds are those between the start of the command and the record of the trial, the start of all
+processes and the peers' first times included.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from evoattn.portfolio.workload import draw
 from evoattn.search.budget import RESERVE_LEAST
 
 SEEDS = range(400, 500)
+BEGUN = ("portfolio", "random")
 NEAR = 1.02
 LEAST_FLOPS, MOST_FLOPS = 1e8, 2e11
 """Of a problem: beneath, launches take the time; above, candidates take longer than compiles."""
@@ -88,41 +90,60 @@ def search(problem: AttentionProblem, begun: str, seconds: float, more: list[str
     return Found(short_name(problem), begun, [round(s, 2) for s in when], us, len(trials))
 
 
+def best_known(found: list[Found]) -> float:
+    """The least time of these searches, in µs; infinite where nothing was right."""
+    return min((us for f in found for us in f.us), default=math.inf)
+
+
+def row(problem: AttentionProblem, found: dict[str, Found], best: float) -> str:
+    """A line of the table."""
+    cells = [problem.describe()]
+    for begun in BEGUN:
+        one = found.get(begun)
+        seconds = one.until(NEAR * best) if one else None
+        if one is None:
+            cells += ["-", "-"]
+        elif seconds is None:
+            cells += [str(one.candidates), f"{min(one.us) / best - 1:+.1%} at the end" if one.us else "none was right"]
+        else:
+            cells += [str(one.candidates), f"{seconds:.1f}"]
+    return f"| {' | '.join(cells)} | {best:.2f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=15, help="of the first search")
-    parser.add_argument("--random-seconds", type=float, default=30, help="of the one from random configs")
+    parser.add_argument("--seconds", type=float, default=15, help="of the first search; 0 for none")
+    parser.add_argument("--random-seconds", type=float, default=30, help="of the one from random configs; 0 for none")
     parser.add_argument("--after", type=float, default=0, help="of the third; 0 for none")
     parser.add_argument("--problems", nargs="*", default=[], help="named problems in place of drawn ones")
     parser.add_argument("--sampler")
+    parser.add_argument("--known", type=Path, help="what an earlier run wrote by -o")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     chosen = [lookup(name) for name in words.problems] or problems(words.count)
     more = ["--sampler", words.sampler] if words.sampler else []
+    known = [Found(**fields) for fields in json.loads(words.known.read_text())] if words.known else []
+    searches = {
+        "portfolio": (words.seconds, more),
+        "random": (words.random_seconds, [*more, "--no-starting-configs"]),
+        "portfolio again": (words.after, [*more, "--seed", "1"]),
+    }
     rows: list[Found] = []
-    needed: dict[str, list[float]] = {"portfolio": [], "random": []}
+    needed: dict[str, list[float]] = {begun: [] for begun in BEGUN}
     print("| problem | candidates, portfolio | s to 2 % | candidates, random | s to 2 % | best, µs |\n|" + "---|" * 6)
     for problem in chosen:
-        found = [
-            search(problem, "portfolio", words.seconds, more),
-            search(problem, "random", words.random_seconds, [*more, "--no-starting-configs"]),
-        ]
-        if words.after:
-            found.append(search(problem, "portfolio again", words.after, [*more, "--seed", "1"]))
-        best = min(us for f in found for us in f.us)
-        cells = [problem.describe()]
-        for one in found[:2]:
-            seconds = one.until(NEAR * best)
-            needed[one.begun].append(math.inf if seconds is None else seconds)
-            behind = f"{min(one.us) / best - 1:+.1%} at the end" if one.us else "nothing was right"
-            cells += [str(one.candidates), behind if seconds is None else f"{seconds:.1f}"]
-        print(f"| {' | '.join(cells)} | {best:.2f} |", flush=True)
-        rows += found
+        found = {begun: search(problem, begun, *how) for begun, how in searches.items() if how[0]}
+        best = best_known([*found.values(), *(f for f in known if f.problem == short_name(problem))])
+        for begun in filter(found.get, BEGUN):
+            needed[begun].append(found[begun].until(NEAR * best) or math.inf)
+        print(row(problem, found, best), flush=True)
+        rows += found.values()
         if words.output:
             words.output.write_text(json.dumps([asdict(row) for row in rows]))
     for begun, seconds in needed.items():
-        print(f"median from the {begun} configs: {median(seconds):.1f} s")
+        if seconds:
+            print(f"median from the {begun} configs: {median(seconds):.1f} s")
 
 
 if __name__ == "__main__":

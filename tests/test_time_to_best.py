@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from landscape_groups import SEEDS as LANDSCAPE_SEEDS
 from search_speed import Event
-from time_to_best import SEEDS, Found, course, problems, shape
+from time_to_best import SEEDS, Found, best_known, course, problems, row, shape
 
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.records import Timing
@@ -33,3 +33,14 @@ def test_the_course_is_of_the_improvements_and_leaves_finals_out():
     assert course(events, trials) == ([5.0, 7.0], [9.0, 7.0])
     found = Found("p", "random", [5.0, 7.0], [9.0, 7.0], 5)
     assert found.until(7.1) == 7.0 and found.until(6.9) is None
+
+
+def test_a_line_holds_each_search_against_the_best_known():
+    problem = problems(1)[0]
+    known = Found("p", "portfolio", [5.0], [10.0], 3)
+    found = {"random": Found("p", "random", [5.0, 7.0], [12.0, 10.1], 40)}
+    best = best_known([known, *found.values()])
+    assert best == 10.0 and row(problem, found, best).endswith("| - | - | 40 | 7.0 | 10.00 |")
+    assert row(problem, found | {"portfolio": known}, 9.0).endswith(
+        "| 3 | +11.1% at the end | 40 | +12.2% at the end | 9.00 |"
+    )
