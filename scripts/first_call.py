@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ SHAPES = [
     "B=1,H=32,Hkv=8,Sq=1,Sk=2048,D=128,dtype=bf16,mask=full",
 ]
 COLLECTIONS = "garbage collection"
+CACHE = "EVOATTN_CACHE"
 IMPORTS = """
 import time
 started = time.perf_counter()
@@ -173,7 +175,9 @@ def main() -> None:
                 words = [sys.executable, __file__, shape, "--folder", folder]
                 words += ["--estimated"] if arguments.estimated else []
                 words += ["--no-device", arguments.no_device] if arguments.no_device else []
-                row = json.loads(subprocess.check_output(words, text=True).splitlines()[-1])
+                row = json.loads(
+                    subprocess.check_output(words, text=True, env=os.environ | {CACHE: folder}).splitlines()[-1]
+                )
                 rows.append({"shape": shape, "cache": cache} | row)
                 print(f"{shape}, cache {cache}: " + ", ".join(f"{name} {ms:.2f}" for name, ms in row.items()))
     if arguments.json:

@@ -13,7 +13,7 @@ LIMIT = "EVOATTN_CACHE_GB"
 USUAL_GB = 4.0
 AFTER_PRUNING = 0.8
 """Of the limit: so much is left, so that not every later file makes one too many."""
-SUFFIXES = (".kernel", ".check")
+SUFFIXES = (".kernel", ".check", ".climbs")
 """Of files that may be removed; the user may have chosen a folder with others in it."""
 TEMPORARY = ".evoattn-part"
 """How names of files end that are not in place yet."""

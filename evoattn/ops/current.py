@@ -15,12 +15,16 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
 from evoattn.ops.runtime import Runtime
+from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
 _wins: Wins | None = None
+_climbs: Climbs | None = None
 _lock = forks.Lock()
+FOLDER = "op"
+"""In the user's cache of compiled kernels."""
 
 
 def wins() -> Wins:
@@ -31,9 +35,17 @@ def wins() -> Wins:
     return _wins
 
 
+def climbs() -> Climbs:
+    """What picks came to, in earlier processes too: beside the compiled kernels."""
+    global _climbs
+    if _climbs is None:
+        _climbs = Climbs(cubin_cache() / FOLDER)
+    return _climbs
+
+
 def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
     """The user's own find for exactly this problem, else the portfolio's pick."""
-    return wins().find(problem, gpu) or pick(problem, gpu)
+    return wins().find(problem, gpu) or pick(problem, gpu, climbs())
 
 
 def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
@@ -54,7 +66,7 @@ def runtime() -> Runtime:
         with _lock:
             if _runtime is None:
                 platform = find_platform() if torch.cuda.is_available() else None
-                _runtime = Runtime(platform, best_known, cubin_cache() / "op")
+                _runtime = Runtime(platform, best_known, cubin_cache() / FOLDER)
     return _runtime
 
 

@@ -13,6 +13,7 @@ from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
+from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.known import visible
 from evoattn.portfolio.refine import refined
@@ -73,12 +74,13 @@ def ranked(problem: AttentionProblem, gpu: GpuSpec, kernels: KernelClass) -> Ite
             yield config
 
 
-def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
+def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) -> Pick | None:
     """The kernel for `problem` on `gpu`, or None where no portfolio has one that can serve it.
 
     A GPU that was never measured takes the portfolio of its architecture, else of the nearest older one, a head_dim
     that was never measured that of the next one; such picks are `estimated`. So are those of families that serve
-    variants alone, of which the cost model chooses one.
+    variants alone, of which the cost model chooses one. `climbs`: what earlier picks came to, those of this process
+    unless given.
     """
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
@@ -88,7 +90,7 @@ def pick(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
                 continue
             config = found[0]
             estimated = gpu.name not in portfolio.cards or name != own
-            better = None if estimated or problem.variants else refined(found, problem, gpu, portfolio.genes)
+            better = None if estimated or problem.variants else refined(found, problem, gpu, portfolio.genes, climbs)
             why = (
                 f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
                 f"{portfolio.measured_on}"

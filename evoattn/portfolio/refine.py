@@ -15,6 +15,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, SearchSpace, Value
+from evoattn.portfolio.climbs import Climbs, Refined
 from evoattn.portfolio.starts import FAMILY, other_shapes
 
 Genes = Mapping[str, Sequence[Value]]
@@ -34,7 +35,6 @@ FINE, PARTS = {True: 16, False: 4}, {True: 32, False: 64}
 """Lengths are rounded up to multiples of FINE, and of the power of two that is a PARTS-th of them at most; by whether
 there are FEW_QUERIES. On 60 problems 16 and 32 cost 0.6 % (26 % at worst, a tile more), 4 and 64 nothing; but lengths
 that grow with every token of a decoding have new picks four times as often then."""
-MOST_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -122,34 +122,28 @@ def _step(found: list[Scored], near: list[Scored], under: float) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Refined:
-    """What became of a kernel: the config, and by what factor it should be faster."""
-
-    config: KernelConfig
-    gain: float
-    asked: int
-    """Configs whose cost was computed."""
-
-
-_kept: dict[tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...]], Refined] = {}
+IN_MEMORY = Climbs()
+"""What climbs of this process came to."""
 
 
 def refined(
-    ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
+    ranked: Sequence[KernelConfig],
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    genes: Mapping[str, Genes],
+    climbs: Climbs | None = None,
 ) -> Refined:
     """The end of a short climb from the first of the `ranked` kernels of a class, or from the one of least cost where
     that costs clearly less. The first one itself where little is saved so, or the end cannot serve the problem.
 
-    The lengths are rounded, so that a sequence that grows keeps its kernel for some while. `genes`: by family.
+    The lengths are rounded, so that a sequence that grows keeps its kernel for some while. `genes`: by family;
+    `climbs`: of earlier calls, those of this process unless given.
     """
     about, first = rounded(problem), ranked[0]
-    key = about, gpu, first.family, tuple(first.params.values())
-    if (found := _kept.get(key)) is None:
+    key, climbs = (about, gpu, first.family, tuple(first.params.values())), IN_MEMORY if climbs is None else climbs
+    if (found := climbs.get(key)) is None:
         found = _climbed(ranked, about, gpu, genes)
-        if len(_kept) >= MOST_KEPT:
-            _kept.clear()
-        _kept[key] = found
+        climbs.add(key, found)
     if registry.lookup(found.config.family).why_impossible(problem, found.config, gpu):
         return Refined(first, 1.0, found.asked)
     return found

@@ -169,3 +169,21 @@ def test_a_process_without_a_home_calls_and_compiles():
     if not shutil.which("setpriv") or b"KeyError" not in subprocess.run(asked, capture_output=True).stderr:
         pytest.skip("only root can become a user whom the machine does not know")
     run_without_a_home(*nobody)
+
+
+def test_the_next_process_finds_what_picks_came_to(tmp_path):
+    """In the cache of compiled kernels, and without the cost model, whose weights it need not read."""
+    code = """
+        import sys
+        from evoattn.model.gpu import GPUS
+        from evoattn.model.problem import AttentionProblem
+        from evoattn.ops.current import best_known
+        problem = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)
+        print(best_known(problem, GPUS["h100"]), "evoattn.cost.cost" in sys.modules)
+    """
+    environment = os.environ | {"EVOATTN_CACHE": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    said = [subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert said[0].endswith(" True\n") and said[1].endswith(" False\n")
+    assert said[0].removesuffix(" True\n") == said[1].removesuffix(" False\n")
+    assert [path.suffix for path in (tmp_path / "op").iterdir()] == [".climbs"]
