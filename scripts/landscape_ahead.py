@@ -13,6 +13,7 @@ import json
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,21 @@ def compile_for(
     `targets`: the problem by group, else the first."""
     folder.mkdir(parents=True, exist_ok=True)
     files, known = KernelFiles(folder / KERNELS, version()), configs_of(folder)
-    surveyors = []
+    drawers = []
     for group in groups:
         group.kernels |= {k.id: k for k in (Kernel(f, p) for f, p in known.get(group.name, []))}
-        surveyors.append(Drawer(group, gpu, len(group.kernels), targets.get(group.name, 0)))
+        drawers.append(Drawer(group, gpu, len(group.kernels), targets.get(group.name, 0)))
+    turns = cycle(zip(groups, drawers, strict=True))
     end, count = time.monotonic() + seconds, 0
     running: dict[Future[CompiledKernel | None], tuple[Group, Kernel, Candidate]] = {}
     with ProcessPoolExecutor(jobs) as pool, (folder / LIST).open("a") as listed:
         while running or time.monotonic() < end:
-            for number in range(2 * jobs - len(running) if time.monotonic() < end else 0):
-                group, drawer = groups[(count + number) % len(groups)], surveyors[(count + number) % len(groups)]
-                if kernel := drawer.draw():
+            empty = 0  # groups in a row that have nothing left
+            while len(running) < 2 * jobs and empty < len(groups) and time.monotonic() < end:
+                group, drawer = next(turns)
+                kernel = drawer.draw()
+                empty = 0 if kernel else empty + 1
+                if kernel:
                     candidate = _candidate(group, kernel, gpu)
                     running[pool.submit(_compiled, candidate)] = group, kernel, candidate
             if not running:

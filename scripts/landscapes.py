@@ -158,15 +158,16 @@ def survey(
         print(f"   not right: {bad.most_common(3)}")
 
 
-def go_on_from(groups: list[Group], paths: list[Path]) -> dict[str, dict[int, int]]:
-    """Put the kernels of earlier files into their groups, with the problems that they were timed on: by group and
-    problem the right configs that a search could propose. The fastest of each problem are to be timed anew."""
+def go_on_from(groups: list[Group], paths: list[Path], most: int) -> dict[str, dict[int, int]]:
+    """Put the kernels of earlier files into their groups, with the problems that they were timed on, the first `most`
+    of a group: by group and problem the right configs that a search could propose. The fastest of each problem are to
+    be timed anew."""
     by_name = {g.name: g for g in groups}
     right: dict[str, dict[int, int]] = {g.name: {} for g in groups}
     common: dict[str, dict[str, Kernel]] = {g.name: {} for g in groups}
     for one in landscape.load(*paths):
         group = by_name.get(one.group)
-        if group is None:
+        if group is None or one.index >= most:
             continue
         group.problems[one.index : one.index + 1] = [one.problem]
         timed = sorted((c for c in one.configs if c.best_us is not None), key=lambda c: c.best_us or 0.0)
@@ -214,7 +215,7 @@ def main() -> None:
     device = detect_devices()[0]
     gpu = device.spec
     groups = [g for g in make_groups(gpu, words.problems) if g.name.startswith(tuple(words.only.split(",")))]
-    right = go_on_from(groups, words.after)
+    right = go_on_from(groups, words.after, words.problems)
     for group in groups:
         group.families = tuple(f for f in group.families if f not in words.without)
         print(group.name, group.families, *(f"\n    {p.describe()}" for p in group.problems))

@@ -9,19 +9,20 @@ from evoattn.cost.fitted import load
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.space import load_space
-from scripts.cost.late import usual_us, without_late
+from scripts.cost.late import MOST_LATE, usual_us, without_late
 from scripts.cost.row import Row
 
 H100 = GPUS["h100"]
 PROBLEMS = [parse_shape(f"B={b},H=16,S=512,D=64") for b in (1, 2, 4, 8)]
+MORE = [parse_shape(f"B={b},H=16,S=512,D=64") for b in (3, 5, 6, 7, 9, 10)]
 CONFIGS = load_space("flash_mma", H100).starting_configs()[:6]
 
 
-def rows(factor=lambda problem, config: 1.0):
+def rows(factor=lambda problem, config: 1.0, problems=PROBLEMS):
     """Each kernel on each problem, as long as the physical part says, times a factor."""
     return [
         Row(H100, p, c, 128, 0, physical_part(p, c, H100, 128, load()).us * factor(i, j), "campaign")
-        for i, p in enumerate(PROBLEMS)
+        for i, p in enumerate(problems)
         for j, c in enumerate(CONFIGS)
     ]
 
@@ -53,6 +54,13 @@ def test_a_kernel_that_is_always_slow_or_a_slow_problem_is_kept(slow):
 def test_a_time_that_is_little_more_is_kept():
     slow = rows(lambda i, j: 3.0 if (i, j) == (1, 2) else 1.0)
     assert without_late(slow) == slow
+
+
+@pytest.mark.parametrize(("times", "kept"), [(MOST_LATE, 0), (MOST_LATE + 1, MOST_LATE + 1)])
+def test_a_kernel_that_is_often_slow_is_not_late(times, kept):
+    """On few enough of its problems that its median is not slow."""
+    slow = rows(lambda i, j: 400.0 if j == 2 and i < times else 1.0, PROBLEMS + MORE)
+    assert len(slow) - len(without_late(slow)) == times - kept
 
 
 def test_what_kernel_and_problem_let_expect():

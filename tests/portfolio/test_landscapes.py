@@ -13,6 +13,7 @@ from evoattn.evaluation.process import Handler
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
+from evoattn.model.paths import ROOT
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
@@ -83,7 +84,7 @@ def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
     first, second = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"
     for path, earlier in ((first, []), (second, [first])):
         group = next(g for g in make_groups(H100, most=2) if g.name == "fp32 d64 full")
-        landscapes.go_on_from([group], earlier)
+        landscapes.go_on_from([group], earlier, 2)
         assert bool(group.spent) == bool(earlier) and len(group.kernels) <= group.spent
         record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
         make = Surveyor
@@ -187,6 +188,22 @@ def test_only_the_problems_of_the_aim_are_timed():
 
 
 @pytest.mark.slow
+def test_fewer_problems_than_an_earlier_file_has_are_the_first_ones():
+    group = next(g for g in make_groups(H100, most=2) if g.name == "fp16 d512 full")
+    problems, path = list(group.problems), ROOT / "docs" / "landscapes" / "h100-b.jsonl.gz"
+    right = landscapes.go_on_from([group], [path], 2)
+    assert group.problems == problems and set(right[group.name]) == {0, 1}
+    assert {i for k in group.kernels.values() for i in k.times} == {0, 1}
+
+
+def test_configs_are_compiled_for_the_other_groups_when_one_has_none_left(tmp_path):
+    *none, some = make_groups(H100, most=1)[:3]
+    for group in none:
+        group.families = ()
+    assert landscape_ahead.compile_for(tmp_path, [*none, some], {}, H100, 3, 1) > 1
+    assert set(landscape_ahead.configs_of(tmp_path)) == {some.name}
+
+
 def test_what_was_compiled_ahead_is_recorded_without_a_compile(tmp_path):
     group = next(g for g in make_groups(H100, most=2) if g.name == "fp32 d64 full")
     assert landscape_ahead.compile_for(tmp_path, [group], {}, H100, 3, 2)
