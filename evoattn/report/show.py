@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, TypeGuard
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evoattn.model.problem import AttentionProblem
-from evoattn.model.records import Timing, Trial
-from evoattn.ptx import NOT_MODELLED
+from evoattn.model.records import Trial
 from evoattn.report.counters import CountersTable, counters_table
 from evoattn.report.text import add_row, clean, make_table, print_table, print_text
+from evoattn.report.trial_rows import trial_rows
 from evoattn.storage import Storage
-from evoattn.timing.protocol import ENERGY
 
 NAME_COLUMNS = 40
 """Names of peers' kernels are whole C++ types."""
@@ -27,59 +22,9 @@ def print_trial(storage: Storage, trial: Trial, console: Console, source: bool =
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column()
-
-    def row(name: str, value: object) -> None:
-        rows.add_row(name, Text("\n".join(clean(line) for line in str(value).split("\n"))))
-
-    row("trial", f"{trial.number} of study {study.name} ({trial.created_at})")
-    row("problem", AttentionProblem(**study.problem).describe())
-    row(
-        "gpu",
-        f"{study.gpu} ({study.arch})"
-        + (", offline" if study.offline else f", {study.versions.get('device', 'unknown device')}"),
-    )
-    row("state", f"{trial.state}" + (f": {trial.reason}" if trial.reason else ""))
-    row("family", trial.family)
-    row("config", " ".join(f"{k}={v}" for k, v in trial.config.items()))
-    row("config id", trial.config_id)
-    row("made by", f"{trial.operator}" + (f" of trials {', '.join(map(str, trial.parents))}" if trial.parents else ""))
-    if info := trial.compile_info:
-        row("compiler", f"{info.compiler} {' '.join(info.options)}, {info.seconds:.2f} s")
-        row(
-            "resources",
-            f"{info.registers} registers per thread, {info.spill_bytes} bytes spilled, {info.static_smem_bytes} bytes "
-            "of static shared memory",
-        )
-        if info.warnings:
-            row("warnings", ", ".join(info.warnings))
-    if report := trial.validation:
-        row("validated on", report.backend)
-        for check in report.checks:
-            verdict = "right" if check.passed else "WRONG"
-            error = f"error {check.max_error:.2e}, allowed {check.allowed_error:.2e}"
-            row("", f"{verdict}  {check.case}: {error}, {check.seconds * 1e3:.1f} ms")
-        if report.seed is not None:
-            row("inputs' seed", report.seed)
-        if report.backend == "interpreter":
-            row("not modelled", "\n".join(NOT_MODELLED))
-    for timing in trial.timings:
-        row(f"time ({timing.protocol.get('stage', '?')})", _timing_sentence(timing))
-        if "clocks" in timing.protocol:
-            row("", _clocks_sentence(timing.protocol["clocks"]))
-        for tool, verdict in (timing.protocol.get("sanitizer") or {}).items():
-            row("", f"{tool}: {verdict}")
-    if trial.disqualified:
-        row("DISQUALIFIED", trial.disqualified)
-    if trial.relative_cost is not None:
-        row("relative cost", f"{trial.relative_cost:.6g} (an estimate for ranking, not a time)")
-    row("evaluated in", f"{trial.seconds:.2f} s")
-    row("sampler", f"{study.sampler}, seed {study.seed}")
-    places = storage.environments(trial)
-    for place in places:
-        row("ran on" if place is places[0] else "timed again on", ", ".join(f"{k} {v}" for k, v in place.items()))
-    if not places:
-        row("study made on", ", ".join(f"{k} {v}" for k, v in study.versions.items()))
-    row("source hash", trial.source_hash or "none: it never became source")
+    for name, text in trial_rows(study, trial, storage.environments(trial)):
+        lines = str(text).split("\n")  # whatever a database holds in its place
+        rows.add_row(name, Text("\n".join(map(clean, lines))))
     console.print(rows)
     if table := counters_table(storage, study, trial):
         print_counters(console, table)
@@ -105,40 +50,3 @@ def print_counters(console: Console, counters: CountersTable) -> None:
         add_row(table, name, *("-" if value is None else f"{value:.4g}" for value in values))
     print_table(console, "Hardware counters", table)
     print_text(console, counters.note)
-
-
-def _timing_sentence(timing: Timing) -> str:
-    p = timing.protocol
-    if not timing.samples_us:
-        return f"none: {p.get('out')}"
-    return (
-        f"{timing.median_us:.2f} µs median of {len(timing.samples_us)} samples, 10-90 % {timing.quantile_us(0.1):.2f}-"
-        f"{timing.quantile_us(0.9):.2f}; {p.get('calls_per_replay', '?')} calls per replay, {p.get('cache', '?')} L2, "
-        f"{p.get('contestants', '?')} interleaved{_board_sentence(p)}"
-    )
-
-
-def _board_sentence(protocol: dict[str, Any]) -> str:
-    """Of a final: the energy of a call, and the least and most of what was read in its rounds."""
-    said = [f"{energy:.3g} mJ per call of the whole board"] if is_number(energy := protocol.get(ENERGY)) else []
-    for key, unit in (("sm_mhz", "MHz"), ("power_w", "W"), ("temperature_c", "°C")):
-        match protocol.get(key):
-            case [low, high] if is_number(low) and is_number(high):
-                said.append(f"{low:.0f}-{high:.0f} {unit}")
-    return "".join(f"; {text}" for text in said)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number: a database may hold anything."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _clocks_sentence(clocks: dict[str, Any]) -> str:
-    """What NVML said of the device at the end of a timing."""
-    if "absent" in clocks:
-        return f"clocks not read: {clocks['absent']}"
-    throttled = ", ".join(clocks.get("throttled_by") or ()) or "nothing"
-    return (
-        f"SM {clocks.get('sm_mhz', '?')} MHz, memory {clocks.get('memory_mhz', '?')} MHz, "
-        f"{clocks.get('temperature_c', '?')} °C, {clocks.get('power_w', '?')} W, throttled by {throttled}"
-    )
