@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import FAILED_RUN, console, errors
+from evoattn.cli.common import FAILED_RUN, chosen_problem, console, errors
 
 
 def pick(
@@ -23,15 +23,14 @@ def pick(
     with errors():
         from evoattn.model.errors import WrongUse
         from evoattn.model.gpu import detect_devices
-        from evoattn.model.named_problems import lookup, parse_shape
         from evoattn.portfolio.pick import pick as choose
         from evoattn.portfolio.wins import Wins
         from evoattn.report.text import print_text
         from evoattn.search.request import choose_device
 
-        if (shape is None) == (problem is None):
-            raise WrongUse("Give --shape or --problem, one of them.")
-        wanted = parse_shape(shape) if shape else lookup(problem or "")
+        wanted = chosen_problem(shape, problem)
+        if wanted is None:
+            raise WrongUse("Give --shape or --problem.")
         spec, _ = choose_device(gpu, detect_devices() if gpu == "auto" else [])
         found = Wins().find(wanted, spec) or choose(wanted, spec)
         screen = console()

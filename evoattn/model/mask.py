@@ -8,8 +8,6 @@ refuses it until it takes its name into `Family.masks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -119,15 +117,3 @@ MASKS: dict[str, Mask] = {
     )
 }
 """By name, as in `torch.nn.attention.bias`."""
-
-
-@contextmanager
-def registered(mask: Mask) -> Iterator[Mask]:
-    """The table with one more row, for the time of a `with`. Raises `ValueError` if the name is taken."""
-    if mask.name in MASKS:
-        raise ValueError(f"There is a mask {mask.name} already.")
-    MASKS[mask.name] = mask
-    try:
-        yield mask
-    finally:
-        del MASKS[mask.name]

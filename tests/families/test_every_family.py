@@ -8,12 +8,13 @@ from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 
 import pytest
+from added_mask import added
 
 from evoattn.families.base import Family
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.mask import MASKS, Mask, registered
+from evoattn.model.mask import MASKS, Mask
 from evoattn.model.named_problems import named_problems
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
@@ -67,7 +68,7 @@ def test_it_can_be_pickled(family):
 @every_family
 def test_a_new_mask_is_refused_until_the_family_takes_it_up(family):
     gpu = GPUS["h100"]
-    with registered(Mask("window", past=5, ahead=0)):
+    with added(Mask("window", past=5, ahead=0)):
         served = [p.with_(mask="window") for p in supported(family, gpu)]
         assert served
         for p in served:
