@@ -1,9 +1,11 @@
 """What the compiler hands over: whole machine code, and what its log says."""
 
 import struct
+from pathlib import Path
 
 import pytest
 
+from evoattn.backends import with_cupy
 from evoattn.backends.compiler import CompileError, compile_source, first_error, parse_log
 
 SOURCE = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] = 1; }'
@@ -32,3 +34,11 @@ def test_the_log_s_largest_numbers_count():
     assert (found.registers, found.spill_store_bytes, found.spill_load_bytes) == (60, 12, 16)
     assert (found.static_smem_bytes, found.stack_bytes, found.warnings) == (8, 8, ())
     assert first_error("") == "the compiler failed without a message" and first_error("a\nError: b") == "Error: b"
+
+
+def test_cupy_gets_a_folder_where_the_home_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    fine, none, given = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path / "file")}, {with_cupy.FOLDER: "mine"}
+    for variables in (fine, none, given):
+        with_cupy.give_a_folder(variables)
+    assert with_cupy.FOLDER not in fine and Path(none[with_cupy.FOLDER]).is_dir() and given[with_cupy.FOLDER] == "mine"

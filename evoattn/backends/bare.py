@@ -4,10 +4,10 @@ judge to the byte.
 
 from __future__ import annotations
 
-import cupy
 import numpy as np
 
 from evoattn.backends.cuda import CudaBackend
+from evoattn.backends.with_cupy import cupy
 from evoattn.model.launch import KernelLaunch
 from evoattn.model.records import CompiledKernel
 

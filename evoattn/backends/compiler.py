@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
-import shutil
-import sys
-import tempfile
 import time
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -34,20 +29,10 @@ class CompileError(RuntimeError):
 
 
 def _nvrtc() -> Any:
-    """CuPy's NVRTC. Without a home directory that can be written CuPy is given another folder for the cache of its own,
-    which it makes at its import and nothing here uses. Raises `ImportError` or `OSError`."""
-    if "cupy" not in sys.modules and "CUPY_CACHE_DIR" not in os.environ:
-        try:
-            folder = Path(os.path.expanduser("~/.cupy/kernel_cache"))
-            if not folder.is_absolute():
-                raise OSError("there is no home directory")
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            os.environ["CUPY_CACHE_DIR"] = made = tempfile.mkdtemp(prefix="evoattn-")
-            atexit.register(shutil.rmtree, made, ignore_errors=True)
-    from cupy.cuda import nvrtc
+    """CuPy's NVRTC. Raises `ImportError` or `OSError`."""
+    from evoattn.backends.with_cupy import cupy
 
-    return nvrtc
+    return cupy.cuda.nvrtc
 
 
 @cache

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-import cupy
 import torch
 
 from evoattn.backends import tensor_map
 from evoattn.backends.base import ContextLost, DeviceBuffer, LaunchError, require_order_of_calls
 from evoattn.backends.driver_launch import DriverLaunch
+from evoattn.backends.with_cupy import cupy
 from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, TensorMap
 from evoattn.model.records import CompiledKernel
 

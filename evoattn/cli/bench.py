@@ -47,7 +47,7 @@ def bench(
         require_one_of("format", format, ("table", "json"))
         asked = peers.split(",")
         for name in asked:
-            require_one_of("peers", name, PEER_NAMES)
+            require_one_of("peer", name, PEER_NAMES)
         from evoattn.model.named_problems import by_name_or_shape
 
         for text in problems:
@@ -65,13 +65,13 @@ def bench(
         def keep(rows: list[Row]) -> None:
             """So that a bench that is ended early leaves what it has."""
             if format == "json" and output:
-                output.write_text(rows_json(rows))
+                output.write_text(rows_json(rows), encoding="utf-8")
 
         rows = run_bench(problems, gpu, urls, configs, top, count, progress, peers=asked, keep=keep)
         if format == "json":
             write(rows_json(rows), output)
         elif output:
-            with output.open("w") as file:
+            with output.open("w", encoding="utf-8") as file:
                 render_rows(rows, Console(file=file, width=200))
         else:
             render_rows(rows, console())

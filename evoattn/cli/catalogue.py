@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from evoattn.model.gpu import GpuSpec
 
 DEFAULT_GPU = "h100"
+GPUS_COLUMNS = 80
+"""What the table of `evoattn gpus` needs."""
 
 
 def _table(**columns: str) -> Table:
@@ -64,7 +66,9 @@ def gpus() -> None:
                 ", ".join(f"device {d.index}" for d in devices if d.spec and d.spec.name == spec.name),
             )
         screen = console()
-        screen.print(table)
+        screen.width, width = max(screen.width, GPUS_COLUMNS), screen.width
+        screen.print(table)  # a narrower terminal breaks its lines, and loses no digit
+        screen.width = width
         screen.print("smem: shared memory that a block may use; fp16, fp32: peak TFLOP/s; DRAM: GB/s; GiB: memory.")
         for note, names in _notes(GPUS.values()).items():
             screen.print(f"{', '.join(names)}: {note}", markup=False)

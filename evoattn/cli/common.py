@@ -92,7 +92,7 @@ def errors() -> Iterator[None]:
 def require_one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises `WrongUse` unless `value` is allowed."""
     if value not in allowed:
-        raise WrongUse(f"The {what} is one of {', '.join(allowed)}, not {value!r}.")
+        raise WrongUse(f"A {what} is one of {', '.join(allowed)}, not {value!r}.")
 
 
 def console() -> Console:
@@ -115,7 +115,7 @@ def write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    output.write_text(text)
+    output.write_text(text, encoding="utf-8")
     typer.echo(f"Wrote {output}.", err=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from io import TextIOWrapper
 
 
 def _has_driver() -> bool:
@@ -16,7 +17,18 @@ def _has_driver() -> bool:
 
 
 def main() -> None:
-    """Entry point of the `evoattn` command."""
+    """Entry point of the `evoattn` command. Ctrl-C ends it with a sentence while it still imports, too."""
+    for stream in (sys.stdout, sys.stderr):  # a locale without a letter gets a question mark in its place
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        _run()
+    except KeyboardInterrupt:
+        print("evoattn: Interrupted.", file=sys.stderr)
+        sys.exit(1)
+
+
+def _run() -> None:
     words = {word.split("=")[0] for word in sys.argv[2:]}
     if sys.argv[1:2] == ["search"] and not {"-h", "--help"} & words:
         from evoattn.evaluation import reserve, server

@@ -48,6 +48,7 @@ def _said(error: Exception) -> int:
     """Print the sentence of a usage error; returns its exit code."""
     ctx, exit_code = getattr(error, "ctx", None), getattr(error, "exit_code", 2)
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    message = message.replace(": Value error, ", ": ")  # what an enum of typer says
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
         typer.echo(getattr(error, "message", ""), err=True)
         return int(exit_code)

@@ -54,6 +54,6 @@ def profile(
                 typer.echo(f"evoattn: {found}", err=True)
             elif raw:
                 raw.mkdir(parents=True, exist_ok=True)
-                (raw / f"{found.profile.peer or f'trial{record.number}'}.csv").write_text(found.csv)
+                (raw / f"{found.profile.peer or f'trial{record.number}'}.csv").write_text(found.csv, encoding="utf-8")
         if table := counters_table(storage, its_study, record):
             print_counters(screen, table)

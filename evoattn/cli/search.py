@@ -126,8 +126,8 @@ def search(
         )
         mark("words are imported")
         checked = request.read_words(words)
-        what = checked.problem.describe() if checked.problem else "the study that is resumed"
-        print_plainly(f"Problem {what}; budget {budget}.")
+        what = f"Problem {checked.problem.describe()}" if checked.problem else "Going on with a study"
+        print_plainly(f"{what}; budget {budget}.")
         from evoattn.search.machines import machines_of
 
         with machines_of(words) as machines:

@@ -58,7 +58,7 @@ def report(
             elif output:
                 from rich.console import Console
 
-                with output.open("w") as file:
+                with output.open("w", encoding="utf-8") as file:
                     render_table(summary, Console(file=file, width=PIPE_WIDTH), kept, full)
             else:
                 render_table(summary, console(), kept, full)

@@ -61,7 +61,7 @@ def sanitize(
             "params": kernel.config.params,
             "gpu": asdict(kernel.gpu),
         }
-        (Path(folder) / "job.json").write_text(json.dumps(job))
+        (Path(folder) / "job.json").write_text(json.dumps(job), encoding="utf-8")
         for tool in tools:
             command = [
                 path,
@@ -118,7 +118,7 @@ def main(folder: Path) -> None:
     from evoattn.correctness.cases import device_cases
     from evoattn.correctness.validate import output_layouts
 
-    job = json.loads((folder / "job.json").read_text())
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     config = KernelConfig(job["family"], job["params"])
     compiled = CompiledKernel((folder / "kernel.cubin").read_bytes(), "", CompileInfo())
     kernel = BuiltKernel(registry.lookup(config.family), config, GpuSpec(**job["gpu"]), compiled)

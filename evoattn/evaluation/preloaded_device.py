@@ -15,7 +15,7 @@ from evoattn.model.timeline import mark
 
 def import_others() -> None:
     """What takes long beside torch: while one thread waits for the disk the other goes on."""
-    for name in ("cupy", "evoattn.families.registry", "evoattn.timing.clocks", "pynvml"):
+    for name in ("evoattn.backends.with_cupy", "evoattn.families.registry", "evoattn.timing.clocks", "pynvml"):
         with suppress(ImportError):  # said where it is needed
             import_module(name)
     mark("all but torch is imported")

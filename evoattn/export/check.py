@@ -59,7 +59,7 @@ def export_source(storage: Storage, trial: Trial) -> str:
             "namespace evoattn_check {",
             problem_constants(problem, target.number, launches, workspace),
             _launcher(launches, buffers_of(problem, workspace)),
-            resolve(CHECK.read_text(), TEMPLATES).rstrip(),
+            resolve(CHECK.read_text(encoding="utf-8"), TEMPLATES).rstrip(),
             "}  // namespace evoattn_check",
             "",
             "int main() { return evoattn_check::run(); }",
@@ -72,7 +72,9 @@ def export_source(storage: Storage, trial: Trial) -> str:
 def _launcher(launches: tuple[KernelLaunch, ...], buffers: list[str]) -> str:
     """`allow_shared_memory()` and `launch(buffer, stream)`: the launches in order, each argument by its type."""
     lines = ["void require(cudaError_t status, const char* call, int line);", ""]
-    lines += [TENSOR_MAP.read_text()] * _has_tensor_maps(launches) + ["inline void allow_shared_memory() {"]
+    lines += [TENSOR_MAP.read_text(encoding="utf-8")] * _has_tensor_maps(launches) + [
+        "inline void allow_shared_memory() {"
+    ]
     for n in launches:
         what = "cudaFuncAttributeMaxDynamicSharedMemorySize"
         call = f"cudaFuncSetAttribute((const void*)::{n.kernel}, {what}, {n.smem_bytes})"

@@ -47,8 +47,10 @@ def header(recorded: Recorded, about: list[str]) -> str:
         "COMMENT": comment([*_usage(recorded, name, target), "", *about]),
         "NAME": name,
         "INCLUDES": "\n".join(f"#include <{header}>" for header in dict.fromkeys(_INCLUDE.findall(source))),
-        "HOST": "\n".join((HOST / part).read_text() if part else config_text(recorded) for part in host).rstrip(),
-        "LAUNCH": (HOST / "launch.cuh").read_text().rstrip(),
+        "HOST": "\n".join(
+            (HOST / part).read_text(encoding="utf-8") if part else config_text(recorded) for part in host
+        ).rstrip(),
+        "LAUNCH": (HOST / "launch.cuh").read_text(encoding="utf-8").rstrip(),
         "REQUIREMENT": target.requirement,
         "GUARD": "\n".join(guard),
         "END_GUARD": "\n".join([NO_LAUNCH, *end_guard] if end_guard else []),
@@ -56,7 +58,9 @@ def header(recorded: Recorded, about: list[str]) -> str:
         "UNDEFINE": "\n".join(f"#undef {macro}" for macro in dict.fromkeys(_MACRO.findall(source))),
         "KERNELS": ", ".join(kernels),
     }
-    return fill((HOST / "header.cuh.in").read_text(), {f"EVOATTN_{word}": text for word, text in words.items()})
+    return fill(
+        (HOST / "header.cuh.in").read_text(encoding="utf-8"), {f"EVOATTN_{word}": text for word, text in words.items()}
+    )
 
 
 def _usage(recorded: Recorded, name: str, target: Target) -> list[str]:

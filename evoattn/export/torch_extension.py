@@ -40,7 +40,7 @@ def export_torch(storage: Storage, trial: Trial, folder_name: str) -> dict[str, 
     }
     files = {HEADER: header(recorded, about)}
     for path in sorted((HOST / "torch").iterdir()):
-        files[path.name.removesuffix(".in")] = fill(path.read_text(), words)
+        files[path.name.removesuffix(".in")] = fill(path.read_text(encoding="utf-8"), words)
     return files
 
 
@@ -50,4 +50,4 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
         raise WrongUse(f"{folder} is there already and holds something else; choose another name with -o.")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")

@@ -53,7 +53,7 @@ def _headers(name: str, folder: Path, done: set[str], within: tuple[str, ...]) -
     texts: list[tuple[str, str]] = []
     own: list[str] = []
     has_code = False
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if match := _INCLUDE.fullmatch(line):
             if has_code:
                 raise IncludeError(f"The header {name} includes {match[1]} after its code began.")

@@ -42,7 +42,7 @@ class RayFleet:
         try:
             import ray
         except ImportError:
-            raise FailedRun("--ray needs Ray: install evoattn[ray].") from None
+            raise FailedRun("--ray needs Ray; `pip install 'evoattn[ray]'` brings it.") from None
         where: dict[str, Any] = {"address": address}
         if address == LOCAL:
             where = {"address": LOCAL, "include_dashboard": False, "object_store_memory": STORE_BYTES, **(size or {})}

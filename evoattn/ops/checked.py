@@ -22,7 +22,7 @@ def recorded(cubin: Cubin, machine: str, folder: Path) -> str | None:
     """What the check of this machine code on this GPU and driver said: empty if right, None if there was none."""
     try:
         path = _place(cubin, machine, folder)
-        row = json.loads(path.read_text())
+        row = json.loads(path.read_text(encoding="utf-8"))
         mark_used(path)
         return str(row["wrong"]) if row["cubin"] == cubin.digest and row["machine"] == machine else None
     except (OSError, ValueError, TypeError, KeyError):

@@ -99,7 +99,7 @@ class Platform(Protocol):
 def _driver_version() -> str:
     """The kernel module's version, e.g. `580.95.05`; the CUDA version of the driver where the file is not there."""
     with contextlib.suppress(OSError):
-        words = DRIVER_FILE.read_text().splitlines()[0].split()
+        words = DRIVER_FILE.read_text(encoding="utf-8").splitlines()[0].split()
         return next((word for word in words if word[:1].isdigit() and "." in word), words[-1])
     version = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

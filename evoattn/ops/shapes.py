@@ -110,17 +110,21 @@ class Shapes:
             for e in self.entries
         ]
         text = json.dumps({"version": VERSION, "shapes": rows, "missed": self.missed}, indent=1)
-        Path(path).write_text(text + "\n")
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Shapes:
         """Raises `ShapesError` where the file cannot be read or says something else."""
         shapes = cls()
         try:
-            text = json.loads(Path(path).read_text())
+            text = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(text, dict) or "shapes" not in text:
+                raise ValueError("it has no `shapes`; `evoattn.capture` in Python records them and `save` writes them")
             for row in text["shapes"]:
                 shapes.add(AttentionProblem(**row["problem"]), int(row["calls"]), float(row.get("us", 0)))
             shapes.missed = {str(why): int(count) for why, count in text.get("missed", {}).items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
+        except OSError as error:
+            raise ShapesError(f"The shapes in {path} cannot be read: {error.strerror}.") from None
+        except (ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
             raise ShapesError(f"The shapes in {path} cannot be read: {error}.") from None
         return shapes

@@ -135,7 +135,7 @@ def load(arch: str, folder: Path = DATA) -> Portfolio | None:
     Raises `ValueError` or `KeyError` on a damaged file.
     """
     try:
-        first, *lines = (folder / f"{arch}{SUFFIX}").read_text().splitlines()
+        first, *lines = (folder / f"{arch}{SUFFIX}").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     head = json.loads(first)
@@ -159,4 +159,4 @@ def save(path: Path, cards: list[str], about: list[dict[str, Any]], groups: dict
     """Write the file of a portfolio. Raises `OSError`."""
     sizes = {name: list(row["classes"]) for name, row in groups.items()}
     rows = [{"cards": cards, "about": about, "genes": genes_of(groups.values()), "groups": sizes}, *groups.values()]
-    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")

@@ -142,7 +142,7 @@ class Wins:
             status = self.path.stat()
             if (status.st_mtime_ns, status.st_size) == self._read_at:
                 return
-            text = json.loads(self.path.read_text())
+            text = json.loads(self.path.read_text(encoding="utf-8"))
             rows = [Win(**{**row, "problem": AttentionProblem(**row["problem"])}) for row in text["wins"]]
             self._wins = {win.key: win for win in rows}
             self._read_at = status.st_mtime_ns, status.st_size
@@ -156,6 +156,6 @@ class Wins:
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
     """One writer at a time, among processes."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

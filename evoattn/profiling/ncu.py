@@ -92,7 +92,7 @@ def count(
             done = run(command)
         except subprocess.TimeoutExpired:
             raise ProfileError(f"ncu did not end within {SECONDS:.0f} s.") from None
-        said = log.read_text(errors="replace") if log.exists() else ""
+        said = log.read_text(errors="replace", encoding="utf-8") if log.exists() else ""
     csv = said[said.find('"ID"') :] if '"ID"' in said else ""
     if done.returncode or not csv:
         raise ProfileError(why_none(done.returncode, said + done.stdout + done.stderr))
@@ -110,7 +110,7 @@ def _write_job(folder: Path, problem: AttentionProblem, contestant: BuiltKernel 
             "gpu": asdict(contestant.gpu),
         }
         (folder / "kernel.cubin").write_bytes(contestant.compiled.cubin)
-    (folder / "job.json").write_text(json.dumps(job))
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
 
 def why_none(code: int, output: str) -> str:

@@ -53,7 +53,7 @@ def call_of(job: dict[str, Any], cubin: Path) -> Callable[[], object]:
 
 def main(folder: Path) -> None:
     """Warm up, then one call for ncu (`--profile-from-start off`)."""
-    call = call_of(json.loads((folder / "job.json").read_text()), folder / "kernel.cubin")
+    call = call_of(json.loads((folder / "job.json").read_text(encoding="utf-8")), folder / "kernel.cubin")
     profiler: Any = torch.cuda.profiler  # it has no types
     for _ in range(WARM_UP):
         call()

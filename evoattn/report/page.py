@@ -67,7 +67,7 @@ def render_html(
         lstrip_blocks=True,
     )
     measured, rows, winner = summary.kind == "measured", summary.leaderboard, summary.winner
-    scripts = [(REPORT_TEMPLATES / name).read_text() for name in SCRIPTS]
+    scripts = [(REPORT_TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS]
     drawn = figures(summary)
     instructions = count(winner.source, summary.arch) if winner else {}
     counted = {} if isinstance(instructions, str) else instructions
@@ -100,7 +100,7 @@ def render_html(
         ceilings=ceilings(summary),
         drawn=len(drawn["progress"]["trial"]),
         figures_json=_inline_json(drawn),
-        style=Markup((REPORT_TEMPLATES / "page.css").read_text()),
+        style=Markup((REPORT_TEMPLATES / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
         script_sources=Markup(" ".join(map(_source_hash, scripts))),
     )

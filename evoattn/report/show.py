@@ -21,7 +21,7 @@ def print_trial(storage: Storage, trial: Trial, console: Console, source: bool =
     study = storage.study(trial.study_id)
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold", no_wrap=True)
-    rows.add_column()
+    rows.add_column(overflow="fold")
     for name, text in trial_rows(study, trial, storage.environments(trial)):
         lines = str(text).split("\n")  # whatever a database holds in its place
         rows.add_row(name, Text("\n".join(map(clean, lines))))

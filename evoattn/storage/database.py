@@ -36,6 +36,17 @@ def inserted(connection: Connection, statement: Insert) -> int:
     return int(key[0])
 
 
+def _make(folder: Path) -> None:
+    """Raises `StorageError` where the folder cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"The folder {folder} for the database cannot be made ({error.strerror}); choose a file elsewhere with "
+            "--db or EVOATTN_DB."
+        ) from None
+
+
 class Database:
     """Rows are only ever added. Every method raises `StorageError` where the database fails it."""
 
@@ -66,7 +77,7 @@ class Database:
                 f"There is no database at {where}; run `evoattn search` first, or choose another with --db."
             )
         if create and Path(where).parent == data_folder():
-            data_folder().mkdir(parents=True, exist_ok=True)
+            _make(data_folder())
         with storage._explained():
             with storage._engine.connect() as connection:  # without patience: a wrong URL is to be said at once
                 current = engine.revision(connection, where)

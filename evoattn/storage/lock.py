@@ -40,7 +40,7 @@ def lock_beside_file(url: URL, study: Study) -> Iterator[None]:
     if path in _held:  # a record lock does not hold against its own process, and closing the file here would drop it
         raise busy
     try:
-        file = path.open("a")
+        file = path.open("a", encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"The lock file {path} cannot be made ({error.strerror}); make its folder writable."

@@ -48,7 +48,7 @@ def _commit() -> str:
 def _kernel_driver() -> str:
     """The version of the loaded kernel module, e.g. `580.65.06`; `unknown` where a container hides it."""
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+        found = re.search(r"Kernel Module\D*([\d.]+)", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
     except OSError:
         found = None
     return found[1] if found else "unknown"

@@ -19,6 +19,13 @@ def test_a_file_that_cannot_be_read(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_file_of_something_else(tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    done = run(tmp_path / "list.json")
+    assert done.exit_code == 2
+    assert "has no `shapes`" in done.stderr
+
+
 def test_a_wrong_budget(tmp_path):
     Shapes().save(tmp_path / "SHAPES.json")
     done = run(tmp_path / "SHAPES.json", "--budget", "5trials")

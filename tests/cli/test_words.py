@@ -1,12 +1,16 @@
 """What is typed: wrong words are refused at once and in one sentence, before anything slow is imported."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from terminal import WIDTH, refused, run
+from typer.testing import CliRunner
 
 from evoattn import __version__
+from evoattn.cli.main import app
 from evoattn.cli.search import SHAPE_HELP
 
 SLOW = ("torch", "optuna", "sqlalchemy", "alembic", "cupy", "jinja2", "plotly", "numpy", "rich")
@@ -72,6 +76,8 @@ def test_a_search_speaks_before_it_imports_anything_slow():
         (("search", "--jobs", "many"), "--jobs"),
         (("search", "--jobs", "0"), "--jobs"),
         (("show",), "Missing argument 'TRIAL'"),
+        (("export", "best", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of 'check', 'header'"),
+        (("bench", "seed_h100", "--peers", "fa9"), "A peer is one of flash, cudnn"),
         (("show", "best", "--study", "x", "--shape", "B=1,H=2,S=96,D=32"), "not both"),
         (("export", "best", "--shape", "B=1,H=2,S=96,D=32", "--problem", "seed_h100"), "not both"),
     ],
@@ -103,3 +109,23 @@ def test_version_and_completion():
     assert run("--version").stdout == f"evoattn {__version__}\n"
     assert "--install-completion" in run("--help").stdout
     assert "Commands:" in run().output and run().exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])
+def test_ctrl_c_while_a_command_still_imports_is_one_sentence(seconds):
+    """The words are printed by the first statement of the entry's own, so the signal falls into its imports."""
+    code = "from evoattn.cli.entry import main; print(flush=True); main()"
+    words = [sys.executable, "-c", code, "search", "--gpu", "l4", "--shape", "B=1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said and said.startswith("evoattn: "), said
+
+
+def test_a_narrow_terminal_cuts_nothing_off():
+    shown = CliRunner().invoke(app, ["gpus"], env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "40"}).output
+    assert "…" not in shown and "no CUDA" not in shown

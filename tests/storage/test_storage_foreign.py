@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from storage_records import PROBLEM, make_study, record, refusal, timing
 
-from evoattn.model.paths import MIGRATIONS
+from evoattn.model.paths import MIGRATIONS, data_folder
 from evoattn.storage import Storage, StorageError
 from evoattn.storage.engine import Migrations
 from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
@@ -61,6 +61,13 @@ def test_another_versions_database_is_refused(storage, path):
     with sqlite3.connect(path) as plain:
         plain.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     assert "another version of evoattn (its tables are at 9999, this one's at" in refusal(path)
+
+
+def test_a_data_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    said = refusal(data_folder() / "a.sqlite")
+    assert "for the database cannot be made" in said and "--db or EVOATTN_DB" in said
 
 
 def test_databases_that_are_not_ours_are_refused_untouched(tmp_path):

@@ -1,0 +1,47 @@
+"""Texts are UTF-8 whatever the locale says, and the command line answers where the locale knows ASCII alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+
+from evoattn.model.paths import ROOT
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def is_of_text(call: ast.Call) -> bool:
+    """Whether a call of a method reads or writes a text file."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    if call.func.attr == "read_text":
+        return not call.args  # a distribution's `read_text` takes a name
+    modes = [word.value for word in call.args[:1] if isinstance(word, ast.Constant)]
+    return call.func.attr == "write_text" or (call.func.attr == "open" and modes in (["r"], ["w"], ["a"]))
+
+
+def test_text_files_are_read_and_written_as_utf_8():
+    calls = [
+        (path.name, call)
+        for path in (ROOT / "evoattn").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and is_of_text(call)
+    ]
+    assert len(calls) > 20
+    assert not [(name, call.lineno) for name, call in calls if not any(k.arg == "encoding" for k in call.keywords)]
+
+
+@pytest.mark.parametrize("words", [("families",), ("try", "flash_scalar", "BLOCK_M=7", "--gpu", "l4", "--source")])
+def test_a_locale_without_the_letters_is_no_error(words):
+    done = subprocess.run(
+        [sys.executable, "-c", "from evoattn.cli.entry import main; main()", *words],
+        env=os.environ | ASCII,
+        capture_output=True,
+        timeout=100,
+    )
+    assert b"Traceback" not in done.stderr and done.returncode in (0, 2)
+    assert done.stdout.decode("ascii")
