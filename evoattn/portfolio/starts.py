@@ -10,7 +10,7 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
-from evoattn.portfolio.work import IN_CLUSTER, tiles_of
+from evoattn.portfolio.work import tiles_of
 
 FAMILY = "flash_wgmma"
 """Whose rows, keys and blocks on an SM are chosen so. Others have their splits as an argument of the launch."""
@@ -69,9 +69,7 @@ def _with_room(
     why_invalid = registry.lookup(FAMILY).why_invalid
     changed: dict[str, Value] = shape | (NARROW if shape["BLOCK_M"] == NARROW_ROWS else {})
     if shape["KEY_SPLIT"] != 1:
-        changed |= {"SCHEDULE": "single", "TILE_ORDER": "by_head"}
-    if shape["KEY_SPLIT"] not in IN_CLUSTER:
-        changed |= {"STORE": "rows"}
+        changed |= {"SCHEDULE": "single", "TILE_ORDER": "by_head", "STORE": "rows"}
     tiles = sorted(product(genes["BLOCK_N"], (s for s in genes["STAGES"] if int(s) <= MOST_STAGES)), key=_extent)
     for room in ROOM:
         for alike in ({}, {"SCHEDULE": "single", "TILE_ORDER": "by_head", "STORE": "rows"}):

@@ -11,11 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.resources import merges_in_memory
 from evoattn.families.row_blocks import batches
 from evoattn.families.tensor_tiles import group_slots
 from evoattn.families.work import row_steps
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 from evoattn.model.variant import parse_window
 
 LATENT = "latent_wgmma"
@@ -27,8 +30,6 @@ USUAL_TILE = 8192
 """Scores of a tile that counts as one where the work in a step is counted, so that kernels have like constants."""
 PARTIAL_BYTES, STATE_VALUES = 4, 2
 """Of a split's result: fp32, and the maximum and the sum of each row beside it."""
-IN_CLUSTER = (1, 2, 4)
-"""Blocks of flash_wgmma that share the keys and are a cluster: others leave their results in memory."""
 GPCS = (18, 18, 18, 16, 16, 16, 16, 14)
 """SMs of the processing clusters of an H200, within one of which a cluster of blocks lies. Of four blocks 31 clusters
 fit at one block per SM and 62 at two, as times of KEY_SPLIT=4 show: 120 blocks take one wave and 128 two, and at two
@@ -153,7 +154,7 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
     blocks = count * tiles_a_query * heads * split
     mean, longest = mean / split, math.ceil(longest / split)
-    if split in IN_CLUSTER:
+    if split == 1 or not merges_in_memory(problem, FlashWgmmaGenes.of(KernelConfig(family, params))):
         return Tiles(blocks, mean, longest, schedule, cluster=split)
     return Tiles(blocks, mean, longest, schedule, splits=split, partial_rows=blocks * params["BLOCK_M"])
 

@@ -91,6 +91,7 @@ def fault(
             marks=pytest.mark.slow,
         ),
         (group_of(1, 70, head_dim=160), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 3}, 132),
+        (group_of(1, 70, head_dim=256), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 2}, 132),
         (group_of(5, 11).with_(seqlen_k=400), {**IN_MEMORY, "KEY_SPLIT": 6}, 132),
         (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
     ],
@@ -191,7 +192,7 @@ def test_blocks_that_merge_in_memory_are_as_many_as_run_at_once():
     assert "STORE=rows" in FAMILY.why_invalid(p, config(**{**genes, "STORE": "tensor_map"}), H100)
 
 
-def test_three_blocks_merge_in_memory_where_a_cluster_has_no_room():
+def test_blocks_merge_in_memory_where_a_cluster_has_no_room():
     """40 tiles of 128 rows, which three blocks each spread over 120 of 132 SMs."""
     p = AttentionProblem(1, 20, 20, 256, 11546, 160, "bf16", "causal_lower_right")
     genes = {"BLOCK_M": 128, "BLOCK_N": 112, "BLOCKS_PER_SM": 1, "STAGES": 2, "STORE": "rows"}
@@ -199,7 +200,13 @@ def test_three_blocks_merge_in_memory_where_a_cluster_has_no_room():
     assert FAMILY.why_invalid(p, config(**genes, KEY_SPLIT=3), H100) is None
     (launch,) = FAMILY.launches(p, config(**genes, KEY_SPLIT=3), H100)
     assert (math.prod(launch.grid), launch.cluster, launch.together) == (120, (1, 1, 1), 3)
-    assert "shared memory" in FAMILY.why_invalid(p, config(**genes, KEY_SPLIT=2), H100)
+    (two,) = FAMILY.launches(p, config(**genes, KEY_SPLIT=2), H100)
+    assert (two.cluster, two.together) == ((1, 1, 1), 2) and set(
+        FAMILY.workspace(p, config(**genes, KEY_SPLIT=2), H100)
+    )
+    assert "STORE=rows" in FAMILY.why_invalid(p, config(**genes | {"STORE": "tensor_map"}, KEY_SPLIT=2), H100)
+    (narrow,) = FAMILY.launches(p.with_(head_dim=64), config(**genes, KEY_SPLIT=2), H100)
+    assert (narrow.cluster, narrow.together) == ((2, 1, 1), 1)
 
 
 def test_rows_of_a_group_are_no_more_than_an_int32_counts():

@@ -59,7 +59,7 @@ def block_tile(order: str, block: tuple[int, int, int], p: AttentionProblem, spl
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_grid_has_every_tile_once_a_block_of_the_cluster(order, split):
     p = AttentionProblem(3, 6, 2, 200, 1000, 64)
-    launch = FAMILY.launches(p, config(TILE_ORDER=order, KEY_SPLIT=split), H100)[0]
+    launch = FAMILY.launches(p, config(TILE_ORDER=order, KEY_SPLIT=split, BLOCKS_PER_SM=1), H100)[0]
     assert launch.cluster == (split, 1, 1) and launch.grid[0] % split == 0
     tiles = [block_tile(order, block, p, split) for block in itertools.product(*map(range, launch.grid))]
     assert sorted(tile for tile in tiles if tile[1] < 18) == sorted([*itertools.product(range(4), range(18))] * split)

@@ -2,12 +2,11 @@
 
 import pytest
 
-from evoattn.families.flash_wgmma import resources
 from evoattn.families.split_kv.resources import SPLIT_GRANULE
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
+from evoattn.model.space import load_space
 from evoattn.portfolio.work import (
-    IN_CLUSTER,
     SPLIT_KEYS,
     Tiles,
     Work,
@@ -18,6 +17,14 @@ from evoattn.portfolio.work import (
 )
 
 GPU = GPUS["h100"]
+ROWS = load_space("flash_wgmma", GPU).starting_configs()[0].params | {
+    "BLOCK_M": 64,
+    "BLOCK_N": 64,
+    "STAGES": 2,
+    "BLOCKS_PER_SM": 1,
+    "SCHEDULE": "single",
+    "STORE": "rows",
+}
 
 
 def test_blocks_and_steps_of_a_config():
@@ -75,16 +82,20 @@ def test_splits_cost_a_merge():
 
 def test_keys_split_among_many_blocks_leave_their_rows_in_memory():
     shape = parse_shape("B=1,H=2,Sq=100,Sk=8192,D=64,dtype=bf16,mask=full")  # 4 tiles of 64 rows
-    config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "BLOCKS_PER_SM": 1}
+    config = ROWS | {"BLOCKS_PER_SM": 1}
     cluster, memory = (work_of("flash_wgmma", config | {"KEY_SPLIT": n}, 1, shape, GPU) for n in (4, 16))
     assert (cluster.merge, cluster.splits, cluster.partial) == (0, 0, 0)
     assert (memory.merge, memory.splits, memory.merging) == (1, 16, 0)
     assert memory.partial == pytest.approx(16 * 4 * 64 * (64 + 2) * 4 / GPU.dram_gb_per_s / 1e3)
     assert memory.longest == 8 and cluster.longest == 32
+    wide = shape.with_(head_dim=256)  # two warpgroups' rows of 256 columns do not fit beside the tiles
+    two = config | {"BLOCK_M": 128, "STAGES": 1, "KEY_SPLIT": 2}
+    assert work_of("flash_wgmma", two | {"STAGES": 2}, 1, wide, GPU).splits == 2
+    assert work_of("flash_wgmma", two, 1, shape, GPU).splits == 0
 
 
 def test_splits_are_those_of_the_family():
-    assert SPLIT_KEYS == SPLIT_GRANULE and IN_CLUSTER == resources.IN_CLUSTER
+    assert SPLIT_KEYS == SPLIT_GRANULE
     short = parse_shape("B=2,H=2,S=35,D=96,dtype=bf16,mask=full")
     split = {"BLOCK_M": 8, "BLOCK_N": 64, "SPLITS": 2, "MERGE": "kernel"}
     assert tiles_of("split_kv", split, short).splits == 2
@@ -96,7 +107,7 @@ def test_clusters_of_four_leave_some_sms_idle():
     assert block_slots(GPU, 2, 1) == block_slots(GPU, 2, 2) == 264
     assert block_slots(GPU, 1, 4) == 31 * 4 and block_slots(GPU, 2, 4) == 62 * 4
     problem = parse_shape("B=1,H=8,Sq=256,Sk=4096,D=64,dtype=bf16,mask=full")  # 32 tiles of 64 rows
-    config = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 4, "BLOCKS_PER_SM": 1}
+    config = ROWS | {"KEY_SPLIT": 4}
     assert work_of("flash_wgmma", config, 1, problem, GPU).waves == 2
     assert work_of("flash_wgmma", config | {"KEY_SPLIT": 2}, 1, problem, GPU).waves == 1
     decode = parse_shape("B=33,H=8,Hkv=1,Sq=1,Sk=4096,D=64,dtype=fp16,mask=full")  # 132 blocks, of which 124 fit alone

@@ -111,7 +111,7 @@ class FlashWgmma(Family):
         genes = self.genes(config)
         producer, consumer = moved_registers(genes)
         rescale, octaves = RESCALES[genes.RESCALE]
-        split = cluster_blocks(genes)
+        split = cluster_blocks(problem, genes)
         same = (
             "BLOCK_M",
             "BLOCK_N",
@@ -175,8 +175,8 @@ class FlashWgmma(Family):
                 (threads(genes), 1, 1),
                 smem_bytes(problem, genes),
                 args,
-                (cluster_blocks(genes), 1, 1),
-                together=genes.KEY_SPLIT if merges_in_memory(genes) else 1,
+                (cluster_blocks(problem, genes), 1, 1),
+                together=genes.KEY_SPLIT if merges_in_memory(problem, genes) else 1,
             ),
         )
 
@@ -185,7 +185,7 @@ class FlashWgmma(Family):
         if genes.SCHEDULE == "balanced":
             results = grid(problem, genes, gpu)[0] * warpgroups(genes)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
-        if merges_in_memory(genes):
+        if merges_in_memory(problem, genes):
             row_blocks, heads = row_tiles(problem, genes)
             results = row_blocks * heads * genes.KEY_SPLIT * warpgroups(genes)
             words = row_blocks * heads * merge_words(problem, genes)

@@ -40,10 +40,10 @@ def why_useless(problem: AttentionProblem, genes: FlashWgmmaGenes) -> str | None
         return "PING_PONG needs two consumer warpgroups that take turns, and OVERLAP."
     if genes.KEY_SPLIT > 1 and is_persistent(genes):
         return f"KEY_SPLIT={genes.KEY_SPLIT} needs SCHEDULE=single: its blocks work on one tile of rows."
-    if merges_in_memory(genes) and genes.STORE != "rows":
-        return f"KEY_SPLIT={genes.KEY_SPLIT} needs STORE=rows: its blocks add up columns, and none has whole rows."
-    if merges_in_memory(genes) and problem.varlen:
-        return f"KEY_SPLIT={genes.KEY_SPLIT} needs sequences of one length: they say where results lie."
+    if merges_in_memory(problem, genes) and genes.STORE != "rows":
+        return f"{_tiles_of(genes)} add up columns in global memory, and need STORE=rows: no block has whole rows of O."
+    if merges_in_memory(problem, genes) and problem.varlen:
+        return f"{_tiles_of(genes)} add up in global memory, and need sequences of one length: they say where."
     if genes.SCHEDULE == "balanced" and problem.causal:
         return (
             "SCHEDULE=balanced needs mask=full: it gives blocks the same number of key tiles, of which a causal mask "
@@ -111,7 +111,7 @@ def why_too_long(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec
     row_blocks, heads = row_tiles(problem, genes)
     if not problem.varlen and row_blocks * genes.BLOCK_M > MAX_ROWS:
         return f"{row_blocks} tiles of {genes.BLOCK_M} rows of each head are more rows than an int32 counts."
-    if merges_in_memory(genes) and row_blocks * heads * genes.KEY_SPLIT > gpu.sm_count * genes.BLOCKS_PER_SM:
+    if merges_in_memory(problem, genes) and row_blocks * heads * genes.KEY_SPLIT > gpu.sm_count * genes.BLOCKS_PER_SM:
         return (
             f"KEY_SPLIT={genes.KEY_SPLIT} of {row_blocks * heads} tiles of rows are more blocks than BLOCKS_PER_SM="
             f"{genes.BLOCKS_PER_SM} runs at once on {gpu.sm_count} SMs: they wait for one another."

@@ -12,7 +12,9 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
 IN_CLUSTER = (1, 2, 4)
-"""Values of KEY_SPLIT whose blocks are a cluster. Three hand over more than shared memory holds with wide heads."""
+"""Values of KEY_SPLIT whose blocks are a cluster where shared memory holds their results."""
+SMEM_PER_SM, SMEM_RESERVED = 228 * 1024, 1024
+"""Bytes of shared memory of an SM of sm_90, and of them those that a block takes for the system."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
@@ -30,14 +32,18 @@ def chunks_of(dim: int) -> int:
     return math.ceil(dim / CHUNK_COLUMNS)
 
 
-def cluster_blocks(genes: FlashWgmmaGenes) -> int:
-    """Blocks of a cluster: those of KEY_SPLIT, if few enough that their results fit the shared memory of one."""
-    return genes.KEY_SPLIT if genes.KEY_SPLIT in IN_CLUSTER else 1
+def cluster_blocks(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Blocks of a cluster: those of KEY_SPLIT, if they are few and their results fit beside the tiles of a block."""
+    split = genes.KEY_SPLIT
+    if split not in IN_CLUSTER:
+        return 1
+    needed = _tile_bytes(problem, genes) + _handed_over_bytes(problem, genes, split) + SMEM_RESERVED
+    return split if genes.BLOCKS_PER_SM * needed <= SMEM_PER_SM else 1
 
 
-def merges_in_memory(genes: FlashWgmmaGenes) -> bool:
+def merges_in_memory(problem: AttentionProblem, genes: FlashWgmmaGenes) -> bool:
     """Whether the blocks of KEY_SPLIT add up their results in global memory."""
-    return genes.KEY_SPLIT not in IN_CLUSTER
+    return cluster_blocks(problem, genes) < genes.KEY_SPLIT
 
 
 def merge_words(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
@@ -53,20 +59,26 @@ def result_bytes(problem: AttentionProblem) -> int:
 
 
 def smem_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
-    """Dynamic shared memory of a block.
+    """Dynamic shared memory of a block: its tiles, and results of the other blocks of its cluster."""
+    return _tile_bytes(problem, genes) + _handed_over_bytes(problem, genes, cluster_blocks(problem, genes))
 
-    Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, results of the other blocks
-    of a cluster (`result_bytes`), barriers, what the producer says of two tiles.
-    """
+
+def _handed_over_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes, blocks: int) -> int:
+    """Of the results that a block of a cluster of so many takes from the others."""
+    return (blocks - 1) * warpgroups(genes) * result_bytes(problem)
+
+
+def _tile_bytes(problem: AttentionProblem, genes: FlashWgmmaGenes) -> int:
+    """Q, the rings of K and V, O or some chunks of it if the next Q loads before O has left, barriers, what the
+    producer says of two tiles."""
     chunks, value_chunks = chunks_of(problem.head_dim), chunks_of(problem.head_dim_v)
     o_chunks = (O_CHUNK_PLACES if genes.STORE == "chunks" else value_chunks) if is_persistent(genes) else 0
     tile_words = SEQUENCE_TILE_WORDS if problem.varlen or problem.seqused else TILE_WORDS
     q_bytes = genes.BLOCK_M * ROW_BYTES * (chunks if o_chunks else max(chunks, value_chunks))
     kv_bytes = genes.STAGES * genes.BLOCK_N * ROW_BYTES * (chunks + value_chunks)
     o_bytes = o_chunks * genes.BLOCK_M * ROW_BYTES
-    partial_bytes = (cluster_blocks(genes) - 1) * warpgroups(genes) * result_bytes(problem)
     barriers = 8 * (2 * warpgroups(genes) + 4 * genes.STAGES + 1)
-    return q_bytes + kv_bytes + o_bytes + partial_bytes + barriers + 2 * tile_words * 4
+    return q_bytes + kv_bytes + o_bytes + barriers + 2 * tile_words * 4
 
 
 def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, int]:

@@ -72,10 +72,10 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
     copies = keys // math.gcd(keys, problem.page) * (dim + value_dim) / 64 if problem.page else 0.0
     need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
     merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
-    merge_wait = MEMORY_WAIT if merges_in_memory(genes) else CLUSTER_WAIT if split > 1 else 0
+    merge_wait = MEMORY_WAIT if merges_in_memory(problem, genes) else CLUSTER_WAIT if split > 1 else 0
     ends = Step(
         instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * rows * value_dim * 2 + (0 if merges_in_memory(genes) else merges),
+        shared_bytes=2.0 * rows * value_dim * 2 + (0 if merges_in_memory(problem, genes) else merges),
         loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
         waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
     )
@@ -114,7 +114,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
-            cluster=cluster_blocks(genes),
+            cluster=cluster_blocks(problem, genes),
             genes={
                 "warpgroups": groups,
                 "stages": genes.STAGES,

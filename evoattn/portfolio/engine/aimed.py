@@ -11,6 +11,8 @@ from typing import Any
 
 from evoattn.cost.cost import scores
 from evoattn.families import registry
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.resources import merges_in_memory
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace
@@ -18,7 +20,7 @@ from evoattn.portfolio.engine.breeding import PARENTS, Breeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.work import IN_CLUSTER, tiles_of
+from evoattn.portfolio.work import tiles_of
 
 Params = dict[str, Any]
 Proposal = tuple[str, Params, str]
@@ -128,7 +130,9 @@ def split_keys(aim: Aim) -> Params:
     if not splits:
         return {}
     split = aim.rng.choice(splits[-2:])
-    return {"KEY_SPLIT": split, "SCHEDULE": "single"} | ({"STORE": "rows"} if split not in IN_CLUSTER else {})
+    changed: Params = {"KEY_SPLIT": split, "SCHEDULE": "single"}
+    genes = FlashWgmmaGenes.of(KernelConfig("flash_wgmma", aim.params | changed))
+    return changed | ({"STORE": "rows"} if merges_in_memory(aim.problem, genes) else {})
 
 
 def group_rows(aim: Aim) -> Params:
