@@ -80,7 +80,7 @@ def first_error(log: str) -> str:
     return lines[0] if lines else (log.strip().splitlines() or ["the compiler failed without a message"])[0]
 
 
-def compile_source(source: str, arch: str, name: str = "kernel.cu") -> CompiledKernel:
+def compile_source(source: str, arch: str) -> CompiledKernel:
     """Compile `source` for `arch` (`sm_89`, `sm_90a`, …). Raises `CompileError`.
 
     One NVRTC call gives the cubin that a GPU would load and the PTX of that same compile.
@@ -88,7 +88,7 @@ def compile_source(source: str, arch: str, name: str = "kernel.cu") -> CompiledK
     nvrtc = _nvrtc()
     options = (f"-arch={arch}", *OPTIONS, *include_options())
     started = time.perf_counter()
-    program = nvrtc.createProgram(source, name, (), ())
+    program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError:

@@ -46,15 +46,15 @@ def _is_sticky() -> bool:
 
 
 class CudaBackend:
-    """A `Backend` on CUDA device `index`."""
+    """A `Backend` on the first CUDA device that this process may see."""
 
     name = "cuda"
 
-    def __init__(self, index: int = 0) -> None:
-        self.device = torch.device("cuda", index)
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
         torch.cuda.set_device(self.device)
         torch.zeros(1, device=self.device)  # makes the primary context that CuPy shares
-        cupy.cuda.Device(index).use()
+        cupy.cuda.Device(0).use()
         self._modules: OrderedDict[bytes, cupy.cuda.function.Module] = OrderedDict()
         self._latest: tuple[Any, Callable[[], None]] | None = None
 

@@ -76,7 +76,7 @@ def serve(
                 os._exit(0)  # no destructors: they would touch the lost CUDA context
     except (EOFError, BrokenPipeError, ConnectionResetError):  # who asked for it is gone
         pass
-    except Exception as error:
+    except Exception as error:  # no handler can be made here: whoever asked for one says why
         with suppress(OSError):  # so too
             connection.send((Ending.RAISED, sentence_of(error), True))
 

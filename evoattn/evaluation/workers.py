@@ -18,6 +18,8 @@ from evoattn.evaluation import reserve, server
 from evoattn.evaluation.process import Ending, Handler, Report, serve
 from evoattn.model.errors import FailedRun
 
+START_SECONDS = 120.0
+"""Within which a process has to have its imports behind it and its handler made."""
 START_TRIES = 3
 """Processes that may fail to start in a row."""
 REFRESH_SECONDS = 0.1
@@ -136,17 +138,16 @@ class Worker(BaseWorker):
         self,
         make_handler: Callable[..., Handler],
         args: tuple[Any, ...] = (),
-        start_seconds: float = 120.0,
         beside: bool = False,
     ) -> None:
         """`beside`: it needs no torch, and does not wait for it."""
         super().__init__()
-        self._make_handler, self._args, self._start_seconds, self._beside = make_handler, args, start_seconds, beside
+        self._make_handler, self._args, self._beside = make_handler, args, beside
         self._spawn()
 
     def _spawn(self) -> None:
         self.ready = False
-        self._deadline = time.monotonic() + self._start_seconds
+        self._deadline = time.monotonic() + START_SECONDS
         self._process: ForkServerProcess | SpawnProcess
         words = self._make_handler, self._args, dict(os.environ)
         spare = None if self._beside else reserve.take()
@@ -194,7 +195,7 @@ class Worker(BaseWorker):
             how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
             return self._lost(Ending.DIED, f"The worker process ended with {how}.")
         if self.overdue:
-            limit = self._deadline - self._started if self.busy else self._start_seconds
+            limit = self._deadline - self._started if self.busy else START_SECONDS
             return self._lost(Ending.TIMEOUT, f"It ran past its limit of {limit:.0f} s and was ended.")
         return None
 

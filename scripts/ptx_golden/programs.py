@@ -163,13 +163,13 @@ ADDRESSES = (
 TILE = ".shared .align 128 .b8 tile[4096];"
 
 
-def word(body: str, result: str = "%r3", threads: int = 32) -> None:
-    """One word per thread, %r2, in and `result` out; %r1 is the thread's own 16 bytes of `tile`, %r0 its start."""
+def word(body: str) -> None:
+    """One word per thread of a warp, %r2, in and %r3 out; %r1 is the thread's own 16 bytes of `tile`, %r0 its start."""
     run_ptx(
-        f"{ADDRESSES} {body} st.global.u32 [%q2], {result};",
-        operand("u32", 5)[:threads],
-        np.zeros(threads, np.uint32),
-        threads=threads,
+        f"{ADDRESSES} {body} st.global.u32 [%q2], %r3;",
+        operand("u32", 5)[:32],
+        np.zeros(32, np.uint32),
+        threads=32,
         declarations=TILE,
         count=False,
     )
