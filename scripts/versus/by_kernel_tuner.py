@@ -168,12 +168,23 @@ def tried(bench: Bench, result: dict[str, Any]) -> Tried:
     return Tried(at, ms * 1e3 if isinstance(ms, float) else None, config)
 
 
+def spread(configs: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most so many, evenly spread over the list."""
+    count = min(most, len(configs))
+    return [configs[n * len(configs) // count] for n in range(count)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problem", help="a name of `evoattn problems`, or a shape")
     parser.add_argument("--seconds", type=float, default=60.0, help="from the start of this process")
     parser.add_argument("--given", type=Path, help="what by_evoattn wrote: its right configs are tried, and no others")
-    parser.add_argument("--most", type=int, metavar="N", help="only the first N of those")
+    parser.add_argument(
+        "--most",
+        type=int,
+        metavar="N",
+        help="only N of those, evenly spread over the search: the first ones are those that compile fastest",
+    )
     parser.add_argument("--answers", choices=["device", "host"], default="device")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -185,7 +196,7 @@ def main() -> None:
     problem, gpu = by_name_or_shape(options.problem), devices[0].spec
     if options.given:
         right = [one.config["params"] for one in found.read(options.given).tried if one.us is not None]
-        configs = right[: options.most]
+        configs = spread(right, options.most or len(right))
         bench = Bench(problem, gpu, lambda chosen: configs[chosen[GIVEN]])
         threads = {bench.launch({GIVEN: n}).block[0] for n in range(len(configs))}
         space: dict[str, list[Any]] = {GIVEN: list(range(len(configs))), THREADS: sorted(threads)}

@@ -72,6 +72,12 @@ def test_kernel_tuners_results_are_times_in_us_or_failures():
     assert by_kernel_tuner.tried(bench, params | stamp | {"time": RuntimeError()}).us is None
 
 
+def test_kernel_tuner_gets_configs_of_the_whole_search():
+    configs = [{"n": n} for n in range(10)]
+    assert [c["n"] for c in by_kernel_tuner.spread(configs, 4)] == [0, 2, 5, 7]
+    assert by_kernel_tuner.spread(configs, 40) == configs and by_kernel_tuner.spread([], 4) == []
+
+
 def test_helions_trace_is_read():
     events = [
         {"event": "run_start", "timestamp_s": 100.0},
