@@ -3,8 +3,8 @@
     python scripts/compile_speed.py [--family flash_wgmma] [--at-once 1,8,16] [--each 6] [--give-back]
 
 Processes are those of a search: they keep the memory that they free, or give it back with `--give-back`. Each compiles
-configs of its own for seed_h100 on an H100, at random, after one that does not count. Prints ms of wall time and of CPU
-time per compile, and compiles per second.
+the same random configs for seed_h100 on an H100, each process beginning with another one, after one that does not
+count. Prints ms of wall time and of CPU time per compile, and compiles per second.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ def main() -> int:
     parser.add_argument("--give-back", action="store_true")
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
+    texts = sources(given.family, given.each)
     for count in map(int, given.at_once.split(",")):
-        texts = sources(given.family, count * (given.each + 1))
         ready, queue = context.Barrier(count), context.Queue()
-        parts = [texts[i::count] for i in range(count)]
+        turned = [texts[i % given.each :] + texts[: i % given.each] for i in range(count)]
+        parts = [[part[-1], *part] for part in turned]
         processes = [context.Process(target=work, args=(part, given.give_back, ready, queue)) for part in parts]
         for process in processes:
             process.start()
