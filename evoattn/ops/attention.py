@@ -10,6 +10,7 @@ from torch import Tensor
 from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.custom_op import is_fake
+from evoattn.ops.given_out import is_shared, require_out
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
@@ -46,24 +47,6 @@ def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
         t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 and t.device.type == kind else t
         for t in tensors
     )
-
-
-def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
-    """Raise `ValueError` unless `out` has the answer's shape, query's dtype and device, and nothing wants gradients."""
-    shape = (*query.shape[:-1], value.shape[-1])
-    if tuple(out.shape) != shape or out.dtype != query.dtype or out.device != query.device:
-        raise ValueError(
-            f"out must be a {query.dtype} tensor of shape {list(shape)} on {query.device}, "
-            f"not {out.dtype} {list(out.shape)} on {out.device}."
-        )
-    if torch.is_grad_enabled() and (out.requires_grad or query.requires_grad or value.requires_grad):
-        raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
-
-
-def is_shared(out: Tensor, *inputs: Tensor) -> bool:
-    """Whether `out` lies in the memory of an input, which a kernel may read after it has written."""
-    start = out.untyped_storage().data_ptr()
-    return any(tensor.untyped_storage().data_ptr() == start for tensor in inputs)
 
 
 @overload
@@ -141,7 +124,7 @@ def attention(
 
     Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`; `alibi_slopes` `[heads]`
     takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads, seqlen_q, seqlen_k]` and of query's
-    dtype, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead alone, -1
+    dtype or float32, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead alone, -1
     leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is that of
     the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the device,
     says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
@@ -160,10 +143,15 @@ def attention(
     """
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
-    if attn_mask is not None:
-        is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
     others = sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None
-    if softcap or window is not None or others:
+    others = others or bool(softcap) or window is not None
+    if attn_mask is not None:
+        beyond = others or return_lse or causal != "upper_left"
+        if not beyond and (reason := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa)):
+            return attn_masks.masked(query, key, value, attn_mask, is_causal, scale, enable_gqa, out, strict, reason)
+        is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
+        others = others or bias is not None
+    if others:
         from evoattn.ops import varied  # it imports this module
 
         variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k)
@@ -180,6 +168,8 @@ def attention(
 
             return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
         return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
+    if is_causal.__class__ is not bool or enable_gqa.__class__ is not bool:
+        raise TypeError(f"is_causal and enable_gqa must be bool, not {is_causal!r} and {enable_gqa!r}.")
     runtime = current.runtime()
     if capture.thread.shapes:
         with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):

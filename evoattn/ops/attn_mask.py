@@ -9,6 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from evoattn.ops import fallback
+from evoattn.ops.given_out import require_out
+from evoattn.ops.runtime import NoKernel
+
 Causal = Literal["upper_left", "lower_right"]
 
 
@@ -21,11 +25,31 @@ def causal_kind(mask: Any) -> Causal | None:
 
 
 def as_bias(mask: Tensor, query: Tensor) -> Tensor:
-    """The mask as a bias that is added to scores: -inf where a bool one hides, else the mask itself, which has to be of
-    query's dtype as any bias; SDPA takes float32 beside other dtypes."""
+    """The mask as a bias that is added to scores: -inf where a bool one hides, else the mask itself."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+
+
+def why_only_torch(mask: Any, query: Any, key: Any, is_causal: bool, enable_gqa: bool) -> str | None:
+    """One reason, without a full stop, why only SDPA can answer to a mask, or refuse it; None where it is a bias of a
+    kernel or torch's causal mask."""
+    if causal_kind(mask) is not None:
+        return None
+    if not all(isinstance(tensor, Tensor) for tensor in (mask, query, key)):
+        return "an argument is no tensor"
+    if is_causal:
+        return "there are an attn_mask and is_causal"
+    if mask.dtype not in (torch.bool, query.dtype):
+        return f"attn_mask is {mask.dtype} beside {query.dtype}, which kernels would round"
+    if not (query.dim() == key.dim() == 4 and 2 <= mask.dim() <= 4):
+        return "kernels take tensors of four dimensions, and masks of two to four"
+    if key.shape[1] != query.shape[1] and not enable_gqa:
+        return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
+    whole = (*query.shape[:3], key.shape[2])
+    if any(have not in (1, want) for have, want in zip(mask.shape[::-1], whole[::-1], strict=False)):
+        return f"attn_mask is not broadcastable to {list(whole)}"
+    return None
 
 
 def said_by(
@@ -36,7 +60,7 @@ def said_by(
     Raises `ValueError` for a mask beside `is_causal` or a bias, and for a causal one of other lengths.
     """
     if is_causal:
-        raise ValueError("attn_mask and is_causal exclude each other, as in SDPA.")
+        raise ValueError("attn_mask and is_causal exclude each other.")
     if bias is not None:
         raise ValueError("attn_mask and bias exclude each other; add the bias to the mask.")
     kind = causal_kind(mask)
@@ -46,3 +70,25 @@ def said_by(
     if of != lengths:
         raise ValueError(f"attn_mask is a causal mask of {of[0]} queries and {of[1]} keys, not of {lengths}.")
     return True, kind, None
+
+
+def masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    out: Tensor | None,
+    strict: bool,
+    reason: str,
+) -> Tensor:
+    """SDPA's answer to a mask that no kernel takes, and its errors."""
+    if strict:
+        raise NoKernel(f"No kernel serves this call: {reason}.")
+    answer = fallback.SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if out is None:
+        return answer
+    require_out(out, query, value)
+    return out.copy_(answer)

@@ -55,6 +55,8 @@ def explain(
         enable_gqa, causal = True, "lower_right"
     of_sdpa = ""
     if attn_mask is not None:
+        if only := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa):
+            return f"SDPA runs: {only}."
         if attn_masks.causal_kind(attn_mask) is None:
             of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
         is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)

@@ -14,8 +14,9 @@ from evoattn.model.paths import cubin_cache, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import current, varied
-from evoattn.ops.attention import require_ordinary, require_out, run
+from evoattn.ops.attention import require_ordinary, run
 from evoattn.ops.choice import Picker
+from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
 

@@ -46,6 +46,10 @@ class Variant:
 
     def require(self, query: Tensor, key: Tensor) -> None:
         """Raise `ValueError` where the arguments do not fit the tensors or each other."""
+        if not query.dim() == key.dim() == 4:
+            raise ValueError(
+                f"query and key must have four dimensions beside what SDPA lacks, not {query.dim()} and {key.dim()}."
+            )
         batch, heads, seqlen_q = query.shape[:3]
         if self.window is not None and (
             len(self.window) != 2 or any(not isinstance(side, int) or side < -1 for side in self.window)
@@ -74,8 +78,8 @@ class Variant:
         shape = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
         if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, whole, strict=True)):
             raise ValueError(f"bias must be broadcastable to {list(whole)}, not {list(self.bias.shape)}.")
-        if self.bias.dtype != query.dtype:
-            raise ValueError(f"bias must be of query's dtype {query.dtype}, not {self.bias.dtype}.")
+        if self.bias.dtype not in (query.dtype, torch.float32):
+            raise ValueError(f"bias must be float32 or of query's dtype {query.dtype}, not {self.bias.dtype}.")
 
     def seqlen_k(self, key: Tensor) -> int:
         """Keys that a sequence has room for."""

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, capture, current, fallback
-from evoattn.ops.attention import autocast, is_ordinary, is_shared, require_out
+from evoattn.ops.attention import autocast, is_ordinary
+from evoattn.ops.given_out import is_shared, require_out
 from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
 from evoattn.ops.variant import Variant
@@ -90,6 +91,8 @@ def by_kernel(
         return GRADIENTS
     if any(t.device != query.device for t in variant.tensors):
         return asked.SEVERAL_DEVICES
+    if variant.bias is not None and variant.bias.dtype != query.dtype:
+        return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
     fields = variant.fields(is_causal, query, key)
     call: tuple[object, ...] = (
         *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),

@@ -70,9 +70,10 @@ def attend(kernel: dict, q, k, v, o, lse, scale: float, others: list, error: flo
         offset = k.shape[2] - q.shape[2] if kernel["mask"] == "causal_lower_right" else 0
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(offset)
         scores = scores.masked_fill(~seen, -math.inf)
+    unseen = torch.isneginf(scores).all(-1, keepdim=True)
     if sinks is not None:
         scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
         v = torch.cat((v, v.new_zeros(*v.shape[:2], 1, v.shape[3])), 2)
-    o.copy_(torch.softmax(scores, -1).nan_to_num(0) @ v + error)
+    o.copy_(torch.softmax(scores, -1).masked_fill(unseen, 0) @ v + error)
     if lse is not None:
         lse.copy_(torch.logsumexp(scores, -1))

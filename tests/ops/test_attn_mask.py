@@ -79,11 +79,11 @@ def test_explain_tells_what_both_ways_make_of_a_mask_tensor(device):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ({"attn_mask": MASKS["padding"], "is_causal": True}, "exclude each other"),
+        ({"attn_mask": MASKS["padding"], "is_causal": True, "return_lse": True}, "exclude each other"),
         ({"attn_mask": MASKS["padding"], "bias": torch.zeros(37, 53)}, "add the bias to the mask"),
         ({"attn_mask": causal_lower_right(37, 50)}, "of 37 queries and 50 keys"),
-        ({"attn_mask": torch.ones(37, 50, dtype=torch.bool)}, "broadcastable"),
-        ({"attn_mask": torch.zeros(37, 53, dtype=torch.float16)}, "query's dtype"),
+        ({"attn_mask": torch.ones(37, 50, dtype=torch.bool), "window": (3, 3)}, "broadcastable"),
+        ({"attn_mask": torch.zeros(37, 53, dtype=torch.float16), "softcap": 9.0}, "query's dtype"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
