@@ -124,10 +124,10 @@ def attention(
 
     Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`; `alibi_slopes` `[heads]`
     takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads, seqlen_q, seqlen_k]` and of query's
-    dtype or float32, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead alone, -1
-    leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is that of
-    the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the device,
-    says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
+    dtype or float32, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead
+    alone, -1 leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is
+    that of the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the
+    device, says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
     `attn_mask` is SDPA's: torch's causal masks (`torch.nn.attention.bias`) are known as such, any other is a bias.
 
     The answer has query's shape, dtype and order of dimensions in memory, but value's head_dim, which may be another;
