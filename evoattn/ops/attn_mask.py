@@ -87,7 +87,7 @@ def masked(
     """SDPA's answer to a mask that no kernel takes, and its errors."""
     if strict:
         raise NoKernel(f"No kernel serves this call: {reason}.")
-    answer = fallback.SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    answer = fallback.sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     if out is None:
         return answer
     require_out(out, query, value)

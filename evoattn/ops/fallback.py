@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from evoattn.ops.variant import Variant
+from evoattn.ops.variant import ALIGNMENT, Variant
 
 SCORES_PER_CHUNK = 1 << 26
 """Scores that the log-sum-exp makes at once: 256 MiB in float32."""
@@ -22,6 +22,54 @@ def lower_right_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> Tens
     return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(diagonal=seqlen_k - seqlen_q)
 
 
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether rows lie at multiples of 16 bytes in its memory, each in one piece: FlashAttention refuses others, or
+    reads them by misaligned loads."""
+    *strides, last = tensor.stride()
+    places = tensor.storage_offset(), *(s for s, size in zip(strides, tensor.shape, strict=False) if size > 1)
+    return last == 1 and not any(place * tensor.element_size() % ALIGNMENT for place in places)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy in one piece where it begins, or its rows of whole 16 bytes lie, at other places."""
+    offset, row = (count * tensor.element_size() % ALIGNMENT for count in (tensor.storage_offset(), tensor.shape[-1]))
+    return tensor if is_aligned(tensor) or (row and not offset) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Torch's own; its errors are raised as they are.
+
+    On a GPU it gets copies of what lies at odd addresses: its kernels load 16 bytes at once without a look at where
+    tensors begin (https://github.com/pytorch/pytorch/issues/183484), and after a misaligned load a process can no
+    longer use the device.
+    """
+    tensors = query, key, value
+    if all(map(_has_address, tensors)) and not _watched():
+        query, key, value = map(aligned, tensors)
+    return SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _has_address(tensor: Tensor) -> bool:
+    """Whether it is a strided tensor on a GPU."""
+    if type(tensor) is not Tensor or not tensor.is_cuda:
+        return False
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.dim() > 0
+
+
+def _watched() -> bool:
+    """Whether a compiler or a transform is at work, whose tensors have no addresses."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None, enable_gqa: bool, causal: str
 ) -> Tensor:
@@ -30,8 +78,8 @@ def attention(
     """
     if is_causal and causal == "lower_right" and query.shape[-2] != key.shape[-2]:
         mask = lower_right_mask(query.shape[-2], key.shape[-2], query.device)
-        return SDPA(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
-    return SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        return sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+    return sdpa(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def call(
@@ -93,7 +141,7 @@ def varied(
         mask = variant.bias if hidden is None else ~hidden
         if variant.bias is not None and hidden is not None:
             mask = variant.bias.masked_fill(hidden, -math.inf)
-        return SDPA(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa), None
+        return sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa), None
     keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key.float(), value))
     rows = max(1, scores_at_once // max(1, query[..., 0, 0].numel() * seqlen_k))
     answers, sums = [], []

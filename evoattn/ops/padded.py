@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import fallback
-from evoattn.ops.variant import ALIGNMENT, Variant
+from evoattn.ops.variant import Variant
 
 LEAST_CAPABILITY = (8, 0)
 """CUDA compute capability that `varlen_attn` needs."""
@@ -82,14 +82,6 @@ def _of_nothing(query: Tensor, value: Tensor, variant: Variant, wants_lse: bool)
     return answer, torch.full(query.shape[:3], float("-inf"), device=query.device)
 
 
-def is_aligned(tensor: Tensor) -> bool:
-    """Whether rows lie at multiples of 16 bytes in its memory, each in one piece: FlashAttention refuses others, or
-    reads them by misaligned loads."""
-    *strides, last = tensor.stride()
-    places = tensor.storage_offset(), *(s for s, size in zip(strides, tensor.shape, strict=False) if size > 1)
-    return last == 1 and not any(place * tensor.element_size() % ALIGNMENT for place in places)
-
-
 def _by_varlen_attn(
     query: Tensor, key: Tensor, value: Tensor, variant: Variant, is_causal: bool, scale: float | None
 ) -> Tensor | None:
@@ -100,7 +92,7 @@ def _by_varlen_attn(
         return None
     if query.shape[3] != value.shape[3] or query.shape[3] % 8 or query.shape[3] > MOST_HEAD_DIM:
         return None
-    if not all(map(is_aligned, (query, key, value))):
+    if not all(map(fallback.is_aligned, (query, key, value))):
         return None
     if torch.cuda.get_device_capability(query.device) < LEAST_CAPABILITY:
         return None

@@ -60,7 +60,8 @@ class Calls:
         calls["expanded heads"] = (q, k[:, :1].expand(-1, 4, -1, -1), v[:, :1].expand(-1, 4, -1, -1)), {}
         calls["expanded rows"] = (q, k[:, :, :1].expand(-1, -1, 13, -1), v), {}
         calls["expanded batches"] = (q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)), {}
-        calls["odd start"] = (self.random(2 * 4 * 9 * 64 + 3)[3:].view(2, 4, 9, 64), k, v), {}
+        if self.device == "cpu":  # elsewhere torch's own kernels read by misaligned loads
+            calls["odd start"] = (self.random(2 * 4 * 9 * 64 + 3)[3:].view(2, 4, 9, 64), k, v), {}
         return calls
 
     def of_values(self) -> dict[str, Call]:

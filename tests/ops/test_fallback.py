@@ -10,7 +10,7 @@ from fake_device import fake_runtime, tensors
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain, warmup
-from evoattn.ops.padded import is_aligned
+from evoattn.ops.fallback import aligned, is_aligned
 from evoattn.ops.runtime import NoKernel
 
 
@@ -162,3 +162,17 @@ def test_scores_of_a_variant_are_not_rounded_to_16_bits(dtype):
     scores = torch.cat(((q.double() @ k.double().mT) * 1e-3, torch.zeros(1, 2, 9, 1).double()), dim=-1)
     assert torch.isfinite(out).all()
     assert torch.allclose(lse.double(), scores.logsumexp(-1), atol=1e-4)
+
+
+def test_what_lies_at_odd_places_is_copied_for_torch():
+    """Its kernels would load 16 bytes at once from there."""
+    memory = torch.randn(2 * 4 * 9 * 64 + 64)
+    assert aligned(memory[8 : 8 + 4608].view(2, 4, 9, 64)).data_ptr() == memory[8:].data_ptr()
+    odd = memory[3 : 3 + 4608].view(2, 4, 9, 64)
+    apart = memory[: 4 * 9 * 65].view(4, 9, 65)[..., :64]
+    for tensor in (odd, apart, odd.half()[..., 1:9], odd[:, :, :8].mT):
+        copy = aligned(tensor)
+        assert is_aligned(copy) and torch.equal(copy, tensor) and copy.data_ptr() % 16 == 0
+    narrow = memory[:180].half().view(1, 1, 9, 20)  # no copy has rows at multiples of 16 bytes
+    assert aligned(narrow) is narrow
+    assert aligned(memory[3:183].half().view(1, 1, 9, 20)).shape == narrow.shape

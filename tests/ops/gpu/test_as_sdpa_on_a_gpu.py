@@ -1,6 +1,7 @@
 """The edge calls of `test_as_sdpa.py` on a GPU."""
 
 import pytest
+import torch
 import torch.nn.functional as F
 from edge_calls import Calls, difference, outcome
 from gpu_problems import ON_A_GPU
@@ -15,7 +16,7 @@ def calls():
     return Calls("cuda").all()
 
 
-@pytest.mark.parametrize("name", sorted(Calls("cpu").all()))
+@pytest.mark.parametrize("name", sorted(set(Calls("cpu").all()) - {"odd start"}))
 def test_the_op_does_what_sdpa_does(calls, name):
     torchs = outcome(F.scaled_dot_product_attention, calls[name])
     assert difference(outcome(evoattn.attention, calls[name]), torchs) == ""
@@ -30,3 +31,19 @@ def test_a_query_of_nan_spoils_its_own_row_alone(words):
     assert answer[1, 2, 3].isnan().all()
     answer[1, 2, 3] = expected[1, 2, 3]
     assert (answer == expected).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dim", [20, 48, 64, 128])
+@pytest.mark.parametrize("place", ["odd start", "odd rows"])
+def test_what_lies_at_odd_places_is_served(dtype, dim, place):
+    """Torch's own kernels would read it by misaligned loads, after which the device cannot be used any more."""
+    shape = 2, 4, 33, dim
+    if place == "odd start":
+        tensors = [torch.randn(2 * 4 * 33 * dim + 3, device="cuda").to(dtype)[3:].view(shape) for _ in "qkv"]
+    else:
+        tensors = [torch.randn(2, 4, 33, dim + 3, device="cuda").to(dtype)[..., :dim] for _ in "qkv"]
+    answer = evoattn.attention(*tensors)
+    torch.cuda.synchronize()
+    expected = F.scaled_dot_product_attention(*(tensor.double() for tensor in tensors))
+    assert (answer.double() - expected).abs().max() < 2e-2
