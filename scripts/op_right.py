@@ -5,18 +5,22 @@
 Of each call: two runs, the same bit for bit, over memory that was poisoned with NaN before; inputs unchanged; nothing
 written beside a given `out`; the answer and the log-sum-exp against the formula in float64 by flash-attention's rule.
 Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
-ahead. Exit code 1 if anything is wrong. Without a GPU PyTorch answers all calls.
+ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
+PyTorch answers all calls.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from op_calls.ahead import compiled_ahead
@@ -27,6 +31,9 @@ from evoattn.model.gpu import detect_devices
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+
+BROKEN = 3
+"""How a process ends after which the device can only be used by another one."""
 
 
 def main() -> int:
@@ -42,35 +49,59 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="one call, by its number")
     parser.add_argument("--folder", type=Path, help="of compiled kernels; a new one unless given")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--until", type=float, default=0, help=argparse.SUPPRESS)
     words = parser.parse_args()
-    started = time.monotonic()
-    calls = list(enumerate(drawn(words.seed, words.count, words.most_flops)))
-    calls = calls if words.only is None else [calls[words.only]]
-    devices = detect_devices()
-    rows: list[Judged] = []
+    if words.until:
+        return run_calls(words)
+    started = time.time()
+    until = started + (words.seconds or math.inf)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = words.folder or Path(temporary)
-        platform = None
-        ready = iter(calls)
-        if devices and devices[0].spec:
-            ready = compiled_ahead(calls, words.jobs, devices[0].spec, folder, not words.measured_only)
-            platform = CudaPlatform()
-        runtime = Runtime(platform, current.best_known, folder)
-        runtime.estimated = not words.measured_only
-        with current.use(runtime), torch.no_grad():
-            for number, call in ready:
-                rows.append(judged(number, call, "cuda" if platform else "cpu"))
-                if rows[-1].wrong:
-                    print(f"{number}: {rows[-1].wrong}: {call.describe()}; {rows[-1].ran}", flush=True)
-                if rows[-1].wrong and platform and is_broken():
-                    print("The device can no longer be used; the calls after this one were not run.")
-                    break
-                if words.seconds and time.monotonic() - started > words.seconds:
-                    break
-    print(summary(rows, time.monotonic() - started))
-    if words.json:
-        words.json.write_text("".join(json.dumps(row.__dict__) + "\n" for row in rows))
-    return int(any(row.wrong for row in rows))
+        rows_at, folder = words.json or Path(temporary) / "rows", words.folder or Path(temporary)
+        rows_at.unlink(missing_ok=True)
+        own = [*sys.argv[1:], "--until", str(until), "--json", str(rows_at), "--folder", str(folder)]
+        while (code := subprocess.run([sys.executable, __file__, *own]).returncode) == BROKEN or code < 0:
+            print(f"That process ended with {code}; another one goes on.", flush=True)
+        rows = rows_of(rows_at)
+    print(summary(list(rows.values()), time.time() - started))
+    return code or int(any(row.wrong for row in rows.values()))
+
+
+def rows_of(path: Path) -> dict[int, Judged]:
+    """By its number, what became of each call; the last word counts."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row.number: row for row in (Judged(**json.loads(line)) for line in lines)}
+
+
+def run_calls(words: argparse.Namespace) -> int:
+    """Run the calls that no process before has run, and write down what became of each."""
+    done = rows_of(words.json)
+    calls = [c for c in enumerate(drawn(words.seed, words.count, words.most_flops)) if c[0] not in done]
+    calls = calls if words.only is None else [c for c in calls if c[0] == words.only]
+    devices, platform = detect_devices(), None
+    ready = (c for c in calls)
+    if devices and devices[0].spec:
+        ready = compiled_ahead(calls, words.jobs, devices[0].spec, words.folder, not words.measured_only)
+        platform = CudaPlatform()
+    runtime = Runtime(platform, current.best_known, words.folder)
+    runtime.estimated = not words.measured_only
+    with current.use(runtime), torch.no_grad(), words.json.open("a") as file:
+        for number, call in ready:
+            if time.time() > words.until:
+                break
+            write(file, Judged(number, call.describe(), False, "", 0.0, "the process ended in this call"))
+            row = judged(number, call, "cuda" if platform else "cpu")
+            write(file, row)
+            if row.wrong:
+                print(f"{number}: {row.wrong}: {call.describe()}; {row.ran}", flush=True)
+                if platform and is_broken():
+                    ready.close()  # and with it the processes that compile
+                    return BROKEN
+    return 0
+
+
+def write(file: TextIO, row: Judged) -> None:
+    file.write(json.dumps(row.__dict__) + "\n")
+    file.flush()
 
 
 def is_broken() -> bool:

@@ -1,6 +1,9 @@
 """The script that draws calls of the op and judges them: right answers pass, and each kind of wrong one does not."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from op_calls.judged import judged
 from op_calls.made import Maker, called
 
 from evoattn.model.gpu import GPUS
+from evoattn.model.paths import ROOT
 from evoattn.ops import current
 from evoattn.ops.runtime import Runtime
 
@@ -105,3 +109,18 @@ def test_without_a_device_pytorch_answers():
     with current.use(Runtime(None, current.best_known, current.cubin_cache())), torch.no_grad():
         row = judged(0, PLAIN, "cpu")
     assert not row.kernel and row.ran.startswith("the tensors are on the CPU")
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_where_a_process_ended(tmp_path):
+    """What a process began and did not end is wrong, and is not tried again."""
+    rows = tmp_path / "rows.jsonl"
+    begun = [dict(number=n, call="", kernel=False, ran="", error=0.0, wrong="the process ended") for n in (0, 1)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in [*begun, begun[0] | {"wrong": ""}]))
+    words = ["--count", "4", "--most-flops", "1e6", "--json", rows, "--folder", tmp_path]
+    script = [sys.executable, ROOT / "scripts" / "op_right.py", *words]
+    assert subprocess.run([*script, "--until", "1e12"], capture_output=True).returncode == 0
+    found = {row["number"]: row["wrong"] for row in map(json.loads, rows.read_text().splitlines())}
+    assert found == {0: "", 1: "the process ended", 2: "", 3: ""}
+    said = subprocess.run(script, capture_output=True, text=True)
+    assert said.returncode == 0 and said.stdout.startswith("4 calls in ")
