@@ -23,8 +23,6 @@ MOST_QUERIES = 8
 """Of a step; more are a prompt, for which a mask tensor costs little."""
 FILLED_STEP = 4
 """Numbers of keys that `padded_places` has room for are a multiple of it: 16 bytes."""
-_served: dict[tuple[object, ...], bool] = {}
-"""Whether a kernel serves steps of a model, by all that decides it."""
 
 
 def kernel_serves(
@@ -39,7 +37,8 @@ def kernel_serves(
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     # A range makes numbers of symbols: a trace is of these sizes, and another one is made for others.
     shape = len(range(batch)), heads, kv_heads, len(range(queries)), len(range(places)), head_dim
-    served: bool = _serves(*shape, DTYPES[dtype], device.type, device.index or 0, padded)
+    index = -1 if device.type == "cpu" else device.index or 0  # as Tensor.get_device() says
+    served: bool = _serves(*shape, DTYPES[dtype], device.type, index, padded)
     return served
 
 
@@ -61,8 +60,8 @@ def _serves(
     if runtime.platform is None or kind != runtime.device_type:
         return False
     shape = batch, heads, kv_heads, queries, places, head_dim
-    asked = runtime.pick, runtime.estimated, *shape, dtype, index, padded
-    if asked not in _served:
+    asked = *shape, dtype, index, padded
+    if (served := runtime.served.get(asked)) is None:
         gpu = runtime.platform.spec(index)
         mask = CAUSAL_LOWER_RIGHT if queries > 1 else FULL
         try:
@@ -70,10 +69,10 @@ def _serves(
             problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}", bias=bias)
         except ProblemError:
             gpu = None
-        _served[asked] = gpu is not None and not isinstance(
-            choose(strided(problem), gpu, runtime.pick, runtime.estimated), Refusal
-        )
-    return _served[asked]
+        choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("")
+        served = not isinstance(choice, Refusal) and not runtime.failure(choice, index)
+        runtime.served[asked] = served
+    return served
 
 
 def filled_places(batch: int, queries: int, offset: Tensor) -> Tensor:

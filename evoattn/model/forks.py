@@ -33,17 +33,25 @@ os.register_at_fork(after_in_child=_tell_all)
 
 
 class Lock:
-    """`with` takes it, more than once in the same thread. It is free in a forked child."""
+    """`with` takes it, more than once in the same thread. In a forked child it is free, unless the thread that forked
+    holds it: that one goes on in its block there."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._holder, self._depth = 0, 0
         tell(self)
 
     def after_fork(self) -> None:
         self._lock = threading.RLock()
+        self._depth = self._depth if self._holder == threading.get_ident() else 0
+        for _ in range(self._depth):
+            self._lock.acquire()
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self._holder = threading.get_ident()
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
         self._lock.release()

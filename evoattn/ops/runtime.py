@@ -43,6 +43,8 @@ class Runtime:
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated = False
         self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
+        self.served: dict[tuple[object, ...], bool] = {}
+        """What integrations have found out of whether a kernel serves calls to come, until `forget`."""
         self._kernels: dict[tuple[int, KernelKey], LoadedKernel] = {}
         self._failures: dict[tuple[int, KernelKey], str] = {}
         """Why kernels could not be made ready; none is tried again in this process."""
@@ -61,6 +63,7 @@ class Runtime:
     def forget(self) -> None:
         """Decide every call anew; loaded kernels stay loaded."""
         self._plans.clear()
+        self.served.clear()
 
     def attend(
         self,
@@ -227,6 +230,7 @@ class Runtime:
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
                 self._failures[index, choice.key] = reason
+                self.served.clear()
                 self.say(f"{reason}; SDPA runs")
                 return Refusal(reason)
             return CallPlan(choice.words, kernel, packed, problem, scratch_bytes, zeroed_bytes, scratch, platform)
@@ -236,6 +240,7 @@ class Runtime:
         cubin = self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self.folder)
         kernel = checked.load(choice, cubin, index, platform, self.folder)
         if kernel.failure:
+            self.served.clear()
             self.say(f"{kernel.failure}; it is never used here, SDPA runs")
         self._kernels[index, choice.key] = kernel
         return kernel

@@ -8,7 +8,7 @@ from fake_cache import CacheDevice, split_kv_pick  # noqa: E402
 from fake_device import fake_runtime, wgmma_pick  # noqa: E402
 from test_transformers import TINY, TOKENS, close, llama, qwen3  # noqa: E402
 
-from evoattn.integrations.static_cache import filled_places, padded_places, places_of  # noqa: E402
+from evoattn.integrations.static_cache import filled_places, kernel_serves, padded_places, places_of  # noqa: E402
 from evoattn.integrations.transformers import NAME, register  # noqa: E402
 from evoattn.ops import current  # noqa: E402
 
@@ -179,3 +179,22 @@ def test_under_autocast_padding_is_a_mask_tensor(tmp_path):
         with torch.autocast("cpu", torch.float16):
             mask = made(**sizes, config=config, dtype=torch.bfloat16)
     assert mask.dtype == torch.bool and mask.sum(-1).flatten().tolist() == [21, 14]
+
+
+def test_whether_a_kernel_serves_is_asked_again_where_that_may_have_changed(tmp_path):
+    """After `tune` has found one, and after the one that served has failed."""
+    found = []
+    pick = lambda problem, gpu: split_kv_pick(problem, gpu) if found else None  # noqa: E731
+    fake, config = CacheDevice(), llama()[1]
+    step = config, 2, 1, 64, torch.bfloat16, torch.device("cpu")
+    with current.use(fake_runtime(fake, tmp_path, pick)) as runtime, torch.no_grad():
+        assert not kernel_serves(*step)
+        found.append(True)
+        assert not kernel_serves(*step), "what was found out is kept"
+        runtime.forget()
+        assert kernel_serves(*step)
+        register()
+        fake.status = 1  # so that the kernel fails its check
+        with pytest.warns(RuntimeWarning, match="failed its check"):
+            steps(llama, NAME)
+        assert not kernel_serves(*step)

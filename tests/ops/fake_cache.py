@@ -27,6 +27,8 @@ class CacheDevice(FakeDevice):
     """Computes what the arguments of a launch of split_kv say of keys in use and pages."""
 
     def launch(self, config, function, arguments, _):
+        if self.status:
+            return self.status
         kernel, name = self._functions[(function.value or 0) - 1]
         pointers = (ctypes.c_void_p * len(SPLIT_KV)).from_address(arguments.value)
         values = [kind.from_address(at).value for at, kind in zip(pointers, SPLIT_KV, strict=True)]

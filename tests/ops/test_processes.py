@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from fake_device import FakeDevice, build, near, reference, tensors, wgmma_pick
 
+from evoattn.model import forks
 from evoattn.model.paths import ROOT
 from evoattn.ops import current
 from evoattn.ops.attention import attention
@@ -48,6 +49,54 @@ def in_child(work, seconds=20.0):
 def answer_of_the_child():
     q, k, v = tensors()
     return near(attention(q, k, v, enable_gqa=True), reference(q, k, v))
+
+
+def test_a_thread_that_forks_while_it_holds_a_lock_holds_it_in_the_child():
+    lock, free = forks.Lock(), []
+
+    def other():
+        with lock:
+            free.append(True)
+
+    def in_the_block():
+        with lock:
+            pass
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.2)
+        held = not free
+        lock.__exit__()
+        lock.__exit__()
+        thread.join(5)
+        return held, free
+
+    with lock, lock:
+        assert in_child(in_the_block) == "(True, [True])"
+    with lock:
+        pass
+    other()
+
+
+def test_a_lock_that_another_thread_holds_is_free_in_the_child():
+    lock, taken, done = forks.Lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            taken.set()
+            done.wait(20)
+
+    def take():
+        with lock:
+            return "taken"
+
+    with lock:  # so that this thread was its last holder but one
+        pass
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait(5)
+    assert in_child(take) == "taken"
+    done.set()
+    thread.join()
 
 
 def test_a_child_does_not_wait_for_a_thread_that_it_lacks(device, tmp_path):
