@@ -10,7 +10,7 @@ from evoattn.model.paths import ROOT
 
 def test_every_dependency_has_a_pin_in_its_range():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    asked = [*project["dependencies"], *(name for names in project["optional-dependencies"].values() for name in names)]
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     assert len(pins) == len(lines) and all(pins.values())

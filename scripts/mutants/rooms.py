@@ -9,7 +9,6 @@ from pathlib import Path
 from mutants.faults import mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_SEARCH = ("tests/search", "tests/test_candidates.py")
 FINAL_TESTS = (
     "tests/search/test_finals.py::test_the_best_starting_config_takes_part_in_the_final",
     "tests/search/test_finals.py::test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard",
@@ -25,19 +24,21 @@ class Room:
 
 
 ROOMS = {
-    "search": Room(("search/loop.py", "search/device.py", "search/recorder.py", "search/candidates.py"), QUICK_SEARCH),
+    "search": Room(
+        ("search/loop.py", "search/device.py", "search/recorder.py", "search/candidates.py"), ("tests/search",)
+    ),
     "finals": Room(
         ("search/finals.py", "search/finalists.py"),
         ("tests/search/test_finalists.py", "tests/liars/test_contest.py", *FINAL_TESTS),
     ),
-    "ranking": Room(("timing/ranking.py",), ("tests/test_ranking.py",)),
+    "ranking": Room(("timing/ranking.py",), ("tests/timing/test_ranking.py",)),
     "storage": Room(("storage/*.py",), ("tests/storage",)),
     "samplers": Room(("samplers/*.py",), ("tests/samplers",)),
     "benchmark": Room(
         ("timing/benchmark.py",),
         (
-            "tests/test_benchmark.py",
-            "tests/test_timer.py",
+            "tests/timing/test_benchmark.py",
+            "tests/timing/test_timer.py",
             "tests/liars/test_timed_path.py",
             "tests/liars/test_other_outputs.py",
         ),

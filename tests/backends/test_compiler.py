@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from evoattn.backends.compiler import CompileError, compile_candidate, compile_source, parse_log, version
+from evoattn.backends.compiler import CompileError, compile_candidate, compile_source, first_error, parse_log, version
 from evoattn.backends.kernel_files import KernelFiles
 from evoattn.model.records import Candidate
 
@@ -53,12 +53,14 @@ def test_what_the_log_says():
     assert (info.registers, info.stack_bytes, info.static_smem_bytes) == (40, 16, 256)
     assert (info.spill_store_bytes, info.spill_load_bytes, info.warnings) == (24, 32, ("C7510",))
     assert parse_log("").registers == 0
+    assert parse_log("Used 40 registers\nUsed 60 registers, 8 bytes smem").registers == 60
 
 
 def test_an_error_is_its_first_line():
     with pytest.raises(CompileError, match=r'^kernel\.cu\(2\): error: .*"nothing".*undefined') as caught:
         compile_source("int a;\nint b = nothing;", "sm_80")
     assert "detected" in caught.value.log
+    assert first_error("") == "the compiler failed without a message" and first_error("a\nError: b") == "Error: b"
 
 
 def test_a_second_compile_comes_from_the_cache(tmp_path):
