@@ -1,15 +1,18 @@
   // producer.cuh, a part of the kernel's body: the warps that bring tiles of Q, K and V into shared memory. One thread
-  // issues every copy.
+  // issues every copy; of pages, which may be many small ones, each warp of a warpgroup a part, if all know the tiles.
+  constexpr int PARTS = PAGED && SCHEDULE != Schedule::CLAIMED ? PRODUCER_WARPS : 1;
+  const int part = PARTS == 1 ? 0 : warp - 4 * WARPGROUPS;
   if (warp == 4 * WARPGROUPS && lane == 0) {
     prefetch_tensor_map(q_map), prefetch_tensor_map(k_map), prefetch_tensor_map(v_map);
-    Smem::init_barriers(smem_address);
+    Smem::init_barriers<PARTS>(smem_address);
   }
   __syncwarp();
-  // Consumers see the initialised barriers; the producer need not wait for them.
-  named_barrier_arrive<THREADS>(BARRIERS_READY);
+  // Others see the initialised barriers; who initialised them need not wait.
+  if (PARTS > 1 && part > 0) named_barrier_sync<THREADS>(BARRIERS_READY);
+  else named_barrier_arrive<THREADS>(BARRIERS_READY);
   if constexpr (CLUSTER > 1) cluster_arrive();  // other blocks see them too
   if constexpr (PRODUCER_REGISTERS > 0) decrease_registers<PRODUCER_REGISTERS>();
-  if (warp == 4 * WARPGROUPS && lane == 0) {
+  if ((PARTS > 1 || warp == 4 * WARPGROUPS) && lane == 0) {
     const TileRing<Tiles, BLOCK_N, STAGES> k_ring{k_map, k_smem, barrier(Smem::K_FULL, 0), barrier(Smem::K_EMPTY, 0)};
     const TileRing<ValueTiles, BLOCK_N, STAGES> v_ring{v_map, v_smem, barrier(Smem::V_FULL, 0),
                                                        barrier(Smem::V_EMPTY, 0)};
@@ -36,24 +39,25 @@
       auto wait_for_q_place = [&](int i) {  // a warpgroup has read its last Q
         if constexpr (PERSISTENT) mbarrier_wait(barrier(Smem::Q_EMPTY, i), round % 2 ^ 1);
       };
+      auto tell = [&](int offset, int word) {
+        if (part == 0) write_shared_word(tile_smem + offset, word);
+      };
       if (PERSISTENT && index >= tiles) {  // none is left
-        write_shared_word(tile_smem, -1);
-        for (int i = 0; i < WARPGROUPS; ++i) wait_for_q_place(i), mbarrier_arrive(barrier(Smem::Q_FULL, i));
+        tell(0, -1);
+        for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
+          wait_for_q_place(i), mbarrier_arrive(barrier(Smem::Q_FULL, i));
+        }
         break;
       }
       if constexpr (PERSISTENT) {
         if constexpr (!VARLEN) tile = tile_at<HEADS_IN_TURN, Mask::LAST_FIRST>(index, row_blocks, rows.heads, batch);
-        write_shared_word(tile_smem, tile.row_block), write_shared_word(tile_smem + 4, tile.head);
-        write_shared_word(tile_smem + 8, tile.batch);
-        if (SCHEDULE == Schedule::BALANCED) write_shared_word(tile_smem + 12, share.range.word);
-        if constexpr (VARLEN) {
-          write_shared_word(tile_smem + 16, sequence.first_query);
-          write_shared_word(tile_smem + 20, sequence.queries);
-        }
+        tell(0, tile.row_block), tell(4, tile.head), tell(8, tile.batch);
+        if (SCHEDULE == Schedule::BALANCED) tell(12, share.range.word);
+        if constexpr (VARLEN) tell(16, sequence.first_query), tell(20, sequence.queries);
         if constexpr (SEQUSED) enter_batch(tile.batch);
-        if constexpr (SLIDING) write_shared_word(tile_smem + 24, sequence.keys);
+        if constexpr (SLIDING) tell(24, sequence.keys);
       }
-      for (int i = 0; i < WARPGROUPS; ++i) {
+      for (int i = 0; i < WARPGROUPS && part == 0; ++i) {
         wait_for_q_place(i);
         const int row = tile.row_block * BLOCK_M + i * 64;
         const uint32_t place = smem_address + i * Smem::Q_PLACE_BYTES, full = barrier(Smem::Q_FULL, i);
@@ -73,8 +77,8 @@
                            terms.given.kv_rows, seqlen_k};
       for (int key_tile = last; key_tile >= first; key_tile -= KEY_SPLIT) {
         if constexpr (PAGED) {
-          k_ring.load_paged(ring, pages, key_tile * BLOCK_N, kv_head);
-          v_ring.load_paged(ring, pages, key_tile * BLOCK_N, kv_head);
+          k_ring.load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
+          v_ring.load_paged<PARTS>(ring, pages, key_tile * BLOCK_N, kv_head, part);
         } else if constexpr (SLIDING) {
           k_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);
           v_ring.load_sliding(ring, key_tile * BLOCK_N, sequence.keys, sequence.end_key(), kv_head);

@@ -35,15 +35,15 @@ struct SharedLayout {
   static constexpr int BYTES = TILE + 2 * TILE_BYTES;
 
   // By one thread: the instruction takes uniform registers, so lanes in parallel would loop (SASS). "Full" gets one
-  // arrival, that of the thread that copies, "empty" one of each warp that reads; results of other blocks are expected
-  // at once.
-  static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
+  // arrival of each thread that copies, which of K and V are COPIERS, "empty" one of each warp that reads; results of
+  // other blocks are expected at once.
+  template <int COPIERS> static __device__ __forceinline__ void init_barriers(uint32_t smem_address) {
     auto init = [&](int first, int count, int arrivals) {
 #pragma unroll
       for (int i = 0; i < count; ++i) mbarrier_init(smem_address + first + 8 * i, arrivals);
     };
     init(Q_FULL, WARPGROUPS, 1), init(Q_EMPTY, WARPGROUPS, 4);
-    init(K_FULL, STAGES, 1), init(K_EMPTY, STAGES, 4 * WARPGROUPS), init(V_FULL, STAGES, 1),
+    init(K_FULL, STAGES, COPIERS), init(K_EMPTY, STAGES, 4 * WARPGROUPS), init(V_FULL, STAGES, COPIERS),
         init(V_EMPTY, STAGES, 4 * WARPGROUPS);
     if (CLUSTER > 1) init(PARTIALS_FULL, 1, 1);
     mbarrier_init_fence();

@@ -51,6 +51,8 @@ MMA_WINDOW = ("flash_mma", "together", KEYS["pages of 64, window"])
 WGMMA_USED = ("flash_wgmma", "one warpgroup", KEYS["keys in use, causal, alibi, sink"])
 WGMMA_PAGED = ("flash_wgmma", "persistent, rows begin ahead", KEYS["pages of 16"])
 WGMMA_PAGES = ("flash_wgmma", "heads as rows", KEYS["pages of 32, upper left, bias"])
+FOUR_COPY = ("flash_wgmma", "fixed, four warps copy", KEYS["pages of 16"])
+TWO_COPY = ("flash_wgmma", "fixed, four warps copy", KEYS["pages of 32, upper left, bias"])
 TWO_PAGES = ("split_kv", "mma", KEYS["pages of 16"])
 WRONG = [
     ("all keys are in use", TMA_USED, ("return used;", "return seqlen_k;")),
@@ -101,7 +103,11 @@ WRONG = [
         WGMMA_PAGES,
         ("key < keys ? __ldg(table_gmem + (key >> bits)) : 0;", "__ldg(table_gmem + (key >> bits));"),
     ),
-    ("boxes of a whole tile", WGMMA_PAGES, ("row += box_rows;", "row += ROWS;")),
+    ("boxes of a whole tile", WGMMA_PAGES, ("row += step;", "row += ROWS;")),
+    ("all warps copy the first box", FOUR_COPY, ("first_row = part * box_rows;", "first_row = 0;")),
+    ("all warps expect as many bytes", TWO_COPY, ("+ PARTS - 1 - part) / PARTS", "+ PARTS - 1) / PARTS")),
+    ("a part of the barriers' arrivals", FOUR_COPY, ("init_barriers<PARTS>", "init_barriers<1>")),
+    ("pages of the warp beside it", FOUR_COPY, ("pages.entry_of(key + row + i * step)", "pages.entry_of(key + row)")),
     ("pages looked up before", (*WGMMA_PAGED[:1], "wide tiles", WGMMA_PAGED[2]), ("      look_up(row);\n", "")),
     ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),
     ("a window's pages begin anywhere", PAGED_WINDOW, ("first_key -= first_key % PAGE_GRANULE;", "")),

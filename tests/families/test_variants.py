@@ -43,6 +43,7 @@ STRUCTURES = {
             "persistent, rows begin ahead": {**TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
             "scores again, a cluster": {"RESCALE": "lazy_after", "KEY_SPLIT": 2, "BLOCK_N": 64, "STORE": "rows"},
             "shared rows": {"SCHEDULE": "balanced", "BLOCK_N": 48},
+            "fixed, four warps copy": {**TWO, "SCHEDULE": "fixed", "BLOCK_N": 64},
             "wide tiles": {"BLOCK_N": 112},
             "heads as rows": {"GROUP_ROWS": True, "BLOCK_N": 64, "STORE": "rows", "KEY_SPLIT": 2},
             "results in memory": {"KEY_SPLIT": 8, "BLOCK_N": 48, "STORE": "rows", "GROUP_ROWS": True},

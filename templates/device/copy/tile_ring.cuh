@@ -22,31 +22,36 @@ template <class Tiles, int ROWS, int STAGES> struct TileRing {
     Tiles::template load_sliding<ROWS>(tiles_smem + at.stage * Tiles::bytes(ROWS), map, full_smem + 8 * at.stage, row,
                                        length, end, head);
   }
-  // The same of a sequence in pages, from key `key` on: boxes of as many rows as divide the tile and a page.
-  __device__ __forceinline__ void load_paged(const RingPosition<STAGES>& at, const KeyPages& pages, int key,
-                                             int head) const {
+  // The same of a sequence in pages, from key `key` on: boxes of as many rows as divide the tile and a page. PARTS
+  // threads issue them in turn, each of which arrives at "full".
+  template <int PARTS = 1>
+  __device__ __forceinline__ void load_paged(const RingPosition<STAGES>& at, const KeyPages& pages, int key, int head,
+                                             int part = 0) const {
     constexpr int DIVIDES_TILE = ROWS & -ROWS;
     constexpr int BATCH = 4;  // pages that are looked up at once: a warp that gives its registers away has few
-    const int box_rows = min(pages.page_keys(), DIVIDES_TILE);
+    const int box_rows = min(pages.page_keys(), DIVIDES_TILE), step = PARTS * box_rows;
+    const int box_bits = 31 - __clz(box_rows);
     const uint32_t tile_smem = tiles_smem + at.stage * Tiles::bytes(ROWS), barrier_smem = full_smem + 8 * at.stage;
     int entries[BATCH];
     auto look_up = [&](int row) {
 #pragma unroll
-      for (int i = 0; i < BATCH; ++i)
-        entries[i] = row + i * box_rows < ROWS ? pages.entry_of(key + row + i * box_rows) : 0;
+      for (int i = 0; i < BATCH; ++i) entries[i] = row + i * step < ROWS ? pages.entry_of(key + row + i * step) : 0;
     };
-    look_up(0);  // beside the wait
+    const int first_row = part * box_rows;
+    look_up(first_row);  // beside the wait
     mbarrier_wait(empty_smem + 8 * at.stage, at.parity ^ 1);
-    mbarrier_arrive_expect_tx(barrier_smem, Tiles::bytes(ROWS));
+    // Of boxes part, part + PARTS … there may be none.
+    const int rows_of_part = PARTS == 1 ? ROWS : ((ROWS >> box_bits) + PARTS - 1 - part) / PARTS << box_bits;
+    mbarrier_arrive_expect_tx(barrier_smem, Tiles::bytes(rows_of_part));
 #pragma unroll 1
-    for (int row = 0;;) {
+    for (int row = first_row;;) {
 #pragma unroll
       for (int i = 0; i < BATCH; ++i) {
         if (row >= ROWS) return;
         const KeyPages::Rows rows = pages.rows_from(key + row, entries[i]);
         Tiles::template load_sliding_box<ROWS>(tile_smem + row * 128, map, barrier_smem, rows.first, rows.length,
                                                rows.end, head);
-        row += box_rows;
+        row += step;
       }
       look_up(row);
     }
