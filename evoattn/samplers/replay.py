@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -99,6 +100,14 @@ class RecordedPool(ConfigPool):
         return self.claim(family, {p.name: self.rng.choice(p.values) for p in self.spaces[family].parameters})
 
 
+class Known(Protocol):
+    """Who knows what becomes of a config."""
+
+    def config(self, family: str, params: Params) -> Config:
+        """What is recorded of it, or stands for that."""
+        ...
+
+
 def spaces_of(landscape: Landscape) -> dict[str, SearchSpace]:
     """The spaces as they were recorded, of families with a config, without starting configs."""
     recorded = {c.family for c in landscape.configs}
@@ -141,25 +150,26 @@ def replay(
 
     sampler = make(make_pool)
     steps: list[Step] = []
-    for step in itertools.islice(_Line(sampler, pools[0], jobs, device_seconds), count):
+    for step in itertools.islice(Line(sampler, pools[0], jobs, device_seconds), count):
         steps.append(step)
         if step.best_us <= landscape.best < float("inf"):
             break
     return steps
 
 
-class _Line:
-    """The results of a search one after another: compile processes, a queue, and the device."""
+class Line:
+    """The results of a search one after another, without end: compile processes, a queue, and the device."""
 
-    def __init__(self, sampler: Sampler, pool: RecordedPool, jobs: int, device_seconds: float) -> None:
-        self._sampler, self._pool, self._jobs, self._device_seconds = sampler, pool, jobs, device_seconds
+    def __init__(self, sampler: Sampler, known: Known, jobs: int, device_seconds: float) -> None:
+        """`known` knows what becomes of each config that `sampler` proposes."""
+        self._sampler, self._known, self._jobs, self._device_seconds = sampler, known, jobs, device_seconds
         self._now, self._best = 0.0, float("inf")
         self._number = itertools.count(1)
         self._compiling: list[tuple[float, int, Proposal]] = []
         self._ready: deque[Proposal] = deque()
         self._on_device: tuple[float, Proposal] | None = None
 
-    def __iter__(self) -> _Line:
+    def __iter__(self) -> Line:
         return self
 
     def __next__(self) -> Step:
@@ -172,7 +182,7 @@ class _Line:
             if not self._compiling:
                 raise StopIteration
             self._now, _, proposal = heapq.heappop(self._compiling)
-            if self._pool.config(proposal.family, proposal.params).state.startswith("compile"):
+            if self._known.config(proposal.family, proposal.params).state.startswith("compile"):
                 return self._told(proposal)
             self._ready.append(proposal)
 
@@ -181,11 +191,11 @@ class _Line:
             self._on_device = self._now + self._device_seconds, self._ready.popleft()
         room = min(self._jobs - len(self._compiling), READY_PER_JOB * self._jobs - len(self._ready))
         for proposal in self._sampler.ask(room) if room > 0 else ():
-            config = self._pool.config(proposal.family, proposal.params)
+            config = self._known.config(proposal.family, proposal.params)
             heapq.heappush(self._compiling, (self._now + config.compile_s, next(self._number), proposal))
 
     def _told(self, proposal: Proposal) -> Step:
-        config = self._pool.config(proposal.family, proposal.params)
+        config = self._known.config(proposal.family, proposal.params)
         us = config.best_us
         state = TrialState.COMPLETE if us else STATES.get(config.state.partition(":")[0], TrialState.TIMEOUT)
         identity = config_id(proposal.family, proposal.params)
