@@ -107,7 +107,7 @@ WRONG = [
     ("all warps copy the first box", FOUR_COPY, ("first_row = part * box_rows;", "first_row = 0;")),
     ("all warps expect as many bytes", TWO_COPY, ("+ PARTS - 1 - part) / PARTS", "+ PARTS - 1) / PARTS")),
     ("a part of the barriers' arrivals", FOUR_COPY, ("init_barriers<PARTS>", "init_barriers<1>")),
-    ("pages of the warp beside it", FOUR_COPY, ("pages.entry_of(key + row + i * step)", "pages.entry_of(key + row)")),
+    ("pages of the first warp", FOUR_COPY, ("look_up(first_row);", "look_up(0);")),
     ("pages looked up before", (*WGMMA_PAGED[:1], "wide tiles", WGMMA_PAGED[2]), ("      look_up(row);\n", "")),
     ("pages of one head", WGMMA_PAGES, ("* rows_apart + length};", "* page_keys() + length};")),
     ("a window's pages begin anywhere", PAGED_WINDOW, ("first_key -= first_key % PAGE_GRANULE;", "")),
