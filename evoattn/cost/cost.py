@@ -127,4 +127,4 @@ def physical_part(
 ) -> Physics | None:
     """The cost before the trees."""
     works = registry.lookup(config.family).work(problem, config, registers)
-    return physics(works, gpu, fitted.weights[WEIGHED_AS.get(config.family, config.family)])
+    return physics(works, gpu, fitted.weights_of(WEIGHED_AS.get(config.family, config.family)))

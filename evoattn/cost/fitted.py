@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ class Fitted:
     trees: Mapping[str, Trees]
     about: dict[str, Any]
     """Which files of measurements, when, and how far the first choice was from the best in problems left out."""
+
+    def weights_of(self, family: str) -> Weights:
+        """Of a family that was never fitted, as a new one is, the geometric means of the others'."""
+        if family in self.weights:
+            return self.weights[family]
+        rows = list(self.weights.values())
+        mean = {n: geometric_mean([getattr(row, n) for row in rows]) for n in ("chain", "fetch", "ends", "launch_us")}
+        return Weights(rows[0].units, **mean)
 
 
 class StoredTrees(Mapping[str, Trees]):

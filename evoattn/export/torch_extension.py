@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import keyword
+import sys
 from pathlib import Path
 
 from evoattn.export.header import HOST, header, namespace_of
@@ -45,9 +47,14 @@ def export_torch(storage: Storage, trial: Trial, folder_name: str) -> dict[str, 
 
 
 def write_folder(files: dict[str, str], folder: Path) -> None:
-    """Create `folder` with the files. Raises `WrongUse` if something else lies there."""
+    """Create `folder` with the files. Raises `WrongUse` if something else lies there, or if Python cannot import it."""
     if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - set(files)):
         raise WrongUse(f"{folder} is there already and holds something else; choose another name with -o.")
+    name = folder.resolve().name
+    if not name.isidentifier() or keyword.iskeyword(name) or name in {*sys.stdlib_module_names, "torch", "numpy"}:
+        raise WrongUse(
+            f"Python imports the folder by its name, and cannot take {name!r}; give -o another one, such as my_attention."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

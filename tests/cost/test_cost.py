@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evoattn.cost.cost import BOUNDS, MOST_CORRECTION, cost, scores
+from evoattn.cost.fitted import Fitted, load
 from evoattn.families import registry
 from evoattn.families.residency import why_no_memory
 from evoattn.model.gpu import GPUS
@@ -151,3 +152,12 @@ def test_orders_kernels_as_an_h100_did(pair):
     assert scores == sorted(scores)
     for kernel, score in zip(pair["kernels"], scores, strict=True):
         assert 0.7 < score / kernel["us"] < 1.4
+
+
+def test_a_family_that_was_never_fitted_has_a_cost_by_the_means_of_the_others():
+    known, problem = load(), lookup("seed_h100")
+    (config, *_) = candidates(problem, L4, ("flash_mma",))
+    without = Fitted({n: w for n, w in known.weights.items() if n != "flash_mma"}, {}, {})
+    found, own = cost(problem, config, L4, fitted=without), cost(problem, config, L4)
+    assert found is not None and own is not None and found.correction == 1
+    assert own.score / 3 < found.score < own.score * 3

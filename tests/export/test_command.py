@@ -36,7 +36,12 @@ def test_torch_is_a_folder(export, tmp_path):
 
 @pytest.mark.parametrize(
     "words, sentence",
-    [(("--format", "torch"), "name it with -o"), (("--format", "torch", "-o", "."), "holds something else")],
+    [
+        (("--format", "torch"), "name it with -o"),
+        (("--format", "torch", "-o", "."), "holds something else"),
+        (("--format", "torch", "-o", "build/torch"), "cannot take 'torch'"),
+        (("--format", "torch", "-o", "build/my kernel"), "cannot take 'my kernel'"),
+    ],
 )
 def test_refusals_are_one_sentence(export, words, sentence):
     result = export(*words)
