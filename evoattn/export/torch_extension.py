@@ -53,7 +53,8 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
     name = folder.resolve().name
     if not name.isidentifier() or keyword.iskeyword(name) or name in {*sys.stdlib_module_names, "torch", "numpy"}:
         raise WrongUse(
-            f"Python imports the folder by its name, and cannot take {name!r}; give -o another one, such as my_attention."
+            f"Python imports the folder by its name, and cannot take {name!r}; give -o another one, such as "
+            "my_attention."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
