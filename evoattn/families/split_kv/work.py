@@ -36,7 +36,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     heads = problem.kv_heads * problem.batch
     rows, keys, dim, size = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim, problem.element_bytes
     steps = math.ceil(min(split_keys, problem.seqlen_k) / keys)
-    visible = _visible_share(problem, genes, row_tiles)
+    visible = _visible_share(problem, row_tiles)
     step, waits = _step(problem, genes)
     step = together(step, variant_step(problem, rows * keys, PLACE_LANES))
     merged = rows * (up_to(dim, 32) * 4 + 8)
@@ -101,7 +101,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
     return partial, merge_work("split_kv_merge", problem, splits, float(scratch), common, overlaps)
 
 
-def _visible_share(problem: AttentionProblem, genes: SplitKvGenes, row_tiles: int) -> float:
+def _visible_share(problem: AttentionProblem, row_tiles: int) -> float:
     """The part of all keys that the blocks visit, on average."""
     full = problem.masking.kind is MaskKind.FULL
     if full and not problem.seqused:
