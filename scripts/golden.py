@@ -156,7 +156,7 @@ def run(everything: bool) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         golden_file.save(goldens, {}, folder / "todo.bin")
-        done = lambda n: (folder / f"{n}.npz").exists() or (folder / f"{n}.why").exists()  # noqa: E731
+        done = lambda n: (folder / f"{n}.npz").exists() or (folder / f"{n}.why").exists()
         first = 0
         while first < len(goldens):
             child = subprocess.Popen([sys.executable, __file__, "device", str(first), name], cwd=ROOT)

@@ -109,7 +109,7 @@ def shared_cases() -> None:
 
 def parameter_cases() -> None:
     kinds = [f"{letter}{bits}" for letter in "bus" for bits in (8, 16, 32, 64)] + ["f32", "f64"]
-    size = lambda t: int(t[1:]) // 8  # noqa: E731
+    size = lambda t: int(t[1:]) // 8
     register = {1: "%h0", 2: "%h0", 4: "%r0", 8: "%q0"}
     values = [operand(t, n)[40:41][0] for n, t in enumerate(kinds)]
     names = ", ".join(f".param .{t} p{n}" for n, t in enumerate(kinds))
@@ -135,7 +135,7 @@ def more_cases() -> None:
     for layout, ab, cd, t in itertools.product(
         ("row", "col"), ("global", "shared"), ("global", "shared"), ("f16", "bf16")
     ):
-        names = lambda first, count: "{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}"  # noqa: E731
+        names = lambda first, count: "{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}"
         count, space = (
             (8 if t == "f16" else 4),
             lambda s, layout=layout: s + "::cta" * (s == "shared" and layout == "col"),

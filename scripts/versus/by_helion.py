@@ -11,17 +11,17 @@ import time
 
 STARTED = time.time()
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import signal  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-from collections.abc import Iterable  # noqa: E402
-from importlib.metadata import version  # noqa: E402
-from pathlib import Path  # noqa: E402
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
 
-from scripts.versus.found import Found, Tried  # noqa: E402
+from scripts.versus.found import Found, Tried
 
 
 def tried(trace: Iterable[str], started: float) -> list[Tried]:

@@ -14,32 +14,32 @@ import time
 
 STARTED = time.time()
 
-import argparse  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-from collections.abc import Callable  # noqa: E402
-from datetime import datetime  # noqa: E402
-from importlib.metadata import version  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import torch
 
-from evoattn.backends.compiler_options import OPTIONS  # noqa: E402
-from evoattn.correctness.cases import make_case  # noqa: E402
-from evoattn.correctness.judge import judge_o  # noqa: E402
-from evoattn.families import registry  # noqa: E402
-from evoattn.families.render import render  # noqa: E402
-from evoattn.model.gpu import GpuSpec, detect_devices  # noqa: E402
-from evoattn.model.launch import Buffer, KernelLaunch, Scalar  # noqa: E402
-from evoattn.model.named_problems import by_name_or_shape  # noqa: E402
-from evoattn.model.problem import AttentionProblem  # noqa: E402
-from evoattn.model.space import KernelConfig  # noqa: E402
-from scripts.versus import found, kernel_tuner_space  # noqa: E402
-from scripts.versus.found import Found, Tried  # noqa: E402
-from scripts.versus.kernel_tuner_space import THREADS, params_of, restrictions, tune_params  # noqa: E402
+from evoattn.backends.compiler_options import OPTIONS
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.judge import judge_o
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec, detect_devices
+from evoattn.model.launch import Buffer, KernelLaunch, Scalar
+from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+from scripts.versus import found, kernel_tuner_space
+from scripts.versus.found import Found, Tried
+from scripts.versus.kernel_tuner_space import THREADS, params_of, restrictions, tune_params
 
 FAMILY = registry.lookup(kernel_tuner_space.FAMILY)
 COMPILER_OPTIONS = [option for option in OPTIONS if option.startswith(("--std", "-default"))]

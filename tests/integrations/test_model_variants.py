@@ -4,11 +4,11 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_device import FakeDevice, fake_runtime, wgmma_pick  # noqa: E402
-from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, t5  # noqa: E402
+from fake_device import FakeDevice, fake_runtime, wgmma_pick
+from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, t5
 
-from evoattn.integrations.transformers import NAME, attention_forward, mask, register  # noqa: E402
-from evoattn.ops import current  # noqa: E402
+from evoattn.integrations.transformers import NAME, attention_forward, mask, register
+from evoattn.ops import current
 
 
 def gemma2(window):

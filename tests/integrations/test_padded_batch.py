@@ -5,13 +5,13 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_cache import CacheDevice, split_kv_pick  # noqa: E402
-from fake_device import FakeDevice, fake_runtime  # noqa: E402
-from test_transformers import TOKENS, bert, build, close, gemma3, llama, mistral, t5  # noqa: E402
+from fake_cache import CacheDevice, split_kv_pick
+from fake_device import FakeDevice, fake_runtime
+from test_transformers import TOKENS, bert, build, close, gemma3, llama, mistral, t5
 
-from evoattn.integrations.padded_batch import MARK, padded_of  # noqa: E402
-from evoattn.integrations.transformers import NAME, attention_forward, register  # noqa: E402
-from evoattn.ops import current  # noqa: E402
+from evoattn.integrations.padded_batch import MARK, padded_of
+from evoattn.integrations.transformers import NAME, attention_forward, register
+from evoattn.ops import current
 
 TWO = torch.cat((TOKENS, TOKENS.flip(1)))
 

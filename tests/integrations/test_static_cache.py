@@ -4,13 +4,13 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_cache import CacheDevice, split_kv_pick  # noqa: E402
-from fake_device import fake_runtime, wgmma_pick  # noqa: E402
-from test_transformers import TINY, TOKENS, close, llama, qwen3  # noqa: E402
+from fake_cache import CacheDevice, split_kv_pick
+from fake_device import fake_runtime, wgmma_pick
+from test_transformers import TINY, TOKENS, close, llama, qwen3
 
-from evoattn.integrations.static_cache import filled_places, kernel_serves, padded_places, places_of  # noqa: E402
-from evoattn.integrations.transformers import NAME, register  # noqa: E402
-from evoattn.ops import current  # noqa: E402
+from evoattn.integrations.static_cache import filled_places, kernel_serves, padded_places, places_of
+from evoattn.integrations.transformers import NAME, register
+from evoattn.ops import current
 
 STEPS = (1, 1, 3, 1)
 """Tokens of each step after the prompt: three at once are a speculative step."""
@@ -184,7 +184,7 @@ def test_under_autocast_padding_is_a_mask_tensor(tmp_path):
 def test_whether_a_kernel_serves_is_asked_again_where_that_may_have_changed(tmp_path):
     """After `tune` has found one, and after the one that served has failed."""
     found = []
-    pick = lambda problem, gpu: split_kv_pick(problem, gpu) if found else None  # noqa: E731
+    pick = lambda problem, gpu: split_kv_pick(problem, gpu) if found else None
     fake, config = CacheDevice(), llama()[1]
     step = config, 2, 1, 64, torch.bfloat16, torch.device("cpu")
     with current.use(fake_runtime(fake, tmp_path, pick)) as runtime, torch.no_grad():

@@ -9,7 +9,7 @@ from fake_device import FakeDevice, fake_runtime
 from evoattn.ops import current
 
 transformers = pytest.importorskip("transformers")
-from evoattn.integrations.transformers import NAME, attention_forward, register  # noqa: E402
+from evoattn.integrations.transformers import NAME, attention_forward, register
 
 TINY = dict(
     hidden_size=256,

@@ -87,7 +87,7 @@ def test_flash_attention_4_gets_them_by_its_function_for_several_lengths(page):
         return with_kvcache(q, k, v, causal, 0, seqused_k, page_table)
 
     problem = USED.with_(mask="causal_lower_right", page=page, layout="bshd")
-    load = lambda name: SimpleNamespace(flash_attn_varlen_func=varlen)  # noqa: E731
+    load = lambda name: SimpleNamespace(flash_attn_varlen_func=varlen)
     assert peer_call(fa4_peer(load), problem, *inputs(problem))().shape == problem.shape("o")
 
 

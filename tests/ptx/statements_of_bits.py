@@ -58,7 +58,7 @@ def arithmetic(kind: str) -> Table:
 def of_32_bits() -> Table:
     table = {}
     for kind in ("u32", "s32"):
-        low = lambda v, kind=kind: low_bits(v, f"{kind[0]}24")  # noqa: E731
+        low = lambda v, kind=kind: low_bits(v, f"{kind[0]}24")
         table[f"mul24.lo.{kind}"] = Statement((kind,) * 2, kind, each(lambda a, b, low=low: low(a) * low(b), kind))
         table[f"mad24.lo.{kind}"] = Statement(
             (kind,) * 3, kind, each(lambda a, b, c, low=low: low(a) * low(b) + c, kind)
@@ -176,9 +176,9 @@ def comparisons() -> Table:
                 continue
             compare = holds(word, real)
             for result, yes in (("u32", 2**32 - 1), ("s32", -1), ("f32", 1.0)):
-                number = lambda a, b, c=compare, yes=yes: np.where(c(a, b), yes, 0)  # noqa: E731
+                number = lambda a, b, c=compare, yes=yes: np.where(c(a, b), yes, 0)
                 table[f"set.{word}.{result}.{kind}"] = Statement((kind, kind), result, number, reals=real)
-    tiny = lambda a, b: (np.where(np.abs(v) < 2.0**-126, 0, v) for v in (a, b))  # noqa: E731
+    tiny = lambda a, b: (np.where(np.abs(v) < 2.0**-126, 0, v) for v in (a, b))
     table["setp.lt.ftz.f32"] = chosen(
         "setp.lt.ftz.f32 %p0, %x0, %x1;", lambda a, b: np.less(*tiny(a, b)), ("f32",) * 2, reals=True
     )
@@ -186,7 +186,7 @@ def comparisons() -> Table:
         ("f32", "f32"), "u32", lambda a, b: np.where(np.greater(*tiny(a, b)), 2**32 - 1, 0), reals=True
     )
     for word, combine in COMBINE.items():
-        both = lambda a, b, combine=combine: combine(a < b, a % 2 == 1) + 2 * combine(a >= b, a % 2 == 1)  # noqa: E731
+        both = lambda a, b, combine=combine: combine(a < b, a % 2 == 1) + 2 * combine(a >= b, a % 2 == 1)
         odd = "and.b32 %r0, %x0, 1; setp.eq.u32 %p2, %r0, 1;"
         program = f"{odd} setp.lt.{word}.s32 %p0|%p1, %x0, %x1, %p2; selp.u32 %d, 1, 0, %p0; @%p1 add.u32 %d, %d, 2;"
         table[f"setp.lt.{word}.s32"] = Statement(("s32", "s32"), "u32", both, program=program)
@@ -220,7 +220,7 @@ def between_widths() -> Table:
         if to == source or (to in narrow and source in narrow):
             continue
         register = source if source not in narrow else "u32"
-        value = lambda v, source=source: low_bits(v, source)  # noqa: E731
+        value = lambda v, source=source: low_bits(v, source)
         table[f"cvt.{to}.{source}"] = Statement((register,), to if to not in narrow else f"{to[0]}32", each(value, to))
         least, most = (
             (-(1 << int(to[1:]) - 1), (1 << int(to[1:]) - 1) - 1) if to[0] == "s" else (0, (1 << int(to[1:])) - 1)

@@ -80,7 +80,7 @@ def of_one_or_two_words(kind: str) -> Table:
     table, as_kind = {f"copysign.{kind}": real(2, kind, lambda a, b: np.copysign(b, a))}, result_type(kind)
     for words in ("", ".ftz") if kind == "f32" else ("",):
         for op, count, formula in (("div", 2, np.divide), ("rcp", 1, np.reciprocal), ("sqrt", 1, np.sqrt)):
-            cast = lambda *v, formula=formula: formula(*v).astype(as_kind).astype(np.float64)  # noqa: E731
+            cast = lambda *v, formula=formula: formula(*v).astype(as_kind).astype(np.float64)
             table[f"{op}.rn{words}.{kind}"] = real(count, kind, cast, words)
     for test, holds in (
         ("finite", np.isfinite),
@@ -127,7 +127,7 @@ def approximations() -> Table:
         near = {"relative": 2.0 ** (1 - digits), "absolute": 2.0 ** (lowest - digits + 1)}
         words = ".ftz" if kind[0] == "b" else ""
         for op, formula in ((f"ex2.approx{words}", np.exp2), ("tanh.approx", np.tanh)):
-            rounded = lambda a, formula=formula, kind=kind: once(lambda v: v, kind)(formula(a))  # noqa: E731
+            rounded = lambda a, formula=formula, kind=kind: once(lambda v: v, kind)(formula(a))
             table[f"{op}.{kind}"] = real(1, kind, rounded, words if "ex2" in op else "", **near)
     return table
 
@@ -152,7 +152,7 @@ def conversions() -> Table:
         for source, words in (("f32", ""), ("f32", ".ftz"), ("f32", ".sat"), ("f16", ""), ("bf16", ""), ("f64", "")):
             if (source != "f32" and mode != "rzi") or (words and to != "s32"):
                 continue
-            of = lambda a, to=to, rounding=rounding, source=source, words=words: to_whole(  # noqa: E731
+            of = lambda a, to=to, rounding=rounding, source=source, words=words: to_whole(
                 rounding(flushed(a, "f32") if words == ".ftz" else a), to, source
             )
             table[f"cvt.{mode}{words}.{to}.{source}"] = Statement((source,), narrow.get(to, to), of, reals=True)
@@ -161,7 +161,7 @@ def conversions() -> Table:
     for to, source in itertools.product(("f16", "bf16", "f32", "f64"), (*WHOLE, *narrow)):
         if to in ("f16", "bf16") and source[1:] == "64":
             continue  # neither ptxas nor the interpreter takes it
-        exact = lambda a, to=to, source=source: once(lambda v: v, to)(  # noqa: E731
+        exact = lambda a, to=to, source=source: once(lambda v: v, to)(
             np.array([low_bits(v, source) for v in a.tolist()], object)
         )
         table[f"cvt.rn.{to}.{source}"] = Statement((narrow.get(source, source),), to, exact, reals=True)
@@ -184,7 +184,7 @@ def conversions() -> Table:
     for mode, relu, to in itertools.product(("rn", "rz"), ("", ".relu"), ("f16", "bf16")):
         cut = dressed(once(lambda v: v, to, truncate=mode == "rz"), to, relu)
         table[f"cvt.{mode}{relu}.{to}.f32"] = Statement(("f32",), to, cut, reals=True)
-        pair = lambda high, low, cut=cut: np.stack([cut(low), cut(high)], 1)  # noqa: E731
+        pair = lambda high, low, cut=cut: np.stack([cut(low), cut(high)], 1)
         table[f"cvt.{mode}{relu}.{to}x2.f32"] = Statement(("f32", "f32"), f"{to}x2", pair, reals=True)
     table["cvt.rna.tf32.f32"] = Statement(("f32",), "f32", away_from_zero, reals=True)
     return table

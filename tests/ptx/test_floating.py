@@ -135,7 +135,7 @@ def test_ordered_and_unordered_comparisons(compare, ordered):
 
 def test_flush_and_saturate():
     a, b = PAIRS
-    tiny = lambda x: np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)  # noqa: E731
+    tiny = lambda x: np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
     with np.errstate(all="ignore"):
         assert same(evaluate("mul.ftz.f32 %d, %x0, %x1;", "f4", a, b), tiny(tiny(a) * tiny(b)))
         assert same(evaluate("add.f32 %d, %x0, %x1;", "f4", a, b), a + b)

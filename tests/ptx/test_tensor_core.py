@@ -67,7 +67,7 @@ def fragments(kind):
     """(bits of a register from two floats, or one for tf32; the floats those bits hold)."""
     if kind == "f16":
         return lambda x: x.astype(np.float16).view(np.uint16), lambda x: x.astype(np.float16).astype(np.float64)
-    cut = lambda x, keep: x.view(np.uint32) & np.uint32(keep)  # noqa: E731
+    cut = lambda x, keep: x.view(np.uint32) & np.uint32(keep)
     if kind == "bf16":
         return lambda x: (cut(x, 0xFFFF0000) >> 16).astype(
             np.uint16
@@ -100,7 +100,7 @@ def test_mma(kind, depth):
     loads = "".join(
         f"ld.global.v4.b32 {{%r{4 * i},%r{4 * i + 1},%r{4 * i + 2},%r{4 * i + 3}}}, [%q0+{16 * i}];" for i in range(3)
     )
-    names = lambda first, count: "{" + ",".join(f"%r{first + i}" for i in range(count)) + "}"  # noqa: E731
+    names = lambda first, count: "{" + ",".join(f"%r{first + i}" for i in range(count)) + "}"
     body = f"""mul.wide.u32 %q0, %tid, 48; add.s64 %q0, %q0, %a0; {loads}
 mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {names(8, 4)}, {names(0, a_count)}, {names(4, b_count)},
   {names(8, 4)};
@@ -133,7 +133,7 @@ def test_wmma(kind, a_layout, b_layout, d_layout):
     )
     addend, out = lines(c, d_layout, np.float32), np.zeros((16, 24), np.float32)
     count, four = 8 if kind == "f16" else 4, "{%r2,%r3,%r4,%r5}"
-    regs = lambda first, n: "{" + ",".join(f"%r{first + i}" for i in range(n)) + "}"  # noqa: E731
+    regs = lambda first, n: "{" + ",".join(f"%r{first + i}" for i in range(n)) + "}"
     types = "f32.f32" if kind == "f16" else "f32.bf16.bf16.f32"
     body = f"""
 shl.b32 %r0, %tid, 4; mov.u32 %r1, tile; cvt.u64.u32 %q0, %r0; add.s64 %q0, %q0, %a0; add.u32 %r0, %r0, %r1;
