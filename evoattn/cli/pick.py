@@ -43,6 +43,6 @@ def pick(
         print_text(screen, f"Why: {found.why}.")
         if found.expected_regret is not None:
             lost = found.expected_regret - 1
-            print_text(screen, f"On problems left out, kernels of this class take {lost:.1%} more than the best known.")
+            print_text(screen, f"On problems left out, such choices take {lost:.1%} more than the best known.")
         if found.estimated:
             print_text(screen, "Estimated: evoattn.attention runs it only after evoattn.enable(estimated=True).")

@@ -32,8 +32,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOMS = ("model", "families", "portfolio", "cost")
 """Whose source files decide what a climb comes to."""
 
-Key = tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...]]
-"""The problem with rounded lengths, the GPU, and the family and values of the kernel that was predicted to be best."""
+Key = tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...], tuple[str, ...]]
+"""The problem with rounded lengths, the GPU, family and values of the kernel that was predicted to be best, and the
+others of the class that can serve."""
 
 
 @dataclass(frozen=True)

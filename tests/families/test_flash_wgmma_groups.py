@@ -93,6 +93,7 @@ def fault(
         (group_of(1, 70, head_dim=160), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 3}, 132),
         (group_of(1, 70, head_dim=256), {**IN_MEMORY, "BLOCK_M": 128, "GROUP_ROWS": False, "KEY_SPLIT": 2}, 132),
         (group_of(5, 11).with_(seqlen_k=400), {**IN_MEMORY, "KEY_SPLIT": 6}, 132),
+        pytest.param(group_of(5, 11).with_(seqlen_k=800), {**IN_MEMORY, "KEY_SPLIT": 12}, 132, marks=pytest.mark.slow),
         (group_of(7, 20, mask="full"), {**BY_MAP, "SCHEDULE": "balanced"}, 1),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_config_that_cannot_serve_is_not_taken(tmp_path: Path) -> None:
     wrong = KernelConfig(first.family, first.params | {"BLOCK_M": 4096})
     assert registry.lookup(first.family).why_impossible(PROBLEM, wrong, H100)
     kept = Climbs(tmp_path)
-    kept.add((rounded(PROBLEM), H100, first.family, tuple(first.params.values())), Refined(wrong, 2.0, 9))
+    kept.add((rounded(PROBLEM), H100, first.family, tuple(first.params.values()), ()), Refined(wrong, 2.0, 9))
     assert refined([first], PROBLEM, H100, {}, Climbs(tmp_path)) == Refined(first, 1.0, 9)
 
 

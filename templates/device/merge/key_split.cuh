@@ -87,8 +87,8 @@ template <int FLOATS> struct PartialOutput {
   template <int RESULTS>
   static __device__ __forceinline__ float4 total(const float4* results_gmem, int stride, int item, RowState& state,
                                                  int thread) {
-    constexpr int AT_ONCE =
-        RESULTS < 8 ? RESULTS : 8;  // results whose loads are under way together, at constant offsets from one address
+    // Results whose loads are under way together, at constant offsets from one address.
+    constexpr int AT_ONCE = RESULTS < 8 ? RESULTS : RESULTS % 8 == 0 ? 8 : 6;
     static_assert(RESULTS % AT_ONCE == 0, "whole rounds");
     auto round_gmem = [&](int first, int piece) {
       uint64_t address = uint64_t(results_gmem + thread + first * stride + piece * 128);
