@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from template_mutants import operands, statements
 from template_mutants.code import closing, code_of, top_comma
+from template_mutants.ptx_words import words
 
 _WORDS = (
     *("if", "else", "for", "while", "switch", "return", "sizeof"),
@@ -210,7 +211,17 @@ def _far(old: list[str], new: list[str]) -> str:
 def changes_of(text: str, first_line: int = 1) -> list[Change]:
     """All changes of a text, from `first_line` on."""
     code, found = code_of(text), []
-    for make in (_deletions, _weakenings, _moves, _far_moves, _flips, _off_by_one, *operands.ALL, *statements.ALL):
+    for make in (
+        _deletions,
+        _weakenings,
+        _moves,
+        _far_moves,
+        _flips,
+        _off_by_one,
+        *operands.ALL,
+        *statements.ALL,
+        words,
+    ):
         for kind, first, end, new in make(text, code):
             line = text.count("\n", 0, first) + 1
             old = " ".join(text[first:end].split())

@@ -151,35 +151,4 @@ def narrowed(text: str, code: str) -> Iterator[Edit]:
         yield "narrow", match.start(), match.end(), "int"
 
 
-_OTHER_WORDS = (
-    (r"\.trans\b", ""),
-    (r"wait_group(?=[. ])(?!\.read)(?=[^\"]* %0)", "wait_group.read"),
-    (r"\bst\.async\.", "st."),
-    (r"griddepcontrol\.wait", "griddepcontrol.launch_dependents"),
-    (r"griddepcontrol\.launch_dependents", "griddepcontrol.wait"),
-    (r"bar\.sync", "bar.arrive"),
-    (r"bar\.arrive", "bar.sync"),
-    (r"fence\.proxy\.async\.shared::cta", "fence.proxy.async.global"),
-    (r"\.max\b", ".min"),
-    (r"\bmax\.", "min."),
-    (r"commit_group", "wait_all"),
-    (r"\bcp\.async\.c[ag]\.shared\.global ", "cp.async.ca.shared.global "),
-    (r"%2\b", "%1"),
-    (r"%1\b", "%2"),
-)
-
-
-def words(text: str, code: str) -> Iterator[Edit]:
-    """PTX of other words or operands."""
-    for old, new in _OTHER_WORDS:
-        for match in re.finditer(old, text):
-            if code[match.start() : match.end()].isspace() and match[0] != new and _in_string(text, match.start()):
-                yield "ptx", match.start(), match.end(), new
-
-
-def _in_string(text: str, at: int) -> bool:
-    line = text[text.rfind("\n", 0, at) + 1 : at]
-    return line.split("//")[0].count('"') % 2 == 1
-
-
-ALL = (names, constants, operators, exchanged, dropped, stale, loops, lanes, arguments, narrowed, words)
+ALL = (names, constants, operators, exchanged, dropped, stale, loops, lanes, arguments, narrowed)

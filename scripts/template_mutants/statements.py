@@ -191,38 +191,7 @@ def types(text: str, code: str) -> Iterator[Edit]:
         yield "type", match.end(), first if first > 0 else end, "32"
 
 
-_OTHER_WORDS = (
-    (r"\.rn\b", ".rz"),
-    (r"(?<=[\s\"])@(?!!)(\w+|%\w+)", r"@!\1"),
-    (r"(?<=[\s\"])@!(\w+|%\w+)", r"@\1"),
-    (r"\.(ne|eq)\.", lambda m: {"ne": ".eq.", "eq": ".ne."}[m[1]]),
-    (r"\.shared::cluster\b", ".shared::cta"),
-    (r"\.cluster\b(?=\.)", ".cta"),
-    (r"\.aligned\b", ""),
-    (r"\.ftz\b", ""),
-    (r"\.b64\b", ".b32"),
-    (r"(?<=, )(\d+)(?=;)", lambda m: str(int(m[1]) + 1)),
-    (r"\bor\.", "and."),
-    (r"\badd\.", "sub."),
-    (r"\.read\b", ""),
-    (r"\bmulticast::cluster\b", ""),
-    (r"\.x4\b", ".x2"),
-    (r"\bprmt\.", "prmt.f4e."),
-    (r"\.mbarrier::complete_tx::bytes\b", ""),
-)
-
-
-def words(text: str, code: str) -> Iterator[Edit]:
-    """PTX of other words."""
-    for old, new in _OTHER_WORDS:
-        for match in re.finditer(old, text):
-            line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-            in_string = line.split("//")[0].count('"') % 2 == 1
-            if in_string and code[match.start() : match.end()].isspace():
-                yield "ptx", match.start(), match.end(), match.expand(new) if isinstance(new, str) else new(match)
-
-
 ALL = (
     *(twice, order, relations, arms, compounds, bits, floats, indices),
-    *(simple_terms, calls, initial_values, types, words),
+    *(simple_terms, calls, initial_values, types),
 )
