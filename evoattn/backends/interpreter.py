@@ -35,15 +35,17 @@ class InterpreterBackend:
     name = "interpreter"
     device = torch.device("cpu")
 
-    def __init__(self, step_limit: int = ptx.DEFAULT_STEP_LIMIT, far: Far | None = None) -> None:
+    def __init__(
+        self, step_limit: int = ptx.DEFAULT_STEP_LIMIT, far: Far | None = None, late_blocks: bool = False
+    ) -> None:
         """A kernel that runs for more than `step_limit` instructions is taken never to end. `far` spreads buffers over
-        addresses (`ptx.run_launch`).
+        addresses, with `late_blocks` some begin late (`ptx.run_launch`).
         """
-        self.step_limit, self.far = step_limit, far or {}
+        self.step_limit, self.far, self.late_blocks = step_limit, far or {}, late_blocks
 
-    def spread(self, far: Far) -> InterpreterBackend:
-        """The same with buffers spread."""
-        return type(self)(self.step_limit, far)
+    def placed(self, far: Far | None = None, late_blocks: bool = False) -> InterpreterBackend:
+        """The same with buffers spread, or with late blocks."""
+        return type(self)(self.step_limit, far, late_blocks)
 
     def run(
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
@@ -54,7 +56,14 @@ class InterpreterBackend:
         device would accept.
         """
         for execution in _launch(
-            compiled, launches, buffers, detect_races=True, count=False, limit=self.step_limit, far=self.far
+            compiled,
+            launches,
+            buffers,
+            detect_races=True,
+            count=False,
+            limit=self.step_limit,
+            far=self.far,
+            late_blocks=self.late_blocks,
         ):
             if execution.faults:
                 return execution.faults
@@ -65,7 +74,14 @@ class InterpreterBackend:
     ) -> ptx.Counters:
         """Run once without looking for races and return what all launches did. Raises as `run` does."""
         executions = _launch(
-            compiled, launches, buffers, detect_races=False, count=True, limit=self.step_limit, far=self.far
+            compiled,
+            launches,
+            buffers,
+            detect_races=False,
+            count=True,
+            limit=self.step_limit,
+            far=self.far,
+            late_blocks=self.late_blocks,
         )
         return sum((execution.counters for execution in executions), ptx.Counters())
 
@@ -79,6 +95,7 @@ def _launch(
     count: bool,
     limit: int,
     far: Far,
+    late_blocks: bool,
 ) -> Iterator[ptx.Execution]:
     """Yield the `Execution` of each launch."""
     require_order_of_calls(launches)
@@ -102,6 +119,7 @@ def _launch(
                 count=count,
                 step_limit=limit,
                 far=far,
+                late_blocks=late_blocks,
             )
         except ptx.UnsupportedInstruction as error:
             raise NotInterpreted(str(error)) from None

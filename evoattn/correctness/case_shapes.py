@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
 
 
 def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
@@ -18,6 +19,28 @@ def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem
     keys = problem.seqlen_k
     used = problem.with_(seqused=f"{keys // 3}:{-(-keys * 7 // 8)}") if problem.seqused else problem
     return windowed(used, past, ahead)
+
+
+def beside_tiles(problem: AttentionProblem, rows: int, tile: int) -> list[AttentionProblem]:
+    """Problems of a few tiles of `rows` queries and `tile` keys, in which the keys that a tile of rows sees end two
+    before the end of a tile of keys, or one behind it; and begin, under a window, two behind or one before it. A kernel
+    whose edge is a key off passes over a tile that is seen, or does not mask one that is not, here alone.
+
+    Empty for masks whose edges no length moves: tiles' own edges are where a causal mask ends.
+    """
+    mask, side = problem.masking, 2 * max(rows, tile) + 5
+    if not mask.causal or (mask.corner == "upper_left" and not problem.window):
+        return []
+    if mask.corner == "upper_left":
+        square = problem.with_(seqlen_q=side, seqlen_k=side)
+        return [windowed(square, tile - 2, tile - 2), windowed(square, tile + 1, 1)]
+    found = []
+    for end, begin, ahead in ((-2, 2, tile - 2), (1, -1, 1)):
+        ahead = 0 if MASKS[problem.mask].causal else ahead
+        diagonal = (3 if problem.window else 1) * tile + end - ahead
+        shifted = problem.with_(seqlen_q=rows + 7, seqlen_k=rows + 7 + diagonal)
+        found.append(fitted(shifted, max(0, diagonal - tile - begin), ahead))
+    return found
 
 
 def by_heads(problem: AttentionProblem, tile: int) -> AttentionProblem:
@@ -57,3 +80,15 @@ def sequenced(problem: AttentionProblem) -> AttentionProblem:
     queries = (rows // 2 + 1, rows, 0, 1, rows // 3 + 1)
     lengths = "+".join(map(str, queries)), "+".join(map(str, (keys // 3 + 1, keys, min(5, keys), keys // 2 + 1, 0)))
     return problem.with_(batch=len(queries), varlen="/".join(lengths))
+
+
+def keys_of_three_kernels(config: KernelConfig) -> int:
+    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, and the
+    first has more tiles than a block of it makes; 0 for families of other kernels."""
+    genes = config.params
+    if "PV_BLOCK_K" not in genes:
+        return 0
+    kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
+    values = (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"])
+    scores = (int(genes["TILES_A_BLOCK"]) + 1) * int(genes["BLOCK_N"])
+    return max(kept + 9, values + 1, scores + 1)

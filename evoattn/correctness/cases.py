@@ -11,7 +11,15 @@ import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
-from evoattn.correctness.case_shapes import by_heads, fitted, sequenced, used_cases, windowed
+from evoattn.correctness.case_shapes import (
+    beside_tiles,
+    by_heads,
+    fitted,
+    keys_of_three_kernels,
+    sequenced,
+    used_cases,
+    windowed,
+)
 from evoattn.correctness.far import FarKernel, can_be_far, far_places
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -120,6 +128,8 @@ class SmallCase:
     """SMs of the GPU that the launches are made for; None: all that it has."""
     far: bool = False
     """Whether strides pass 2^31 (`far.py`)."""
+    late_blocks: bool = False
+    """Whether blocks that wait for others do so for long (`ptx.run_launch`)."""
 
     def placed(self, kernel: BuiltKernel) -> BuiltKernel:
         """The kernel as launched on a GPU of so many SMs, with such strides."""
@@ -128,24 +138,12 @@ class SmallCase:
         return make(kernel.family, kernel.config, gpu, kernel.compiled)
 
     def backend(self, backend: InterpreterBackend) -> InterpreterBackend:
-        """The interpreter with buffers that lie so."""
-        return backend.spread(far_places(self.problem)) if self.far else backend
+        """The interpreter with buffers that lie, and blocks that begin, so."""
+        return backend.placed(far_places(self.problem) if self.far else None, self.late_blocks)
 
     def make(self, seed: int) -> Case:
         """Inputs and their answer."""
         return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True)
-
-
-def _keys_of_three_kernels(config: KernelConfig) -> int:
-    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, and the
-    first has more tiles than a block of it makes; 0 for families of other kernels."""
-    genes = config.params
-    if "PV_BLOCK_K" not in genes:
-        return 0
-    kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
-    values = (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"])
-    scores = (int(genes["TILES_A_BLOCK"]) + 1) * int(genes["BLOCK_N"])
-    return max(kept + 9, values + 1, scores + 1)
 
 
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
@@ -159,10 +157,11 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
       rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
       torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
-    - one query, and more heads than the config's order of tiles takes in turn;
+    - one query, a tile of keys that has one, more heads than the config's order of tiles takes in turn, and blocks that
+      wait for long where any wait for others;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
-    - just past one tile of rows, and a part of one key tile; under a mask that ends in the lower right corner there are
-      rows that see no key;
+    - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask
+      that ends in the lower right corner there are rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
     - if a softmax of its own keeps scores, a huge key behind them;
     - if there are terms beside the product, their extremes (`terms.make_terms`);
@@ -173,7 +172,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if V lies within K, groups of more heads than BLOCK_M;
     - if the rows of a tile are heads of one query, as many rows of heads as there would be of queries (`by_heads`);
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
-      of the others end on, beside and within tiles.
+      of the others end on, beside and within tiles;
+    - where lengths or windows may say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`).
     """
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
     shares = int(config.params.get("SPLITS", 1)) * int(config.params.get("KEY_SPLIT", 1))
@@ -189,7 +189,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     heads_are_rows = FAMILIES[config.family].heads_are_rows
     square = 2 * block_n + 5 if heads_are_rows else MOST_SQUARE_KEYS
     most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
-    keys = min(max(laps * block_n - block_n // 2 + 1, _keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
+    keys = min(max(laps * block_n - block_n // 2 + 1, keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
+    if rows_for(keys) >= keys:
+        keys -= (keys - 1) % block_n
     many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
     some = max(block_n + 3, min(shares * block_n + 3, most // 4))
     grouped = problem.with_(batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(some), seqlen_k=some, layout=other)
@@ -197,7 +199,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
     groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn, which would hide the group of heads
-    single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=block_n + block_n // 2 + 1)
+    single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=block_n + 1)
+    part = one.with_(heads=turn + 1, seqlen_q=rows, seqlen_k=block_n // 2 + 1)
     cases = [
         SmallCase("ragged, many key tiles", fitted(many, max(1, keys - block_n - 3), 5)),
         SmallCase(
@@ -207,9 +210,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
             sms=1,
             far=can_be_far(grouped),
         ),
-        SmallCase("one query, many heads", fitted(single, block_n // 2, 3)),
+        SmallCase("one query, many heads", fitted(single, block_n // 2, 3), late_blocks=True),
         SmallCase("whole tiles", fitted(whole, block_n - 1, block_n), far=can_be_far(whole)),
-        SmallCase("part of one key tile", fitted(one.with_(seqlen_q=rows, seqlen_k=block_n // 2 + 1), block_n + 3, 0)),
+        SmallCase("part of one key tile", fitted(part, block_n + 3, 0), sms=3),
     ]
     if str(config.params.get("RESCALE", "")).startswith("lazy"):
         within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * shares * block_n + 1)
@@ -240,6 +243,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         side = block_m + block_n + 5
         beside = fitted(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
         cases.append(SmallCase("windows that begin at different tiles", beside))
-    if heads_are_rows:
+    if not heads_are_rows:
+        cases += [SmallCase("edges beside those of tiles", p) for p in beside_tiles(one, block_m, block_n)]
+    else:
         cases = [replace(case, problem=by_heads(case.problem, block_m)) for case in cases]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if packs else cases

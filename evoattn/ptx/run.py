@@ -62,6 +62,7 @@ def run_launch(
     count: bool = True,
     step_limit: int = DEFAULT_STEP_LIMIT,
     poison: int = POISON,
+    late_blocks: bool = False,
 ) -> Execution:
     """Run one launch of the kernel called `kernel` and return its faults and counters.
 
@@ -75,7 +76,8 @@ def run_launch(
     that shared memory holds until it is written, and a copy's destination until the copy has landed: a NaN in every
     float type. `after` is given for a launch that may begin before earlier ones have ended (programmatic dependent
     launch): what those touched, from their `Execution.touched`. `far` spreads buffers over addresses, by name: each 16
-    bytes lie so many times 2^32 bytes further on than in the array (`[bytes / 16]`).
+    bytes lie so many times 2^32 bytes further on than in the array (`[bytes / 16]`). With `late_blocks` every third
+    of the first blocks of a kernel with atomics begins when those beside it have ended, or have waited for long.
 
     What goes wrong while the kernel runs is in `Execution.faults`, one sentence each. Raises `ImpossibleLaunch` for a
     launch that no device accepts, `UnsupportedInstruction` where the kernel has an instruction that is not modelled,
@@ -102,6 +104,7 @@ def run_launch(
         count=count,
         step_limit=step_limit,
         poison=poison,
+        late_blocks=late_blocks,
     )
     return machine.run()
 

@@ -3,6 +3,7 @@ the config."""
 
 import pytest
 
+from evoattn.correctness.case_shapes import beside_tiles
 from evoattn.correctness.cases import device_cases, interpreter_cases
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -60,7 +61,7 @@ def test_a_lazy_shift_has_to_rise_after_the_first_tiles():
 
 
 def test_rows_that_see_no_key():
-    part = cases("causal_lower_right")[-1]
+    part = cases("causal_lower_right")[4]
     assert part.masking.offset(part.seqlen_q, part.seqlen_k) < 0
 
 
@@ -73,6 +74,36 @@ def test_the_last_tile_of_keys_is_a_part_that_lies_in_both_halves(block_n):
     many, grouped, _, _, part = cases(BLOCK_N=block_n)
     assert many.seqlen_k % block_n == block_n // 2 + 1 == part.seqlen_k
     assert block_n < grouped.seqlen_k < 3 * block_n // 2 and grouped.seqlen_k % 2
+
+
+@pytest.mark.parametrize("block_m", [64, 256])
+def test_row_blocks_of_several_heads_take_turns_on_a_few_sms(block_m):
+    problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16")
+    small = interpreter_cases(problem, KernelConfig("flash_wgmma", {"BLOCK_M": block_m, "BLOCK_N": 32}))[4]
+    part = small.problem
+    assert part.heads > 1 and part.seqlen_q > block_m
+    tiles = part.heads * -(-part.seqlen_q // block_m)
+    assert small.sms and 1 < small.sms < tiles
+
+
+def test_a_tile_of_keys_that_has_one():
+    assert cases()[2].seqlen_k % 32 == 1
+    many = cases("causal_upper_left")[0]
+    assert many.seqlen_k % 32 == 1 and many.seqlen_q > many.seqlen_k
+
+
+@pytest.mark.parametrize("tile", [16, 128])
+def test_edges_of_a_mask_lie_one_key_beside_those_of_tiles(tile):
+    rows = 64
+    plain = AttentionProblem(1, 1, 1, 4096, 4096, 64, mask="causal_lower_right")
+    assert not beside_tiles(plain.with_(mask="full"), rows, tile)
+    assert not beside_tiles(plain.with_(mask="causal_upper_left"), rows, tile)
+    for mask in ("full", "causal_upper_left", "causal_lower_right"):
+        for problem in [plain.with_(mask=mask, window="9:0")] + ([plain] if mask == plain.mask else []):
+            edges = [p.masking.edges(p.seqlen_q, p.seqlen_k) for p in beside_tiles(problem, rows, tile)]
+            begins, ends = ({None if edge is None else edge % tile for edge in side} for side in zip(*edges))
+            assert begins == ({2, tile - 1} if problem.window else {None})
+            assert ends == ({0} if mask == "causal_upper_left" else {tile - 2, 1})
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left"])

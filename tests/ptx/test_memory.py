@@ -36,6 +36,17 @@ def test_misaligned_accesses():
     assert not run_ptx("mov.u32 %r0, tile; add.u32 %r0, %r0, 2; ld.shared.u32 %r1, [%r0+2];", declarations=tile).faults
 
 
+def test_an_offset_is_no_address_of_shared_memory():
+    """The first bytes are the system's: nobody writes them, and what is read there is nothing that was written."""
+    out, options = np.zeros(1, np.uint32), {"declarations": ".shared .align 16 .b8 tile[64];", "threads": 1}
+    written = "mov.u32 %r0, tile; mov.u32 %r1, 7; st.shared.u32 [%r0], %r1; mov.u32 %r2, 0; "
+    for place, right in (("tile", True), ("%r2", False)):
+        assert not run_ptx(f"{written} ld.shared.u32 %r3, [{place}]; st.global.u32 [%a0], %r3;", out, **options).faults
+        assert (out[0] == 7) == right
+    [fault] = run_ptx("mov.u32 %r0, 16; st.shared.u32 [%r0], %tid;", blocks=2, **options).faults
+    assert "Block 0 writes shared memory that is the system's" in fault
+
+
 def test_shared_bounds_are_static_plus_dynamic():
     declarations = ".shared .align 16 .b8 tile[64]; .extern .shared .align 16 .b8 more[];"
     body = "mov.u32 %r0, more; shl.b32 %r1, %tid, 2; add.u32 %r0, %r0, %r1; st.shared.u32 [%r0], %tid;"

@@ -54,10 +54,10 @@ extern "C" __global__ void k(int* out, unsigned* flags) {{
 }}"""
 
 
-def run(source, poll, give=GIVE, other="b - 1"):
+def run(source, poll, give=GIVE, other="b - 1", **options):
     out, flags = np.zeros(BLOCKS * 64, np.int32), np.zeros(BLOCKS, np.uint32)
     text = source.replace("POLL", POLLS[poll]).replace("GIVE", give).replace("OTHER", other)
-    return out.reshape(BLOCKS, 64), run_cuda(text, out, flags, blocks=BLOCKS, threads=THREADS)
+    return out.reshape(BLOCKS, 64), run_cuda(text, out, flags, blocks=BLOCKS, threads=THREADS, **options)
 
 
 @pytest.mark.parametrize("poll", POLLS)
@@ -102,3 +102,33 @@ def test_a_hand_over_without_order_is_a_race():
             text, np.zeros(BLOCKS * 64, np.int32), np.zeros(BLOCKS, np.uint32), blocks=BLOCKS, threads=THREADS
         ).faults
         assert "Race in global memory" in faults[0]
+
+
+@pytest.mark.parametrize("other", ["b - 1", "b + 1"])
+def test_who_does_not_wait_is_found_where_blocks_begin_late(other):
+    """Block 0 or 3 begins when the others have polled for long, or have taken what is not there."""
+    polls = POLLS["atom.acquire"]
+    assert not run(CHAIN, "atom.acquire", other=other, late_blocks=True)[1].faults
+    text = CHAIN.replace("POLL", polls.replace("(!seen)", "(seen)")).replace("GIVE", GIVE).replace("OTHER", other)
+    arrays = np.zeros(BLOCKS * 64, np.int32), np.zeros(BLOCKS, np.uint32)
+    assert run_cuda(text, *arrays, blocks=BLOCKS, threads=THREADS, late_blocks=True).faults
+
+
+GIVES_UP = """
+extern "C" __global__ void k(unsigned* flags) {
+  if (threadIdx.x > 0) return;
+  unsigned seen, mark = 1u << 31;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(seen) : "l"(flags) : "memory");
+  for (int look = 0; look < 4096; ++look) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flags) : "memory");
+    if ((seen & 7) == gridDim.x) return;
+  }
+  atomicOr(flags, mark);
+}"""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_waits_for_some_time_gives_up_where_blocks_begin_late(late):
+    flags = np.zeros(1, np.uint32)
+    assert not run_cuda(GIVES_UP, flags, blocks=5, threads=32, late_blocks=late).faults
+    assert flags[0] == 5 | late << 31

@@ -178,3 +178,21 @@ def test_a_register_that_nobody_wrote_is_no_zero():
     out = np.zeros(32, np.float32)
     body = "mul.wide.u32 %q0, %tid, 4; add.s64 %q0, %q0, %a0; add.f32 %f0, %f1, %f1; st.global.f32 [%q0], %f0;"
     assert not run_ptx(body, out).faults and np.isnan(out).all()
+
+
+def test_what_is_decided_by_a_register_that_nobody_wrote_is_a_fault():
+    [fault] = run_ptx("setp.eq.u32 %p0, %r9, 0; @%p0 exit;").faults
+    assert "%r9, which no instruction writes, is compared" in fault
+    assert not run_ptx("mov.u32 %r9, 0; setp.eq.u32 %p0, %r9, 0; @%p0 exit;").faults
+
+
+def test_an_aligned_instruction_misses_threads_that_have_exited():
+    """Of their own warp alone: the second warp has them all."""
+    product = (
+        "mov.f32 %f0, 0f00000000; mov.u32 %r0, 0; "
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0,%f0,%f0,%f0}, {%r0,%r0,%r0,%r0}, {%r0,%r0}, "
+        "{%f0,%f0,%f0,%f0};"
+    )
+    for gone, right in (("setp.eq.u32 %p0, %tid, 5;", False), ("setp.lt.u32 %p0, %tid, 32;", True)):
+        faults = run_ptx(gone + "@%p0 exit; " + product, threads=64).faults
+        assert not faults if right else "never reaches" in faults[0]

@@ -86,7 +86,7 @@ def test_the_first_product_needs_a_fence_though_nobody_has_written_its_registers
     """Its accumulators are written by the product alone, for scale-d is false, and A and B lie in shared memory."""
     names = ", ".join(f"%f{i}" for i in range(4))
     once = PRODUCT.format(names=names)
-    zeros = f"mov.u32 %r0, tile; mov.b64 %q0, 1; setp.ne.u32 %p0, 0, 0; FENCE {once} {once}"
+    zeros = f"mov.u32 %r0, tile; mov.b64 %q0, 65; setp.ne.u32 %p0, 0, 0; FENCE {once} {once}"
     done = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
     tile = ".shared .align 128 .b8 tile[4096];"
     for fence, right in (("wgmma.fence.sync.aligned;", True), ("", False)):

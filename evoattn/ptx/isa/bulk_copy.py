@@ -41,11 +41,11 @@ def load(context: Context, ins: Instruction, fields: Fields) -> Action:
             agent = 0
             if races is not None and barrier.order is not None:
                 block = int(context.threads.block_of[thread])
-                agent = races.proxy.copies(block, offset)
+                agent = races.proxy.copies(block, barrier.offset)
                 if not barrier.fenced:
                     races.shared.report(
                         ins,
-                        f"the tensor copy engine uses the mbarrier at byte {offset} with no fence after its "
+                        f"the tensor copy engine uses the mbarrier at byte {barrier.offset} with no fence after its "
                         "initialization",
                     )
                 races.proxy.write(agent, thread, box.granules, ins, block)

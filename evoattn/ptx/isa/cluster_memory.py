@@ -72,7 +72,7 @@ def store(context: Context, ins: Instruction, fields: Fields) -> Action:
             barrier = barriers.find(at, int(active.index[int(chosen.argmax())]), ins)
             agent = 0
             if races is not None:
-                agent = races.proxy.copies(at // stride, at % stride, "asynchronous stores")
+                agent = races.proxy.copies(at // stride, context.shared.byte(at), "asynchronous stores")
                 shift, count = races.shared.shift, max(size >> races.shared.shift, 1)
                 granules = ((index[chosen] >> shift)[:, None] + np.arange(count)).ravel()
                 races.proxy.write(agent, context.count + warp, granules, ins, at // stride, proxied=False)

@@ -64,10 +64,23 @@ class Flow:
         self._starts = sorted(s for s in starts if s < self.count)
         self.polls = frozenset(start for start in self._starts if self._polls(start))
         """Where loops of one run begin that read memory until another thread has written there."""
+        self.undefined = self._undefined_comparison()
+        """A sentence on the first comparison of a register that no instruction writes; empty if there is none."""
         self.understood = False
         """Whether some machine has prepared every instruction: others then prepare those alone that they reach."""
         self._live_at_start = self._solve()
         self._live: dict[int, int] = {}
+
+    def _undefined_comparison(self) -> str:
+        """What is computed of an unwritten register shows (`registers.py`); what is decided by it need not."""
+        written = 0
+        for bits in self.writes:
+            written |= bits
+        for ins, reads in zip(self.kernel.instructions, self.reads):
+            if (unknown := reads & ~written) and ins.opcode.startswith("setp."):
+                name = next(name for name, bit in self._bit.items() if bit & unknown)
+                return f"The register {name}, which no instruction writes, is compared in {ins}."
+        return ""
 
     def _note_registers(self, ins: Instruction, entry: Entry) -> None:
         outputs = [name for o in ins.operands[: entry.writes] for name in self._registers_of(o)]

@@ -107,16 +107,14 @@ class Boxes:
         alignment = 8 * tiled.swizzle_bytes or _ROW
         if place % alignment:
             raise AsyncFault(
-                f"{self.context.threads.describe(thread)} has a box at byte {place} of shared memory, no multiple of "
-                f"{alignment} as a "
-                f"swizzle of {tiled.swizzle_bytes} bytes needs, in {self.ins}."
+                f"{self.context.threads.describe(thread)} has a box at byte {place - shared.first} of shared memory, "
+                f"no multiple of {alignment} as a swizzle of {tiled.swizzle_bytes} bytes needs, in {self.ins}."
             )
         size = tiled.box_bytes
-        if place < 0 or place + size > shared.limit:
+        if place < shared.first or place + size > shared.limit:
             raise MemoryFault(
-                f"{self.context.threads.describe(thread)} has a box of {size} bytes at byte {place} of shared memory, "
-                "outside its "
-                f"{shared.limit} bytes, in {self.ins}."
+                f"{self.context.threads.describe(thread)} has a box of {size} bytes at byte {place - shared.first} of "
+                f"shared memory, outside its {shared.limit - shared.first} bytes, in {self.ins}."
             )
         start = int(shared.base[thread]) + place
         shift = 0 if self.context.races is None else self.context.races.shared.shift

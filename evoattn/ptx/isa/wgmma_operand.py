@@ -43,10 +43,11 @@ class SharedOperand:
         chunks = operand_chunks(descriptor, self.side, self.transposed)
         if chunks is None:
             raise AsyncFault(f"The matrix descriptor {descriptor:#x} has a base offset or unknown bits in {self.ins}.")
-        if (int(chunks.max()) + 1) * CHUNK > self.context.shared.limit:
+        shared, lowest, highest = self.context.shared, int(chunks.min()) * CHUNK, int(chunks.max()) * CHUNK
+        if lowest < shared.first or highest + CHUNK > shared.limit:
+            place = lowest if lowest < shared.first else highest
             raise MemoryFault(
-                f"The warpgroup of {self.context.threads.describe(thread)} reads byte {int(chunks.max()) * CHUNK} of "
-                "shared memory, "
-                f"outside its {self.context.shared.limit} bytes, in {self.ins}."
+                f"The warpgroup of {self.context.threads.describe(thread)} reads {shared.outside(place, CHUNK)} bytes, "
+                f"in {self.ins}."
             )
         return chunks

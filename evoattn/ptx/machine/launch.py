@@ -71,10 +71,11 @@ class Machine:
         count: bool = True,
         step_limit: int = DEFAULT_STEP_LIMIT,
         poison: int = POISON,
+        late_blocks: bool = False,
     ) -> None:
         """`params` are NumPy scalars, arrays or bytes, one per kernel parameter, of exactly its size. `together`:
         neighbouring blocks that wait for one another. `before` is what earlier launches touched that may not have ended
-        when this one begins; None if they have.
+        when this one begins; None if they have. `late_blocks` as in `run_launch`.
 
         Raises `ImpossibleLaunch`, or `UnsupportedInstruction` if the kernel has an instruction outside the whitelist.
         """
@@ -104,6 +105,7 @@ class Machine:
         self._together = math.lcm(self.cluster, together)
         self.dynamic_smem_bytes, self.before = dynamic_smem_bytes, before
         self.detect_races, self.count, self.step_limit, self.poison = detect_races, count, step_limit, poison
+        self.late_blocks = late_blocks
         self.parameters = _pack(kernel, params)
         self.flow: Flow = flow_of(kernel)
 
@@ -112,6 +114,8 @@ class Machine:
 
         A launch that turns out to read and write the same buffer is run again with its reads watched (`GlobalRaces`).
         """
+        if self.detect_races and self.flow.undefined:
+            return Execution((self.flow.undefined,), Counters(), 0)
         blocks = int(np.prod(self.grid))
         smem = self.kernel.dynamic_offset + self.dynamic_smem_bytes
         block_threads = -(-int(np.prod(self.block)) // WARP) * WARP
@@ -159,7 +163,7 @@ class Machine:
             self.count,
             self.poison,
         )
-        scheduler = Scheduler(context, self.flow, self.step_limit)
+        scheduler = Scheduler(context, self.flow, self.step_limit, self.late_blocks and threads.first_block == 0)
         faults: list[str] = []
         try:
             scheduler.run()
@@ -167,6 +171,8 @@ class Machine:
             raise
         except PtxError as error:
             faults.append(str(error))
+        if len(wrong := context.shared.before_first()):
+            faults.append(f"Block {threads.first_block + int(wrong[0])} writes shared memory that is the system's.")
         if context.races is not None:
             faults += context.races.faults()
             context.races.grid.detach()

@@ -11,6 +11,7 @@ from evoattn.ptx.isa.cluster_barrier import ClusterArrival, ClusterBarriers, Clu
 from evoattn.ptx.isa.control import BarrierArrival, Branch, Exit
 from evoattn.ptx.isa.flow import Flow, ends_run
 from evoattn.ptx.machine.barriers import Barriers
+from evoattn.ptx.machine.polls import Polls
 from evoattn.ptx.machine.runs import Runs
 from evoattn.ptx.program.arrays import Mask, Numbers
 from evoattn.ptx.program.threads import ActiveThreads
@@ -24,14 +25,12 @@ loops too.
 
 Groups = list[tuple[int, ActiveThreads]]
 """Who goes on at which pc."""
-MAX_POLLS_IN_VAIN = 1000
-"""Runs of polling loops, one after another with no other in between, after which they are taken to be endless."""
 
 
 class Scheduler:
     """One execution of a kernel by the threads of a context. `executions(pc)` counts warps."""
 
-    def __init__(self, context: Context, flow: Flow, step_limit: int) -> None:
+    def __init__(self, context: Context, flow: Flow, step_limit: int, late_blocks: bool = False) -> None:
         self.context, self.flow, self.step_limit = context, flow, step_limit
         self.steps = 0
         self.instructions = context.kernel.instructions
@@ -44,12 +43,12 @@ class Scheduler:
         self._ready: dict[int, ActiveThreads] = {}
         self._stalled: dict[int, Mask] = {}
         self._interned: dict[bytes, ActiveThreads] = {}
-        self._polls_in_vain = 0
+        self._polls = Polls(context, flow, late_blocks)
 
     def run(self) -> None:
         """Run to the end. Raises a `PtxError` on the first fault that stops execution."""
         with np.errstate(all="ignore"):
-            pc, active = 0, self._intern(self.context.alive)
+            pc, active = 0, self._intern(self._polls.first())
             while True:
                 following = self._execute(pc, active)
                 if self._phases.woken:
@@ -67,7 +66,7 @@ class Scheduler:
                 for next_pc, threads in following:
                     self._make_ready(next_pc, threads)
                 if not self._ready:
-                    for next_pc, threads in self._interned_groups(self._phases.give_up()):
+                    for next_pc, threads in self._interned_groups(self._polls.begin() or self._phases.give_up()):
                         self._make_ready(next_pc, threads)
                 if not self._ready:
                     self._finish()
@@ -84,12 +83,8 @@ class Scheduler:
 
     def _count_polls(self, pc: int) -> None:
         """Raises `Deadlock` when all who are left have polled in vain."""
-        self._polls_in_vain = self._polls_in_vain + 1 if pc in self.flow.polls else 0
-        if self._polls_in_vain > MAX_POLLS_IN_VAIN:
-            raise Deadlock(
-                f"{self.context.kernel.name} is deadlocked: threads poll from {self.instructions[pc]} on, and all "
-                "others wait or have ended."
-            )
+        for first_pc, threads in self._interned_groups(self._polls.count(pc)):
+            self._make_ready(first_pc, threads)
 
     def _execute(self, pc: int, active: ActiveThreads) -> Groups:
         """Run from `pc` to what ends the run; returns who goes on where."""
@@ -212,8 +207,7 @@ class Scheduler:
         """Remove threads; barriers and warp-wide instructions no longer wait for them."""
         for told in self.context.at_exit:
             told(active)
-        self.context.alive &= active.inactive
-        self.context.alive_version += 1
+        self.context.leave(active)
         if self.context.races is not None:
             blocks = self.context.alive.reshape(self.context.threads.block_count, -1)
             ended = np.flatnonzero(~blocks.any(1))

@@ -16,6 +16,10 @@ GLOBAL_BASE = 1 << 32
 SHARED_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW = 1 << 48, 2 << 48, 3 << 48
 """A generic address below the first window is global; windows are 2^48 bytes apart."""
 WINDOW_SHIFT = np.uint64(48)
+RESERVED_SMEM = 1024
+"""Bytes at the start of a block's shared memory that are the system's, so that no address in it is an offset as well
+(CUDA C++ Programming Guide, compute capabilities 8.x and 9.0: 1 KB per thread block).
+"""
 RANK_SHIFT = 24
 """Of an address in the memory of a cluster: from this bit on the rank of the block plus one, or 0 for the own block."""
 
@@ -26,14 +30,15 @@ def as_elements(data: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 class BankedMemory:
-    """Memory of which every owner (a block, or a thread) has its own range of `limit` bytes, starting at its address
-    0.
-    """
+    """Memory of which every owner (a block, or a thread) has its own bytes, from address `first` to `limit` - 1."""
 
-    def __init__(self, name: str, threads: Threads, owner_of: Numbers, owners: int, limit: int, fill: int) -> None:
-        """`fill` is the 16-bit word that it holds before it is written."""
-        self.name, self.threads, self.limit = name, threads, limit
-        self.stride = max(-(-limit // 16) * 16, 16)
+    def __init__(
+        self, name: str, threads: Threads, owner_of: Numbers, owners: int, size: int, fill: int, first: int = 0
+    ) -> None:
+        """`size` bytes of each owner; `fill` is the 16-bit word that it holds before it is written."""
+        self.name, self.threads, self.first, self.limit = name, threads, first, first + size
+        self.fill = fill
+        self.stride = max(-(-self.limit // 16) * 16, 16)
         self.data = np.full(self.stride * owners // 2, fill, np.uint16).view(np.uint8)
         self.base = owner_of.astype(np.int64) * self.stride
         self._offset_bases: dict[int, Numbers] = {}
@@ -42,6 +47,19 @@ class BankedMemory:
     def elements(self, size: int) -> NDArray[Any]:
         """`data` as elements of `size` bytes."""
         return self._elements[size]
+
+    def outside(self, place: int, size: int) -> str:
+        """Of `size` bytes at an address outside: a part of a sentence."""
+        return f"{size} bytes of {self.name} memory at byte {place - self.first}, outside its {self.limit - self.first}"
+
+    def byte(self, index: int) -> int:
+        """Which of its owner's bytes an index into `data` is, counted from the first."""
+        return index % self.stride - self.first
+
+    def before_first(self) -> Numbers:
+        """The owners whose bytes before the first address were written."""
+        before = self.data.reshape(-1, self.stride)[:, : self.first].view(np.uint16)
+        return np.flatnonzero((before != self.fill).any(1))
 
     def locate(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> Numbers:
         """Index of the first byte in `data` (int64, one per active thread) of an access of `size` bytes at `base +
@@ -85,19 +103,17 @@ class BankedMemory:
 
     def _check_exactly(self, base: Numbers, offset: int, size: int, active: ActiveThreads, ins: Instruction) -> None:
         address = np.broadcast_to(base, (len(active),)).astype(np.int64) + offset
-        outside = (address < 0) | (address + size > self.limit)
+        outside = (address < self.first) | (address + size > self.limit)
         if outside.any():
             at = int(np.flatnonzero(outside)[0])
             raise MemoryFault(
-                f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte "
-                f"{address[at]}, "
-                f"outside its {self.limit} bytes, in {ins}."
+                f"{self.threads.describe(active.index[at])} accesses {self.outside(int(address[at]), size)} bytes, in "
+                f"{ins}."
             )
         misaligned = address & (size - 1) != 0
         if misaligned.any():
             at = int(np.flatnonzero(misaligned)[0])
             raise MemoryFault(
                 f"{self.threads.describe(active.index[at])} accesses {size} bytes of {self.name} memory at byte "
-                f"{address[at]}, "
-                f"which is misaligned, in {ins}."
+                f"{address[at] - self.first}, which is misaligned, in {ins}."
             )

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from evoattn.ptx.errors import DivergentCollective
-from evoattn.ptx.memory.address_space import BankedMemory
+from evoattn.ptx.memory.address_space import RESERVED_SMEM, BankedMemory
 from evoattn.ptx.memory.global_buffers import GlobalMemory
 from evoattn.ptx.memory.traffic import Traffic
 from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
@@ -66,11 +66,14 @@ class Context(Binder):
         """
         self.poison = poison
         symbols = dict(kernel.shared) | dict.fromkeys(kernel.dynamic_symbols, kernel.dynamic_offset)
+        symbols = {name: RESERVED_SMEM + offset for name, offset in symbols.items()}
         super().__init__(kernel, threads, symbols, parameters)
         smem_bytes = kernel.dynamic_offset + dynamic_smem_bytes if kernel.dynamic_symbols else kernel.static_smem_bytes
         everybody = np.arange(threads.count)
         self.global_memory = memory
-        self.shared = BankedMemory("shared", threads, threads.block_of, threads.block_count, smem_bytes, poison)
+        self.shared = BankedMemory(
+            "shared", threads, threads.block_of, threads.block_count, smem_bytes, poison, RESERVED_SMEM
+        )
         self.local = BankedMemory(
             "local", threads, everybody, threads.count if kernel.local_bytes else 1, kernel.local_bytes, 0
         )
@@ -97,6 +100,8 @@ class Context(Binder):
         self.traffic = Traffic() if count else None
         self.alive = threads.exists.copy()
         self.alive_version = 0
+        self.partly_gone = False
+        """Whether of some warp a part of the threads has exited."""
         self.remote = RemoteAccesses(threads, self.shared.stride, self.alive, self.races.shared if self.races else None)
         self._cached: dict[object, object] = {}
 
@@ -118,11 +123,14 @@ class Context(Binder):
     def require_whole_warps(self, active: ActiveThreads, ins: Instruction, members: Numbers | None = None) -> None:
         """Raise `NotConverged` unless every warp with an active thread has all its threads that are left active.
 
-        `members` (uint32, over threads or 0-d) is the member mask: only the threads that it names need be there.
+        `members` (uint32, over threads or 0-d) is the member mask: only the threads that it names need be there. Of an
+        `.aligned` instruction threads that have exited are missed too (PTX ISA, mma, ldmatrix and wmma).
         Raises `DivergentCollective` where `.aligned` asks for more than that all of them come.
         """
         if self.apart is not None:
             self.require_together(active, ins)
+        if self.partly_gone and ".aligned" in ins.opcode:
+            self.require_every_lane(active, ins)
         if active.all or active.whole_warps_at == self.alive_version:
             return
         missing = self.alive.reshape(-1, WARP) & ~active.by_warp
@@ -162,6 +170,13 @@ class Context(Binder):
         if partial.any():
             raise NotConverged(ins, partial)
         active.whole_warpgroups = True
+
+    def leave(self, active: ActiveThreads) -> None:
+        """These threads exit."""
+        self.alive &= active.inactive
+        self.alive_version += 1
+        left = self.alive.reshape(-1, WARP)
+        self.partly_gone = bool((left.any(1) & (left != self.threads.exists.reshape(-1, WARP)).any(1)).any())
 
     def go_apart(self, active: ActiveThreads) -> None:
         """These threads do something that others of their warps do not do with them."""

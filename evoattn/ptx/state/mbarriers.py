@@ -37,7 +37,7 @@ class Mbarriers:
         if index in self._barriers:
             raise AsyncFault(
                 f"{self.threads.describe(thread)} initialises the mbarrier at byte "
-                f"{index % self.context.shared.stride} of shared memory again, in {ins}."
+                f"{self.context.shared.byte(index)} of shared memory again, in {ins}."
             )
         if not 1 <= count <= MAX_COUNT:
             raise AsyncFault(f"{self.threads.describe(thread)} asks for an mbarrier of {count} arrivals in {ins}.")
@@ -45,7 +45,7 @@ class Mbarriers:
         columns, now = (0, 0) if races is None else (races.order.clock.shape[1], races.order.now)
         known_by = np.arange(self.threads.count) == thread
         a, b, c, d = (Knowledge.of_nothing(columns) for _ in range(4))
-        offset = index % self.context.shared.stride
+        offset = self.context.shared.byte(index)
         self._barriers[index] = Mbarrier(index, offset, count, count, thread, now, known_by, a, b, c, d)
         if races is not None:
             self._barriers[index].order = Phases(races.shared, offset)
@@ -63,7 +63,7 @@ class Mbarriers:
         barrier = self._barriers.get(index)
         if barrier is None:
             raise AsyncFault(
-                f"{self.threads.describe(thread)} uses byte {index % self.context.shared.stride} of shared memory, "
+                f"{self.threads.describe(thread)} uses byte {self.context.shared.byte(index)} of shared memory, "
                 f"which is no initialised mbarrier, in {ins}."
             )
         if self._signatures[index // BYTES] != _signature(index):
