@@ -77,16 +77,35 @@ class Clock:
         self.on = False
 
 
-def median_ms(call: Callable[[], Any]) -> float:
-    times = []
+def once_ms(call: Callable[[], Any]) -> float:
+    """From the first to the last of a call on the GPU, which waits for the CPU in between."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def once_cpu_ms(call: Callable[[], Any]) -> float:
+    """CPU time of a call that leaves its work to the GPU: of the thread, without what it waits for."""
+    torch.cuda.synchronize()
+    begin = time.thread_time()
+    call()
+    return (time.thread_time() - begin) * 1e3
+
+
+def medians(calls: dict[str, Callable[[], Any]], once: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
+    """Of each call, all in turns, so that they meet the same clocks and the same load of the host."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times[2:])
+        for name, call in calls.items():
+            times[name].append(once(call))
+    return {name: statistics.median(found[2:]) for name, found in times.items()}
+
+
+def median_ms(call: Callable[[], Any]) -> float:
+    return medians({"": call}, once_ms)[""]
 
 
 def graph_ms(call: Callable[[], Any]) -> float:
@@ -101,17 +120,6 @@ def graph_ms(call: Callable[[], Any]) -> float:
     with torch.cuda.graph(graph):
         call()
     return median_ms(lambda: [graph.replay() for _ in range(REPLAYS)]) / REPLAYS
-
-
-def cpu_ms(call: Callable[[], Any]) -> float:
-    """CPU time of a call that leaves its work to the GPU: of the thread, without what it waits for."""
-    times = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        begin = time.thread_time()
-        call()
-        times.append((time.thread_time() - begin) * 1e3)
-    return statistics.median(times)
 
 
 def output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -154,11 +162,10 @@ def measure(name: str, layers: int, names: list[str], batch: int | None) -> list
     """A row for each implementation."""
     make, inputs = MODELS[name](layers)
     inputs = {n: (t.bfloat16() if t.is_floating_point() else t)[:batch].cuda() for n, t in inputs.items()}
-    expected, rows = None, []
+    expected, rows, models = None, [], {}
     for implementation in names:  # "eager" first, which has all that a model asks for
         clock = None if implementation == "eager" else Clock(implementation)  # that one is of each model's own code
         torch.manual_seed(0)
-        row: dict[str, Any] = dict(model=name, implementation=implementation)
         try:
             with torch.device("cuda"):
                 model = make(clock.name if clock else implementation).eval()
@@ -167,9 +174,14 @@ def measure(name: str, layers: int, names: list[str], batch: int | None) -> list
             print(f"{name} with {implementation}: {str(error).splitlines()[0][:120]}", flush=True)
             continue
         expected = found if expected is None else expected
-        row["error"] = (found - expected).abs().max().item()
-        forward = partial(model, **inputs)
-        row["forward_ms"], row["forward_cpu_ms"] = median_ms(forward), cpu_ms(forward)
+        rows.append(dict(model=name, implementation=implementation, error=(found - expected).abs().max().item()))
+        models[implementation] = model, clock
+    forwards = {implementation: partial(model, **inputs) for implementation, (model, _) in models.items()}
+    whole, cpu = medians(forwards, once_ms), medians(forwards, once_cpu_ms)
+    for row in rows:
+        model, clock = models[row["implementation"]]
+        forward = forwards[row["implementation"]]
+        row["forward_ms"], row["forward_cpu_ms"] = whole[row["implementation"]], cpu[row["implementation"]]
         times = {"forward_graph_ms": partial(graph_ms, forward)}
         if clock:
             row["call_cpu_us"] = clock.cpu_us(forward)
@@ -180,8 +192,7 @@ def measure(name: str, layers: int, names: list[str], batch: int | None) -> list
             try:
                 row[what] = measure_ms()
             except RuntimeError as error:
-                print(f"{name} with {implementation}, {what}: {str(error).splitlines()[0]}", flush=True)
-        rows.append(row)
+                print(f"{name} with {row['implementation']}, {what}: {str(error).splitlines()[0]}", flush=True)
     return rows
 
 

@@ -81,6 +81,17 @@ class Variant:
         if self.bias.dtype not in (query.dtype, torch.float32):
             raise ValueError(f"bias must be float32 or of query's dtype {query.dtype}, not {self.bias.dtype}.")
 
+    def form(self, query: Tensor, key: Tensor) -> tuple[object, ...]:
+        """All but the numbers in tensors: what `require` and `fields` go by, beside query and key. Raises `ValueError`
+        for a window that is none."""
+        window = self.window
+        if window is not None and window.__class__ is not tuple:
+            self.require(query, key)
+            window = window[0], window[1]
+        given = self.sinks, self.slopes, self.bias, self.seqused, self.table, *(self.starts or ())
+        tensors = (None if t is None else (t.shape, t.dtype) for t in given)
+        return window, self.softcap, self.longest, *tensors
+
     def seqlen_k(self, key: Tensor) -> int:
         """Keys that a sequence has room for."""
         return key.shape[2] if self.table is None else self.table.shape[1] * key.shape[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,8 @@ def attention(
         variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
     if out is not None:
         require_out(out, query, value)
-    variant.require(query, key)
+    if watched:
+        variant.require(query, key)
     if watched and variant.seqused is not None and out is None and not return_lse:
         from evoattn.ops.cache_op import traced  # imports torch._dynamo, which whoever traces has done already
 
@@ -48,6 +51,7 @@ def attention(
     reason = WATCHED
     if not watched:
         if capture.thread.shapes:
+            variant.require(query, key)
             fields = variant.fields(is_causal, query, key)
             with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
                 pass
@@ -56,6 +60,7 @@ def attention(
         if not isinstance(done, str):
             return done
         reason = done
+        variant.require(query, key)
     if strict:
         raise NoKernel(f"No kernel serves this call: {reason}.")
     answer, lse = fallback.varied(
@@ -86,22 +91,24 @@ def by_kernel(
     return_lse: bool,
     out: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor] | str:
-    """The answer, or one reason, without a full stop, why no kernel gives it."""
+    """The answer, or one reason, without a full stop, why no kernel gives it. Raises `ValueError` for a variant that
+    does not fit."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         return GRADIENTS
     if any(t.device != query.device for t in variant.tensors):
         return asked.SEVERAL_DEVICES
     if variant.bias is not None and variant.bias.dtype != query.dtype:
         return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
-    fields = variant.fields(is_causal, query, key)
     call: tuple[object, ...] = (
         *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),
         *(query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device()),
         *(is_causal, causal, scale, enable_gqa, return_lse, None if out is None else out.stride()),
-        *fields.items(),
+        *variant.form(query, key),
     )
     plan = runtime.kept(call)
     if plan is None:
+        variant.require(query, key)
+        fields = variant.fields(is_causal, query, key)
         if scale is not None:
             fields["scale"] = float(scale)
         choice = runtime.choice(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, fields)
@@ -126,7 +133,8 @@ def _run(
         lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
     addresses = tuple(0 if term is None else term.data_ptr() for term in terms)
     try:
-        with runtime.platform.guard(plan.index):
+        here = runtime.platform.current_device() == plan.index
+        with contextlib.nullcontext() if here else runtime.platform.guard(plan.index):
             if reason := plan.run(query, key, value, answer, lse, terms=addresses):
                 return reason
     except LaunchError as error:

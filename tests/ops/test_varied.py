@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_device import tensors
 
 import evoattn
 from evoattn.correctness import reference
@@ -177,3 +178,42 @@ def test_a_bias_in_whole_rows_is_not_copied():
     assert copied(wide[:, :, :1, :70]), "one row for all queries"
     assert copied(torch.zeros(2 * 72 * 3 - 1, dtype=torch.float16).as_strided((3, 1, 2, 70), (144, 144, 72, 1)))
     assert copied(torch.zeros(2 * 72 * 3 + 1, dtype=torch.float16)[1:].view(3, 1, 2, 72)[..., :70]), "misaligned"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ({"sinks": torch.zeros(3).half()}, "sinks must have"),
+        ({"bias": torch.zeros(37, 44).half()}, "broadcastable"),
+        ({"bias": torch.zeros(37, 45).bfloat16()}, "query's dtype"),
+        ({"window": [3]}, "window must be"),
+        ({"window": 3}, ""),
+        ({"softcap": -1.0}, "softcap must be"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_raises_after_a_call_that_did(device, words, said):
+    """Which is kept, and not looked through again."""
+    q, k, v = tensors()
+    fitting = {"sinks": torch.zeros(4).half(), "bias": torch.zeros(37, 45).half(), "window": (3, 0), "softcap": 1.0}
+    name = next(iter(words))
+    for _ in range(2):
+        evoattn.attention(q, k, v, enable_gqa=True, strict=True, **{name: fitting[name]})
+    with pytest.raises((ValueError, TypeError), match=said):
+        evoattn.attention(q, k, v, enable_gqa=True, **words)
+
+
+def test_forms_that_look_alike_are_told_apart(device):
+    """By the kept call: a bias of one row and of all, a window and a wider one, as a list or a tuple."""
+    q, k, v = tensors()
+    calls = [{"bias": torch.randn(1, 45).half()}, {"bias": torch.randn(37, 45).half()}, {"bias": torch.randn(37, 45)}]
+    calls += [{"window": (3, 0)}, {"window": [9, 1]}, {"window": (9, 1)}, {"softcap": 1.0}, {"softcap": 2.0}]
+    for words in calls * 2:
+        answer = evoattn.attention(q, k, v, enable_gqa=True, **words)
+        variant = Variant(**words)
+        double = (t.double() for t in (q, k, v))
+        if variant.bias is not None:
+            variant = Variant(bias=variant.bias.double())
+        flags = dict(is_causal=False, scale=None, enable_gqa=True, causal="upper_left", wants_lse=False)
+        expected, _ = fallback.varied(*double, variant, **flags)
+        assert (answer.double() - expected).abs().max() < 4e-3, words
