@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -16,7 +16,7 @@ from evoattn.portfolio import shipped
 from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.known import visible
-from evoattn.portfolio.refine import refined
+from evoattn.portfolio.refine import Genes, refined
 from evoattn.portfolio.shipped import KernelClass, Portfolio
 
 CHECKED_REGRET = 1.029
@@ -139,14 +139,23 @@ def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     return Pick(best.family, best, why, True, None, "portfolio")
 
 
-def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """The pick, then all kernels of the problem's class, else of the nearest one, that can serve it, the most promising
-    first: where a search of it begins."""
+def class_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """All kernels of the problem's class, else of the nearest one, that can serve it, the most promising first."""
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
         for name in _classes_for(own, portfolio.classes):
             if found := list(ranked(problem, gpu, portfolio.kernel_class(name))):
-                picked = pick(problem, gpu)
-                first = [picked.config] if picked else []
-                return first + [config for config in found if config not in first]
+                return found
     return []
+
+
+def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    """The pick, then the kernels of its class (`class_kernels`): where a search of the problem begins."""
+    found, picked = class_kernels(problem, gpu), pick(problem, gpu)
+    first = [picked.config] if picked and found else []
+    return first + [config for config in found if config not in first]
+
+
+def climbing_genes(gpu: GpuSpec) -> Mapping[str, Genes]:
+    """By family: the values that a climb from a pick may take on the GPU."""
+    return next((portfolio.genes for portfolio in _portfolios(gpu)), {})

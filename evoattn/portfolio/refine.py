@@ -166,13 +166,13 @@ def _climbed(
     for start in starts:
         if len(costs) < ENOUGH:
             steps += climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)
-    end = min(steps, key=lambda one: one.score * (1 + A_GENE * _genes_from(ranked, one.config)))
+    end = min(steps, key=lambda one: one.score * (1 + A_GENE * genes_from(ranked, one.config)))
     if end.score < first.score * (1 - LEAST_GAIN):
         return Refined(end.config, first.score / end.score, len(costs))
     return Refined(first.config, 1.0, len(costs))
 
 
-def _genes_from(kernels: Sequence[KernelConfig], config: KernelConfig) -> int:
+def genes_from(kernels: Sequence[KernelConfig], config: KernelConfig) -> int:
     """Genes that differ from the nearest of the kernels."""
     alike = (k.params for k in kernels if k.family == config.family)
     return min(sum(other[name] != value for name, value in config.params.items()) for other in alike)
