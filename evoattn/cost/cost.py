@@ -62,7 +62,7 @@ class Cost:
         """What bounds the kernel and how its score splits, for people."""
         ranked = sorted(self.parts.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {us / self.score:.0%}" for name, us in ranked[:SHOWN] if us >= LEAST * self.score)
-        return f"Bound by {self.bound}. Alone would take, of the score: {shares}."
+        return f"Bound by {self.bound}. Shares of the score, which overlap: {shares}."
 
 
 def cost(

@@ -24,15 +24,15 @@ def fitted(**left_out):
 
 def test_a_measured_card_hears_of_all_families():
     text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
-    assert text == "First choices took 1.04 and 1.20 times the best on an H100 and an H200, 1.62 and 1.62 at worst."
+    assert text == "The cost model's first choices took 1.04 and 1.20 times the best on an H100 and an H200, 1.62 and 1.62 at worst."
 
 
-def test_another_card_hears_of_the_families_that_it_has_and_that_it_was_not_measured():
+def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
     text = how_far(GPUS["l4"], fitted(lands={}, any={"first": 1.1}))
-    assert "First choices of this card's families took 1.10 times" in text and "1.04" not in text
-    assert text.endswith("None was measured on this card, L4: there it is not known.")
-    assert "not known" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
+    assert "first choices of this card's families took 1.10 times" in text and "1.04" not in text
+    assert text.endswith("On this card, L4, nothing was measured.")
+    assert "nothing was measured" in how_far(replace(GPUS["h100"], name="h100-pcie"), fitted(lands={}))
 
 
-def test_without_a_judgement_it_only_says_what_is_not_known():
-    assert how_far(GPUS["l4"], fitted()) == "None was measured on this card, L4: there it is not known."
+def test_without_a_judgement_it_only_says_that_nothing_was_measured():
+    assert how_far(GPUS["l4"], fitted()) == "On this card, L4, nothing was measured."
