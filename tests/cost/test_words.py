@@ -24,7 +24,10 @@ def fitted(**left_out):
 
 def test_a_measured_card_hears_of_all_families():
     text = how_far(GPUS["h100"], fitted(lands={}, camp={"first": 9.0}, h200={"first": 1.2}, any={"first": 5.0}))
-    assert text == "The cost model's first choices took 1.04 and 1.20 times the best on an H100 and an H200, 1.62 and 1.62 at worst."
+    assert (
+        text
+        == "The cost model's first choices took 1.04 and 1.20 times the best on an H100 and an H200, 1.62 and 1.62 at worst."
+    )
 
 
 def test_another_card_hears_of_the_families_that_it_has_and_that_nothing_was_measured_on_it():
