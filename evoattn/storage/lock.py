@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from sqlalchemy import URL, Connection, Engine, func, select
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +21,7 @@ STUDIES = 0x65766F73
 """First key of the advisory locks on studies ("evos"); the second is the study's id."""
 
 _held: set[Path] = set()
+_claiming = threading.Lock()
 
 
 def _busy(study: Study) -> StorageError:
@@ -36,25 +39,29 @@ def lock_beside_file(url: URL, study: Study) -> Iterator[None]:
     that outlives a killed search would keep the study locked). The lock file stays: after its removal a third search
     could lock a new one.
     """
-    path, busy = Path(f"{sqlite_path(url).resolve()}.study-{study.id}.lock"), _busy(study)
-    if path in _held:  # a record lock does not hold against its own process, and closing the file here would drop it
-        raise busy
+    path = Path(f"{sqlite_path(url).resolve()}.study-{study.id}.lock")
+    with _claiming:  # a record lock does not hold against its own process, and closing the file here would drop it
+        if path in _held:
+            raise _busy(study)
+        _held.add(path)
     try:
-        file = path.open("a", encoding="utf-8")
+        with _opened(path) as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise _busy(study) from None
+            yield
+    finally:
+        _held.discard(path)
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open("a", encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"The lock file {path} cannot be made ({error.strerror}); make its folder writable."
         ) from None
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise busy from None
-        _held.add(path)
-        try:
-            yield
-        finally:
-            _held.discard(path)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from threading import Barrier, Thread
 
 import pytest
 from sqlalchemy import event
@@ -20,6 +21,8 @@ from evoattn.model.paths import ROOT
 from evoattn.storage import Storage, StorageError
 from evoattn.storage import engine as database
 
+THREADS, ROUNDS = 4, 300
+"""Without a lock of this process's own, two of them held the study in about one round of a hundred."""
 RECORDER = """
 import sys
 from evoattn.storage import Storage
@@ -84,6 +87,32 @@ def test_one_search_a_study(storage, path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_of_threads_that_begin_at_once_one_holds_the_study(storage):
+    study, held, interval = make_study(storage), [], sys.getswitchinterval()
+
+    def hold(begin: Barrier, end: Barrier) -> None:
+        begin.wait()
+        try:
+            with storage.lock_study(study):
+                held.append(study)
+                end.wait()
+        except StorageError:
+            end.wait()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(ROUNDS):
+            barriers = Barrier(THREADS), Barrier(THREADS)
+            threads = [Thread(target=hold, args=barriers) for _ in range(THREADS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(held) == ROUNDS
 
 
 class Impatient(Storage):
