@@ -127,7 +127,7 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     """The blocks of a config on a problem."""
     block_m, block_n, heads = params["BLOCK_M"], params["BLOCK_N"], batches(problem) * problem.heads
     if family in PACKED:
-        rows = math.ceil(problem.group_size * problem.seqlen_q / block_m)
+        rows: float = math.ceil(problem.group_size * problem.seqlen_q / block_m)
         if family == LATENT:  # the rows of a tile are heads of one query
             rows = problem.seqlen_q * math.ceil(problem.group_size / block_m)
         seen = _keys_of_block(problem, block_m)
@@ -137,10 +137,12 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
             keys = math.ceil(math.ceil(seen / params["SPLITS"]) / granule) * granule
             splits = params["SPLITS"] if params.get("MERGE") == "cluster" else math.ceil(seen / keys)
         steps, busy = math.ceil(min(keys, seen) / block_n), splits
-        if problem.seqused and not problem.window:  # splits behind the last key in use end at once
-            used = max(1, round(sum(problem.key_lengths) / problem.batch))
+        if problem.varlen:
+            rows = sum(math.ceil(problem.group_size * n / block_m) for n, _ in problem.sequences) / problem.batch
+        if (problem.seqused or problem.varlen) and not problem.window:  # splits behind the last key end at once
+            used = max(1, round(sum(n for _, n in problem.sequences) / problem.batch))
             steps, busy = math.ceil(min(keys, used) / block_n), math.ceil(used / keys)
-        blocks = rows * problem.kv_heads * problem.batch * busy
+        blocks = round(rows * problem.kv_heads * problem.batch * busy)
         cluster = splits if params.get("MERGE") == "cluster" else 1
         splits = splits if "SPLITS" in params else 1
         partial = splits * math.prod(problem.shape("o")[:3]) if splits > 1 else 0

@@ -11,6 +11,12 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
   const Terms terms{VARIANT_ARGUMENTS};
   __shared__ __align__(16) unsigned char smem[Buffer::BYTES];
   const int row = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z;
+  if constexpr (VARLEN) {
+    const Sequence sequence = sequence_of(terms, seqlen_q, 0);
+    if (row >= group_heads * sequence.queries) return;
+    seqlen_q = sequence.queries, o_batch_stride = 0;
+    o_gmem += sequence.first_query * o_row_stride;
+  }
   const PackedRows packed{group_heads, seqlen_q};
   const int64_t tile = (int64_t(batch) * kv_heads + kv_head) * row_blocks + row / BLOCK_M;
   const int64_t first = tile * splits * BLOCK_M + row % BLOCK_M;

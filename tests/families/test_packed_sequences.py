@@ -12,6 +12,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
 
 PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
+SPLIT, SPLIT_BY_MAP = (("split_kv", structure, "packed") for structure in ("mma, a ring", "mma by tensor maps"))
 PACKED_BY_ROWS = ("flash_wgmma", "scores again, a cluster", "packed")
 WRONG = [
     ("a slot too few for each sequence", PACKED, ("[sequence]) / ROWS) + sequence;", "[sequence]) / ROWS);")),
@@ -62,6 +63,23 @@ WRONG = [
         "rows of the longest sequence",
         ("flash_mma", "split", "packed"),
         ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
+    ),
+    ("K of split_kv where its Q begins", SPLIT, ("sequence.first_key + warp_key,", "sequence.first_query + warp_key,")),
+    ("a NaN of the sequence behind", SPLIT_BY_MAP, ("STAGES, SEQUSED || VARLEN, PAGED>", "STAGES, SEQUSED, PAGED>")),
+    (
+        "the diagonal of the longest sequence in split_kv",
+        SPLIT,
+        ("seqlen_q = sequence.queries, seqlen_k = sequence.keys;", "seqlen_k = sequence.keys;"),
+    ),
+    (
+        "rows are merged that a sequence has not",
+        SPLIT_BY_MAP,
+        ("if (row >= group_heads * sequence.queries) return;", ""),
+    ),
+    (
+        "all sequences are merged into the first",
+        SPLIT_BY_MAP,
+        ("o_batch_stride = 0;\n    o_gmem += sequence.first_query * o_row_stride;", "o_batch_stride = 0;"),
     ),
     (
         "slopes from the first key",

@@ -55,6 +55,8 @@ def test_keys_that_are_not_in_use_are_no_work():
     rows = {"BLOCK_M": 64, "BLOCK_N": 64, "SCHEDULE": "single", "KEY_SPLIT": 1, "BLOCKS_PER_SM": 1}
     for problem in (half, half.with_(page=16), decode.with_(seqused="0:4096")):
         assert tiles_of("flash_wgmma", rows, problem).longest == 2048 // 64
+    packed = decode.with_(seqlen_q=3, varlen="1+3/2048+4096")  # 4 and 12 rows of a group
+    assert tiles_of("split_kv", split, packed).blocks == (1 + 2) * 2 * 3
     causal = decode.with_(seqlen_q=128, mask="causal_lower_right")
     assert tiles_of("flash_wgmma", rows, causal.with_(seqused="2048:2048")).longest == 2048 // 64
 

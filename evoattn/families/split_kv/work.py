@@ -104,7 +104,7 @@ def launch_work(problem: AttentionProblem, genes: SplitKvGenes, registers: int) 
 def _visible_share(problem: AttentionProblem, row_tiles: int) -> float:
     """The part of all keys that the blocks visit, on average."""
     full = problem.masking.kind is MaskKind.FULL
-    if full and not problem.seqused:
+    if full and not (problem.seqused or problem.varlen):
         return 1.0
     pairs = problem.visible_pairs / (problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k)
     if full:
