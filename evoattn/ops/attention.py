@@ -10,7 +10,7 @@ from torch import Tensor
 from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.custom_op import is_fake
-from evoattn.ops.given_out import is_shared, require_out
+from evoattn.ops.given_out import needs_copy, require_out
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
@@ -22,7 +22,7 @@ _tracing_state = torch._C._get_tracing_state
 
 def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform or JIT
-    trace.
+    trace, nor views that are negated when they are read.
     """
     return (
         type(query) in _ORDINARY
@@ -31,13 +31,14 @@ def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and not _dispatch_modes()
         and _transforms() is None
         and _tracing_state() is None
+        and not (query.is_neg() or key.is_neg() or value.is_neg())
     )
 
 
 def require_ordinary(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise `NoKernel` for tensors that something watches: their addresses may not be those of the data."""
     if not is_ordinary(query, key, value):
-        raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform or trace is at work.")
+        raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform, trace or negation is at work.")
 
 
 def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -197,7 +198,7 @@ def run(
         query, key, value = autocast(runtime.device_type, query, key, value)
     if out is not None:
         require_out(out, query, value)
-        if is_shared(out, query, key, value):
+        if needs_copy(out, query, key, value):
             answer = runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
             return out.copy_(answer) if isinstance(answer, Tensor) else (out.copy_(answer[0]), answer[1])
     return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)

@@ -134,8 +134,8 @@ def varied(
         raise ValueError(f"{key.shape[-3]} K/V heads for {heads} query heads need enable_gqa=True.")
     ends = seqlen_k if variant.seqused is None else variant.seqused[:, None, None, None]
     diagonal = 0 if is_causal and causal == "upper_left" else ends - seqlen_q
-    groups = heads // key.shape[-3]
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    groups = heads // max(1, key.shape[-3])
+    factor = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
     if not variant.softcap and variant.sinks is None and variant.slopes is None and not wants_lse:
         hidden = _hidden(query, key, variant, slice(0, seqlen_q), diagonal, is_causal)
         mask = variant.bias if hidden is None else ~hidden
@@ -143,7 +143,7 @@ def varied(
             mask = variant.bias.masked_fill(hidden, -math.inf)
         return sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa), None
     keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key.float(), value))
-    rows = max(1, scores_at_once // max(1, query[..., 0, 0].numel() * seqlen_k))
+    rows = max(1, scores_at_once // max(1, math.prod(query.shape[:-2]) * seqlen_k))
     answers, sums = [], []
     for first in range(0, max(1, seqlen_q), rows):
         chunk = slice(first, min(first + rows, seqlen_q))
@@ -213,9 +213,11 @@ def log_sum_exp(query: Tensor, key: Tensor, *, is_causal: bool, scale: float | N
     `-inf` for a query that sees no key. Scores are made in float32, some rows at a time.
     """
     seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    keys = key.float().repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3).transpose(-1, -2)
-    rows = max(1, SCORES_PER_CHUNK // max(1, query[..., 0, 0].numel() * seqlen_k))
+    factor = 1 / math.sqrt(max(1, query.shape[-1])) if scale is None else scale
+    keys = key.float().transpose(-1, -2)
+    if query.dim() > 2:
+        keys = keys.repeat_interleave(query.shape[-3] // max(1, key.shape[-3]), dim=-3)
+    rows = max(1, SCORES_PER_CHUNK // max(1, math.prod(query.shape[:-2]) * seqlen_k))
     diagonal = seqlen_k - seqlen_q if causal == "lower_right" else 0
     parts = []
     for first in range(0, seqlen_q, rows):

@@ -18,7 +18,10 @@ def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
         raise ValueError("out cannot be given where gradients are wanted, as with torch's own out arguments.")
 
 
-def is_shared(out: Tensor, *inputs: Tensor) -> bool:
-    """Whether `out` lies in the memory of an input, which a kernel may read after it has written."""
+def needs_copy(out: Tensor, *inputs: Tensor) -> bool:
+    """Whether a kernel may not write the answer into `out` itself: it lies in the memory of an input, which may be read
+    after that, or is negated when it is read, or is of a subclass."""
+    if type(out) is not Tensor or out.is_neg():
+        return True
     start = out.untyped_storage().data_ptr()
     return any(tensor.untyped_storage().data_ptr() == start for tensor in inputs)

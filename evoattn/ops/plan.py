@@ -17,6 +17,7 @@ from evoattn.ops.platform import NO_CONTEXT, Platform
 ADDRESS_BITS = 15
 """Those that are 0 in a multiple of 16 bytes."""
 UNALIGNED = f"an address is no multiple of {ALIGNMENT} bytes"
+NO_MEMORY = "a tensor has no memory"
 APART = "value does not lie within key, as it did in the call before"
 NO_ROOM = "the device has no memory left for what the kernel writes beside its answer"
 MOST_KEPT = 32 << 20
@@ -129,6 +130,8 @@ class CallPlan:
         addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
             return UNALIGNED
+        if 0 in addresses:
+            return NO_MEMORY
         if self.shared_kv and addresses[1] != addresses[2]:
             return APART
         if self._scratch_bytes or self._zeroed_bytes or lse is not None or terms:

@@ -10,7 +10,7 @@ from torch import Tensor
 from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops.attention import autocast, is_ordinary
-from evoattn.ops.given_out import is_shared, require_out
+from evoattn.ops.given_out import needs_copy, require_out
 from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
 from evoattn.ops.variant import Variant
@@ -97,6 +97,8 @@ def by_kernel(
         return GRADIENTS
     if any(t.device != query.device for t in variant.tensors):
         return asked.SEVERAL_DEVICES
+    if any(t.is_neg() for t in variant.tensors):
+        return WATCHED
     if variant.bias is not None and variant.bias.dtype != query.dtype:
         return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
     call: tuple[object, ...] = (
@@ -126,7 +128,7 @@ def _run(
     """As `by_kernel`, of a decided call."""
     assert runtime.platform is not None
     terms = variant.for_kernel(query, key)  # named until the launches are enqueued
-    shared = out is not None and is_shared(out, query, key, value, *variant.tensors)
+    shared = out is not None and needs_copy(out, query, key, value, *variant.tensors)
     answer = asked.out_like(query, value) if out is None or shared else out
     lse = None
     if plan.lse_shape is not None:

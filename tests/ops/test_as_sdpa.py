@@ -1,6 +1,7 @@
 """At the edges the op does what SDPA does: the same answers, and exceptions of the same type."""
 
 import pytest
+import torch
 import torch.nn.functional as F
 from edge_calls import Calls, difference, outcome
 
@@ -38,3 +39,44 @@ def test_with_kernels(device, calls, name):
     assert difference(outcome(evoattn.attention, calls[name]), torchs) == ""
     assert device.launches or name not in SERVED
     assert difference(outcome(through_block, calls[name]), torchs) == ""
+
+
+def negated(place):
+    """The tensors of a call, one of them a view that is negated when it is read, as `z.conj().imag` is."""
+    tensors = list(Calls("cpu").qkv())
+    tensors[place] = torch._neg_view(tensors[place])
+    return tuple(tensors)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_negated_view_is_read_as_one(device, place):
+    call = negated(place), {}
+    assert difference(outcome(evoattn.attention, call), outcome(F.scaled_dot_product_attention, call)) == ""
+    with pytest.raises(evoattn.NoKernel, match="negation"):
+        evoattn.attention(*call[0], strict=True)
+
+
+def test_a_negated_bias_is_read_as_one(device):
+    q, k, v = Calls("cpu").qkv()
+    bias = torch._neg_view(torch.randn(9, 13).half())
+    expected = F.scaled_dot_product_attention(q, k, v, bias.resolve_neg())
+    assert difference(evoattn.attention(q, k, v, bias=bias), expected) == ""
+
+
+def test_a_tensor_whose_memory_was_freed_reaches_no_kernel(device):
+    """As FSDP frees that of parameters."""
+    q, k, v = Calls("cpu").qkv()
+    evoattn.attention(q, k, v, strict=True)
+    k = k.clone()
+    k.untyped_storage().resize_(0)
+    with pytest.raises(evoattn.NoKernel, match="no memory"):
+        evoattn.attention(q, k, v, strict=True)
+
+
+@pytest.mark.parametrize("words", [{}, {"window": (3, 3)}])
+def test_a_negated_out_reads_as_the_answer(device, words):
+    q, k, v = Calls("cpu").qkv()
+    out = torch._neg_view(torch.empty_like(q))
+    assert evoattn.attention(q, k, v, out=out, **words) is out
+    assert difference(out.resolve_neg(), evoattn.attention(q, k, v, **words)) == ""
+    assert device.launches

@@ -176,3 +176,37 @@ def test_what_lies_at_odd_places_is_copied_for_torch():
     narrow = memory[:180].half().view(1, 1, 9, 20)  # no copy has rows at multiples of 16 bytes
     assert aligned(narrow) is narrow
     assert aligned(memory[3:183].half().view(1, 1, 9, 20)).shape == narrow.shape
+
+
+VARIANTS = {
+    "plain": lambda h, sq, sk: {},
+    "window": lambda h, sq, sk: {"window": (3, 0)},
+    "softcap": lambda h, sq, sk: {"softcap": 5.0},
+    "sinks": lambda h, sq, sk: {"sinks": torch.zeros(h)},
+    "slopes": lambda h, sq, sk: {"alibi_slopes": torch.ones(h)},
+    "bias": lambda h, sq, sk: {"bias": torch.zeros(1, 1, sq, sk)},
+    "lower right": lambda h, sq, sk: {"is_causal": True, "causal": "lower_right"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("nothing", ["batch", "heads", "queries", "keys", "columns"])
+def test_tensors_of_nothing_have_answers(device, name, nothing):
+    sizes = dict(batch=2, heads=4, queries=9, keys=13, columns=64) | {nothing: 0}
+    b, h, sq, sk, d = sizes.values()
+    q, k, v = torch.randn(b, h, sq, d), torch.randn(b, h // 2, sk, d), torch.randn(b, h // 2, sk, d)
+    words = VARIANTS[name](h, sq, sk) | {"enable_gqa": True}
+    out, lse = attention(q, k, v, return_lse=True, **words)
+    assert out.shape == (b, h, sq, d) and lse.shape == (b, h, sq)
+    assert not out.isnan().any() and not lse.isnan().any()
+    if nothing == "keys":
+        assert not out.any() and torch.equal(lse, torch.full_like(lse, 0.0 if name == "sinks" else -torch.inf))
+    assert attention(q, k, v, **words).shape == out.shape
+
+
+def test_the_log_sum_exp_of_other_numbers_of_dimensions():
+    q, k = torch.randn(2, 3, 4, 9, 8), torch.randn(2, 3, 4, 7, 8)
+    expected = (q @ k.mT / 8**0.5).logsumexp(-1)
+    for at in ((), (1,), (1, 2), (1, 2, 3)):
+        _, lse = attention(q[at], k[at], k[at], return_lse=True)
+        torch.testing.assert_close(lse, expected[at])
