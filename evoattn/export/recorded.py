@@ -49,7 +49,8 @@ class Recorded:
         asked = (*problem.variants, *["scale"] * (problem.scale is not None))
         if unknown := [variant for variant in asked if variant not in known]:
             raise StorageError(
-                f"This export does not know {', '.join(unknown)}; call the kernel by `evoattn.load` instead."
+                f"This export does not know {', '.join(unknown)}; take --format check, or call the kernel by "
+                "`evoattn.load`."
             )
         config = KernelConfig(trial.family, trial.config)
         try:
