@@ -14,6 +14,8 @@ import argparse
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -64,16 +66,14 @@ def formatted(path: Path, text: str, program: str) -> str:
 
 def main(check: bool) -> int:
     program = formatter()
-    folder = ROOT / "templates"
-    wrong = []
-    for path in sorted(path for kind in KINDS for path in folder.rglob(kind)):
-        text = path.read_text()
-        result = formatted(path, text, program)
-        if result != text:
-            wrong.append(path)
-            if not check:
-                path.write_text(result)
-    for path in wrong:
+    paths = sorted(path for kind in KINDS for path in (ROOT / "templates").rglob(kind))
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(formatted, paths, texts, repeat(program)))
+    wrong = {path: result for path, text, result in zip(paths, texts, results) if result != text}
+    for path, result in wrong.items():
+        if not check:
+            path.write_text(result, encoding="utf-8")
         print(f"{'not formatted' if check else 'formatted'}: {path.relative_to(ROOT)}")
     return 1 if check and wrong else 0
 
