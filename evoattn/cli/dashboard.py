@@ -13,7 +13,9 @@ def dashboard(
     study: Annotated[
         str | None, typer.Argument(metavar="STUDY", help="Name of the study.", show_default="the latest")
     ] = None,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on; 0 takes a free one.")] = 8080,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")
+    ] = 8080,
     host: Annotated[str, typer.Option("--host", metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
     refresh: Annotated[
         float, typer.Option("--refresh", min=0.5, metavar="SECONDS", help="How often new trials are read.")

@@ -17,6 +17,10 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What a wrong option or argument raises; typer makes only this subclass of it public."""
 
 
+_TYPERS_INTERRUPT = 130
+"""The exit code that typer makes of Ctrl-C outside of a command's own `errors()`."""
+
+
 class _Commands(TyperGroup):
     """Says in one sentence on stderr what was typed wrongly."""
 
@@ -39,6 +43,8 @@ class _Commands(TyperGroup):
         except BrokenPipeError:  # nobody reads on; Python would complain when it closes the output
             sys.stdout = sys.stderr
             sys.exit(FAILED_RUN)
+        if code == _TYPERS_INTERRUPT:
+            raise KeyboardInterrupt
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code

@@ -72,7 +72,7 @@ def listen(dashboard: Dashboard, host: str, port: int) -> WSGIServer:
         return make_server(host, port, dashboard, _Server, _Quiet)
     except OSError as error:
         raise DashboardError(
-            f"Port {port} of {host} cannot be had ({error.strerror}); choose another --port."
+            f"Port {port} of {host} cannot be had ({error.strerror}); choose another --port or --host."
         ) from None
 
 

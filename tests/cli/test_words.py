@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import typer
 from terminal import WIDTH, refused, run
 from typer.testing import CliRunner
 
@@ -75,6 +76,7 @@ def test_a_search_speaks_before_it_imports_anything_slow():
         (("search", "--gpuu", "l4"), "No such option: --gpuu"),
         (("search", "--jobs", "many"), "--jobs"),
         (("search", "--jobs", "0"), "--jobs"),
+        (("dashboard", "--port", "65536"), "--port"),
         (("show",), "Missing argument 'TRIAL'"),
         (("export", "best", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of 'check', 'header'"),
         (("bench", "seed_h100", "--peers", "fa9"), "A peer is one of flash, cudnn"),
@@ -129,3 +131,17 @@ def test_ctrl_c_while_a_command_still_imports_is_one_sentence(seconds):
 def test_a_narrow_terminal_cuts_nothing_off():
     shown = CliRunner().invoke(app, ["gpus"], env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "40"}).output
     assert "…" not in shown and "no CUDA" not in shown
+
+
+def test_ctrl_c_between_the_words_and_the_command_is_not_an_exit_without_a_sentence():
+    other = typer.Typer(cls=type(typer.main.get_command(app)))
+
+    @other.callback()
+    def root() -> None: ...
+
+    @other.command()
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        other(["wait"])
