@@ -122,8 +122,6 @@ def _changed(before: KernelConfig, after: KernelConfig) -> str:
 
 def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """A starting config of the families that serve variants alone, which no portfolio has: the cost model's choice."""
-    from evoattn.cost.cost import scores  # here: few problems need it, and it reads a file of weights
-
     able = [f for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu))]
     configs = [
         config
@@ -133,6 +131,8 @@ def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     ]
     if not configs:
         return None
+    from evoattn.cost.cost import scores  # here: few problems need it, and it imports NumPy and reads a file
+
     ranked_by = dict(zip((config.id for config in configs), scores(problem, configs, gpu), strict=True))
     best = min(configs, key=lambda config: ranked_by[config.id])
     why = "of its family's starting configs it should take least time here by the cost model; none was measured"
