@@ -63,13 +63,13 @@ def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) ->
 def chosen(kernels: dict[str, Any], starts: tuple[str, ...], steps: int, a_gene: float) -> dict[str, Any]:
     """The step of least cost of climbs of so many steps that begin at one of `starts`, where a gene that no kernel of
     the class has costs `a_gene` more; the rule's kernel where that one does not save LEAST_GAIN."""
-    rule = kernels[f"{RULE} 0"]
+    rule: dict[str, Any] = kernels[f"{RULE} 0"]
     able = [
         one
         for label, one in kernels.items()
         if one["us"] and label.startswith(starts) and int(label.rpartition(" ")[2]) <= steps
     ]
-    best = min(able, key=lambda one: one["cost"] * (1 + a_gene * one["genes"]), default=rule)
+    best: dict[str, Any] = min(able, key=lambda one: one["cost"] * (1 + a_gene * one["genes"]), default=rule)
     return best if best["cost"] < rule["cost"] * (1 - LEAST_GAIN) else rule
 
 
