@@ -32,8 +32,9 @@ were chosen by their times. On 241 problems of a campaign, left out of the fit, 
 1.025 without it, 1.023 with it and 1.024 with twice as much."""
 ROUNDS, STARTS = 6, 3
 """Steps of a climb, and climbs that begin elsewhere than at the pick."""
-ENOUGH = 200
-"""Costs that were computed for a pick, from which on no further climb begins: the first call of a shape waits."""
+ENOUGH = 160
+"""Costs that were computed for a pick, from which on no further climb begins: the first call of a shape waits. Of 60
+problems the ends cost 0.4 % more than with all climbs, with 200 0.3 %, with 80 1 %."""
 FEW_QUERIES = 16
 FINE, PARTS = {True: 16, False: 4}, {True: 32, False: 64}
 """Lengths are rounded up to multiples of FINE, and of the power of two that is a PARTS-th of them at most; by whether
@@ -163,7 +164,7 @@ def _climbed(
     if not starts:  # as the lengths are rounded
         return Refined(ranked[0], 1.0, 0)
     first, steps = starts[0], []
-    for start in starts:
+    for start in sorted(starts, key=lambda one: one.score):
         if len(costs) < ENOUGH:
             steps += climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)
     end = min(steps, key=lambda one: one.score * (1 + A_GENE * genes_from(ranked, one.config)))
