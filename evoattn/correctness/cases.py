@@ -151,14 +151,14 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
 
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
     keys, its STAGES and its SPLITS or KEY_SPLIT:
-    - so many key tiles that each stage of a ring is used a third time in each split, the last of them ragged, and a
+    - so many key tiles that each stage of a ring is used a third time in each split, the last of them one key, and a
       softmax of its own reads scores that it did not keep;
     - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, a tile of keys for each split, and
       logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
       rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
       torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
-    - one query, a tile of keys that has one, more heads than the config's order of tiles takes in turn, and blocks that
-      wait for long where any wait for others;
+    - one query, a tile of keys that lacks one, more heads than the config's order of tiles takes in turn, and where
+      blocks wait for others some that wait for long;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
     - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask
       that ends in the lower right corner there are rows that see no key;
@@ -189,9 +189,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     heads_are_rows = FAMILIES[config.family].heads_are_rows
     square = 2 * block_n + 5 if heads_are_rows else MOST_SQUARE_KEYS
     most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
-    keys = min(max(laps * block_n - block_n // 2 + 1, keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
-    if rows_for(keys) >= keys:
-        keys -= (keys - 1) % block_n
+    keys = min(max((laps - 1) * block_n + 1, keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
+    keys += (1 - keys) % block_n if keys < most else -((keys - 1) % block_n)
     many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
     some = max(block_n + 3, min(shares * block_n + 3, most // 4))
     grouped = problem.with_(batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(some), seqlen_k=some, layout=other)
@@ -199,7 +198,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
     groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn, which would hide the group of heads
-    single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=block_n + 1)
+    single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
     part = one.with_(heads=turn + 1, seqlen_q=rows, seqlen_k=block_n // 2 + 1)
     cases = [
         SmallCase("ragged, many key tiles", fitted(many, max(1, keys - block_n - 3), 5)),
@@ -224,7 +223,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if problem.term_shapes:
         # Three tiles, so that a schedule that shares keys gives some block a part that begins in the middle; kernels of
         # few rows per block have blocks enough without another batch.
-        keys = min(3 * block_n + 3, max(most, 2 * block_n + 5))
+        keys = min(3 * block_n, max(most, 2 * block_n + 5) // 8 * 8) + 8  # rows of a bias then end with the last key
         extreme = problem.with_(
             batch=2 if block_m > 8 else 1, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys
         )

@@ -72,7 +72,7 @@ def test_dtype_head_dim_and_mask_stay():
 @pytest.mark.parametrize("block_n", [32, 128])
 def test_the_last_tile_of_keys_is_a_part_that_lies_in_both_halves(block_n):
     many, grouped, _, _, part = cases(BLOCK_N=block_n)
-    assert many.seqlen_k % block_n == block_n // 2 + 1 == part.seqlen_k
+    assert many.seqlen_k % block_n == 1 and part.seqlen_k == block_n // 2 + 1
     assert block_n < grouped.seqlen_k < 3 * block_n // 2 and grouped.seqlen_k % 2
 
 
@@ -86,10 +86,18 @@ def test_row_blocks_of_several_heads_take_turns_on_a_few_sms(block_m):
     assert small.sms and 1 < small.sms < tiles
 
 
-def test_a_tile_of_keys_that_has_one():
-    assert cases()[2].seqlen_k % 32 == 1
-    many = cases("causal_upper_left")[0]
-    assert many.seqlen_k % 32 == 1 and many.seqlen_q > many.seqlen_k
+@pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize("splits", [1, 8])
+def test_tiles_of_keys_that_have_one_and_that_lack_one(mask, splits):
+    many, _, single, *_ = cases(mask, SPLITS=splits)
+    assert many.seqlen_k % 32 == 1 and single.seqlen_k % 32 == 31
+
+
+def test_rows_of_a_bias_that_end_with_the_last_key():
+    problem = AttentionProblem(2, 8, 2, 4096, 4096, 64, "fp16", bias="bhs")
+    config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": 32})
+    [extreme] = [small.problem for small in interpreter_cases(problem, config) if small.kind == "extreme_terms"]
+    assert extreme.seqlen_k % 8 == 0 and extreme.seqlen_k % 32
 
 
 @pytest.mark.parametrize("tile", [16, 128])
