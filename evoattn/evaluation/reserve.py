@@ -39,8 +39,11 @@ def begin() -> None:
 
 def take() -> Spare | None:
     """The process that was begun, once; None where there is none, or it has died."""
-    spare = _spare.pop() if _spare else None
-    return spare if spare and spare.process.is_alive() else None
+    try:
+        spare = _spare.pop()  # asked for in one step, as two threads may search
+    except IndexError:
+        return None
+    return spare if spare.process.is_alive() else None
 
 
 def _import_and_serve(connection: Connection) -> None:
