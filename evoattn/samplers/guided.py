@@ -34,12 +34,13 @@ STARTING = 10
 """Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
 """The best so far, of which configs are bred."""
-FIRST_THOUGHTS, FIRST_ROUNDS, THOUGHTS = 240, 4, 20
-"""Configs thought of before the first proposal, and with each: together as many as one fit can use, but no proposal
-waits for all of them."""
-MANY, FEW_THOUGHTS = 8, 4
-"""Who asks for so many proposals at once has none left: fewer configs are then thought of with each, and those of so
-many proposals together, as the model judges many as fast as few. In replays that was no worse (docs/samplers.md)."""
+FIRST_THOUGHTS, FIRST_ROUNDS = 240, 4
+"""Configs thought of before the first proposal."""
+THOUGHTS, MOST_EACH, LEAST_EACH = 480, 60, 4
+"""Configs thought of for all proposals that are asked for at once, and the most and the least for each of them. The
+more the better (docs/samplers.md), but several GPUs ask for more proposals at once, and not more often."""
+TOGETHER = 8
+"""Proposals whose thoughts are thought together, as the model judges many as fast as few."""
 RANDOM_SHARE, LIKED_SHARE = 0.15, 0.4
 """Of the thoughts: at random, and bred of those that the model likes best; the others are bred of the best so far."""
 MOST_THOUGHTS = 400
@@ -62,7 +63,7 @@ class GuidedSampler(ProposingSampler):
     def __init__(self, setup: SamplerSetup) -> None:
         super().__init__(setup)
         self._importing: threading.Thread | None = None
-        self._with_each, self._together, self._provided = THOUGHTS, 1, 0
+        self._with_each, self._together, self._provided = MOST_EACH, 1, 0
         """Thoughts with each proposal; for how many of them at once, and for how many already."""
         self._startup = STARTUP_WITH_PRIOR if setup.prior else STARTUP
         self._has_prior = setup.prior is not None
@@ -90,7 +91,8 @@ class GuidedSampler(ProposingSampler):
             self._starting = deque(self._starting[i] for i in order[:STARTING])
 
     def ask(self, n: int) -> list[Proposal]:
-        self._with_each, self._together = (FEW_THOUGHTS, MANY) if n >= MANY else (THOUGHTS, 1)
+        self._with_each = max(LEAST_EACH, min(MOST_EACH, THOUGHTS // max(1, n)))
+        self._together = max(1, min(TOGETHER, n))
         return super().ask(n)
 
     def _next(self) -> Proposal | None:

@@ -12,7 +12,7 @@ from evoattn.model.records import TrialState
 from evoattn.model.space import config_id
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import GeneticSampler
-from evoattn.samplers.guided import MANY, GuidedSampler
+from evoattn.samplers.guided import LEAST_EACH, MOST_EACH, THOUGHTS, TOGETHER, GuidedSampler
 from evoattn.samplers.tpe import History, TpeSampler
 
 
@@ -62,9 +62,24 @@ def test_what_was_proposed_is_not_priced_again_when_its_result_comes_late():
     sampler = GuidedSampler(SamplerSetup(SPACES, 0, why_invalid, prior))
     flying, told = [], 0
     for number in range(6):
-        flying.append(sampler.ask(MANY))
+        flying.append(sampler.ask(TOGETHER))
         for proposal in flying.pop(0) if number > 2 else ():
             so_far, told = len(priced), told + (proposal.operator == "guided")
             sampler.tell(proposal, trial(told, proposal))
             assert len(priced) == so_far or proposal.operator != "guided"
-    assert told > MANY
+    assert told > TOGETHER
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, MOST_EACH), (8, THOUGHTS), (40, THOUGHTS), (200, 200 * LEAST_EACH)])
+def test_many_proposals_at_once_share_the_thoughts(count, most):
+    priced = []
+
+    def prior(configs):
+        priced.extend(configs)
+        return [math.log(cost(family, params) / 20) for family, params in configs]
+
+    sampler = GuidedSampler(SamplerSetup(SPACES, 0, why_invalid, prior))
+    sampler.ask(TOGETHER)
+    priced.clear()
+    assert [len(sampler.ask(count)) for _ in range(3)] == 3 * [count]
+    assert most / 2 < len(priced) <= 3 * most + TOGETHER  # what was thought of before is not priced again
