@@ -18,6 +18,8 @@ _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_compiling
+_has_autocast = torch.is_autocast_enabled
 
 
 def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -144,8 +146,8 @@ def attention(
     """
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
-    others = sinks is not None or alibi_slopes is not None or bias is not None or seqused_k is not None
-    others = others or bool(softcap) or window is not None
+    others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
+    others = others or seqused_k is not None or softcap != 0
     if attn_mask is not None:
         beyond = others or return_lse or causal != "upper_left"
         if not beyond and (reason := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa)):
@@ -159,7 +161,7 @@ def attention(
         return varied.attention(
             query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict
         )
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         from evoattn.ops.traced import traced  # its imports take a second, which whoever compiles has spent
 
         return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
@@ -175,7 +177,7 @@ def attention(
     if capture.thread.shapes:
         with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):
             return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
-    if out is None and not torch.is_autocast_enabled(runtime.device_type):
+    if out is None and not _has_autocast(runtime.device_type):
         return runtime.attend(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, None, strict)
     return run(runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
 

@@ -130,8 +130,6 @@ class CallPlan:
         addresses: tuple[int, ...] = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & ADDRESS_BITS:
             return UNALIGNED
-        if 0 in addresses:
-            return NO_MEMORY
         if self.shared_kv and addresses[1] != addresses[2]:
             return APART
         if self._scratch_bytes or self._zeroed_bytes or lse is not None or terms:
@@ -152,6 +150,8 @@ class CallPlan:
             )
         with self._lock:
             if addresses != self._bound:
+                if 0 in addresses[:4]:
+                    return NO_MEMORY
                 self._bound = ()
                 for launch in self.launches:
                     launch.bind(addresses)
