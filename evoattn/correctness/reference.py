@@ -12,7 +12,7 @@ from evoattn.correctness import sequences, terms
 from evoattn.correctness.inputs import KINDS as KINDS
 from evoattn.correctness.inputs import make_inputs as make_inputs
 from evoattn.correctness.packed_sequences import with_pairs
-from evoattn.correctness.terms import torch_dtype as torch_dtype
+from evoattn.correctness.terms import torch_dtype
 from evoattn.model.problem import AttentionProblem
 
 SCORES_PER_CHUNK = 1 << 27

@@ -9,10 +9,10 @@ import torch
 
 from evoattn.backends.base import Backend
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness import reference
 from evoattn.correctness.arena import BANDS, Arena, Layout
 from evoattn.correctness.cases import Case, interpreter_cases
 from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, why_different
+from evoattn.correctness.terms import torch_dtype
 from evoattn.families.built import BuiltKernel
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult
@@ -22,7 +22,7 @@ OUTSIDE = "the kernel wrote outside its buffers"
 
 def output_layouts(problem: AttentionProblem) -> dict[str, Layout]:
     """What a kernel writes: `o` and, where the problem asks for it, `lse`."""
-    layouts = {"o": Layout(problem.shape("o"), problem.strides("o"), reference.torch_dtype(problem))}
+    layouts = {"o": Layout(problem.shape("o"), problem.strides("o"), torch_dtype(problem))}
     if problem.lse:
         _, heads, rows = problem.lse_shape
         layouts["lse"] = Layout(problem.lse_shape, (heads * rows, rows, 1), torch.float32)

@@ -18,7 +18,7 @@ from evoattn.cost.fitted import Fitted, load
 from evoattn.cost.physics import Physics, physics
 from evoattn.cost.trees import Floats
 from evoattn.families import registry
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 

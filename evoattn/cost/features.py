@@ -7,7 +7,7 @@ from collections import Counter
 from functools import lru_cache
 
 from evoattn.cost.physics import Physics
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from evoattn.families.work import SHARED_LINE, LaunchWork, Step
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu import GpuSpec
 
 SCHEDULERS = 4
 """Of an SM; each has a warp's instructions, a quarter of every unit, and its own warps."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evoattn.cost.fitted import Weights
 from evoattn.cost.launch_time import LaunchTerms, launch_terms
 from evoattn.families.work import LaunchWork
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu import GpuSpec
 
 UNITS = ("tensor", "fp32", "special", "issue", "shared", "l2")
 BESIDE = 3.0

@@ -6,8 +6,7 @@ from typing import Any
 
 from evoattn.cost.cost import cost
 from evoattn.cost.fitted import Fitted, load
-from evoattn.model.gpu import GPUS
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 

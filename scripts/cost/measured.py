@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evoattn.model.gpu import DetectedDevice
-from evoattn.model.gpu_spec import GpuSpec
+from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import KernelConfig, config_id

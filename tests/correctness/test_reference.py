@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
 from evoattn.correctness.judge import judge
+from evoattn.correctness.terms import torch_dtype
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 
@@ -67,7 +68,7 @@ def test_rounding_passes_and_a_skipped_tile_does_not(dtype, kind):
     problem = AttentionProblem(1, 2, 2, 33, 1024, 64, dtype)
     tensors = reference.make_inputs(problem, 5, "cpu", kind)
     answer = reference.make_answer(problem, tensors, double=True)
-    rounded = answer.exact.to(reference.torch_dtype(AttentionProblem(1, 1, 1, 1, 1, 8, dtype)))
+    rounded = answer.exact.to(torch_dtype(AttentionProblem(1, 1, 1, 1, 1, 8, dtype)))
     assert judge({"o": rounded}, answer)[0] == ""
     short = problem.with_(seqlen_k=1008)
     skipped = reference.exact_attention(
@@ -81,11 +82,11 @@ def test_a_largest_output_may_be_one_unit_off_where_all_happen_to_be_representab
     problem = AttentionProblem(1, 1, 1, 64, 17, 32, dtype)
     tensors = reference.make_inputs(problem, 3, "cpu")
     tensors["v"].fill_(3)
-    answer, units = reference.make_answer(problem, tensors), torch.finfo(reference.torch_dtype(problem)).eps * 2
+    answer, units = reference.make_answer(problem, tensors), torch.finfo(torch_dtype(problem)).eps * 2
     for off, right in ((1, True), (2, False)):
         o = torch.full(problem.shape("o"), 3.0)
         o[0, 0, 5, 7] += off * units
-        assert (judge({"o": o.to(reference.torch_dtype(problem))}, answer)[0] == "") == right
+        assert (judge({"o": o.to(torch_dtype(problem))}, answer)[0] == "") == right
 
 
 def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():

@@ -7,7 +7,7 @@ import torch
 
 from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.reference import torch_dtype
+from evoattn.correctness.terms import torch_dtype
 from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.families.work import SHARED_LINE, WARP

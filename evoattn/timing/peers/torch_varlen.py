@@ -9,8 +9,7 @@ from functools import partial
 
 import torch
 
-from evoattn.correctness.reference import torch_dtype
-from evoattn.correctness.terms import qkv
+from evoattn.correctness.terms import qkv, torch_dtype
 from evoattn.model.mask import MASKS, MaskKind
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.variant import parse_window
