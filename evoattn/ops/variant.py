@@ -4,7 +4,7 @@ sequences."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,9 @@ class Variant:
             )
         batch, heads, seqlen_q = query.shape[:3]
         if self.window is not None and (
-            len(self.window) != 2 or any(not isinstance(side, int) or side < -1 for side in self.window)
+            not isinstance(self.window, Sequence)
+            or len(self.window) != 2
+            or any(not isinstance(side, int) or side < -1 for side in self.window)
         ):
             raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {self.window!r}.")
         if not 0 <= self.softcap < math.inf:

@@ -102,6 +102,7 @@ def test_a_call_that_is_recorded_says_what_it_asks(device):
     "words, said",
     [
         ({"window": (1, 2, 3)}, "window must be"),
+        ({"window": 5}, "window must be"),
         ({"window": (-2, 0)}, "window must be"),
         ({"softcap": -1.0}, "softcap must be positive"),
         ({"sinks": torch.zeros(3)}, "sinks must have one value for each of the 4 heads"),

@@ -19,7 +19,7 @@ def test_budgets(text, budget):
     assert parse_budget(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "2", "h", "-5s", "0s", "0trials", "5 trials", "1d", "nan s", "1e3s", "²s"])
+@pytest.mark.parametrize("text", ["", "2", "h", "-5s", "0s", "0trials", "5 trials", "1d", "nan s", "1e3s", "²s", 90])
 def test_what_is_no_budget_is_one_sentence(text):
     with pytest.raises(BudgetError, match="90s"):
         parse_budget(text)
