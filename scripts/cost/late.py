@@ -20,7 +20,7 @@ Times of `ALONE_FROM_US` and more may be one call's, late by at most `MOST_US`: 
 the model's score for a kernel that it was fitted to, of shorter ones one in 10,000."""
 ALONE_FROM_US = 300.0
 MOST_LATE = 3
-"""Late launches of a kernel in a source's times on a card. They come by chance: of 695,536 times 541 are late, three of
+"""Late launches of a kernel in a source's times on a card. They come by chance: of 720,881 times 546 are late, three of
 a kernel at most. A kernel with more such times is slow on some problems: one of split_kv takes 6 to 44 times what
 the physical part says on prefills, on 4 to 6 of 27 to 96 problems."""
 MEDIANS = 2
