@@ -11,11 +11,12 @@ from evoattn.families import registry
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
-from evoattn.model.space import load_space
+from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
+from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
-from evoattn.portfolio.pick import pick, portfolio_kernels, ranked
-from evoattn.portfolio.refine import LEAST_GAIN, Costs, all_genes, climb, neighbours, refined, rounded
+from evoattn.portfolio.pick import class_kernels, pick, portfolio_kernels, ranked
+from evoattn.portfolio.refine import LEAST_GAIN, Costs, all_genes, climb, genes_from, neighbours, refined, rounded
 
 H100 = GPUS["h100"]
 MOST_ASKED = 350
@@ -116,10 +117,34 @@ def test_a_length_that_cannot_be_rounded_stays() -> None:
     assert rounded(problem) == problem
 
 
-def test_values_that_no_shipped_kernel_has_are_not_tried() -> None:
+def test_values_that_the_portfolio_does_not_name_are_not_tried() -> None:
     portfolio = shipped.load("sm_90a")
     assert portfolio and 8 not in portfolio.genes["split_kv"]["STAGES"]
     for problem in SHAPES.values():
         picked = pick(problem, H100)
         genes = portfolio.genes[picked.family]
         assert all(value in genes[name] for name, value in picked.config.params.items())
+
+
+def test_a_climb_is_kept_for_all_kernels_of_the_class_together() -> None:
+    """With other kernels to begin at, or that genes are counted from, it may end elsewhere."""
+    problem, climbs = SHAPES["few keys, grouped"], Climbs()
+    kernels = class_kernels(problem, H100)
+    alone = refined(kernels[:1], problem, H100, {}, climbs)
+    assert refined(kernels, problem, H100, {}, climbs).asked > alone.asked == 1
+    assert refined(kernels[:1], problem, H100, {}, climbs) == alone
+
+
+def test_genes_are_counted_from_the_nearest_kernel_of_the_family() -> None:
+    first, *others = (c for c in class_kernels(SHAPES["prefill"], H100) if c.family == "flash_wgmma")
+    near = KernelConfig(first.family, first.params | {"BLOCK_N": 48, "RESCALE": "always"})
+    changed = sum(near.params[name] != first.params[name] for name in first.params)
+    assert genes_from([first], first) == 0 and genes_from([first], near) == changed > 0
+    assert genes_from([first, *others, near], near) == 0
+
+
+def test_few_tiles_of_rows_share_their_keys() -> None:
+    """40 tiles of 128 rows and 11,546 keys: three blocks each fill 120 of 132 SMs, where one leaves 92 idle."""
+    problem = parse_shape("B=1,H=20,Sq=256,Sk=11546,D=160,dtype=bf16,mask=causal_lower_right")
+    found = pick(problem, H100)
+    assert found and found.config["BLOCK_M"] == 128 and found.config["KEY_SPLIT"] == 3
