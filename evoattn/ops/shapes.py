@@ -25,6 +25,11 @@ class ShapesError(WrongUse):
     """A file of shapes that cannot be read: its message is one sentence."""
 
 
+def _calls(count: int) -> str:
+    """E.g. `     2 calls`."""
+    return f"{count:6d} call{'s' * (count != 1)}"
+
+
 @dataclass
 class Asked:
     """One problem: how often it was asked for, and the mean device time of a call in µs (0 where none was timed)."""
@@ -94,14 +99,13 @@ class Shapes:
         return entry.count * entry.us / total if total else 0.0
 
     def describe(self) -> str:
-        """A line for each problem."""
-        lines = [
-            f"{entry.count:6d} calls {100 * self.share(entry):5.1f} % {entry.us:9.1f} µs  {entry.problem.describe()}"
-            for entry in self.entries
-        ]
-        return "\n".join(
-            lines + [f"{count:6d} calls that no kernel serves: {why}" for why, count in self.missed.items()]
-        )
+        """A line for each problem: calls, share of the time and time of a call where they were timed, the shape."""
+        lines = []
+        for entry in self.entries:
+            time = f"{100 * self.share(entry):5.1f} % {entry.us:9.1f} µs" if entry.us else "not timed"
+            lines.append(f"{_calls(entry.count)}  {time}  {entry.problem.describe()}")
+        lines += [f"{_calls(count)} that no kernel serves: {why}" for why, count in self.missed.items()]
+        return "\n".join(lines)
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file that `load` reads and people can edit."""
