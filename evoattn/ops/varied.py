@@ -101,6 +101,11 @@ def by_kernel(
         return WATCHED
     if variant.bias is not None and variant.bias.dtype != query.dtype:
         return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
+    if out is not None and needs_copy(out, query, key, value, *variant.tensors):
+        done = by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, None)
+        if isinstance(done, str):
+            return done
+        return out.copy_(done) if isinstance(done, Tensor) else (out.copy_(done[0]), done[1])
     call: tuple[object, ...] = (
         *(query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride()),
         *(query.dtype, key.dtype, value.dtype, query.get_device(), key.get_device(), value.get_device()),
@@ -128,8 +133,7 @@ def _run(
     """As `by_kernel`, of a decided call."""
     assert runtime.platform is not None
     terms = variant.for_kernel(query, key)  # named until the launches are enqueued
-    shared = out is not None and needs_copy(out, query, key, value, *variant.tensors)
-    answer = asked.out_like(query, value) if out is None or shared else out
+    answer = asked.out_like(query, value) if out is None else out
     lse = None
     if plan.lse_shape is not None:
         lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
@@ -141,6 +145,4 @@ def _run(
                 return reason
     except LaunchError as error:
         return runtime.fail(plan.kernel, str(error).rstrip("."))
-    if shared and out is not None:
-        answer = out.copy_(answer)
     return answer if lse is None else (answer, lse)

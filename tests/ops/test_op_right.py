@@ -45,6 +45,8 @@ def test_what_pytorch_answers_is_right(seed):
         {"out": "query", "numbers": "large", "scale": 0.25},
         {"places": "late", "numbers": "late key", "is_causal": True, "causal": "lower_right"},
         {"op": "varlen", "places": "bshd", "causal": "lower_right"},
+        {"op": "varlen", "places": "wide", "causal": "lower_right", "out": "query"},  # with gaps that no answer has
+        {"places": "wide", "window": (9, 0), "out": "query"},
     ],
     ids=str,
 )
