@@ -22,22 +22,26 @@ def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem
 
 
 def beside_tiles(problem: AttentionProblem, rows: int, tile: int) -> list[AttentionProblem]:
-    """Problems of a few tiles of `rows` queries and `tile` keys, in which the keys that a tile of rows sees end two
-    before the end of a tile of keys, or one behind it; and begin, under a window, two behind or one before it. A kernel
-    whose edge is a key off passes over a tile that is seen, or does not mask one that is not, here alone.
+    """Problems of a few tiles of `rows` queries and `tile` keys, in which the keys that a tile of rows sees end one or
+    two before the end of a tile of keys, or one behind it; and begin, under a window, one or two behind or one before
+    it. A kernel whose edge is a key off passes over a tile that is seen, or does not mask one that is not, or does not
+    raise the maximum of a row that sees its first key there, here alone.
 
     Empty for masks whose edges no length moves: tiles' own edges are where a causal mask ends.
     """
-    mask, side = problem.masking, 2 * max(rows, tile) + 5
+    mask, side = problem.masking, 2 * max(rows, 2 * tile) + 5
     if not mask.causal or (mask.corner == "upper_left" and not problem.window):
         return []
     if mask.corner == "upper_left":
         square = problem.with_(seqlen_q=side, seqlen_k=side)
-        return [windowed(square, tile - 2, tile - 2), windowed(square, tile + 1, 1)]
+        return [
+            windowed(square, past, ahead)
+            for past, ahead in ((3 * tile - 2, tile - 2), (3 * tile + 1, 1), (3 * tile - 1, 3))
+        ]
     found = []
-    for end, begin, ahead in ((-2, 2, tile - 2), (1, -1, 1)):
+    for end, begin, ahead in ((-2, 2, tile - 2), (1, -1, 1), (-1, 1, 3)):
         ahead = 0 if MASKS[problem.mask].causal else ahead
-        diagonal = (3 if problem.window else 1) * tile + end - ahead
+        diagonal = (5 if problem.window else 1) * tile + end - ahead  # a window has whole tiles between its edges
         shifted = problem.with_(seqlen_q=rows + 7, seqlen_k=rows + 7 + diagonal)
         found.append(fitted(shifted, max(0, diagonal - tile - begin), ahead))
     return found

@@ -157,8 +157,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
       rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
       torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
-    - one query, a tile of keys that lacks one, more heads than the config's order of tiles takes in turn, and where
-      blocks wait for others some that wait for long;
+    - one query, a tile that lacks one key, more heads than the order of tiles takes in turn, and blocks that wait long;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
     - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask
       that ends in the lower right corner there are rows that see no key;
@@ -170,7 +169,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
       of all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M;
-    - if the rows of a tile are heads of one query, as many rows of heads as there would be of queries (`by_heads`);
+    - if the rows of a tile are heads of one query, as many rows as there would be of queries (`by_heads`), and more
+      queries than keys;
     - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
       of the others end on, beside and within tiles;
     - where lengths or windows may say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`).
@@ -242,8 +242,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         side = block_m + block_n + 5
         beside = fitted(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
         cases.append(SmallCase("windows that begin at different tiles", beside))
-    if not heads_are_rows:
-        cases += [SmallCase("edges beside those of tiles", p) for p in beside_tiles(one, block_m, block_n)]
-    else:
+    if heads_are_rows:
         cases = [replace(case, problem=by_heads(case.problem, block_m)) for case in cases]
+        cases.append(SmallCase("more queries than keys", fitted(one.with_(heads=2, seqlen_q=5, seqlen_k=3), 1, 0)))
+    else:
+        cases += [SmallCase("edges beside those of tiles", p) for p in beside_tiles(one, block_m, block_n)]
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if packs else cases

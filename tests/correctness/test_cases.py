@@ -36,7 +36,8 @@ def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
 
 @pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
 def test_rows_are_heads_where_each_query_takes_a_tile(mask):
-    many, grouped, single, whole, part = cases(mask, "latent_wgmma")
+    many, grouped, single, whole, part, unseen = cases(mask, "latent_wgmma")
+    assert unseen.seqlen_q > unseen.seqlen_k and unseen.masking.visible_pairs(unseen.seqlen_q, unseen.seqlen_k)
     assert all(case.seqlen_q <= 2 for case in (many, grouped, single, whole, part))
     assert many.heads * many.seqlen_q >= 40 and grouped.group_size * grouped.seqlen_q >= 80 and grouped.batch == 2
     assert whole.group_size == 64 and whole.kv_heads == 2 and part.group_size * part.seqlen_q > 64
@@ -110,8 +111,8 @@ def test_edges_of_a_mask_lie_one_key_beside_those_of_tiles(tile):
         for problem in [plain.with_(mask=mask, window="9:0")] + ([plain] if mask == plain.mask else []):
             edges = [p.masking.edges(p.seqlen_q, p.seqlen_k) for p in beside_tiles(problem, rows, tile)]
             begins, ends = ({None if edge is None else edge % tile for edge in side} for side in zip(*edges))
-            assert begins == ({2, tile - 1} if problem.window else {None})
-            assert ends == ({0} if mask == "causal_upper_left" else {tile - 2, 1})
+            assert begins == ({1, 2, tile - 1} if problem.window else {None})
+            assert ends == ({0} if mask == "causal_upper_left" else {tile - 2, tile - 1, 1})
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left"])
