@@ -19,6 +19,7 @@ PRIVATE = {
     r"\blying kernels?\b|\bplanted optimum\b": "say what the kernel does",
     r"\bdesign §|\bdesign\.md\b": "name docs/architecture.md",
     r"\b(?:registers|floats|bytes|loads) a (?:thread|lane)\b|\bkeys a tile\b|\brows a (?:block|warp)\b": "per",
+    r"\b(?:µs|ms|KiB|MB|bytes|registers) an? (?:launch|warp|row|candidate|block|call|trial|replay)\b": "per",
     r"\bblocks an SM\b|\ba clock a SM\b|\bcalls a replay\b|\bµs a call\b|\b(?:candidates|trials) a second\b": "per",
 }
 """What is private → what to write instead."""
