@@ -44,12 +44,12 @@ class Replaced:
     def __init__(self, original: Any, key: str) -> None:
         """`original` serves what no kernel does, by its `call_boxed`; `key` is the dispatch key of the device."""
         self._original = original
-        self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        self._library.impl(OP, self._forward, key, with_keyset=True)  # type: ignore[no-untyped-call]
+        self._library = torch.library.Library("aten", "IMPL")
+        self._library.impl(OP, self._forward, key, with_keyset=True)
 
     def remove(self) -> None:
         """Give torch its own back."""
-        self._library._destroy()  # type: ignore[no-untyped-call]
+        self._library._destroy()
 
     def _forward(
         self,

@@ -92,7 +92,7 @@ def call(
     if not timed or not query.is_cuda or torch.cuda.is_current_stream_capturing():
         yield
         return
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     yield
     end.record()

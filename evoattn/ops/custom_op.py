@@ -18,15 +18,15 @@ from evoattn.ops.asked import out_like
 
 ARGUMENTS = "(Tensor query, Tensor key, Tensor value, bool is_causal, str causal, float? scale, bool strict)"
 TAGS = (torch.Tag.pt2_compliant_tag,)
-_library = torch.library.Library("evoattn", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library = torch.library.Library("evoattn", "FRAGMENT")
 
 
 def register(name: str, signature: str, compute: Callable[..., object], fake: Callable[..., object]) -> OpOverload:
     """`torch.ops.evoattn.NAME`. `signature`: arguments and results as torch's schemas have them; `fake`: what `compute`
     returns, without its numbers."""
-    _library.define(name + signature, tags=TAGS)  # type: ignore[no-untyped-call]
-    _library.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _library.impl(name, fake, "Meta")  # type: ignore[no-untyped-call]
+    _library.define(name + signature, tags=TAGS)
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    _library.impl(name, fake, "Meta")
     op: OpOverload = getattr(torch.ops.evoattn, name).default
     return op
 

@@ -175,7 +175,7 @@ class CudaPlatform:
 
     def outside_pools(self, make: Callable[[], torch.Tensor], index: int, stream: int) -> torch.Tensor:
         def work() -> torch.Tensor:
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index)):  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=index)):
                 return make()
 
         with ThreadPoolExecutor(1) as thread:  # pools are of one thread

@@ -49,7 +49,7 @@ class Timer:
     def side_stream(self) -> Iterator[None]:
         """Capture needs a stream other than the default one. The device is idle when it starts and when it ends."""
         torch.cuda.synchronize()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()

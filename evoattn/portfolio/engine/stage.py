@@ -47,7 +47,7 @@ class Stage(Handler):
         self._memory, self._clock, self._timer = Memory(self._backend, seed), Clock(), Timer()
         self._problems: dict[str, list[AttentionProblem]] = {}
         self._cases: dict[str, list[Case]] = {}
-        self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream = torch.cuda.Stream()
         self._methods: dict[str, Callable[..., object]] = {
             "register": self._register,
             "job": self._job,
