@@ -147,3 +147,8 @@ def test_named_problems_hold_the_table_of_kernel_facts():
 def test_the_help_for_shapes_names_every_dtype_mask_and_layout():
     words = set(re.findall(r"\w+", SHAPE_SYNTAX))
     assert {*DTYPES, *MASKS, *LAYOUTS} <= words
+
+
+def test_a_size_beyond_what_a_shape_takes_says_the_limit():
+    with pytest.raises(ProblemError, match="S must be a whole number from 1 to 999999999, not '1000000000'"):
+        parse_shape("B=1,H=1,S=1000000000,D=64")

@@ -36,7 +36,7 @@ def copy(
             writer = Storage.open(target)
             try:
                 copied = copy_database(reader, writer)
-                said = ", ".join(f"{count} {name}" for name, count in copied.items() if count)
+                said = ", ".join(f"{name} {count}" for name, count in copied.items() if count)
                 typer.echo(f"Copied to {writer.place}: {said or 'no rows'}.")
             finally:
                 writer.close()

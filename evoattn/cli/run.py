@@ -108,7 +108,7 @@ def _search(
     ended = "interrupted" if running.interrupted else "space exhausted" if running.exhausted else "budget spent"
     print_text(
         console,
-        f"Done ({ended}): {progress.recorded} candidates in {progress.seconds:.1f} s, "
+        f"Done ({ended}): {progress.recorded} candidate{'s' * (progress.recorded != 1)} in {progress.seconds:.1f} s, "
         f"{progress.candidates_per_second:.2f} per second; {progress.starting_seconds:.1f} s to start"
         + (f"; {_workers(progress)} busy {progress.busy_share:.0%} of the time." if wanted.device else "."),
     )

@@ -26,6 +26,8 @@ _SIZES = {
 """What each key of a shape sets; keys are read in any case."""
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 _SWITCHES = ("lse", "sink", "alibi", "shared_kv")
+MOST_DIGITS = 9
+"""Of a size."""
 _NUMBERS = ("scale", "softcap")
 _TEXTS = ("window", "bias", "seqused", "varlen")
 _SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page"}
@@ -128,8 +130,8 @@ def _value(name: str, key: str, text: str) -> int | float | str | bool:
                 return word
         known = ", ".join(" or ".join(spellings[:2]) for spellings in words.values())
         raise ProblemError(f"{name} must be one of {known}, not {text!r}.")
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise ProblemError(f"{key} must be a whole number of at least 1, not {text!r}.")
+    if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
+        raise ProblemError(f"{key} must be a whole number from 1 to {10**MOST_DIGITS - 1}, not {text!r}.")
     return int(text)
 
 

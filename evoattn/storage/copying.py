@@ -49,7 +49,9 @@ def _copy(
     tables = metadata.sorted_tables  # those that others refer to come first
     for table in tables:
         if held := count(writer, table):
-            raise StorageError(f"The database {place} is not empty ({held} rows in {table.name}); copy to a new one.")
+            raise StorageError(
+                f"The database {place} is not empty ({held} in its table of {table.name}); copy to a new one."
+            )
     copied: dict[str, int] = {}
     for table in tables:
         copied[table.name] = 0

@@ -54,7 +54,7 @@ def contents(storage):
 def test_all_of_it_arrives_and_new_trials_are_numbered_on(either, url, target):
     fill(either)
     said = CliRunner().invoke(app, ["db", "copy", url, target])
-    assert said.exit_code == 0 and "2 studies" in said.output and "7 trials" in said.output, said.output
+    assert said.exit_code == 0 and "studies 2" in said.output and "trials 7" in said.output, said.output
     copy = Storage.open(target, create=False)
     assert contents(copy) == contents(either)
     study = copy.find_study("first")
@@ -70,7 +70,7 @@ def test_a_target_that_holds_anything_is_refused_untouched(either, url, target):
     there = Storage.open(target)
     make_study(there, "mine")
     said = CliRunner().invoke(app, ["db", "copy", url, target])
-    assert said.exit_code == 1 and "is not empty (1 rows in studies); copy to a new one" in said.output
+    assert said.exit_code == 1 and "is not empty (1 in its table of studies); copy to a new one" in said.output
     assert [study.name for study in there.studies()] == ["mine"]
     there.close()
 
