@@ -25,7 +25,7 @@ def make_key_terms(
     problem: AttentionProblem, generator: torch.Generator, device: torch.device | str, extreme: bool
 ) -> dict[str, torch.Tensor]:
     """`seqused`, `table`, `cu_seqlens_q` and `cu_seqlens_k` of `AttentionProblem.term_shapes`, int32: pages in random
-    order, and `NO_PAGE` behind the last key in use.
+    order, and behind the last key in use `NO_PAGE`, with `extreme` a page that there is.
 
     `extreme`: a batch of no keys has -1 or `LEAST` in use by turns, and a last packed sequence of no queries or no keys
     ends before it begins.
@@ -44,9 +44,14 @@ def make_key_terms(
     if problem.page:
         pages = torch.randperm(problem.shape("k")[0], generator=generator, device=device).int()
         table = pages.view(problem.batch, problem.table_pages)
-        first_keys = torch.arange(problem.table_pages, device=device) * problem.page
-        made["table"] = table.masked_fill(first_keys >= made["seqused"][:, None], NO_PAGE)
+        made["table"] = table.masked_fill(~_held(problem, device), 0 if extreme else NO_PAGE)
     return made
+
+
+def _held(problem: AttentionProblem, device: torch.device | str) -> torch.Tensor:
+    """Bool `[batch, table_pages]`: pages with keys in use."""
+    first_keys = torch.arange(problem.table_pages, device=device) * problem.page
+    return first_keys < torch.tensor(problem.key_lengths, device=device)[:, None]
 
 
 def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -63,8 +68,8 @@ def stored(problem: AttentionProblem, values: torch.Tensor, terms: Mapping[str, 
     whole = torch.nn.functional.pad(values, (0, 0, 0, missing), value=float("nan"))
     in_pages = whole.view(problem.batch, kv_heads, problem.table_pages, problem.page, dim).transpose(1, 2)
     cache = torch.full((*problem.shape("k")[:3], dim), float("nan"), dtype=values.dtype, device=values.device)
-    table = terms["table"]
-    cache[table[table != NO_PAGE].long()] = in_pages[table != NO_PAGE]
+    held = _held(problem, values.device)
+    cache[terms["table"][held].long()] = in_pages[held]
     return cache
 
 

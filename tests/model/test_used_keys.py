@@ -124,3 +124,12 @@ def test_the_work_of_a_kernel_is_that_of_keys_in_use(family):
     assert 0.45 < half.steps / all_keys.steps < 0.55 and half.most_steps == all_keys.most_steps
     rows = 2 * 2 * 16 * 32 * 128  # bytes of Q, and of O where it is counted
     assert 0.49 < (half.read_bytes - rows / 2) / (all_keys.read_bytes - rows / 2) < 0.51
+
+
+def test_entries_behind_the_last_key_may_name_a_page():
+    """Not in plain inputs, where they are far outside of every cache."""
+    problem = AttentionProblem(3, 1, 1, 1, 64, 16, seqused="0:64", page=16)
+    for kind, behind in (("plain", sequences.NO_PAGE), ("extreme_terms", 0)):
+        made = reference.make_inputs(problem, 0, "cpu", kind)
+        for row, keys in zip(made["table"], problem.key_lengths):
+            assert (row[-(-keys // 16) :] == behind).all() and (row[: -(-keys // 16)] != sequences.NO_PAGE).all()
