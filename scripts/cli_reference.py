@@ -23,7 +23,7 @@ failed. `evoattn --install-completion` lets the shell complete commands and opti
 A shape is written `B=1,H=16,S=1024,D=64,dtype=fp16,mask=full`. Keys: `B` batch, `H` heads, `Hkv` K/V heads, `S` length
 (or `Sq` and `Sk`), `D` head dimension, `dtype`, `mask`, `layout` and `lse`. The usual spellings are understood, in any
 case: `dtype=float16`, `half`, `bfloat16` or `float32`, and `mask=causal`, which is `causal_upper_left`, as
-`is_causal=True` is in PyTorch.
+`is_causal=True` is in PyTorch. [Variants](variants.md) such as windows have keys of their own.
 
 A budget is a time (`90s`, `30m`, `2h`) or a count (`500trials`). A trial is named by its number, which is unique in the
 database, or by `best`.
