@@ -87,12 +87,14 @@ def sequenced(problem: AttentionProblem) -> AttentionProblem:
 
 
 def keys_of_three_kernels(config: KernelConfig) -> int:
-    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, and the
-    first has more tiles than a block of it makes; 0 for families of other kernels."""
+    """Keys with which softmax reads scores that it did not keep, the second product uses its ring a third time, the
+    first has more tiles than a block of it makes, and maxima of tiles are merged in a third round of eight or a second
+    of sixteen (`templates/three_kernel/tiles.cuh`); 0 for families of other kernels."""
     genes = config.params
     if "PV_BLOCK_K" not in genes:
         return 0
     kept = int(genes["THREADS_PER_ROW"]) * int(genes["VECTOR_WIDTH"]) * int(genes["KEPT_VECTORS"])
     values = (2 * int(genes["PV_STAGES"]) + 1) * int(genes["PV_BLOCK_K"])
     scores = (int(genes["TILES_A_BLOCK"]) + 1) * int(genes["BLOCK_N"])
-    return max(kept + 9, values + 1, scores + 1)
+    merged = 16 * int(genes["BLOCK_N"]) // int(genes["WARPS_N"]) if "tiles" in str(genes["SOFTMAX"]) else 0
+    return max(kept + 9, values + 1, scores + 1, merged + 1)

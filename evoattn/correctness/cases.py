@@ -151,19 +151,19 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
 
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
     keys, its STAGES and its SPLITS or KEY_SPLIT:
-    - so many key tiles that each stage of a ring is used a third time in each split, the last of them one key, and a
-      softmax of its own reads scores that it did not keep;
+    - so many key tiles that each stage of a ring is used a third time in each split, the last of one key, and those
+      that `keys_of_three_kernels` wants;
     - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, a tile of keys for each split, and
       logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
       rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
       torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - one query, a tile that lacks one key, more heads than the order of tiles takes in turn, and blocks that wait long;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
-    - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask
-      that ends in the lower right corner there are rows that see no key;
+    - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask that ends in
+      the lower right corner there are rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
     - if a softmax of its own keeps scores, a huge key behind them;
-    - if there are terms beside the product, their extremes (`terms.make_terms`);
+    - if there are terms beside the product, their extremes (`terms.make_terms`), and a bias whose rows have no padding;
     - packed sequences: each of these is the longest of some (`sequenced`);
     - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows;
     - if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
@@ -218,12 +218,12 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
         cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within"))
     if "KEPT_VECTORS" in config.params:
-        kind = "late_huge_key" if str(config.params["S_TYPE"]) in ("fp16", "bf16") else "large_logits_late_key"
+        coarse = str(config.params["S_TYPE"]) in ("fp16", "bf16") and "tiles" not in str(config.params["SOFTMAX"])
+        kind = "late_huge_key" if coarse else "large_logits_late_key"
         cases.append(SmallCase("a huge key behind those that are kept", fitted(many, keys, 5), kind))
     if problem.term_shapes:
-        # Three tiles, so that a schedule that shares keys gives some block a part that begins in the middle; kernels of
-        # few rows per block have blocks enough without another batch.
-        keys = min(3 * block_n, max(most, 2 * block_n + 5) // 8 * 8) + 8  # rows of a bias then end with the last key
+        # Three tiles: a part that some block begins in the middle. Kernels of few rows per block need no other batch.
+        keys = min(3 * block_n, max(most, 2 * block_n + 5) // 8 * 8) + 8
         extreme = problem.with_(
             batch=2 if block_m > 8 else 1, heads=2, kv_heads=2, seqlen_q=rows_for(keys), seqlen_k=keys
         )

@@ -3,7 +3,7 @@ the config."""
 
 import pytest
 
-from evoattn.correctness.case_shapes import beside_tiles
+from evoattn.correctness.case_shapes import beside_tiles, keys_of_three_kernels
 from evoattn.correctness.cases import device_cases, interpreter_cases
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -159,3 +159,10 @@ def test_far_rows_have_batches_and_several_kv_heads():
     config = KernelConfig("flash_mma", {"BLOCK_M": 64, "BLOCK_N": 32})
     far = [small.problem for small in interpreter_cases(problem, config) if small.far]
     assert max(p.batch for p in far) > 1 and max(p.kv_heads for p in far) > 1
+
+
+@pytest.mark.parametrize("softmax, tiles", [("tiles", 17), ("tiles_late", 17), ("rewrite", 6)])
+def test_maxima_of_tiles_are_merged_in_several_rounds(softmax, tiles):
+    genes = {"THREADS_PER_ROW": 1, "VECTOR_WIDTH": 4, "KEPT_VECTORS": 1, "PV_STAGES": 2, "PV_BLOCK_K": 32}
+    config = KernelConfig("three_kernel", genes | {"TILES_A_BLOCK": 1, "BLOCK_N": 64, "WARPS_N": 2, "SOFTMAX": softmax})
+    assert keys_of_three_kernels(config) == tiles * 32 - 31
