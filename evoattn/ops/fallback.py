@@ -22,6 +22,10 @@ def lower_right_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> Tens
     return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(diagonal=seqlen_k - seqlen_q)
 
 
+MATH = torch._scaled_dot_product_attention_math
+"""By the formula, on any device."""
+
+
 def is_aligned(tensor: Tensor) -> bool:
     """Whether rows lie at multiples of 16 bytes in its memory, each in one piece: FlashAttention refuses others, or
     reads them by misaligned loads."""
@@ -48,26 +52,36 @@ def sdpa(
 ) -> Tensor:
     """Torch's own; its errors are raised as they are.
 
-    On a GPU it gets copies of what lies at odd addresses: its kernels load 16 bytes at once without a look at where
-    tensors begin (https://github.com/pytorch/pytorch/issues/183484), and after a misaligned load a process can no
-    longer use the device.
+    Tensors without elements go to its formula, as its kernels divide by their sizes. On a GPU it gets copies of what
+    lies at odd addresses: its kernels load 16 bytes at once without a look at where tensors begin
+    (https://github.com/pytorch/pytorch/issues/183484), and after a misaligned load a process can no longer use the
+    device.
     """
     tensors = query, key, value
-    if all(map(_has_address, tensors)) and not _watched():
-        query, key, value = map(aligned, tensors)
+    if not _watched() and all(map(_is_plain, tensors)):
+        if 0 in (*query.shape, *key.shape, *value.shape):
+            grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
+            return MATH(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)[0]
+        if all(tensor.is_cuda for tensor in tensors):
+            query, key, value = map(aligned, tensors)
     return SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _has_address(tensor: Tensor) -> bool:
-    """Whether it is a strided tensor on a GPU."""
-    if type(tensor) is not Tensor or not tensor.is_cuda:
-        return False
-    return tensor.layout is torch.strided and not tensor.is_nested and tensor.dim() > 0
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is a strided tensor of three dimensions or more."""
+    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested and tensor.dim() > 2
 
 
 def _watched() -> bool:
     """Whether a compiler or a transform is at work, whose tensors have no addresses."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def without_unseen(answer: Tensor, mask: Tensor) -> Tensor:
+    """The answer with 0 for queries of which the mask hides every key: some of SDPA's kernels give them the mean of all
+    values, or NaN."""
+    hidden = ~mask if mask.dtype == torch.bool else torch.isneginf(mask)
+    return answer.masked_fill(hidden.all(-1, keepdim=True), 0)
 
 
 def attention(
@@ -78,7 +92,8 @@ def attention(
     """
     if is_causal and causal == "lower_right" and query.shape[-2] != key.shape[-2]:
         mask = lower_right_mask(query.shape[-2], key.shape[-2], query.device)
-        return sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+        answer = sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+        return without_unseen(answer, mask) if query.shape[-2] > key.shape[-2] else answer
     return sdpa(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -141,7 +156,8 @@ def varied(
         mask = variant.bias if hidden is None else ~hidden
         if variant.bias is not None and hidden is not None:
             mask = variant.bias.masked_fill(hidden, -math.inf)
-        return sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa), None
+        answer = sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+        return answer if mask is None else without_unseen(answer, mask), None
     keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key.float(), value))
     rows = max(1, scores_at_once // max(1, math.prod(query.shape[:-2]) * seqlen_k))
     answers, sums = [], []

