@@ -198,8 +198,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
     groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn, which would hide the group of heads
-    single = problem.with_(batch=2, heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
-    part = one.with_(heads=turn + 1, seqlen_q=rows, seqlen_k=block_n // 2 + 1)
+    single = problem.with_(batch=min(turn, 2), heads=2 * groups, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
+    part = one.with_(heads=min(turn + 1, 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
     cases = [
         SmallCase("ragged, many key tiles", fitted(many, max(1, keys - block_n - 3), 5)),
         SmallCase(
