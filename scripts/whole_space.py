@@ -1,13 +1,14 @@
 """Replay searches of whole search spaces, without a GPU: trees that are fitted to a recorded landscape stand for it.
 
     python scripts/whole_space.py docs/landscapes/h100-?.jsonl.gz --fitted FILE [--samplers guided,genetic] [--seeds 5]
-                                  [--count 200] [--boards 1] [--no-prior] [--only NAMES] [--least 1600]
+                                  [--begin portfolio] [--count 200] [--boards 1] [--no-prior] [--only NAMES]
 
 `scripts/replay.py` gives a sampler the nearest of some 2,000 recorded configs, half of which were bred from good ones.
 Here it gets every config of today's spaces, of which there are millions, and so has to find good ones by itself. What a
 config takes is the mean of extremely randomised trees that learned by how much the cost model's fit in FILE errs on the
 landscape, times a number of its own within 1 % of one. FILE is a fit that knows nothing of landscapes, and the
-sampler's prior too, as in replay.py.
+sampler's prior too, as in replay.py. Searches begin at random configs, or with --begin portfolio as `evoattn search`
+does.
 
 A sampler thinks ahead as in a search: 16 proposals for each board wait at most. The best of a landscape is the best
 that any of the searches found. "seconds" are of 16 compile processes for each board.
@@ -57,11 +58,11 @@ DEVICE_SECONDS = 0.021
 class Imagined:
     """What every config of today's spaces takes on a landscape's problem."""
 
-    def __init__(self, landscape: Landscape, fitted: Path) -> None:
+    def __init__(self, landscape: Landscape, fitted: Path, begin: str = "random") -> None:
         self.problem, self.gpu = landscape.problem, lookup(landscape.about["gpu"])
         self._fit = load_fitted(fitted)
         families = tuple(sorted({c.family for c in landscape.configs}))
-        self.spaces = choose_spaces(families, (), True, self.problem, self.gpu)
+        self.spaces = choose_spaces(families, (), begin == "portfolio", self.problem, self.gpu)
         self._encoder, self._expected = Encoder(self.spaces), self.prior()
         self._compile_s = {f: median([c.compile_s for c in landscape.configs if c.family == f]) for f in families}
         self._made: dict[str, Config] = {}
@@ -124,12 +125,12 @@ class ThinkingAhead:
 
 
 def searches(
-    paths: list[Path], name: str, samplers: list[str], seeds: int, count: int, boards: int, with_prior: bool,
-    fitted: Path,
+    paths: list[Path], name: str, samplers: list[str], begin: str, seeds: int, count: int, boards: int,
+    with_prior: bool, fitted: Path,
 ) -> list[Run]:  # fmt: skip
     """All runs on one landscape."""
     landscape = next(one for one in load(*paths) if one.name == name)
-    imagined = Imagined(landscape, fitted)
+    imagined = Imagined(landscape, fitted, begin)
     found = []
     for sampler in samplers:
         for seed in range(seeds):
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--fitted", type=Path, required=True)
     parser.add_argument("--samplers", default="guided")
+    parser.add_argument("--begin", choices=("random", "portfolio"), default="random")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--boards", type=int, default=1)
@@ -168,11 +170,19 @@ def main() -> None:
         for one in load(*words.landscapes)
         if one.name.startswith(words.only) and sum(c.best_us is not None for c in one.configs) >= words.least
     ]
-    same = words.samplers.split(","), words.seeds, words.count, words.boards, not words.no_prior, words.fitted
+    same = (
+        words.samplers.split(","),
+        words.begin,
+        words.seeds,
+        words.count,
+        words.boards,
+        not words.no_prior,
+        words.fitted,
+    )
     tasks = [(words.landscapes, name, *same) for name in names]
     with ProcessPoolExecutor(words.processes) as pool:
         runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
-    print(f"{len(names)} landscapes, {words.seeds} seeds\n\n{table(runs, words.count)}\n")
+    print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs, words.count)}\n")
     for name in same[0]:
         print(f"{name}: {np.mean([r.asking_ms for r in runs if r.sampler == name]):.1f} ms of CPU time per candidate")
 
