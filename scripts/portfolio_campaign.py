@@ -9,7 +9,8 @@ found is tried first, and their best kernels are among those that are timed at t
 
 With --variants the problems are those of `evoattn/portfolio/variant_workload.py`, with --variants KIND,KIND… those of
 `evoattn/portfolio/kind_workload.py`, e.g. packed,cached,paged,latent,biased, and the searches begin at the kernels that
-cover the plain class of each.
+cover the plain class of each. --variants wide has the problems of `evoattn/portfolio/wide_workload.py`, which no plain
+class is near; --landscapes are recorded times, whose fastest kernels are tried first.
 
 With --again the problems are few of each class that no final table of those after --after has; the searches begin at
 the shipped kernels and what earlier ones found for them (`evoattn/portfolio/again.py`), and aim at each problem
@@ -42,8 +43,11 @@ from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems
+from evoattn.portfolio.recorded import fastest
 from evoattn.portfolio.workload import BUILD_SEEDS
 
+RECORDED_EACH = 3
+"""Fastest kernels of each problem of --landscapes."""
 SAVE_SECONDS = 30.0
 """Between two saves of what the final tables hold so far."""
 
@@ -98,6 +102,7 @@ def main() -> None:
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
+    parser.add_argument("--landscapes", type=Path, nargs="*", default=[])
     words = parser.parse_args()
     if (words.count and not words.again) or (words.emphasis and not words.count):
         parser.error("--count needs --again, and --emphasis needs --count.")
@@ -113,6 +118,10 @@ def main() -> None:
         if words.variants != PLAIN:  # the kernels that cover plain classes come first, and must prove themselves
             given = {name: [(k.family, k.params) for k in kernels] for name, kernels in best.items()}
         groups = campaign.make_groups(problems, gpu, given, words.problems, without)
+    recorded = fastest(words.landscapes, RECORDED_EACH) if words.landscapes else {}
+    for group in groups:
+        known = [made for made in recorded.get(group.name.split()[0], ()) if made[0] in group.families]
+        group.given = known + group.given
     part, parts = map(int, words.share.split("/"))
     groups = campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part]
     print(

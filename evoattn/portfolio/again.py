@@ -55,7 +55,7 @@ def groups_again(
             continue
         free = [p for p in found if p.dtype == "fp32" or p not in timed]
         problems = free if count else of_each_class(free, campaign.of_class(OF_EACH_CLASS, name))
-        families = campaign.FAMILIES[name.split()[0]]
+        families = campaign.plain_families(name)
         weight = len(problems) if count else campaign.of_class(campaign.WEIGHTS, name)
         group = Group(name, problems, families, weight)
         best[name] = shipped_kernels(portfolio, name) if portfolio else []

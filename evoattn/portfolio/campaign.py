@@ -19,16 +19,20 @@ from evoattn.model.space import config_id, load_space
 from evoattn.portfolio import cover
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import FEW_ROWS
-from evoattn.portfolio.strata import by_class, spread
+from evoattn.portfolio.strata import by_class, group_of, spread
 
 FAMILIES = {"16": ("flash_wgmma", "split_kv", "flash_mma"), "32": ("flash_scalar", "split_kv", "large_head")}
-"""By bits. Not: flash_wmma and three_kernel, which have won no problem, and large_head_mma, which is for head_dim
-beyond 256. Those that serve variants alone come to these (`families_for`)."""
+"""By bits. Not: flash_wmma and three_kernel, which have won no problem. Those that serve variants alone come to these
+(`families_for`)."""
+WIDE, WIDE_FAMILIES = 256, ("large_head_mma",)
+"""The families in 16 bits beyond this head_dim: of 14 recorded problems (docs/landscapes) large_head won none, and was
+1.5 to 11 times slower."""
 PROBLEMS = {"16 d64": (150, 110), "16": (70, 56), "32": (16, 12), "32 d64": (28, 20)}
 PROBLEMS |= {"16 d128": PROBLEMS["16 d64"], "32 d128": PROBLEMS["32 d64"]}
+PROBLEMS |= {"16 d512": (30, 30), "16 d384": (14, 14), "16 d320": (14, 14)}
 """Problems of a class, (full, causal), by the longest beginning of its name that fits."""
 WEIGHTS = {"16 d64": 3.0, "16 d128": 3.0, "16 d256": 1.5, "16 d96": 1.5, "16": 1.0, "32": 0.4, "32 d64": 0.8}
-WEIGHTS["32 d128"] = WEIGHTS["32 d64"]
+WEIGHTS |= {"32 d128": WEIGHTS["32 d64"], "16 d512": 3.0, "32 d512": 0.8}
 RECALLED = "recalled"
 """Origin of a kernel whose times an earlier campaign took."""
 LATE = 4.0
@@ -56,10 +60,16 @@ def _given_for(name: str, given: dict[str, list[Any]]) -> list[Any]:
     return [g for mask in dict.fromkeys((plain, plain.replace("causal", "full"))) for g in given.get(mask, [])]
 
 
+def plain_families(name: str) -> tuple[str, ...]:
+    """The families of a group of plain attention, by the bits and head_dim in its name."""
+    bits, dim, *_ = name.split()
+    return WIDE_FAMILIES if bits == "16" and int(dim[1:]) > WIDE else FAMILIES[bits]
+
+
 def families_for(problem: AttentionProblem, gpu: GpuSpec) -> tuple[str, ...]:
-    """The families of the problem's bits, and those for variants alone that can serve it."""
+    """The families of the problem's bits and head_dim, and those for variants alone that can serve it."""
     special = (f.name for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu)))
-    return (*FAMILIES["32" if problem.dtype == "fp32" else "16"], *special)
+    return (*plain_families(group_of(problem)), *special)
 
 
 def make_groups(
@@ -224,7 +234,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:
     groups, table = [], {}
     for row in rows:
         names: dict[str, str] = {}  # today's, by the recorded ones, which lack parameters that are younger
-        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], FAMILIES[row["group"].split()[0]])
+        group = Group(row["group"], [AttentionProblem(**p) for p in row["problems"]], plain_families(row["group"]))
         for k in row["kernels"]:
             params = registry.completed(k["family"], k["params"])
             kernel = Kernel(k["family"], params, k["origin"], k["state"], k["registers"], k["spill_bytes"])

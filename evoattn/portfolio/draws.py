@@ -9,12 +9,14 @@ from functools import partial
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.wide_workload import draw_wide
 from evoattn.portfolio.workload import draw
 
-PLAIN, SCORES = "plain", "scores"
-"""Full and causal attention; windows, soft caps and sinks."""
+PLAIN, WIDE, SCORES = "plain", "wide", "scores"
+"""Full and causal attention; the same beyond a head_dim of 256; windows, soft caps and sinks."""
 DRAWS: dict[str, Callable[[int, int], list[AttentionProblem]]] = {
     PLAIN: draw,
+    WIDE: draw_wide,
     SCORES: draw_variants,
     **{kind: partial(draw_kind, kind) for kind in KINDS},
 }

@@ -154,8 +154,10 @@ def tiles_of(family: str, params: dict[str, Any], problem: AttentionProblem) -> 
     mean, longest, count = _row_steps(problem, block_m, block_n)
     split = params.get("KEY_SPLIT", 1)
     schedule = params.get("SCHEDULE", "single") if family == "flash_wgmma" else "single"
-    blocks = count * tiles_a_query * heads * split
+    blocks = count * tiles_a_query * heads * split * params.get("DV_SPLIT", 1)
     mean, longest = mean / split, math.ceil(longest / split)
+    if params.get("SCORES") == "cluster":
+        return Tiles(blocks, mean, longest, cluster=params["DV_SPLIT"])
     if split == 1 or not merges_in_memory(problem, FlashWgmmaGenes.of(KernelConfig(family, params))):
         return Tiles(blocks, mean, longest, schedule, cluster=split)
     return Tiles(blocks, mean, longest, schedule, splits=split, partial_rows=blocks * params["BLOCK_M"])

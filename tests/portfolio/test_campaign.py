@@ -3,6 +3,8 @@
 import pytest
 
 from evoattn.model.named_problems import parse_shape
+from evoattn.model.paths import ROOT
+from evoattn.model.space import load_space
 from evoattn.portfolio.campaign import (
     VARIANT_PROBLEMS,
     Part,
@@ -18,7 +20,9 @@ from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import SPLITS, with_splits
 from evoattn.portfolio.kind_workload import draw_kind
+from evoattn.portfolio.recorded import fastest
 from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.wide_workload import draw_wide
 from evoattn.portfolio.workload import draw
 
 LONG, SHORT, ONE = (
@@ -108,6 +112,26 @@ def test_a_variant_has_the_families_for_it_alone_and_kernels_for_few_queries():
     assert groups["16 d128 causal+seqused+page"].given == [causal, full]
     assert groups["16 d128 full+seqused+page"].given == [full]
     assert max(len(g.problems) for g in groups.values()) == VARIANT_PROBLEMS // 2
+
+
+def test_wide_heads_have_a_family_of_their_own_and_begin_at_its_starting_configs():
+    gpu = card("NVIDIA H200")
+    groups = {g.name: g for g in make_groups((p for seed in range(8) for p in draw_wide(seed, 60)), gpu)}
+    assert groups.keys() == {f"16 d{d} {mask}" for d in (320, 384, 512) for mask in ("full", "causal")} | {
+        f"32 d512 {mask}" for mask in ("full", "causal")
+    }
+    for name, group in groups.items():
+        family = "large_head" if name.startswith("32") else "large_head_mma"
+        assert family in group.families and not {"flash_wgmma", "flash_mma"} & set(group.families)
+        assert {params["BLOCK_M"] for own, params in group.given if own == family}
+
+
+def test_a_campaign_may_begin_at_recorded_times():
+    found = fastest([ROOT / "docs/landscapes/h100-d.jsonl.gz"], 1)
+    assert set(found) == {"16", "32"}
+    for family, params in found["16"]:
+        assert load_space(family, card("NVIDIA H200")).make_config(params)
+    assert len({str(entry) for entry in found["16"]}) == len(found["16"]) > 8
 
 
 class ServesAll(Engine):

@@ -69,7 +69,7 @@ def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
 
 def test_a_search_has_the_families_that_serve_the_problem():
     assert make_group(0, PROBLEM, None, H100).families == ("flash_wgmma", "split_kv", "flash_mma")
-    assert make_group(0, lookup_problem("gemma4_full"), None, H100).families == ("large_head", "large_head_mma")
+    assert make_group(0, lookup_problem("gemma4_full"), None, H100).families == ("large_head_mma",)
 
 
 def test_known_kernels_are_completed_or_left_out(tmp_path):

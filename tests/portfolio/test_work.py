@@ -44,6 +44,11 @@ def test_blocks_and_steps_of_a_config():
     seen = tiles_of("split_kv", split, decode.with_(window="127:0"))
     assert (seen.blocks, seen.longest) == (2 * 2 * 4, 1), "128 keys, of which a split takes 32"
 
+    wide = {"BLOCK_M": 64, "BLOCK_N": 64, "DV_SPLIT": 4, "SCORES": "recompute"}
+    head = parse_shape("B=1,H=2,S=1000,D=512,dtype=bf16,mask=full")
+    assert tiles_of("large_head_mma", wide, head) == Tiles(16 * 2 * 4, 16, 16)
+    assert tiles_of("large_head_mma", wide | {"SCORES": "cluster"}, head).cluster == 4
+
 
 def test_keys_that_are_not_in_use_are_no_work():
     decode = parse_shape("B=2,H=8,Hkv=2,Sq=1,Sk=4096,D=64,dtype=bf16,mask=full")

@@ -4,13 +4,14 @@ import pytest
 
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.named_problems import named_problems, parse_shape
 from evoattn.model.variant import parse_window
-from evoattn.portfolio.features import features
+from evoattn.portfolio.features import class_of, features
 from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.strata import by_class, group_of, spread
 from evoattn.portfolio.variant_workload import draw_variants
-from evoattn.portfolio.workload import draw
+from evoattn.portfolio.wide_workload import draw_wide
+from evoattn.portfolio.workload import BUILD_SEEDS, draw
 
 SEED_7 = [
     "B=7 H=1 S=128 D=64 fp16 causal_lower_right bshd",
@@ -96,3 +97,15 @@ def test_packed_sequences_count_by_the_queries_that_they_have():
     assert features(many, GPUS["h100"])["queries"] == 12
     tiles = [features(p, GPUS["h100"])["tiles per SM"] for p in (few, many)]
     assert tiles[0] < tiles[1] - 3
+
+
+def test_wide_heads_are_those_of_models_and_others():
+    problems = draw_wide(3, 300)
+    assert draw_wide(3, 10) == problems[:10] != draw_wide(4, 10)
+    assert not any(p.variants for p in problems)
+    assert {p.head_dim for p in problems} == {320, 384, 512}
+    assert {p.dtype for p in problems} == {"fp16", "bf16", "fp32"}
+    assert {class_of(p).split()[-1] for p in problems} > {"decode-narrow-grouped", "many-grouped", "many", "short"}
+    assert all(any(not f.why_unsupported(p, GPUS["h100"]) for f in registry.FAMILIES.values()) for p in problems)
+    named = {p.with_(name="") for p in named_problems().values()}
+    assert not named & {p for seed in BUILD_SEEDS for p in draw_wide(seed, 12)}, "they are for judging"
