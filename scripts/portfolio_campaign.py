@@ -42,7 +42,7 @@ from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Kernel
-from evoattn.portfolio.final_table import final_tables, timed_problems
+from evoattn.portfolio.final_table import final_tables, timed_problems, with_peers
 from evoattn.portfolio.recorded import fastest
 from evoattn.portfolio.workload import BUILD_SEEDS
 
@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--final-seconds", type=float, default=300)
+    parser.add_argument("--peers", default="", help="by commas; timed beside the best kernels at last")
+    parser.add_argument("--peers-seconds", type=float, default=30)
     parser.add_argument("--each", type=int, default=400)
     parser.add_argument("--problems", type=float, default=1, help="times as many problems as usual")
     parser.add_argument("--new", action="store_true", help="leave out the problems of the earlier final tables")
@@ -164,6 +166,10 @@ def main() -> None:
                 campaign.save(words.output, groups, about, table)
         campaign.save(words.output, groups, about, table)
         print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
+        if words.peers:
+            table = with_peers(engine, table, tuple(words.peers.split(",")), words.rounds, words.peers_seconds)
+            campaign.save(words.output, groups, about, table)
+            print(f"{time.monotonic() - started:5.0f} s: peers", flush=True)
     for group in groups:
         bad = Counter(k.state[:60] for k in group.kernels.values() if k.state != "right")
         print(

@@ -69,6 +69,29 @@ def final_tables(
     yield table
 
 
+def with_peers(
+    engine: Engine, table: dict[str, Any], peers: tuple[str, ...], rounds: int, seconds: float
+) -> dict[str, Any]:
+    """The table, and of each group `peers`: {index: {"ours": µs, name: µs}} of its fastest kernel on a problem and of
+    the peers whose answers are right there, in turns, on as many problems as there is time for."""
+    end = time.monotonic() + seconds
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in table}
+    for group, index in in_turn(engine.groups):
+        if time.monotonic() > end:
+            break
+        row = [
+            (us, name)
+            for name, us in zip(table[group.name]["kernels"], table[group.name]["us"][index], strict=True)
+            if us
+        ]
+        if row:
+            best = group.kernels[min(row)[1]]
+            (ours,), theirs, _ = engine.final(group, index, [best], rounds, peers)
+            if ours:
+                found[group.name][str(index)] = {"ours": ours} | theirs
+    return {name: row | {"peers": found[name]} for name, row in table.items()}
+
+
 def timed_problems(table: dict[str, Any]) -> list[int]:
     """Indexes of the problems that a final table of a group has a time of."""
     return [i for i, row in enumerate(table["us"]) if any(row)]

@@ -11,7 +11,7 @@ from evoattn.model.named_problems import parse_shape
 from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group
-from evoattn.portfolio.final_table import final_tables, in_turn, timed_problems
+from evoattn.portfolio.final_table import final_tables, in_turn, timed_problems, with_peers
 
 GPU = GPUS["h100"]
 SHAPES = ("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full", "B=1,H=8,Sq=1,Sk=4000,D=64,dtype=bf16,mask=full")
@@ -60,7 +60,11 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
         assert "the context is lost" in engine.prove(group, 1, next(k for k in right if 1 in k.times))
         *_, table = final_tables(engine, 4, 1, {}, 60)
         *_, none = final_tables(engine, 4, 1, {}, 0)
+        beside = with_peers(engine, table, ("flash",), 1, 60)["16 d64 full"]
     made = table["16 d64 full"]
+    assert set(beside["peers"]) == {str(i) for i in timed_problems(made)}
+    for index, times in beside["peers"].items():
+        assert times == {"ours": min(us for us in made["us"][int(index)] if us), "flash": 60.0}
     assert made["kernels"] and len(made["us"]) == len(SHAPES) and timed_problems(made)
     assert none["16 d64 full"]["kernels"] == made["kernels"] and not timed_problems(none["16 d64 full"])
     campaign.save(tmp_path / "c.jsonl.gz", [group, other], {"device": "puppet"}, table)
