@@ -34,8 +34,8 @@ STARTING = 10
 """Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
 """The best so far, of which configs are bred."""
-FIRST_THOUGHTS, FIRST_ROUNDS = 240, 4
-"""Configs thought of before the first proposal."""
+FIRST_THOUGHTS, FIRST_ROUNDS = 960, 4
+"""Configs thought of before the first proposal: it waits 0.1 to 0.2 s for them, while the GPU worker starts."""
 THOUGHTS, MOST_EACH, LEAST_EACH = 480, 60, 4
 """Configs thought of for all proposals that are asked for at once, and the most and the least for each of them. The
 more the better (docs/samplers.md), but several GPUs ask for more proposals at once, and not more often."""

@@ -17,6 +17,9 @@ AHEAD = 16
 """Proposals that wait at most, for each GPU: few, as they do not know of later results. A GPU evaluates as many in half
 a second. Half of them or more are thought of at once: of eight and more the guided sampler makes each in a third of the
 time, and its core is one that no compile has."""
+FIRST = 10
+"""Proposals of the first answer at most: known-good configs, for which nothing is thought of, so that the first compile
+does not wait for thoughts."""
 THINK_SECONDS = 120.0
 """An answer of the sampler that takes longer ends the search; `AHEAD` proposals take 0.02 to 0.2 s."""
 
@@ -61,6 +64,7 @@ class AheadSampler:
         """`worker` runs `Thinking`."""
         self.worker, self.rejected, self.has_more = worker, Counter[str](), True
         self.ahead = AHEAD
+        self._begun = False
         self._proposals: deque[Proposal] = deque()
         self._restored: tuple[Trial, ...] = ()
         self._told: list[tuple[Proposal, Trial]] = []
@@ -106,9 +110,10 @@ class AheadSampler:
     def _think(self) -> None:
         wanted = self.ahead - len(self._proposals)
         if self.worker.idle and self.has_more and wanted >= self.ahead // 2:
-            task = Think(wanted, self._restored, tuple(self._told))
-            self._restored, self._told = (), []
-            self.worker.submit(wanted, task, THINK_SECONDS)
+            count = wanted if self._begun else min(wanted, FIRST)
+            task = Think(count, self._restored, tuple(self._told))
+            self._restored, self._told, self._begun = (), [], True
+            self.worker.submit(count, task, THINK_SECONDS)
 
 
 def provide_for(sampler: Sampler, boards: int) -> None:

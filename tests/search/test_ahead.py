@@ -10,12 +10,13 @@ import pytest
 from search_puppets import cost
 from studies_of_puppets import GPU, PROBLEM, make_search, puppets, space_of, why_invalid
 
-from evoattn.evaluation.workers import wait_for_any
+from evoattn.evaluation.process import Ending
+from evoattn.evaluation.workers import Outcome, wait_for_any
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.records import Proposal, TrialState
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.registry import make_sampler
-from evoattn.search.ahead import AHEAD, AheadSampler, has_more, listen, stop, worker_of
+from evoattn.search.ahead import AHEAD, FIRST, AheadSampler, Proposed, has_more, listen, stop, worker_of
 from evoattn.search.budget import Budget
 from evoattn.search.errors import SearchError
 from evoattn.search.loop import Search
@@ -91,6 +92,31 @@ def test_it_proposes_what_the_sampler_would_and_has_some_before_they_are_wanted(
     while not sampler.ask(1):
         hear(sampler, 5)
     assert not has_more(make_random(spaces)) and worker_of(make_random(spaces)) == []
+
+
+class AnswersAtOnce:
+    """A worker that keeps how many proposals it was asked for."""
+
+    def __init__(self):
+        self.counts, self.ready, self.idle, self._outcome = [], True, True, None
+
+    def submit(self, tag, task, seconds):
+        self.counts.append(task.count)
+        proposed = Proposed([Proposal("flash_mma", {})] * task.count)
+        self._outcome = Outcome(tag, Ending.RESULT, proposed, 0.0)
+
+    def poll(self):
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+
+def test_the_first_answer_waits_for_few_thoughts():
+    worker = AnswersAtOnce()
+    sampler = AheadSampler(worker)
+    taken: list[Proposal] = []
+    while len(taken) < 3 * AHEAD:
+        taken += sampler.ask(3 * AHEAD - len(taken))
+    assert worker.counts[0] == FIRST < AHEAD == worker.counts[1]
 
 
 @pytest.mark.slow
