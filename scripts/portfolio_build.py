@@ -9,12 +9,13 @@ they are, with predicted times in place of measured ones: so that a rare kind ha
 
 Prints each class's regret, time over the best measured, with a fifth of the problems at a time left out of everything:
 the choice of kernels, their constants, and the errors that are carried over.
+
+With --add the file keeps its groups that these campaigns lack, and the values that climbs may take.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -48,6 +49,7 @@ FEW_PROBLEMS = 40
 JUDGED_FOLDS = 5
 DIGITS, WEIGHT_DIGITS = 5, 3
 """Significant digits of a constant and of a weight."""
+NO_HEAD: Row = {"about": [], "genes": {}}
 
 
 def covers(m: Measured, rows: list[int]) -> tuple[Fitted, dict[str, list[int]]]:
@@ -201,12 +203,6 @@ def made(m: Measured) -> tuple[Floats, Row]:
     return lost, build_group(m, lost)
 
 
-def kept_rows(path: Path) -> dict[str, Row]:
-    """The groups of a portfolio's file. Raises `OSError` where there is none."""
-    first, *lines = path.read_text().splitlines()
-    return {name: json.loads(line) for name, line in zip(json.loads(first)["groups"], lines, strict=True)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cards", help="that the portfolio may run on unasked, by commas")
@@ -214,6 +210,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--jobs", type=int, help="processes")
     parser.add_argument("--only", default="", help="groups with this in their names; the file keeps the others as is")
+    parser.add_argument("--add", action="store_true", help="to the groups that the file has")
     words = parser.parse_args()
     output = words.output or shipped.DATA / f"{lookup(words.cards.split(',')[0]).arch}{shipped.SUFFIX}"
     abouts, parts_of = read(words.campaigns)
@@ -221,15 +218,16 @@ def main() -> None:
     groups: dict[str, dict[str, Any]] = {}
     regrets: dict[str, list[float]] = {}
     print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")
-    names, kept = sorted(parts_of), kept_rows(output) if words.only else {}
+    head, kept = shipped.read(output) if words.only or words.add else (NO_HEAD, {})
+    names = sorted({*parts_of, *(kept if words.add else ())})
     with ProcessPoolExecutor(words.jobs) as pool:
-        looking = {name: pool.submit(looked_at, parts_of[name], groups_drawn.get(name, [])) for name in names}
+        looking = {n: pool.submit(looked_at, of, groups_drawn.get(n, [])) for n, of in sorted(parts_of.items())}
         found = {name: future.result() for name, future in looking.items()}
         plain = usual_of_plain({name: m for name, m in found.items() if name == campaign.plain_name(name)})
         for name, m in found.items():
             if name != campaign.plain_name(name) and len(m.timed) <= FEW_PROBLEMS:
                 found[name] = replace(m, table=replace(m.table, borrowed=plain.get(head_dim_of(name), {})))
-        making = {name: pool.submit(made, found[name]) for name in names if words.only in name}
+        making = {name: pool.submit(made, m) for name, m in found.items() if words.only in name}
         for name in names:
             if name not in making:
                 groups[name] = kept[name]
@@ -242,7 +240,8 @@ def main() -> None:
             print(said(name, lost), flush=True)
     for kind, values in sorted(regrets.items()):
         print(said(kind, np.array(values)))
-    shipped.save(output, words.cards.split(","), abouts, groups)
+    head = head if words.add else NO_HEAD
+    shipped.save(output, words.cards.split(","), [*head["about"], *abouts], groups, head["genes"])
     print(f"wrote {output}, {output.stat().st_size / 1024:.0f} KiB")
 
 

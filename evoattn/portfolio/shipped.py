@@ -144,6 +144,13 @@ def load(arch: str, folder: Path = DATA) -> Portfolio | None:
     return Portfolio(arch, tuple(head["cards"]), head["about"], by_group, classes, head["genes"])
 
 
+def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The first line of a portfolio's file, and its groups. Raises `OSError` where there is none."""
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    head = json.loads(first)
+    return head, {name: json.loads(line) for name, line in zip(head["groups"], lines, strict=True)}
+
+
 def genes_of(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[Value]]]:
     """By family: the values that each parameter has in one of the groups' kernels, or as a number of splits."""
     found: dict[str, dict[str, set[Value]]] = {}
@@ -155,8 +162,16 @@ def genes_of(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[Value
     return {family: {name: sorted(values) for name, values in genes.items()} for family, genes in found.items()}
 
 
-def save(path: Path, cards: list[str], about: list[dict[str, Any]], groups: dict[str, dict[str, Any]]) -> None:
-    """Write the file of a portfolio. Raises `OSError`."""
+def save(
+    path: Path,
+    cards: list[str],
+    about: list[dict[str, Any]],
+    groups: dict[str, dict[str, Any]],
+    genes: Mapping[str, Genes] | None = None,
+) -> None:
+    """Write the file of a portfolio. `genes`: of families whose values are not those of the groups' kernels. Raises
+    `OSError`."""
     sizes = {name: list(row["classes"]) for name, row in groups.items()}
-    rows = [{"cards": cards, "about": about, "genes": genes_of(groups.values()), "groups": sizes}, *groups.values()]
+    values = genes_of(groups.values()) | dict(genes or {})
+    rows = [{"cards": cards, "about": about, "genes": values, "groups": sizes}, *groups.values()]
     path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")

@@ -117,6 +117,13 @@ def test_a_file_is_read_group_by_group(tmp_path):
         portfolio.kernel_class("second few")
 
 
+def test_a_file_that_is_read_and_saved_is_the_same(tmp_path):
+    path = shipped.DATA / "sm_90a.jsonl"
+    head, groups = shipped.read(path)
+    shipped.save(tmp_path / "again", head["cards"], head["about"], groups, head["genes"])
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
 def test_the_data_is_small():
     assert sum(f.stat().st_size for f in shipped.DATA.iterdir()) < 1 << 20
 
