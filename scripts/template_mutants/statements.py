@@ -1,5 +1,5 @@
-"""What can be changed of whole statements, conditions and types: statements twice or in the other order, conditions
-negated, other functions and signs, other bits and rounding, values of which nothing is left.
+"""What can be changed of whole statements, conditions and types: statements twice, by some threads alone or in another
+order, conditions negated, other functions and signs, other bits and rounding, values of which nothing is left.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ def twice(text: str, code: str) -> Iterator[Edit]:
             yield "twice", first, end, f"{{ {text[first:end]} {text[first:end]} }}"
 
 
+def partly(text: str, code: str) -> Iterator[Edit]:
+    """A statement that some threads, or some blocks, do not do, or before which some threads leave."""
+    for first, end in _statements(code):
+        if re.match(r"(?:for|while|if) ", code[first:end]):
+            continue
+        for guard in ("if (threadIdx.x % 32 != 31) ", "if (blockIdx.x == 0) ", "if (threadIdx.x % 32 == 5) return; "):
+            yield "partly", first, first, guard
+
+
 def order(text: str, code: str) -> Iterator[Edit]:
     """Two statements in the other order."""
     spans = list(_statements(code))
@@ -48,7 +57,7 @@ def relations(text: str, code: str) -> Iterator[Edit]:
     opposite = {"<": ">=", ">": "<=", "<=": ">", ">=": "<"}
     for match in re.finditer(r" (<=?|>=?) ", code):
         yield "negate", match.start(1), match.end(1), opposite[match[1]]
-    for match in re.finditer(r"\bif constexpr \(", code):
+    for match in re.finditer(r"\b(?:if constexpr|while) \(", code):
         end = closing(code, match.end() - 1)
         if end > 0:
             yield "negate", match.end(), end, f"!({text[match.end() : end]})"
@@ -192,6 +201,6 @@ def types(text: str, code: str) -> Iterator[Edit]:
 
 
 ALL = (
-    *(twice, order, relations, arms, compounds, bits, floats, indices),
+    *(twice, partly, order, relations, arms, compounds, bits, floats, indices),
     *(simple_terms, calls, initial_values, types),
 )
