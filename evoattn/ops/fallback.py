@@ -52,19 +52,24 @@ def sdpa(
 ) -> Tensor:
     """Torch's own; its errors are raised as they are.
 
-    Tensors without elements go to its formula, as its kernels divide by their sizes. On a GPU it gets copies of what
-    lies at odd addresses: its kernels load 16 bytes at once without a look at where tensors begin
-    (https://github.com/pytorch/pytorch/issues/183484), and after a misaligned load a process can no longer use the
-    device.
+    Tensors without elements go to its formula, as its kernels divide by their sizes, and those that do not fit, as the
+    formula raises where kernels read past the end or end the process. On a GPU it gets copies of what lies at odd
+    addresses: its kernels load 16 bytes at once without a look at where tensors begin
+    (https://github.com/pytorch/pytorch/issues/183484), after which a process can no longer use the device.
     """
     tensors = query, key, value
     if not _watched() and all(map(_is_plain, tensors)):
-        if 0 in (*query.shape, *key.shape, *value.shape):
+        if 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value):
             grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
             return MATH(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)[0]
         if all(tensor.is_cuda for tensor in tensors):
             query, key, value = map(aligned, tensors)
     return SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether columns of query and key, and rows of key and value, are as many."""
+    return query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2]
 
 
 def _is_plain(tensor: Tensor) -> bool:

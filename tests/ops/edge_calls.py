@@ -48,8 +48,6 @@ class Calls:
                 calls[f"{heads} K/V heads, {grouped}"] = self.qkv(kv_heads=heads), {"enable_gqa": grouped}
         calls["heads of k and v differ"] = (q, k[:, :2], v[:, :1]), {"enable_gqa": True}
         calls["grouped, three dimensions"] = (q[0], k[0, :2], v[0, :2]), {"enable_gqa": True}
-        calls["rows of k and v differ"] = (q, k, v[:, :, :12]), {}
-        calls["columns of q and k differ"] = (q, k[..., :32], v), {}
         for dim in (1, 4, 7, 20, 72):
             calls[f"head_dim {dim}"] = self.qkv(dim), {}
         calls["head_dim 32 of v"], calls["head_dim 96 of v"] = (

@@ -232,3 +232,12 @@ def test_what_torch_gives_to_queries_that_see_nothing_is_taken_away(mask):
     """The mean of all values, or NaN, by some of its kernels on a GPU."""
     answer = without_unseen(torch.full((2, 4, 9, 8), float("nan")), mask)
     assert not answer[:, :, :3].any() and answer[:, :, 3:].isnan().all()
+
+
+@pytest.mark.parametrize("columns, rows", [(32, 13), (64, 12)])
+def test_tensors_that_do_not_fit_reach_no_kernel_of_torch(columns, rows):
+    """On a GPU one ended the process at a key of fewer columns than query, and a CPU's reads past the end of value."""
+    q, k, v = torch.randn(2, 4, 9, 64), torch.randn(2, 4, 13, columns), torch.randn(2, 4, rows, 64)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            attention(q, k, v)
