@@ -6,6 +6,9 @@ from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
+MOST_SPLIT_KEYS = 512
+"""Of the keys before a tile of rows that begins behind as many tiles as a split has, where rows are as many."""
+
 
 def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
     """The problem with another window, if it has one: a kernel serves all. `ahead` is for masks that show such keys."""
@@ -19,6 +22,25 @@ def fitted(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem
     keys = problem.seqlen_k
     used = problem.with_(seqused=f"{keys // 3}:{-(-keys * 7 // 8)}") if problem.seqused else problem
     return windowed(used, past, ahead)
+
+
+def begin_apart(problem: AttentionProblem, rows: int, tile: int, split: int) -> list[AttentionProblem]:
+    """Problems under a window whose tiles of `rows` queries begin at different tiles of keys; empty without a window.
+
+    If `split` blocks take every `split`-th tile of keys each, also some in which the first 64 rows of a tile see none
+    of the keys of a block which its other rows see: by a window of one key.
+    """
+    if not problem.window:
+        return []
+    side = rows + tile + 5
+    found = [fitted(problem.with_(seqlen_q=side, seqlen_k=side), tile // 2, tile)]
+    if split > 1 and problem.masking.corner == "lower_right":  # the first 64 rows see those before tile `split`
+        keys = rows + split * tile - min(rows, 64)
+        found.append(fitted(problem.with_(seqlen_q=rows, seqlen_k=keys), 0, 0))
+    elif split > 1:
+        side = 2 * rows + min(split * tile, MOST_SPLIT_KEYS)
+        found.append(fitted(problem.with_(seqlen_q=side, seqlen_k=side), 0, 0))
+    return found
 
 
 def beside_tiles(problem: AttentionProblem, rows: int, tile: int) -> list[AttentionProblem]:

@@ -12,6 +12,7 @@ import torch
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
 from evoattn.correctness.case_shapes import (
+    begin_apart,
     beside_tiles,
     by_heads,
     fitted,
@@ -171,8 +172,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - if V lies within K, groups of more heads than BLOCK_M;
     - if the rows of a tile are heads of one query, as many rows as there would be of queries (`by_heads`), and more
       queries than keys;
-    - if there is a window, a square of several tiles in which row blocks begin at different tiles of keys. The windows
-      of the others end on, beside and within tiles;
+    - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
+      some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows may say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`).
     """
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
@@ -238,10 +239,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if problem.shared_kv:  # of which a group may have more heads than a tile has rows
         heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
         cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
-    if problem.window:
-        side = block_m + block_n + 5
-        beside = fitted(one.with_(seqlen_q=side, seqlen_k=side), block_n // 2, block_n)
-        cases.append(SmallCase("windows that begin at different tiles", beside))
+    apart = begin_apart(one, block_m, block_n, int(config.params.get("KEY_SPLIT", 1)))
+    cases += [SmallCase("windows that begin at different tiles", p) for p in apart]
     if heads_are_rows:
         cases = [replace(case, problem=by_heads(case.problem, block_m)) for case in cases]
         cases.append(SmallCase("more queries than keys", fitted(one.with_(heads=2, seqlen_q=5, seqlen_k=3), 1, 0)))

@@ -76,9 +76,11 @@
     key_tile = SCHEDULE == Schedule::BALANCED ? range.last() : last_key_tile(tile.row_block);
     if constexpr (CAUSAL_SKIP) {
       if constexpr (AHEAD) skipped = ring;
-      int last = max(0, mask.last_key(rows.query(first_row(tile) + 63))) / BLOCK_N;
-      if constexpr (Mask::WINDOW) last = max(last, first_key_tile(tile.row_block));
-      for (; key_tile > last && key_tile >= KEY_SPLIT; key_tile -= KEY_SPLIT) {
+      const int last = max(0, mask.last_key(rows.query(first_row(tile) + 63))) / BLOCK_N;
+      const int first = Mask::WINDOW ? first_key_tile(tile.row_block) : 0;
+      // Not over the last that the producer brings, which `step` waits for: of every KEY_SPLIT-th, that may be behind
+      // `first`.
+      for (; key_tile > last && key_tile >= first + KEY_SPLIT; key_tile -= KEY_SPLIT) {
         mbarrier_wait(barrier(Smem::K_FULL, ring.stage), ring.parity);  // released unread, but not before it came
         release(barrier(Smem::K_EMPTY, ring.stage));
         wait_for_turn();

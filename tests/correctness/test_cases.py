@@ -3,7 +3,7 @@ the config."""
 
 import pytest
 
-from evoattn.correctness.case_shapes import beside_tiles, keys_of_three_kernels
+from evoattn.correctness.case_shapes import begin_apart, beside_tiles, keys_of_three_kernels
 from evoattn.correctness.cases import device_cases, interpreter_cases
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
@@ -113,6 +113,31 @@ def test_edges_of_a_mask_lie_one_key_beside_those_of_tiles(tile):
             begins, ends = ({None if edge is None else edge % tile for edge in side} for side in zip(*edges))
             assert begins == ({1, 2, tile - 1} if problem.window else {None})
             assert ends == ({0} if mask == "causal_upper_left" else {tile - 2, tile - 1, 1})
+
+
+@pytest.mark.parametrize("mask", ["full", "causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize(("tile", "split"), [(64, 2), (112, 2), (64, 6), (48, 3)])
+def test_the_first_rows_see_no_key_of_a_block_that_shares_keys(mask, tile, split):
+    rows, problem = 128, AttentionProblem(1, 1, 1, 4096, 4096, 64, mask=mask, window="9:0")
+    _, apart = begin_apart(problem, rows, tile, split)
+    lowest, highest = apart.masking.edges(apart.seqlen_q, apart.seqlen_k)
+
+    def tiles_of(first_row: int, end_row: int) -> set[int]:
+        begin, end = max(0, first_row + lowest), min(apart.seqlen_k, end_row + highest)
+        return set(range(begin // tile, (end - 1) // tile + 1))
+
+    blocks = [(tiles_of(row, row + 64), tiles_of(row, row + rows)) for row in range(0, apart.seqlen_q, rows)]
+    assert any(
+        later >= split and later % split not in {other % split for other in first}
+        for first, every in blocks
+        for later in every - first
+    )
+
+
+def test_problems_without_a_window_and_blocks_that_share_no_keys_have_no_such_case():
+    plain = AttentionProblem(1, 1, 1, 4096, 4096, 64, mask="causal_upper_left")
+    assert not begin_apart(plain, 128, 64, 2)
+    assert len(begin_apart(plain.with_(window="9:0"), 128, 64, 1)) == 1
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_upper_left"])

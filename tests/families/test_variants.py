@@ -41,6 +41,7 @@ STRUCTURES = {
             "one warpgroup": {"BLOCK_N": 64},
             "a warpgroup passes over tiles": {**TWO, "CAUSAL_SKIP": True},
             "persistent, rows begin ahead": {**TWO, "SCHEDULE": "claimed", "Q_IN_REGISTERS": True, "BLOCK_N": 48},
+            "passes over tiles of a split": {**TWO, "CAUSAL_SKIP": True, "KEY_SPLIT": 2, "STORE": "rows"},
             "scores again, a cluster": {"RESCALE": "lazy_after", "KEY_SPLIT": 2, "BLOCK_N": 64, "STORE": "rows"},
             "shared rows": {"SCHEDULE": "balanced", "BLOCK_N": 48},
             "fixed, four warps copy": {**TWO, "SCHEDULE": "fixed", "BLOCK_N": 64},
@@ -81,6 +82,7 @@ STRUCTURES = {
 }
 FAST = {
     ("flash_wgmma", "a warpgroup passes over tiles", "window, sink"),
+    ("flash_wgmma", "passes over tiles of a split", "window, sink"),
     ("flash_wgmma", "one warpgroup", "alibi"),
     ("flash_mma", "lazy, key warps", "window both ways, softcap, alibi"),
     ("split_kv", "mma", "bias, sink"),
@@ -225,3 +227,10 @@ WRONG = [
 @pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
+
+
+@pytest.mark.parametrize("variant", ["window, sink", "window both ways, softcap, alibi"])
+def test_a_warpgroup_that_waits_for_a_tile_that_none_brings_is_found(variant):
+    edit = ("key_tile >= first + KEY_SPLIT;", "key_tile > first && key_tile >= KEY_SPLIT;")
+    reasons = faults("flash_wgmma", "passes over tiles of a split", variant, (edit,))
+    assert reasons and all("deadlocked" in reason for reason in reasons)
