@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -59,11 +60,20 @@ def main() -> int:
         rows_at, folder = words.json or Path(temporary) / "rows", words.folder or Path(temporary)
         rows_at.unlink(missing_ok=True)
         own = [*sys.argv[1:], "--until", str(until), "--json", str(rows_at), "--folder", str(folder)]
-        while (code := subprocess.run([sys.executable, __file__, *own]).returncode) == BROKEN or code < 0:
-            print(f"That process ended with {code}; another one goes on.", flush=True)
+        code = started_anew(lambda: subprocess.run([sys.executable, __file__, *own]).returncode, rows_at)
         rows = rows_of(rows_at)
     print(summary(list(rows.values()), time.time() - started))
     return code or int(any(row.wrong for row in rows.values()))
+
+
+def started_anew(run: Callable[[], int], rows_at: Path) -> int:
+    """`run` a process, and another one wherever a call has ended it; the exit code of the last. One that has not begun
+    a new call would end so again, and is the last."""
+    begun = 0
+    while ((code := run()) == BROKEN or code < 0) and (count := len(rows_of(rows_at))) > begun:
+        print(f"That process ended with {code}; another one goes on.", flush=True)
+        begun = count
+    return code
 
 
 def rows_of(path: Path) -> dict[int, Judged]:

@@ -21,8 +21,8 @@ FP32_RELATIVE, FP32_ROUNDING = 1e-5, 2.0**-24
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence of a call: `q` [heads, rows, dim], `k` and `v` [kv_heads, keys, dim], `bias` that fits the scores,
-    `into` the place of its answer [heads, rows, dim] and of its log-sum-exp [heads, rows]."""
+    """One sequence of a call: `q` [heads, rows, dim], `k` and `v` [kv_heads, keys, dim], `bias` that fits the scores;
+    `out` [heads, rows, dim of v] and `lse` [heads, rows] are the places of its answer."""
 
     q: Tensor
     k: Tensor

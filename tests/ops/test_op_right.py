@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import op_right
 import pytest
 import torch
 from fake_device import FakeDevice, fake_runtime
@@ -111,6 +112,20 @@ def test_without_a_device_pytorch_answers():
     with current.use(Runtime(None, current.best_known, current.cubin_cache())), torch.no_grad():
         row = judged(0, PLAIN, "cpu")
     assert not row.kernel and row.ran.startswith("the tensors are on the CPU")
+
+
+def test_a_process_that_ends_before_its_first_call_is_not_started_again(tmp_path):
+    """Else a machine whose driver fails at once would start processes without end."""
+    rows, codes = tmp_path / "rows.jsonl", [op_right.BROKEN, -11, -11, 0]
+    row = dict(number=0, call="", kernel=False, ran="", error=0.0, wrong="the process ended")
+
+    def run() -> int:
+        if codes[0] == op_right.BROKEN:
+            rows.write_text(json.dumps(row) + "\n")
+        return codes.pop(0)
+
+    assert op_right.started_anew(run, rows) == -11
+    assert codes == [-11, 0]
 
 
 @pytest.mark.slow
