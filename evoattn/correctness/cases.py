@@ -179,9 +179,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
     shares = int(config.params.get("SPLITS", 1)) * int(config.params.get("KEY_SPLIT", 1))
     laps = (2 * int(config.params.get("STAGES", 1)) + 2) * shares
-    other = "bshd" if problem.layout == "bhsd" else "bhsd"
     packs, problem = bool(problem.varlen), problem.with_(varlen="")
     one = problem.with_(batch=1, heads=1, kv_heads=1)
+    other = problem.with_(batch=2, layout="bshd" if problem.layout == "bhsd" else "bhsd")
 
     def rows_for(keys: int) -> int:
         """At least 40, and under a mask so many that one sees the last key."""
@@ -194,7 +194,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     keys += (1 - keys) % block_n if keys < most else -((keys - 1) % block_n)
     many = one.with_(seqlen_q=rows_for(keys), seqlen_k=keys)
     some = max(block_n + 3, min(shares * block_n + 3, most // 4))
-    grouped = problem.with_(batch=2, heads=2, kv_heads=1, seqlen_q=rows_for(some), seqlen_k=some, layout=other)
+    kv_heads = 2 if heads_are_rows else 1  # heads of a batch that have blocks of their own are two
+    grouped = other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows_for(some), seqlen_k=some)
     rows = max(block_m + 7, block_n // 2 + 42)
     whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
     turn = max([int(match[1]) for value in config.params.values() if (match := _IN_TURN.fullmatch(str(value)))] or [1])
@@ -232,7 +233,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if config.params.get("GROUP_ROWS"):
         keys = block_n + block_n // 2 + 1
         rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
-        threes = problem.with_(batch=2, heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys, layout=other)
+        threes = other.with_(heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
         cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
     if problem.seqused:
         cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used_cases(problem, block_n)]

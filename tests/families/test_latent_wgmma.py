@@ -203,6 +203,11 @@ WRONG = {
         "log_sum(share.shift, share.sum)",
         "log_sum(0.f, share.sum)",
     ),
+    "a maximum of half of a lane's keys behind the first K/V head": (
+        "one split",
+        "maximum[row] = fmaxf(maximum[row], other[row]);",
+        "if (blockIdx.y == 0) maximum[row] = fmaxf(maximum[row], other[row]);",
+    ),
     "sums are not handed over": ("one split", "named_barrier_sync<CONSUMERS>(ROWS_DONE);", ";"),
 }
 
