@@ -13,7 +13,6 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
   const int row = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z;
   if constexpr (VARLEN) {
     const Sequence sequence = sequence_of(terms, seqlen_q, 0);
-    if (row >= group_heads * sequence.queries) return;
     seqlen_q = sequence.queries, o_batch_stride = 0;
     o_gmem += sequence.first_query * o_row_stride;
   }
@@ -22,6 +21,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
   const int64_t first = tile * splits * BLOCK_M + row % BLOCK_M;
   const Buffer buffer{smem};
   if constexpr (DEPENDENT_LAUNCH != DependentLaunch::NONE) grid_dependency_wait();  // for the results of split_kv
+  // Not before: a launch of which no thread waits may end before split_kv has.
+  if (VARLEN && row >= group_heads * seqlen_q) return;
   const int sources =
       gather_splits<MERGE_THREADS>(buffer, partial_gmem + first * CHUNKS, state_gmem + first, splits, BLOCK_M, 1);
   __syncthreads();  // the sums of all threads are visible

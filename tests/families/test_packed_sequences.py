@@ -4,12 +4,21 @@ kernels as they are)."""
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_variants import faults
+from test_split_kv import config
+from test_variants import H100, PLAIN, faults
 
+from evoattn.backends.compiler import compile_source
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.validate import check
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import lookup
+from evoattn.families.render import render
 from evoattn.families.row_blocks import row_blocks
 from evoattn.families.work import row_steps
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.sequences import starts
+from evoattn.model.space import load_space
 
 PACKED = ("flash_wgmma", "persistent, rows begin ahead", "packed")
 SPLIT, SPLIT_BY_MAP = (("split_kv", structure, "packed") for structure in ("mma, a ring", "mma by tensor maps"))
@@ -74,7 +83,7 @@ WRONG = [
     (
         "rows are merged that a sequence has not",
         SPLIT_BY_MAP,
-        ("if (row >= group_heads * sequence.queries) return;", ""),
+        ("if (VARLEN && row >= group_heads * seqlen_q) return;", ""),
     ),
     (
         "all sequences are merged into the first",
@@ -93,6 +102,18 @@ WRONG = [
 @pytest.mark.parametrize(("kernel", "edit"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_a_wrong_one_is_found(kernel, edit):
     assert faults(*kernel, (edit,))
+
+
+def test_a_merge_without_rows_ends_after_the_launch_before_it():
+    """As in a graph that serves no sequence this time: lengths are on the device, and all are 0."""
+    family, problem = lookup("split_kv"), PLAIN.with_(batch=2, seqlen_q=1, varlen="1+1/100+512", head_dim=16)
+    genes = config(MERGE="kernel").params | {"DEPENDENT_LAUNCH": "early"}
+    early = load_space("split_kv", H100).make_config(genes)
+    candidate = render(family, problem, early, H100)
+    case = make_case("no sequence", problem, 1, "cpu", double=True)
+    case.tensors["cu_seqlens_q"].zero_()
+    kernel = BuiltKernel(family, early, H100, compile_source(candidate.source, candidate.arch))
+    assert "griddepcontrol" not in check(InterpreterBackend(), kernel, case).reason
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9).filter(any), st.sampled_from((16, 64, 192)))

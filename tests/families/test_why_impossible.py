@@ -7,6 +7,7 @@ import pytest
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 
 SHAPES = (
@@ -44,3 +45,25 @@ def test_a_balanced_schedule_cannot_count_more_tiles_than_a_word_holds():
     longest = parse_shape("B=1,H=1,Sq=64,Sk=2700000,D=64,dtype=bf16,mask=full")
     assert "counts at most" in family.why_impossible(longest, config, gpu)
     assert not family.why_impossible(longest.with_(seqlen_k=2600000), config, gpu)
+
+
+@pytest.mark.parametrize(
+    ("problem", "word"),
+    [
+        (AttentionProblem(1, 8, 2, 1 << 29, 64, 8), "2147483648 packed rows"),
+        (AttentionProblem(1, 8, 2, 1, (1 << 31) - 40, 8), "keys behind the first"),
+        (
+            AttentionProblem(1, 1, 1, (1 << 31) - 64, 64, 8, mask="causal_upper_left", window="40:0"),
+            "keys behind the first",
+        ),
+    ],
+    ids=["rows", "keys", "a window of late rows"],
+)
+def test_split_kv_counts_rows_and_keys_in_int32(problem, word):
+    """The end of the last split of 2^31 - 40 keys would be negative, and its keys left out."""
+    family, gpu = FAMILIES["split_kv"], GPUS["h100"]
+    genes = {"BLOCK_M": 8, "BLOCK_N": 64, "WARPS": 2, "STAGES": 1, "SPLITS": 3, "MERGE": "last_block"}
+    config = KernelConfig("split_kv", load_space("split_kv", gpu).starting[0] | genes)
+    assert word in family.why_impossible(problem, config, gpu)
+    half = problem.with_(seqlen_q=-(-problem.seqlen_q // 2), seqlen_k=-(-problem.seqlen_k // 2))
+    assert "int32" not in (family.why_impossible(half, config, gpu) or "")

@@ -13,6 +13,7 @@ from evoattn.families.split_kv.refusals import (
     why_no_tensor_map,
     why_not_on_card,
     why_too_big,
+    why_too_long,
     why_useless,
     why_wrong_shape,
 )
@@ -70,6 +71,7 @@ class SplitKv(Family):
         return (
             self.why_unsupported(problem, gpu)
             or why_wrong_shape(problem, genes)
+            or why_too_long(problem, genes)
             or why_no_tensor_map(problem, genes, gpu)
             or why_useless(problem, genes, gpu)
             or why_too_big(problem, genes, gpu)
@@ -81,6 +83,7 @@ class SplitKv(Family):
         return (
             self.why_unsupported(problem, gpu)
             or why_wrong_shape(problem, genes)
+            or why_too_long(problem, genes)
             or why_no_tensor_map(problem, genes, gpu)
             or why_not_on_card(genes, gpu)
             or why_too_big(problem, genes, gpu)

@@ -33,6 +33,20 @@ MAX_CLUSTER = 8
 MAX_WAVES = 16
 """Waves of blocks beyond which splitting only adds partial results."""
 
+MAX_COUNT = (1 << 31) - 1
+"""Of rows and keys, to the end of the last tile and split: the kernel counts them in int32."""
+
+
+def why_too_long(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
+    """Rows of a K/V head, or keys, that an int32 does not count."""
+    rows, (splits, keys) = row_blocks(problem, genes) * genes.BLOCK_M, split_of(problem, genes)
+    if rows > MAX_COUNT:
+        return f"{packed_rows(problem)} packed rows are more than an int32 counts, to the end of the last tile."
+    begin = max(problem.seqlen_q, problem.seqlen_k) if problem.window else 0  # at most: of the keys that are split
+    if (end := begin + splits * keys + genes.BLOCK_N) > MAX_COUNT:
+        return f"The last split may end {end} keys behind the first, which is more than an int32 counts."
+    return None
+
 
 def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
     """Tiles that are not whole for each warp, vectors that no row divides into."""
