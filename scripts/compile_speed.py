@@ -15,14 +15,16 @@ import os
 import random
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from queue import Empty
 from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.backends.compiler import compile_source
+from evoattn.backends.compiler import CompileError, compile_source
 from evoattn.evaluation.allocator import keep_freed_memory
 from evoattn.evaluation.handlers import POLITE
 from evoattn.families import registry
@@ -32,6 +34,9 @@ from evoattn.model.named_problems import lookup
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.pool import ConfigPool
 from evoattn.search.request import choose_spaces
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether a process has failed."""
 
 
 def sources(family_name: str, count: int) -> list[str]:
@@ -46,23 +51,44 @@ def sources(family_name: str, count: int) -> list[str]:
     return [render(family, problem, KernelConfig(*config), gpu).source for config in drawn if config]
 
 
-def compiled(texts: list[str], give_back: bool, ready: Barrier) -> list[tuple[float, float]]:
-    """(wall, CPU) seconds of each but the first, all processes at once."""
-    if not give_back:
-        keep_freed_memory()
-    os.nice(POLITE)
-    found = []
-    for number, text in enumerate(texts):
-        wall, cpu = time.perf_counter(), time.process_time()
+def compiled(texts: list[str], ready: Barrier) -> list[tuple[float, float]]:
+    """(wall, CPU) seconds of each but the first, all processes at once; of those that compile."""
+    seconds_of(texts[0])
+    ready.wait()
+    return [found for text in texts[1:] if (found := seconds_of(text))]
+
+
+def seconds_of(text: str) -> tuple[float, float] | None:
+    """(wall, CPU) seconds of a compile, None where the source has an error."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    try:
         compile_source(text, GPUS["h100"].arch)
-        found.append((time.perf_counter() - wall, time.process_time() - cpu))
-        if number == 0:
-            ready.wait()
-    return found[1:]
+    except CompileError:
+        return None
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def work(texts: list[str], give_back: bool, ready: Barrier, queue: Queue) -> None:
-    queue.put(compiled(texts, give_back, ready))
+    if not give_back:
+        keep_freed_memory()
+    os.nice(POLITE)
+    queue.put(compiled(texts, ready))
+
+
+def rows_of(processes: list[SpawnProcess], queue: Queue) -> list[tuple[float, float]]:
+    """What all of them put into the queue. Raises `SystemExit` where one has failed: the others would wait for it."""
+    rows: list[tuple[float, float]] = []
+    left = len(processes)
+    while left:
+        try:
+            rows += queue.get(timeout=LOOK_SECONDS)
+            left -= 1
+        except Empty:
+            if any(process.exitcode for process in processes):
+                for process in processes:
+                    process.terminate()
+                raise SystemExit("A process has failed; the others were ended.") from None
+    return rows
 
 
 def main() -> int:
@@ -76,12 +102,12 @@ def main() -> int:
     texts = sources(given.family, given.each)
     for count in map(int, given.at_once.split(",")):
         ready, queue = context.Barrier(count), context.Queue()
-        turned = [texts[i % given.each :] + texts[: i % given.each] for i in range(count)]
+        turned = [texts[i % len(texts) :] + texts[: i % len(texts)] for i in range(count)]
         parts = [[part[-1], *part] for part in turned]
         processes = [context.Process(target=work, args=(part, given.give_back, ready, queue)) for part in parts]
         for process in processes:
             process.start()
-        rows = [row for _ in processes for row in queue.get()]
+        rows = rows_of(processes, queue)
         for process in processes:
             process.join()
         wall, cpu = (1e3 * mean(column) for column in zip(*rows, strict=True))

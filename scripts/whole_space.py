@@ -117,6 +117,8 @@ class ThinkingAhead:
         while len(taken) < n:
             if (wanted := self._most - len(self._proposals)) >= self._most // 2:
                 self._proposals += self._sampler.ask(wanted)
+            if not self._proposals:  # the space is exhausted
+                break
             taken.append(self._proposals.popleft())
         return taken
 

@@ -97,15 +97,15 @@ def _timing_sentence(timing: Timing) -> str:
 
 def _board_sentence(protocol: dict[str, Any]) -> str:
     """Of a final: the energy of a call, and the least and most of what was read in its rounds."""
-    said = [f"{energy:.3g} mJ per call of the whole board"] if is_number(energy := protocol.get(ENERGY)) else []
+    said = [f"{energy:.3g} mJ per call of the whole board"] if _is_number(energy := protocol.get(ENERGY)) else []
     for key, unit in (("sm_mhz", "MHz"), ("power_w", "W"), ("temperature_c", "°C")):
         match protocol.get(key):
-            case [low, high] if is_number(low) and is_number(high):
+            case [low, high] if _is_number(low) and _is_number(high):
                 said.append(f"{low:.0f}-{high:.0f} {unit}")
     return "".join(f"; {text}" for text in said)
 
 
-def is_number(value: object) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite number: a database may hold anything."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 

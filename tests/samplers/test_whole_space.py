@@ -31,12 +31,14 @@ def test_a_config_that_was_left_out_takes_about_what_was_recorded(imagined):
 
 
 class Counting:
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1000) -> None:
         self.asked: list[int] = []
+        self.left = most
 
     def ask(self, n: int) -> list[Proposal]:
         self.asked.append(n)
-        return [Proposal("flat", {}) for _ in range(n)]
+        given, self.left = min(n, self.left), self.left - min(n, self.left)
+        return [Proposal("flat", {}) for _ in range(given)]
 
 
 @pytest.mark.parametrize("boards", [1, 4])
@@ -45,3 +47,8 @@ def test_proposals_are_asked_for_as_a_search_does(boards):
     ahead = ThinkingAhead(counting, boards)
     assert len(ahead.ask(40)) == 40
     assert counting.asked[0] == 16 * boards and set(counting.asked[1:]) <= {8 * boards}
+
+
+def test_a_sampler_that_has_no_more_ends_the_search():
+    ahead = ThinkingAhead(Counting(20), 1)
+    assert [len(ahead.ask(15)) for _ in range(3)] == [15, 5, 0]
