@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,8 @@ NAME, SUM = 32, 16
 PACKAGE = Path(__file__).resolve().parents[1]
 ROOMS = ("model", "families", "portfolio", "cost")
 """Whose source files decide what a climb comes to."""
+READ_NS = time.time_ns()
+"""When this process had read them, or most of them."""
 
 Key = tuple[AttentionProblem, GpuSpec, str, tuple[Value, ...], tuple[str, ...]]
 """The problem with rounded lengths, the GPU, family and values of the kernel that was predicted to be best, and the
@@ -60,13 +63,17 @@ def _source_files(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 @cache
-def what_decides(package: Path = PACKAGE, spaces: Path = SEARCH_SPACES) -> str:
+def what_decides(package: Path = PACKAGE, spaces: Path = SEARCH_SPACES, read_ns: int = READ_NS) -> str:
     """A digest of all that decides what a climb comes to: the portfolios and the cost model's weights, and of source
     files and search spaces path, size and time of change, by which Python, too, knows bytecode that is stale.
+
+    Empty where a source file changed after `read_ns`, since other code runs here than lies on disk. Raises `OSError`.
     """
-    digest = hashlib.sha256()
-    for folder in (*(package / room for room in ROOMS), spaces):
-        digest.update(repr(list(_source_files(str(folder)))).encode())
+    sources = [file for room in ROOMS for file in _source_files(str(package / room))]
+    if any(changed_ns > read_ns for _, _, changed_ns in sources):
+        return ""
+    digest = hashlib.sha256(repr(sources).encode())
+    digest.update(repr(list(_source_files(str(spaces)))).encode())
     for file in sorted((*(package / "portfolio" / "data").iterdir(), *(package / "cost" / "data").iterdir())):
         digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
@@ -83,16 +90,21 @@ def _sum(name: bytes, row: bytes) -> bytes:
 class Climbs:
     """Ends of climbs by what they began with."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: where the file lies, or is made; None for memory alone."""
+    def __init__(self, folder: Path | None = None, state: Callable[[], str] = what_decides) -> None:
+        """`folder`: where the file lies, or is made; None for memory alone. `state`: as `what_decides`."""
+        self._state = state
         self._folder, self._writes = folder, folder is not None
         self._memory: dict[Key, Refined] = {}
         self._lines: dict[bytes, bytes] | None = None
 
     @property
     def path(self) -> Path | None:
-        """The file of today's state."""
-        return self._folder and self._folder / f"{what_decides()[:NAME]}{SUFFIX}"
+        """The file of today's state; None for memory alone, and where that state cannot be told."""
+        try:
+            state = self._state() if self._folder else ""
+        except OSError:  # no files, as in an archive, or one that went away while they were looked through
+            return None
+        return self._folder / f"{state[:NAME]}{SUFFIX}" if self._folder and state else None
 
     def get(self, key: Key) -> Refined | None:
         """What this process or an earlier one has added."""
@@ -122,9 +134,9 @@ class Climbs:
         self._memory[key] = found
 
     def _read(self) -> dict[bytes, bytes]:
+        if (path := self.path) is None:
+            return {}
         try:
-            path = self.path
-            assert path is not None
             lines = path.read_bytes().splitlines()
         except OSError:
             return {}

@@ -22,11 +22,12 @@ from evoattn.portfolio.refine import refined, rounded
 
 H100 = GPUS["h100"]
 PROBLEM = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)
+LATER_NS = 1 << 62
 CONFIG = KernelConfig("flash_wgmma", {"BLOCK_M": 64, "OVERLAP": True, "STORE": "rows"})
 
 
 def key(number: int) -> Key:
-    return replace(PROBLEM, batch=number + 1), H100, "flash_wgmma", (64, True)
+    return replace(PROBLEM, batch=number + 1), H100, "flash_wgmma", (64, True), ("another",)
 
 
 def climbed(number: int) -> Refined:
@@ -52,15 +53,16 @@ def test_the_next_process_has_the_same_pick_without_a_climb(tmp_path: Path) -> N
 
 
 def test_another_problem_gpu_or_first_kernel_is_another_climb(tmp_path: Path) -> None:
-    about, gpu, family, values = key(0)
-    Climbs(tmp_path).add((about, gpu, family, values), climbed(0))
-    others = [
-        (replace(about, lse=True), gpu, family, values),
-        (about, replace(gpu, sm_count=114), family, values),
-        (about, gpu, "flash_mma", values),
-        (about, gpu, family, (64, False)),
+    about, gpu, family, values, rest = key(0)
+    Climbs(tmp_path).add(key(0), climbed(0))
+    others: list[Key] = [
+        (replace(about, lse=True), gpu, family, values, rest),
+        (about, replace(gpu, sm_count=114), family, values, rest),
+        (about, gpu, "flash_mma", values, rest),
+        (about, gpu, family, (64, False), rest),
+        (about, gpu, family, values, ()),
     ]
-    assert [Climbs(tmp_path).get(other) for other in others] == [None] * 4
+    assert [Climbs(tmp_path).get(other) for other in others] == [None] * 5
     assert Climbs(tmp_path).get(key(0)) == climbed(0)
 
 
@@ -85,7 +87,7 @@ def package(tmp_path: Path) -> Path:
 
 def state(package: Path) -> str:
     what_decides.cache_clear()
-    return what_decides(package, package.parent / "spaces")
+    return what_decides(package, package.parent / "spaces", LATER_NS)
 
 
 @pytest.mark.parametrize("name", ["portfolio/data/sm_90a.jsonl", "cost/data/fitted.npz"])
@@ -112,6 +114,26 @@ def test_other_search_spaces_are_another_state(package: Path) -> None:
     before = state(package)
     (package.parent / "spaces" / "one.yaml").write_text("{}")
     assert state(package) != before
+
+
+def test_source_that_changed_under_a_process_is_no_state(package: Path) -> None:
+    """Its climbs are by other code than lies on disk, and would be taken for those of that code."""
+    spaces, file = package.parent / "spaces", package / "portfolio" / "refine.py"
+    changed_ns = max(about[2] for room in module.ROOMS for about in module._source_files(str(package / room))) + 1
+    os.utime(file, ns=(changed_ns, changed_ns))
+    assert what_decides(package, spaces, changed_ns)
+    assert what_decides(package, spaces, changed_ns - 1) == ""
+
+
+def test_without_a_state_climbs_are_kept_in_memory(tmp_path: Path) -> None:
+    def vanished() -> str:
+        raise FileNotFoundError
+
+    for state_of in (str, vanished):
+        kept = Climbs(tmp_path / "op", state_of)
+        kept.add(key(0), climbed(0))
+        assert kept.path is None and kept.get(key(0)) == climbed(0) and kept.get(key(1)) is None
+    assert not (tmp_path / "op").exists()
 
 
 def test_damage_costs_a_climb_and_never_changes_one(tmp_path: Path) -> None:
