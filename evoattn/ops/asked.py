@@ -123,7 +123,7 @@ def problem_of(
     paged = "page" in fields
     if reason := why_not_shapes(query, key, value, enable_gqa, paged):
         return reason
-    if 0 in query.shape or 0 in key.shape:
+    if 0 in (*query.shape, *key.shape, *value.shape):
         return "a tensor is empty"
     out_shape = (*query.shape[:3], value.shape[3])
     element, shapes = query.element_size(), (query.shape, key.shape, value.shape, out_shape)

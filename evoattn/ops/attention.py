@@ -221,4 +221,6 @@ def _watched(
     """SDPA for tensor subclasses, modes and transforms: they know what to do with it."""
     if strict:
         require_ordinary(query, key, value)
+    if out is not None:
+        require_out(out, query, value)
     return fallback.call(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out)

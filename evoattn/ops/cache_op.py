@@ -41,7 +41,7 @@ def _attention_cache(
     variant = Variant(sides, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, finite)
     out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
-    varied.attention(query, key, value, variant, is_causal, scale, gqa, causal, False, out, strict)
+    varied.attention(query, key, value, variant, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
     return out
 
 

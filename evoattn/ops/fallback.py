@@ -15,15 +15,13 @@ SCORES_PER_CHUNK = 1 << 26
 """Scores that the log-sum-exp makes at once: 256 MiB in float32."""
 SDPA = torch._C._nn.scaled_dot_product_attention
 """`torch.nn.functional.scaled_dot_product_attention` itself, whatever `evoattn.sdpa` puts in its place."""
+MATH = torch._scaled_dot_product_attention_math
+"""By the formula, on any device."""
 
 
 def lower_right_mask(seqlen_q: int, seqlen_k: int, device: torch.device) -> Tensor:
     """Bool `[seqlen_q, seqlen_k]`: query i sees keys j <= i + seqlen_k - seqlen_q."""
     return torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(diagonal=seqlen_k - seqlen_q)
-
-
-MATH = torch._scaled_dot_product_attention_math
-"""By the formula, on any device."""
 
 
 def is_aligned(tensor: Tensor) -> bool:
@@ -78,8 +76,10 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _watched() -> bool:
-    """Whether a compiler or a transform is at work, whose tensors have no addresses."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a compiler, a transform or a trace is at work: tensors have no addresses, or sizes of one call only."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
 
 
 def without_unseen(answer: Tensor, mask: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from evoattn.ops import asked, current, fallback
 from evoattn.ops.attention import autocast
 from evoattn.ops.custom_op import attention_lse_op, attention_op, is_fake
+from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import GRADIENTS, NoKernel
 from evoattn.ops.variant import Variant
 
@@ -56,9 +57,12 @@ def traced(
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call."""
+    """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call, and `ValueError` for
+    an `out` that does not fit."""
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = autocast(query.device.type, query, key, value)
+    if out is not None:
+        require_out(out, query, value)
     reason = why_not_traced(query, key, value, enable_gqa, scale)
     if reason is not None:
         if strict:

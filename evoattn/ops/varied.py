@@ -11,10 +11,12 @@ from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, capture, current, fallback
 from evoattn.ops.attention import autocast, is_ordinary
 from evoattn.ops.given_out import needs_copy, require_out
-from evoattn.ops.plan import CallPlan, Refusal
+from evoattn.ops.plan import NO_MEMORY, CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
+FREED = -1
+"""In place of the address of a tensor whose memory was freed: 0 says that there is no such tensor."""
 WATCHED = "variants of attention are not served in compiled code, transforms and traces"
 
 
@@ -30,9 +32,12 @@ def attention(
     return_lse: bool,
     out: Tensor | None,
     strict: bool,
+    compiled: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call, and `ValueError` for a
-    variant or an `out` that does not fit.
+    """See `evoattn.attention`. `compiled`: the call comes from compiled code.
+
+    Raises `NoKernel` under `strict` where no kernel serves the call, and `ValueError` for a variant or an `out` that
+    does not fit.
     """
     kind, watched = query.device.type, torch.compiler.is_compiling() or not is_ordinary(query, key, value)
     if torch.is_autocast_enabled(kind):
@@ -56,7 +61,9 @@ def attention(
             with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
                 pass
         runtime = current.runtime()
-        done = by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out)
+        done = by_kernel(
+            runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, compiled
+        )
         if not isinstance(done, str):
             return done
         reason = done
@@ -90,6 +97,7 @@ def by_kernel(
     causal: str,
     return_lse: bool,
     out: Tensor | None,
+    compiled: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor] | str:
     """The answer, or one reason, without a full stop, why no kernel gives it. Raises `ValueError` for a variant that
     does not fit."""
@@ -102,7 +110,9 @@ def by_kernel(
     if variant.bias is not None and variant.bias.dtype != query.dtype:
         return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
     if out is not None and needs_copy(out, query, key, value, *variant.tensors):
-        done = by_kernel(runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, None)
+        done = by_kernel(
+            runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, None, compiled
+        )
         if isinstance(done, str):
             return done
         return out.copy_(done) if isinstance(done, Tensor) else (out.copy_(done[0]), done[1])
@@ -124,11 +134,18 @@ def by_kernel(
             runtime.keep(call, plan)
     if isinstance(plan, Refusal):
         return plan.reason
-    return _run(runtime, plan, query, key, value, variant, out)
+    return _run(runtime, plan, query, key, value, variant, out, compiled)
 
 
 def _run(
-    runtime: Runtime, plan: CallPlan, query: Tensor, key: Tensor, value: Tensor, variant: Variant, out: Tensor | None
+    runtime: Runtime,
+    plan: CallPlan,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    out: Tensor | None,
+    compiled: bool,
 ) -> Tensor | tuple[Tensor, Tensor] | str:
     """As `by_kernel`, of a decided call."""
     assert runtime.platform is not None
@@ -137,11 +154,13 @@ def _run(
     lse = None
     if plan.lse_shape is not None:
         lse = torch.empty(plan.lse_shape, dtype=torch.float32, device=query.device)
-    addresses = tuple(0 if term is None else term.data_ptr() for term in terms)
+    addresses = tuple(0 if term is None else term.data_ptr() or FREED for term in terms)
+    if FREED in addresses:
+        return NO_MEMORY
     try:
         here = runtime.platform.current_device() == plan.index
         with contextlib.nullcontext() if here else runtime.platform.guard(plan.index):
-            if reason := plan.run(query, key, value, answer, lse, terms=addresses):
+            if reason := plan.run(query, key, value, answer, lse, compiled, addresses):
                 return reason
     except LaunchError as error:
         return runtime.fail(plan.kernel, str(error).rstrip("."))

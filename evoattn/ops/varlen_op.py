@@ -52,6 +52,7 @@ def _attention_varlen(
         False,
         out.transpose(0, 1)[None],
         strict,
+        compiled=True,
     )
     return out
 

@@ -73,6 +73,18 @@ def test_a_tensor_whose_memory_was_freed_reaches_no_kernel(device):
         evoattn.attention(q, k, v, strict=True)
 
 
+def test_sinks_whose_memory_was_freed_reach_no_kernel(device):
+    q, k, v = Calls("cpu").qkv()
+    sinks = torch.zeros(q.shape[1]).half()
+    evoattn.attention(q, k, v, sinks=sinks, strict=True)
+    launched = len(device.launches)
+    sinks.untyped_storage().resize_(0)
+    with pytest.raises(evoattn.NoKernel) as raised:
+        evoattn.attention(q, k, v, sinks=sinks, strict=True)
+    del sinks  # a failure of this test would print it, and end the process
+    assert "no memory" in str(raised.value) and len(device.launches) == launched
+
+
 @pytest.mark.parametrize("words", [{}, {"window": (3, 3)}])
 def test_a_negated_out_reads_as_the_answer(device, words):
     q, k, v = Calls("cpu").qkv()

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_cache import CacheDevice, split_kv_pick
 from fake_device import WGMMA, Pick, fake_runtime, near, reference, tensors
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current
 from evoattn.ops.attention import attention
+from evoattn.ops.cache_op import attention_cache_op
 from evoattn.ops.explain import warmup
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
 from evoattn.ops.runtime import NoKernel
@@ -37,6 +39,17 @@ def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
     assert [one.stream for one in device.launches[-2:]] == [9, 9]
     assert set(runtime._scratch._kept) == {(-1, 7, True), (-1, 8, True), (-1, 9, True)}
     assert device.outside == 1
+
+
+def test_memory_of_variants_in_compiled_code_comes_from_no_pool(tmp_path):
+    """The first runs of compiled code may allocate from the pool of a graph that is to come, whose replays would write
+    into what is kept."""
+    device, (q, k, v) = CacheDevice(), tensors()
+    used = torch.full((2,), 45, dtype=torch.int32)
+    words = None, False, "upper_left", None, None, 0.0, None, None, None, False, True
+    with current.use(fake_runtime(device, tmp_path, split_kv_pick)) as runtime:
+        attention_cache_op(q, k, v, used, *words)
+        assert device.outside == len(runtime._scratch._kept) > 0
 
 
 def test_scratch_is_kept_per_stream_unless_it_is_large(device):

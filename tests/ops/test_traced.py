@@ -1,5 +1,7 @@
 """The op under `torch.compile`, fake tensors and `opcheck`."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,6 +54,29 @@ def test_a_compiled_function_calls_the_kernel(device, backend):
     before = len(device.launches)
     assert near(compiled(q, k, v), reference(q, k, v, is_causal=True))
     assert len(device.launches) == before + 1
+
+
+def test_an_out_that_does_not_fit_raises_in_compiled_code_too(device):
+    """It would be filled with copies of the answer, or with rounded ones."""
+    q, k, v = tensors()
+    for out in (torch.empty(2, *q.shape), torch.empty(q.shape, dtype=torch.float32)):
+        with pytest.raises(ValueError, match="out must be"):
+            torch.compile(lambda out: attention(q, k, v, enable_gqa=True, out=out), backend="eager")(out)
+
+
+def test_an_out_that_does_not_fit_raises_under_a_transform(device):
+    q, k, v = tensors()
+    out = torch.empty(2, 2, *q.shape[1:], dtype=q.dtype)
+    with pytest.raises(ValueError, match="out must be"):
+        torch.vmap(lambda one: attention(one[None], k[:1], v[:1], enable_gqa=True, out=out))(q)
+
+
+def test_a_trace_of_the_jit_warns_of_nothing(device):
+    q, k, v = tensors()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(lambda q: attention(q, k, v, enable_gqa=True), (q,), check_trace=False)
+    assert near(traced(q), reference(q, k, v))
 
 
 def test_other_lengths_need_no_other_graph(device):

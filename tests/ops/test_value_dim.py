@@ -54,6 +54,13 @@ def test_a_value_that_only_looks_so_is_no_part_of_key(device):
         assert near(attention(q, k, elsewhere, enable_gqa=True, strict=True), reference(q, k, elsewhere))
 
 
+def test_a_value_without_columns_is_no_plain_problem(device):
+    """A head_dim of value of 0 says in a problem that it is that of key."""
+    q, k, v = tensors()
+    assert attention(q, k, v[..., :0], enable_gqa=True).shape == (2, 4, 37, 0) and not device.loads
+    assert "a tensor is empty" in evoattn.explain(q, k, v[..., :0], enable_gqa=True)
+
+
 def test_compiled_code_knows_the_shape(device):
     torch.compiler.reset()
     q, k, v = inputs(32, layout="bshd")
