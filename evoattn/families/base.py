@@ -13,6 +13,9 @@ from evoattn.model.launch import Buffer, KernelArg, KernelLaunch, Scalar
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
+MOST_ROWS = (1 << 31) - (1 << 16)
+"""Queries or keys of a sequence. Kernels count them in int32, to the end of the last tile of 2^16 rows at most."""
+
 
 class Family(ABC):
     """One kind of kernel. A family is stateless; `templates/<name>.cu.j2` and `search_spaces/<name>.yaml` belong to it.
@@ -54,6 +57,8 @@ class Family(ABC):
         if foreign := tuple(name for name in problem.variants if name not in self.variants):
             them = "it" if len(foreign) == 1 else "them"
             return f"{self.name} does not serve {_listed(foreign)}; take {them} out of the shape, or another family."
+        if max(problem.seqlen_q, problem.seqlen_k) > MOST_ROWS:
+            return f"{self.name} takes at most {MOST_ROWS} queries and keys, which its kernels count in int32."
         if reason := self.refuse(problem, gpu):
             return reason
         if problem.lse and not self.writes_lse:
