@@ -23,5 +23,7 @@ def needs_copy(out: Tensor, *inputs: Tensor) -> bool:
     after that, or is negated when it is read, or is of a subclass."""
     if type(out) is not Tensor or out.is_neg():
         return True
-    start = out.untyped_storage().data_ptr()
-    return any(tensor.untyped_storage().data_ptr() == start for tensor in inputs)
+    memory = out.untyped_storage()
+    start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+    others = (tensor.untyped_storage() for tensor in inputs)  # not the same ones: DLPack makes another of a part
+    return any(start < other.data_ptr() + other.nbytes() and other.data_ptr() < end for other in others)

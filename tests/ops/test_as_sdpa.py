@@ -7,6 +7,7 @@ from edge_calls import Calls, difference, outcome
 
 import evoattn
 from evoattn.ops import current
+from evoattn.ops.given_out import needs_copy
 from evoattn.ops.runtime import Runtime
 
 NAMES = sorted(Calls("cpu").all())
@@ -83,6 +84,17 @@ def test_sinks_whose_memory_was_freed_reach_no_kernel(device):
         evoattn.attention(q, k, v, sinks=sinks, strict=True)
     del sinks  # a failure of this test would print it, and end the process
     assert "no memory" in str(raised.value) and len(device.launches) == launched
+
+
+@pytest.mark.parametrize("words", [{}, {"window": (3, 3)}])
+def test_an_out_over_a_part_of_an_input_is_seen_whoever_made_it(device, words):
+    k, v = (torch.randn(2, 3, 16, 64).half() for _ in "kv")
+    memory = torch.randn(3, 3, 16, 64).half()
+    expected = evoattn.attention(memory[:2].clone(), k, v, **words)
+    out = torch.from_dlpack(memory[1:])
+    assert needs_copy(out, memory[:2]) and not needs_copy(out, k, v)
+    assert evoattn.attention(memory[:2], k, v, out=out, **words) is out
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("words", [{}, {"window": (3, 3)}])
