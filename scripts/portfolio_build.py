@@ -10,7 +10,8 @@ they are, with predicted times in place of measured ones: so that a rare kind ha
 Prints each class's regret, time over the best measured, with a fifth of the problems at a time left out of everything:
 the choice of kernels, their constants, and the errors that are carried over.
 
-With --add the file keeps its groups that these campaigns lack, and the values that climbs may take.
+With --add the file keeps its groups that these campaigns lack, and the values that climbs may take. Classes in which
+PyTorch was faster have no kernels (`evoattn/portfolio/behind.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ import numpy as np
 from evoattn.model.gpu import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign, cover, shipped
+from evoattn.portfolio.behind import beside_pytorch, faster
 from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
 from evoattn.portfolio.features import GROUPED
-from evoattn.portfolio.fit import Fitted, Floats, Usual, parts, usual
-from evoattn.portfolio.measured import Measured, measured
+from evoattn.portfolio.fit import Fitted, Floats, parts
+from evoattn.portfolio.measured import Measured, head_dim_of, measured, usual_of_plain
 from evoattn.portfolio.strata import by_class
 from evoattn.portfolio.workload import BUILD_SEEDS
 
@@ -174,24 +176,6 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, list[campai
     return abouts, parts_of
 
 
-def usual_of_plain(plain: dict[str, Measured]) -> dict[str, dict[str, Usual]]:
-    """By bits and head_dim, what the constants of each family are in plain attention of both masks."""
-    found: dict[str, dict[str, Usual]] = {}
-    for dim in {head_dim_of(name) for name in plain}:
-        tables = [m.table for name, m in plain.items() if head_dim_of(name) == dim]
-        for family in {family for table in tables for family in table.families}:
-            times = [table.times_of(family) for table in tables]
-            found.setdefault(dim, {})[family] = usual(
-                np.vstack([t[0] for t in times]), np.hstack([t[1] for t in times])
-            )
-    return found
-
-
-def head_dim_of(name: str) -> str:
-    """Bits and head_dim of a group."""
-    return " ".join(name.split()[:2])
-
-
 def looked_at(found: list[campaign.Part], problems: list[AttentionProblem]) -> Measured:
     """What was measured of a group. `problems` may be imagined."""
     return measured(*campaign.merged(found), problems)
@@ -238,6 +222,9 @@ def main() -> None:
                 for kind in (f"{name.split()[0]} bits {m.sizes[i]}", f"{name.split()[0]} bits", "all"):
                     regrets.setdefault(kind, []).append(float(regret))
             print(said(name, lost), flush=True)
+    ratios = beside_pytorch(part for parts in parts_of.values() for part in parts)
+    for name in making:
+        groups[name]["classes"] = faster(name, groups[name]["classes"], ratios)
     for kind, values in sorted(regrets.items()):
         print(said(kind, np.array(values)))
     head = head if words.add else NO_HEAD

@@ -15,7 +15,7 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.breeding import hopeless
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of, features
-from evoattn.portfolio.fit import Flags, Floats, Table, View, fit
+from evoattn.portfolio.fit import Flags, Floats, Table, Usual, View, fit, usual
 from evoattn.portfolio.known import known, visible
 from evoattn.portfolio.likeness import scaled
 from evoattn.portfolio.work import work_of
@@ -168,3 +168,21 @@ def without_stumbles(us: Floats, work: Floats) -> Floats:
             predicted = work[column][timed] @ fit(work[column][timed], us[timed, column])
             made[timed[us[timed, column] > STUMBLE * predicted], column] = np.nan
     return made
+
+
+def usual_of_plain(plain: dict[str, Measured]) -> dict[str, dict[str, Usual]]:
+    """By bits and head_dim, what the constants of each family are in plain attention of both masks."""
+    found: dict[str, dict[str, Usual]] = {}
+    for dim in {head_dim_of(name) for name in plain}:
+        tables = [m.table for name, m in plain.items() if head_dim_of(name) == dim]
+        for family in {family for table in tables for family in table.families}:
+            times = [table.times_of(family) for table in tables]
+            found.setdefault(dim, {})[family] = usual(
+                np.vstack([t[0] for t in times]), np.hstack([t[1] for t in times])
+            )
+    return found
+
+
+def head_dim_of(name: str) -> str:
+    """Bits and head_dim of a group."""
+    return " ".join(name.split()[:2])

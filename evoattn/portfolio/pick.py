@@ -19,6 +19,10 @@ from evoattn.portfolio.known import visible
 from evoattn.portfolio.refine import Genes, refined
 from evoattn.portfolio.shipped import KernelClass, Portfolio
 
+REFINED_DIM = 256
+"""The widest heads whose picks are refined. On 144 problems of wider ones, none of them in the cost model's fit, its
+choice among all kernels that a search had timed takes 0.997 times as long as the class's, in 32 bits 1.010, and 1.2 and
+1.4 times at worst."""
 CHECKED_REGRET = 1.037
 """Geometric mean of the picks' times over those of searches from them, on 60 problems that nothing was made from
 (docs/any_shape.md); not known by class."""
@@ -94,7 +98,8 @@ def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) 
                 continue
             config = found[0]
             estimated = gpu.name not in portfolio.cards or name != own
-            better = None if estimated or problem.variants else refined(found, problem, gpu, portfolio.genes, climbs)
+            as_is = estimated or problem.variants or problem.head_dim > REFINED_DIM
+            better = None if as_is else refined(found, problem, gpu, portfolio.genes, climbs)
             why = (
                 f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
                 f"{portfolio.measured_on}"

@@ -4,10 +4,12 @@ variants, of any family."""
 import pytest
 from fake_device import FakeDevice, build
 
+from evoattn.families.base import SOFTMAX_SCALE_LOG2
 from evoattn.model.gpu import GPUS
 from evoattn.ops.choice import Choice, choose
 from evoattn.ops.explain import strided
 from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
+from evoattn.ops.plan import Refusal
 from evoattn.portfolio.draws import DRAWS, PLAIN, WIDE
 from evoattn.portfolio.pick import pick
 
@@ -18,16 +20,20 @@ UNMEASURED = {"latent_paged"}
 FAMILIES = {
     "latent_paged": {"latent_wgmma"},
     PLAIN: {"flash_wgmma", "split_kv"},
+    WIDE: {"large_head_mma"},
     "latent": {"flash_wgmma", "latent_wgmma"},
     "packed": {"flash_wgmma"},
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DRAWS if kind != WIDE])
+@pytest.mark.parametrize("kind", DRAWS)
 def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
     device, families = FakeDevice(), set()
     for problem in DRAWS[kind](SEED, COUNT if kind == PLAIN else OTHERS):
         choice = choose(strided(problem), GPUS["h100"], pick, estimated=kind in UNMEASURED)
+        if kind == WIDE and problem.dtype == "fp32" and isinstance(choice, Refusal):
+            assert "no portfolio has" in choice.reason, "PyTorch is faster there"
+            continue
         assert isinstance(choice, Choice), choice.reason
         families.add(choice.family.name)
         scaled, usual = choice.launches(0.5), choice.launches(None)
@@ -37,7 +43,7 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
             for mine, theirs in zip(one.args, other.args, strict=True)
             if mine != theirs
         ]
-        assert len(changed) == 1, "one argument is the scale"
+        assert {one.name for one, _ in changed} == {SOFTMAX_SCALE_LOG2} and len(changed) <= len(scaled), "the scale"
         places, scratch, zeroed = scratch_places(choice.family.workspace(choice.problem, choice.config, choice.gpu))
         assert all(0 <= offset < (scratch, zeroed)[index - SCRATCH] for index, offset in places.values())
         places |= tensor_places()

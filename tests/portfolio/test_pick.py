@@ -16,6 +16,7 @@ from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.known import known
 from evoattn.portfolio.pick import _classes_for, pick, portfolio_kernels
 from evoattn.portfolio.variant_workload import draw_variants
+from evoattn.portfolio.wide_workload import draw_wide
 from evoattn.portfolio.workload import draw
 
 H100 = GPUS["h100"]
@@ -159,6 +160,25 @@ def test_a_pick_is_the_same_whatever_the_lengths_on_the_device(kind):
         assert class_of(seen) == class_of(problem)
         mine, theirs = pick(problem, H100), pick(seen, H100)
         assert (mine.family, mine.config) == (theirs.family, theirs.config)
+
+
+def test_wide_heads_get_a_kernel_of_their_class_as_it_is():
+    portfolio, served = shipped.load("sm_90a"), set()
+    for problem in draw_wide(700, 150):
+        found = pick(problem, H100)
+        if problem.dtype == "fp32" and not found:
+            continue  # PyTorch is faster there
+        assert found and not found.estimated and found.expected_regret, problem.describe()
+        assert registry.lookup(found.family).why_impossible(problem, found.config, H100) is None
+        made = portfolio.kernel_class(class_of(problem))
+        assert found.config in [config for k in made.kernels for config in k.variants()]
+        served.add(found.family)
+    assert "large_head_mma" in served
+    one_head = pick(parse_shape("B=1,H=1,S=4096,D=512,dtype=fp32,mask=full"), H100)
+    assert one_head.family == "large_head" and not one_head.estimated
+    gemma = pick(lookup("gemma4_full"), H100)
+    assert gemma.family == "large_head_mma" and not gemma.estimated
+    assert pick(parse_shape("B=4,H=32,S=1000,D=512,dtype=fp32,mask=full"), H100) is None
 
 
 def test_the_nearest_class_has_no_variants_that_the_problem_lacks():
