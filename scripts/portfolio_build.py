@@ -49,6 +49,8 @@ FEW_MEASURED = 12
 FEW_PROBLEMS = 40
 """Of a group, up to which its kernels' constants lean on what is usual in plain attention of its head_dim."""
 JUDGED_FOLDS = 5
+FEWEST_JUDGED = 3
+"""Of a class, below which the regrets of its group are said of it."""
 DIGITS, WEIGHT_DIGITS = 5, 3
 """Significant digits of a constant and of a weight."""
 NO_HEAD: Row = {"about": [], "genes": {}}
@@ -143,7 +145,7 @@ def build_group(m: Measured, regrets: Floats) -> dict[str, Any]:
     for size, of_size in chosen.items():
         own = np.array([m.sizes[i] == size for i in m.timed])
         known = ~np.isnan(regrets)
-        judged = judged_as(regrets[own & known] if (own & known).any() else regrets[known])
+        judged = judged_as(regrets[own & known] if (own & known).sum() >= FEWEST_JUDGED else regrets[known])
         classes[size] = {"kernels": [units.index(u) for u in of_size], "problems": int(own.sum()), **judged}
     return {"points": fitted.points.tolist(), "kernels": rows, "classes": classes}
 

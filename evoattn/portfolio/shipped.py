@@ -64,8 +64,8 @@ class ShippedKernel:
 @dataclass(frozen=True)
 class KernelClass:
     """The kernels of one class (`features.class_of`). `regret` and `worst`: the chosen kernel's time over the best
-    known, in geometric mean and at worst, on measured problems that were left out of the choice and of the fit; None
-    where no choice was timed there.
+    known, in geometric mean and at worst, on measured problems that were left out of the choice and of the fit, of its
+    group where it has one or two; None where no choice was timed there.
 
     `points` [points, features]: scaled features of measured problems (`likeness.scaled`).
     """
