@@ -60,7 +60,10 @@ WGMMA: list[Row] = [
     (
         "no barrier after the mbarriers are made",
         PLAIN,
-        [("named_barrier_sync<THREADS>(BARRIERS_READY);", ""), ("named_barrier_arrive<THREADS>(BARRIERS_READY);", "")],
+        [
+            ("named_barrier_sync<THREADS>(BARRIERS_READY);", ";", 2),
+            ("named_barrier_arrive<THREADS>(BARRIERS_READY);", ";"),
+        ],
     ),
     ("no fence after the mbarriers are made", PLAIN, [("    mbarrier_init_fence();\n", "")]),
     ("no fence before the tensor store", PLAIN, [("fence_proxy_async();\n named", "named", 2)]),
