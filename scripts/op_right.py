@@ -4,6 +4,7 @@
 
 Of each call: two runs, the same bit for bit, over memory that was poisoned with NaN before; inputs unchanged; nothing
 written beside a given `out`; the answer and the log-sum-exp against the formula in float64 by flash-attention's rule.
+The second run of 4 calls of 10 is compiled, a CUDA graph's, of several threads or streams, or SDPA's in nested blocks.
 Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
 ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
 PyTorch answers all calls.
@@ -12,6 +13,7 @@ PyTorch answers all calls.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import subprocess
@@ -27,6 +29,7 @@ import torch
 from op_calls.ahead import compiled_ahead
 from op_calls.calls import drawn
 from op_calls.judged import Judged, judged
+from op_calls.ways import ways
 
 from evoattn.model.gpu import detect_devices
 from evoattn.ops import current
@@ -77,14 +80,19 @@ def started_anew(run: Callable[[], int], rows_at: Path) -> int:
 
 
 def rows_of(path: Path) -> dict[int, Judged]:
-    """By its number, what became of each call; the last word counts."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {row.number: row for row in (Judged(**json.loads(line)) for line in lines)}
+    """By its number, what became of each call; the last word counts. A line that a process has not ended is none."""
+    rows = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            row = Judged(**json.loads(line))
+            rows[row.number] = row
+    return rows
 
 
 def run_calls(words: argparse.Namespace) -> int:
     """Run the calls that no process before has run, and write down what became of each."""
     done = rows_of(words.json)
+    way_of = ways(words.seed, words.count)
     calls = [c for c in enumerate(drawn(words.seed, words.count, words.most_flops)) if c[0] not in done]
     calls = calls if words.only is None else [c for c in calls if c[0] == words.only]
     devices, platform = detect_devices(), None
@@ -95,14 +103,17 @@ def run_calls(words: argparse.Namespace) -> int:
     runtime = Runtime(platform, current.best_known, words.folder)
     runtime.estimated = not words.measured_only
     with current.use(runtime), torch.no_grad(), words.json.open("a") as file:
+        if file.tell() and not words.json.read_bytes().endswith(b"\n"):
+            file.write("\n")  # the process before ended in the midst of a line
         for number, call in ready:
             if time.time() > words.until:
                 break
-            write(file, Judged(number, call.describe(), False, "", 0.0, "the process ended in this call"))
-            row = judged(number, call, "cuda" if platform else "cpu")
+            begun = f"{way_of[number]}: {call.describe()}"
+            write(file, Judged(number, begun, False, "", 0.0, "the process ended in this call"))
+            row = judged(number, call, "cuda" if platform else "cpu", way=way_of[number])
             write(file, row)
             if row.wrong:
-                print(f"{number}: {row.wrong}: {call.describe()}; {row.ran}", flush=True)
+                print(f"{number}: {row.wrong}: {row.call}; {row.ran}", flush=True)
                 if platform and is_broken():
                     ready.close()  # and with it the processes that compile
                     return BROKEN
@@ -110,6 +121,7 @@ def run_calls(words: argparse.Namespace) -> int:
 
 
 def write(file: TextIO, row: Judged) -> None:
+    """Add a line."""
     file.write(json.dumps(row.__dict__) + "\n")
     file.flush()
 

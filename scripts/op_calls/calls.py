@@ -73,6 +73,12 @@ class Call:
         sizes = {"b": self.batch, "h": self.heads, "q": self.seqlen_q, "k": self.seqlen_k}
         return math.prod(sizes[letter] for letter in self.bias)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is of `attention` and of no variant."""
+        variant = self.window or self.softcap or self.sink or self.alibi or self.bias or self.seqused
+        return self.op == "attention" and not variant
+
     def describe(self) -> str:
         """What differs from the plainest call."""
         plain = Call(0)

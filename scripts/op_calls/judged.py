@@ -12,6 +12,7 @@ from evoattn.ops.runtime import NoKernel
 from op_calls.calls import Call
 from op_calls.exact import why_wrong
 from op_calls.made import BAND, POISON, Made, Maker, called, explained, within
+from op_calls.ways import Answer, has_same_bits, made_by
 
 REFUSED = "No kernel serves this call: "
 
@@ -29,16 +30,17 @@ class Judged:
     wrong: str
 
 
-def judged(number: int, call: Call, device: str, made: Made | None = None) -> Judged:
-    """Runs the call twice and judges it; nothing that it raises passes. `made`: its tensors, where they are there."""
+def judged(number: int, call: Call, device: str, made: Made | None = None, way: str = "eager") -> Judged:
+    """Runs the call twice, the second time in that way, and judges it; nothing that it raises passes. `made`: its
+    tensors, where they are there."""
     try:
         made = made or Maker(call, device).made()
         kernel, ran = _what_runs(call, made)
-        wrong, error = _judged(call, made, kernel)
+        wrong, error = _judged(call, made, kernel, way)
     except Exception as failure:  # a device that a kernel broke fails at anything: the calls so far are worth telling
         kernel, ran, error = False, "", math.inf
         wrong = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
-    return Judged(number, call.describe(), kernel, ran, error, wrong)
+    return Judged(number, f"{way}: {call.describe()}", kernel, ran, error, wrong)
 
 
 def _what_runs(call: Call, made: Made) -> tuple[bool, str]:
@@ -64,35 +66,42 @@ def _poison(call: Call, made: Made) -> None:
         made.room.view(torch.uint8).fill_(POISON)
 
 
-def _run(call: Call, made: Made) -> tuple[Tensor, Tensor | None]:
-    """One run over poisoned memory, its answer a copy."""
+def _run(call: Call, made: Made, way: str) -> list[Answer]:
+    """The answers of a run over poisoned memory, as copies where they lie in a given tensor."""
     before = made.q.clone() if call.out == "query" else None
     _poison(call, made)
-    answer, lse = called(call, made, False, made.out)
-    answer = answer.clone()
+    answers = made_by(way, call, made)
+    if call.out:
+        answers = [(answer.clone(), lse) for answer, lse in answers]
     if before is not None:
         made.q.copy_(before)
-    return answer, lse
+    return answers
 
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def _judged(call: Call, made: Made, kernel: bool) -> tuple[str, float]:
+def _same(one: Answer, other: Answer) -> bool:
+    """Whether two answers, and their log-sum-exps, are the same bit for bit."""
+    if one[1] is not None and other[1] is not None and not torch.equal(_bits(one[1]), _bits(other[1])):
+        return False
+    return torch.equal(_bits(one[0]), _bits(other[0]))
+
+
+def _judged(call: Call, made: Made, kernel: bool, way: str) -> tuple[str, float]:
     inputs = [_bits(tensor).clone() for tensor in made.inputs]
-    first, lse = _run(call, made)
+    (first,) = _run(call, made, "eager")
     if beside := _written_beside(call, made):
         return beside, math.inf
-    second, lse_again = _run(call, made)
+    again = _run(call, made, way)
+    if beside := _written_beside(call, made):
+        return beside, math.inf
     changed = [now for now, before in zip(made.inputs, inputs, strict=True) if not torch.equal(_bits(now), before)]
     if changed:
         return f"{len(changed)} of the inputs were changed", math.inf
-    same = torch.equal(_bits(first), _bits(second))
-    if lse is not None and lse_again is not None:
-        same = same and torch.equal(_bits(lse), _bits(lse_again))
-    wrong, error = why_wrong(call, made, first, lse)
-    if not wrong and kernel and not same:
+    wrong, error = why_wrong(call, made, *again[-1])
+    if not wrong and kernel and has_same_bits(way, call) and not all(_same(first, one) for one in again):
         wrong = "two runs differ"
     return wrong, error
 

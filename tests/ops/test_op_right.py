@@ -14,6 +14,7 @@ from op_calls.calls import Call, drawn
 from op_calls.exact import why_wrong
 from op_calls.judged import judged
 from op_calls.made import Maker, called
+from op_calls.ways import AT_ONCE, WAYS, ways
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
@@ -59,7 +60,7 @@ def test_what_a_kernel_answers_is_right(tmp_path, changes):
 
 
 class Misbehaving(FakeDevice):
-    """Does something beside the launch, from the third one on: the first two are the kernel's own check."""
+    """Does something beside the launch, from the fourth one on: the first three are the kernel's own check."""
 
     after = None
 
@@ -86,6 +87,39 @@ def test_a_wrong_answer_is_found(tmp_path, harm, sentence):
     device.after = lambda launched: harm(made, device)
     with current.use(fake_runtime(device, tmp_path)):
         assert sentence in judged(0, call, "cpu", made).wrong
+
+
+def test_the_same_seed_draws_the_same_ways():
+    assert ways(3, 200) == ways(3, 200) != ways(4, 200)
+    assert ways(3, 100) == ways(3, 200)[:100]
+    assert set(ways(3, 200)) == set(WAYS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("changes", [{}, {"is_causal": True, "lse": True, "out": "given"}, {"window": (9, 0)}], ids=str)
+def test_every_way_is_right(tmp_path, way, changes):
+    device, call = FakeDevice(), dataclasses.replace(PLAIN, **changes)
+    with current.use(fake_runtime(device, tmp_path)), torch.no_grad():
+        row = judged(0, call, "cpu", way=way)
+    assert (row.wrong, row.kernel) == ("", True)
+    again = AT_ONCE if way == "threads" and not call.out else 0 if way == "compiled" and call.window else 1
+    assert len(device.launches) == 3 + 2 + again, "the check's, two eager ones, and those of the way"
+
+
+@pytest.mark.parametrize("way", ["threads", "sdpa", "compiled"])
+def test_a_way_that_answers_other_bits_is_wrong(tmp_path, way):
+    device = Misbehaving()
+    made = Maker(PLAIN, "cpu").made()
+    device.after = lambda launched: setattr(device, "error", 1e-4 * (len(device.launches) >= 5))
+    with current.use(fake_runtime(device, tmp_path)), torch.no_grad():
+        assert judged(0, PLAIN, "cpu", made, way).wrong == "two runs differ"
+
+
+def test_a_line_that_was_not_ended_is_no_row(tmp_path):
+    row = json.dumps(dict(number=0, call="", kernel=False, ran="", error=0.0, wrong=""))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{row}\n{row[:20]}\n{row.replace('0', '1', 1)}\n{row[:30]}")
+    assert set(op_right.rows_of(rows)) == {0, 1}
 
 
 def test_a_call_that_raises_is_wrong(tmp_path):
