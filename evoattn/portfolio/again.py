@@ -18,7 +18,7 @@ from evoattn.portfolio.emphasis import emphasized
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import timed_problems
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.strata import MOST_FLOPS, by_class, canonical, of_each_class
+from evoattn.portfolio.strata import FP16, MOST_FLOPS, by_class, canonical, of_each_class
 
 Params = dict[str, Any]
 OF_EACH_CLASS = {"16 d64": 6, "16 d128": 6, "16 d256": 4, "16 d96": 4, "16": 3, "32 d64": 2, "32 d128": 2, "32": 1}
@@ -38,8 +38,9 @@ def groups_again(
     time in its final table. In 32 bits those that it did time may come again, as its tables lack a family.
 
     With a `count` there are so many problems in all, the first ones drawn: of each class as many as come, or with
-    `emphasis` more of those on which picks lose most (`evoattn/portfolio/emphasis.py`). A group has a share of the time
-    by its number of problems, and begins at their picks alone."""
+    `emphasis` more of those on which picks lose most (`evoattn/portfolio/emphasis.py`). They keep their dtype, and fp16
+    has groups of its own. A group has a share of the time by its number of problems, and begins at their picks
+    alone."""
     loaded = [campaign.load(path) for path in earlier]
     left: list[AttentionProblem] = []
     timed: set[AttentionProblem] = set()
@@ -49,7 +50,7 @@ def groups_again(
     portfolio = shipped.load(gpu.arch)
     made: list[Group] = []
     best: dict[str, list[Kernel]] = {}
-    chosen = by_class(_first(drawn, timed, count, emphasis) if count else [*left, *drawn])
+    chosen = by_class(_first(drawn, timed, count, emphasis), dtypes=True) if count else by_class([*left, *drawn])
     for name, found in sorted(chosen.items()):
         if name != campaign.plain_name(name):
             continue
@@ -58,7 +59,7 @@ def groups_again(
         families = campaign.plain_families(name)
         weight = len(problems) if count else campaign.of_class(campaign.WEIGHTS, name)
         group = Group(name, problems, families, weight)
-        best[name] = shipped_kernels(portfolio, name) if portfolio else []
+        best[name] = shipped_kernels(portfolio, name.removesuffix(FP16)) if portfolio else []
         spaces = {family: load_space(family, gpu) for family in families}
         if count:
             group.given = _picks(problems, gpu)
@@ -77,7 +78,7 @@ def _first(
     drawn: Iterable[AttentionProblem], timed: Collection[AttentionProblem], count: int, emphasis: bool
 ) -> list[AttentionProblem]:
     """The first `count` problems that are not `timed` and not too long, or of each kind its part."""
-    found = dict.fromkeys(map(canonical, drawn))
+    found = dict.fromkeys(canonical(problem, dtypes=True) for problem in drawn)
     able = (p for p in found if p not in timed and p.flops <= MOST_FLOPS["32" if p.dtype == "fp32" else "16"])
     return emphasized(able, count) if emphasis else list(islice(able, count))
 

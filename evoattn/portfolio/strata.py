@@ -14,10 +14,15 @@ MOST_FLOPS = {"16": 1.2e12, "32": 1.2e11}
 """Per problem, by bits: larger ones are many waves of the same tiles, and take the time of a hundred others."""
 
 
-def canonical(problem: AttentionProblem) -> AttentionProblem:
-    """The problem that stands for its class: bf16 for 16 bits, and the causal mask that all lengths have."""
+FP16 = " fp16"
+"""End of the name of a group that has problems of fp16 alone."""
+
+
+def canonical(problem: AttentionProblem, dtypes: bool = False) -> AttentionProblem:
+    """The problem that stands for its class: bf16 for 16 bits, unless `dtypes` are kept, and the causal mask that all
+    lengths have."""
     return problem.with_(
-        dtype="fp32" if problem.dtype == "fp32" else "bf16",
+        dtype=problem.dtype if dtypes or problem.dtype == "fp32" else "bf16",
         mask="full" if problem.mask == "full" else "causal_lower_right",
     )
 
@@ -27,11 +32,12 @@ def group_of(problem: AttentionProblem) -> str:
     return class_of(problem).rpartition(" ")[0]
 
 
-def by_class(problems: Iterable[AttentionProblem]) -> dict[str, list[AttentionProblem]]:
-    """Different problems by group, in the order drawn."""
+def by_class(problems: Iterable[AttentionProblem], dtypes: bool = False) -> dict[str, list[AttentionProblem]]:
+    """Different problems by group, in the order drawn; with `dtypes` those of fp16 have groups of their own."""
     classes: dict[str, dict[AttentionProblem, None]] = {}
     for problem in problems:
-        classes.setdefault(group_of(problem), {})[canonical(problem)] = None
+        name = group_of(problem) + (FP16 if dtypes and problem.dtype == "fp16" else "")
+        classes.setdefault(name, {})[canonical(problem, dtypes)] = None
     return {name: list(rows) for name, rows in classes.items()}
 
 

@@ -17,7 +17,7 @@ from evoattn.portfolio.engine.climbing import STEPS, ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import portfolio_kernels
-from evoattn.portfolio.refine import all_genes, climb
+from evoattn.portfolio.refine import all_genes, climb, neighbours
 from evoattn.portfolio.workload import draw
 
 H200 = lookup("h200")
@@ -90,12 +90,15 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     pick = portfolio_kernels(CHUNK, H200)[0]
     end = climb(pick, CHUNK, H200, STEPS, all_genes(SPACE))[-1].config
     assert end.id in group.kernels and len(climbed) > 4
-    assert len({k.params["KEY_SPLIT"] for k in climbed}) > 1, "other shapes, too"
+    assert len({k.params.get("KEY_SPLIT") for k in climbed}) > 1, "other shapes, too"
     assert all(not registry.lookup(k.family).why_invalid(CHUNK, k.config, H200) for k in climbed)
     group.kernels[pick.id] = Kernel(pick.family, pick.params, "given", "right", times={0: 1.0})
     breeder._target = 0
     beside = breeder._beside(CHUNK)
     assert beside is not None and beside.id not in group.kernels
+    near = neighbours(pick, CHUNK, H200, all_genes(SPACE))
+    drawn = [breeder._of_a_gene(pick, near) for _ in range(20)]
+    assert len({len(found) for found in drawn}) > 1 and all(0 < len(found) < len(near) for found in drawn)
 
 
 @pytest.fixture
@@ -142,6 +145,9 @@ def test_with_a_count_problems_come_as_they_are_drawn(earlier):
     assert len(problems) == 30 and timed not in problems
     assert all(group.weight == len(group.problems) and group.given for group in groups)
     kinds = Counter(kind_of(p) for group in groups_again(draw(0, 400), [], H200, 30, True)[0] for p in group.problems)
-    assert kinds["decoding"] == kinds["one or two tiles of keys"] == 7
+    assert kinds["decoding"] == 5 and kinds["short and causal"] == 8
+    dtypes = {group.name: {p.dtype for p in group.problems} for group in groups}
+    assert all(len(found) == 1 and (found == {"fp16"}) == name.endswith(" fp16") for name, found in dtypes.items())
+    assert {"16 d64 full", "16 d64 full fp16"} <= set(dtypes)
     picks = {portfolio_kernels(p, H200)[0].id for p in groups[0].problems}
     assert picks <= {Kernel(family, params).id for family, params in groups[0].given}

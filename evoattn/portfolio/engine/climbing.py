@@ -1,5 +1,5 @@
-"""Proposals that a pick could become: the cost model's climbs from a problem's pick and from other shapes, then the
-neighbours of its fastest kernels that the cost model expects most of."""
+"""Proposals that a pick could become: the cost model's climbs from a problem's pick and from other shapes, then
+neighbours of its fastest kernels: those that the cost model expects most of, and any gene's best value."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ STEPS, KEPT = 8, 8
 """Of each climb; of a problem's steps so many are proposed, the ends before others and those of least cost first."""
 LEADERS, BEST_OF = 3, 3
 """Of so many fastest kernels one is a parent, and of so many neighbours of least cost one is proposed."""
+ANY_GENE_SHARE = 0.5
+"""Of the neighbours: the best value of a gene that is drawn, however much the model expects it to cost. What the model
+thinks too slow would never be timed else."""
 
 
 class ClimbingBreeder(AimedBreeder):
@@ -58,9 +61,17 @@ class ClimbingBreeder(AimedBreeder):
         parents = self.parents()[:LEADERS]
         if not parents:
             return None
-        parent = self._rng.choice(parents).config
+        parent, best_of = self._rng.choice(parents).config, BEST_OF
         near = neighbours(parent, problem, self._gpu, self._genes[parent.family])
         fresh = [config for config in near if config.id not in self._group.kernels]
+        if fresh and self._rng.random() < ANY_GENE_SHARE:
+            fresh, best_of = self._of_a_gene(parent, fresh), 1
         costs = scores(problem, fresh, self._gpu) if fresh else []
         ranked = sorted(range(len(fresh)), key=lambda i: costs[i])
-        return fresh[self._rng.choice(ranked[:BEST_OF])] if ranked else None
+        return fresh[self._rng.choice(ranked[:best_of])] if ranked else None
+
+    def _of_a_gene(self, parent: KernelConfig, near: list[KernelConfig]) -> list[KernelConfig]:
+        """Those that differ from the parent in a gene that is drawn of those in which some do."""
+        changed = [{name for name, value in config.params.items() if parent[name] != value} for config in near]
+        gene = self._rng.choice(sorted(set.union(*changed)))
+        return [config for config, genes in zip(near, changed, strict=True) if gene in genes]
