@@ -64,7 +64,7 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
         1.0,
     ),
     ("bf16 d256 causal", {"dtype": "bf16", "head_dim": 256, "mask": "causal_lower_right"}, "any", (), 6, 0.6),
-    ("fp16 d96 full", {"dtype": "fp16", "head_dim": 96, "mask": "full"}, "any", (), 6, 0.6),
+    ("fp16 d96 full", {"dtype": "fp16", "head_dim": 96, "mask": "full"}, "any", (), 8, 0.6),
     ("fp32 d64 full", {"dtype": "fp32", "head_dim": 64, "mask": "full"}, "any", (), 6, 0.6),
     (
         "fp16 d512 full",
@@ -112,10 +112,28 @@ GROUPS: tuple[tuple[str, dict[str, Any], str, tuple[str, ...], int, float], ...]
         7,
         0.3,
     ),
+    (
+        "bf16 latent decode",
+        {"dtype": "bf16", "head_dim": 576, "value_dim": 512, "shared_kv": True, "mask": "full"},
+        "few",
+        tuple(
+            f"{shape},Hkv=1,Sq=1,D=576,Dv=512,dtype=bf16,shared_kv=1"
+            for shape in (
+                "B=93,H=16,Sk=5912,layout=bshd",
+                "B=1,H=128,Sk=2240,layout=bshd",
+                "B=7,H=128,Sk=6485",
+                "B=57,H=16,Sk=320,layout=bshd",
+                "B=11,H=16,Sk=971",
+                "B=43,H=16,Sk=3738",
+            )
+        ),
+        6,
+        0.6,
+    ),
 )
 """Name, what the problems have in common, few queries or many, problems by name or shape, problems in all, and
 the share of the compiles. The sampler draws no head_dim of 512; the windows are of seeds 202 and 203 of
-`evoattn/portfolio/variant_workload.py`."""
+`evoattn/portfolio/variant_workload.py`, the latent caches of seed 202 of `evoattn/portfolio/kind_workload.py`."""
 LEAST_KEYS = 128
 """Of a drawn problem: on shorter ones most configs are redundant."""
 FEW_QUERIES = 16
