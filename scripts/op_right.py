@@ -35,6 +35,7 @@ from evoattn.model.gpu import detect_devices
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
+from evoattn.portfolio.pick import next_picks
 
 BROKEN = 3
 """How a process ends after which the device can only be used by another one."""
@@ -100,7 +101,7 @@ def run_calls(words: argparse.Namespace) -> int:
     if devices and devices[0].spec:
         ready = compiled_ahead(calls, words.jobs, devices[0].spec, words.folder, not words.measured_only)
         platform = CudaPlatform()
-    runtime = Runtime(platform, current.best_known, words.folder)
+    runtime = Runtime(platform, current.best_known, words.folder, others=next_picks)
     runtime.estimated = not words.measured_only
     with current.use(runtime), torch.no_grad(), words.json.open("a") as file:
         if file.tell() and not words.json.read_bytes().endswith(b"\n"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -32,6 +32,7 @@ class Picked(Protocol):
 
 
 Picker = Callable[[AttentionProblem, GpuSpec], Picked | None]
+Pickers = Callable[[AttentionProblem, GpuSpec], Iterable[Picked]]
 
 KernelKey = tuple[str, str, int, int, str, str, bool, tuple[str, ...], str]
 """Family, config, head_dim of Q and of V, dtype, mask, log-sum-exp, variants, architecture: what one compiled kernel
@@ -72,25 +73,42 @@ class Choice:
         )
 
 
-def choose(problem: StridedProblem, gpu: GpuSpec, pick: Picker, estimated: bool) -> Choice | Refusal:
-    """The picked kernel if it may run. `estimated` allows kernels that were measured on no GPU of this kind.
+def choose(
+    problem: StridedProblem, gpu: GpuSpec, pick: Picker, estimated: bool, others: Pickers | None = None
+) -> Choice | Refusal:
+    """The picked kernel if it may run; where it cannot serve these strides, the first of the `others` that can.
+    `estimated` allows kernels that were measured on no GPU of this kind.
 
     A picker that fails (a damaged file) is passed over with a warning.
     """
     packed = problem.packed
     try:
         picked = pick(packed, gpu)
+        if picked is None:
+            return Refusal(f"no portfolio has a kernel for {packed.describe()} on the {gpu.name}")
+        if unmeasured := _why_unmeasured(picked, gpu, estimated):
+            return Refusal(unmeasured)
+        family, name = registry.lookup(picked.family), _name(picked)
+        if not (invalid := family.why_impossible(problem, picked.config, gpu)):
+            return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")
+        invalid = f"{name} cannot serve this call: {invalid.rstrip('.')}"
+        for other in others(packed, gpu) if others else ():
+            family = registry.lookup(other.family)
+            if not _why_unmeasured(other, gpu, estimated) and not family.why_impossible(problem, other.config, gpu):
+                return Choice(family, other.config, problem, gpu, f"{_name(other)} runs: {other.why}; {invalid}")
     except Exception as error:  # whatever the user's own data does to it, a model must go on
         warnings.warn(f"evoattn: no kernel could be picked ({error}); SDPA runs.", RuntimeWarning, stacklevel=2)
         return Refusal(f"the choice of a kernel failed: {error}")
-    if picked is None:
-        return Refusal(f"no portfolio has a kernel for {packed.describe()} on the {gpu.name}")
-    name = f"{picked.family} {picked.config.describe()}"
-    if picked.estimated and not estimated:
-        return Refusal(
-            f"{name} was measured on no {gpu.name}; evoattn.enable(estimated=True) runs it all the same ({picked.why})"
-        )
-    family = registry.lookup(picked.family)
-    if invalid := family.why_impossible(problem, picked.config, gpu):
-        return Refusal(f"{name} cannot serve this call: {invalid.rstrip('.')}")
-    return Choice(family, picked.config, problem, gpu, f"{name} runs: {picked.why}")
+    return Refusal(invalid)
+
+
+def _name(picked: Picked) -> str:
+    return f"{picked.family} {picked.config.describe()}"
+
+
+def _why_unmeasured(picked: Picked, gpu: GpuSpec, estimated: bool) -> str:
+    """Why an estimated kernel does not run; empty if it may."""
+    if estimated or not picked.estimated:
+        return ""
+    enable = "evoattn.enable(estimated=True) runs it all the same"
+    return f"{_name(picked)} was measured on no {gpu.name}; {enable} ({picked.why})"

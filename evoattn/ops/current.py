@@ -16,7 +16,7 @@ from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.climbs import Climbs
-from evoattn.portfolio.pick import pick
+from evoattn.portfolio.pick import next_picks, pick
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
@@ -66,7 +66,7 @@ def runtime() -> Runtime:
         with _lock:
             if _runtime is None:
                 platform = find_platform() if torch.cuda.is_available() else None
-                _runtime = Runtime(platform, best_known, cubin_cache() / FOLDER)
+                _runtime = Runtime(platform, best_known, cubin_cache() / FOLDER, others=next_picks)
     return _runtime
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from evoattn.backends.base import LaunchError
 from evoattn.model import forks
 from evoattn.ops import asked, checked, cubins, fallback
-from evoattn.ops.choice import Choice, KernelKey, Picker, choose
+from evoattn.ops.choice import Choice, KernelKey, Picker, Pickers, choose
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.kernel import LoadedKernel, scratch_places, tensor_places
 from evoattn.ops.plan import CallPlan, Refusal, Scratch
@@ -36,10 +36,16 @@ class Runtime:
     """
 
     def __init__(
-        self, platform: Platform | None, pick: Picker, folder: Path, build: Callable[..., Cubin] = cubins.get
+        self,
+        platform: Platform | None,
+        pick: Picker,
+        folder: Path,
+        build: Callable[..., Cubin] = cubins.get,
+        others: Pickers | None = None,
     ) -> None:
-        """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does."""
-        self.platform, self.pick, self.folder, self._build = platform, pick, folder, build
+        """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
+        what to try where the picked kernel cannot serve a caller's strides."""
+        self.platform, self.pick, self.folder, self._build, self._others = platform, pick, folder, build, others
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated = False
         self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
@@ -174,7 +180,7 @@ class Runtime:
         gpu = platform.spec(query.get_device()) if platform else None
         if gpu is None:
             return Refusal(f"evoattn does not know this GPU ({platform and platform.identity(query.get_device())})")
-        return choose(problem, gpu, self.pick, self.estimated)
+        return choose(problem, gpu, self.pick, self.estimated, self._others)
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
@@ -205,9 +211,7 @@ class Runtime:
             return plan
 
     def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
-        """The plan of a chosen kernel on a device: compiles, loads and checks it at its first use there, but never
-        inside of a capture.
-        """
+        """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture."""
         platform, scratch = self.platform, self._scratch
         assert platform is not None and scratch is not None
         with self._lock:

@@ -90,16 +90,44 @@ def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) 
     variants alone, of which the cost model chooses one. `climbs`: what earlier picks came to, those of this process
     unless given.
     """
+    if (served := _served(problem, gpu)) is None:
+        return _unmeasured(problem, gpu)
+    config, why, regret = served.configs[0], served.why, served.regret
+    as_is = served.estimated or problem.variants or problem.head_dim > REFINED_DIM
+    better = None if as_is else refined(served.configs, problem, gpu, served.genes, climbs)
+    if better and better.gain > 1:
+        why += f"; by the cost model {1 - 1 / better.gain:.0%} less {_changed(config, better.config)}"
+        config, regret = better.config, CHECKED_REGRET
+    return Pick(config.family, config, why, served.estimated, regret, "portfolio")
+
+
+def next_picks(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Pick]:
+    """What to try where the pick cannot serve the problem as its tensors lie in memory: the kernels of its class, the
+    most promising first, as they are."""
+    if (served := _served(problem, gpu)) is not None:
+        for config in served.configs:
+            yield Pick(config.family, config, served.why, served.estimated, None, "portfolio")
+
+
+@dataclass(frozen=True)
+class _Served:
+    """The nearest class with kernels that can serve a problem, and these, the most promising first."""
+
+    configs: list[KernelConfig]
+    why: str
+    estimated: bool
+    regret: float | None
+    genes: Mapping[str, Genes]
+
+
+def _served(problem: AttentionProblem, gpu: GpuSpec) -> _Served | None:
     own = class_of(problem)
     for portfolio in _portfolios(gpu):
         for name in _classes_for(own, portfolio.classes):
             kernels = portfolio.kernel_class(name)
             if not (found := list(ranked(problem, gpu, kernels))):
                 continue
-            config = found[0]
             estimated = gpu.name not in portfolio.cards or name != own
-            as_is = estimated or problem.variants or problem.head_dim > REFINED_DIM
-            better = None if as_is else refined(found, problem, gpu, portfolio.genes, climbs)
             why = (
                 f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
                 f"{portfolio.measured_on}"
@@ -109,12 +137,8 @@ def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) 
             elif estimated:
                 same_mask = own.split()[2] == name.split()[2]
                 why += f"; {f'head_dim {problem.head_dim}' if same_mask else own} was not measured"
-            regret = None if estimated else kernels.regret
-            if better and better.gain > 1:
-                why += f"; by the cost model {1 - 1 / better.gain:.0%} less {_changed(config, better.config)}"
-                config, regret = better.config, CHECKED_REGRET
-            return Pick(config.family, config, why, estimated, regret, "portfolio")
-    return _unmeasured(problem, gpu)
+            return _Served(found, why, estimated, None if estimated else kernels.regret, portfolio.genes)
+    return None
 
 
 def _changed(before: KernelConfig, after: KernelConfig) -> str:
@@ -146,12 +170,8 @@ def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
 
 def class_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
     """All kernels of the problem's class, else of the nearest one, that can serve it, the most promising first."""
-    own = class_of(problem)
-    for portfolio in _portfolios(gpu):
-        for name in _classes_for(own, portfolio.classes):
-            if found := list(ranked(problem, gpu, portfolio.kernel_class(name))):
-                return found
-    return []
+    served = _served(problem, gpu)
+    return served.configs if served else []
 
 
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:

@@ -16,6 +16,7 @@ from evoattn.ops.choice import Choice
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.runtime import Runtime
+from evoattn.portfolio.pick import next_picks
 from op_calls.calls import Call
 from op_calls.made import Maker, called
 
@@ -34,7 +35,7 @@ def compile_one(
     gpu: GpuSpec, folder: Path, estimated: bool, numbered: Numbered, build: Callable[..., Cubin] = cubins.get
 ) -> Numbered:
     """Compile what the call will need; what fails will fail again where it is told."""
-    runtime = Compiling(NoDevice(gpu.name), current.best_known, folder, build)
+    runtime = Compiling(NoDevice(gpu.name), current.best_known, folder, build, next_picks)
     runtime.estimated = estimated
     with current.use(runtime), warnings.catch_warnings():
         warnings.simplefilter("ignore")
