@@ -2,10 +2,13 @@
 """Variants of attention on the GPU that is here: each family's kernels against float64-checked answers.
 
     python scripts/variants_check.py [--configs 4] [--only value_dim,window] [--gene GROUP_ROWS=true]
+                                     [--change KEY_SPLIT=2]
 
-For each family and variant, starting configs (those with the values of every `--gene`) with different structures are
-compiled and run on the ladder of small cases and on one larger problem, twice each between guarded memory
-(`correctness/validate.py`). A line for each family and variant; what is wrong is said in full. Exit code 1 if anything
+For each family and variant, starting configs (those with the values of every `--gene`, and with those of every
+`--change` in place of their own, where that is valid) with different structures are compiled and run on the ladder of
+small cases and on one larger problem, twice each between guarded memory (`correctness/validate.py`). Under a window
+they run where their tiles of rows begin at different tiles of keys, too (`case_shapes.begin_apart`). A line for each
+family and variant; what is wrong is said in full. Exit code 1 if anything
 is. Then a line for each variant says which peers serve it and are right.
 """
 
@@ -24,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from evoattn.backends.base import LaunchError
 from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.cuda import CudaBackend
+from evoattn.correctness.case_shapes import begin_apart
 from evoattn.correctness.cases import Case, device_cases, make_case
 from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
@@ -31,7 +35,7 @@ from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space, parse_choices
+from evoattn.model.space import KernelConfig, SearchSpace, load_space, parse_choices
 from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
 
 SERVING = ("flash_wgmma", "flash_mma", "split_kv", "latent_wgmma")
@@ -40,6 +44,9 @@ VARIANTS = (
     {"mask": "causal_upper_left", "window": "128:0", "sink": True, "dtype": "bf16"},
     {"mask": "causal_lower_right", "window": "300:0", "head_dim": 128},
     {"window": "64:100", "head_dim": 256, "dtype": "bf16"},
+    {"mask": "causal_upper_left", "window": "9:0", "batch": 1, "heads": 4, "sink": True, "dtype": "bf16"},
+    {"mask": "causal_lower_right", "window": "300:0", "batch": 1, "heads": 4, "head_dim": 128}
+    | {"seqlen_q": 600, "seqlen_k": 4000},
     {"mask": "causal_upper_left", "softcap": 50.0, "head_dim": 256, "dtype": "bf16"},
     {"softcap": 20.0, "sink": True, "scale": 0.3},
     {"mask": "causal_upper_left", "alibi": True, "head_dim": 128, "dtype": "bf16"},
@@ -109,14 +116,32 @@ def different(configs: list[KernelConfig], count: int) -> list[KernelConfig]:
     return chosen
 
 
+def changed(space: SearchSpace, changes: dict[str, tuple[str, ...]]) -> list[KernelConfig]:
+    """The starting configs, each with the first value of every change in place of its own.
+
+    Raises as `SearchSpace.restricted` does.
+    """
+    values = {p.name: p.values[0] for p in space.restricted(changes).parameters if p.name in changes}
+    return list({c.id: c for c in (space.make_config(c.params | values) for c in space.starting_configs())}.values())
+
+
+def apart(problem: AttentionProblem, config: KernelConfig) -> list[AttentionProblem]:
+    """The problems of `begin_apart`; none of sequences that have lengths of their own."""
+    if problem.varlen or problem.seqused:
+        return []
+    sizes = (int(config.params.get(name, 1)) for name in ("BLOCK_M", "BLOCK_N", "KEY_SPLIT"))
+    return begin_apart(problem.with_(batch=1, heads=2, kv_heads=1), *sizes)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
     parser.add_argument("--peers", default="cudnn,efficient,fa3,fa4", help="that are asked for the larger problem too")
     parser.add_argument("--only", default="", help="variants, of which a problem has one at least")
     parser.add_argument("--gene", action="append", default=[], help="NAME=VALUE that a config has; may be repeated")
+    parser.add_argument("--change", action="append", default=[], help="NAME=VALUE to put in; may be repeated")
     words = parser.parse_args()
-    genes = parse_choices(words.gene)
+    genes, changes = parse_choices(words.gene), parse_choices(words.change)
     device, started = detect_devices()[0], time.monotonic()
     gpu = device.spec
     if gpu is None:
@@ -124,7 +149,7 @@ def main() -> int:
     rows = []
     for name in SERVING:
         family, space = FAMILIES[name], load_space(name, gpu).restricted(genes)
-        if set(genes) - set(space.names()):
+        if set(genes | changes) - set(space.names()):
             continue
         for fields in VARIANTS:
             problem = PLAIN.with_(**fields)
@@ -132,7 +157,7 @@ def main() -> int:
                 continue
             if family.why_unsupported(problem, gpu):
                 continue
-            able = [c for c in space.starting_configs() if not family.why_impossible(problem, c, gpu)]
+            able = [c for c in changed(space, changes) if not family.why_impossible(problem, c, gpu)]
             rows.append((family, problem, different(able, words.configs)))
     candidates = [render(family, problem, config, gpu) for family, problem, configs in rows for config in configs]
     with ProcessPoolExecutor() as pool:
@@ -147,7 +172,11 @@ def main() -> int:
         found, worst = [], 0.0
         for config in configs:
             kernel = BuiltKernel(family, config, gpu, next(kernels))
-            for case in made[problem]:
+            own = [
+                make_case("rows apart", p, 1, torch.device("cuda"), "plain", double=True)
+                for p in apart(problem, config)
+            ]
+            for case in [*made[problem], *own]:
                 try:
                     result = check(backend, kernel, case, repeat=True)
                 except LaunchError as error:

@@ -52,12 +52,14 @@ def plain_name(name: str) -> str:
 
 
 def _given_for(name: str, given: dict[str, list[Any]]) -> list[Any]:
-    """The configs that a group begins at. A variant without any takes those of its plain class, and those of the full
-    mask, among which are the kernels for few queries."""
-    plain = plain_name(name)
+    """The configs that a group begins at. A variant without any takes those of groups with a part of its variants, most
+    of them first, and its mask or the full one, among which are the kernels for few queries."""
+    plain, own = plain_name(name), set(name.split("+"))
     if name in given or name == plain:
         return list(given.get(name, []))
-    return [g for mask in dict.fromkeys((plain, plain.replace("causal", "full"))) for g in given.get(mask, [])]
+    masks = dict.fromkeys((plain, plain.replace("causal", "full")))
+    near = [n for mask in masks for n in given if plain_name(n) == mask and own >= set(n.split("+")[1:])]
+    return [g for other in sorted(near, key=lambda other: -other.count("+")) for g in given[other]]
 
 
 def plain_families(name: str) -> tuple[str, ...]:

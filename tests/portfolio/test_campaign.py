@@ -88,11 +88,12 @@ def test_a_group_whose_problems_were_all_measured_is_no_group():
     assert left[0].problems == groups[0].problems
 
 
-def test_a_variant_begins_at_its_plain_class_unless_it_has_kernels_of_its_own():
+def test_a_variant_begins_at_groups_with_a_part_of_its_variants_unless_it_has_kernels_of_its_own():
     plain, own = ("flash_wgmma", {"BLOCK_M": 128}), ("flash_wgmma", {"BLOCK_M": 64})
     given = {"16 d64 causal": [plain], "16 d64 causal+sink": [own]}
     groups = {g.name: g for g in make_groups(draw_variants(0, 200), card("NVIDIA H200"), given)}
-    assert groups["16 d64 causal+window+sink"].given == [plain]
+    assert groups["16 d64 causal+window+sink"].given == [own, plain], "those that share most come first"
+    assert groups["16 d64 causal+window"].given == [plain], "none with a variant that it has not"
     assert groups["16 d64 causal+sink"].given == [own]
     assert len(groups["16 d256 full+softcap"].given) > 1, "the starting configs where nothing is given"
     assert all(len(g.problems) <= VARIANT_PROBLEMS for g in groups.values())
@@ -109,6 +110,8 @@ def test_a_variant_has_the_families_for_it_alone_and_kernels_for_few_queries():
     later = {g.name: g for g in make_groups(drawn, card("NVIDIA H200"), {"16 d576 full+dv512+shared_kv": [old]}, 0.5)}
     begun = later["16 d576 full+dv512+shared_kv"].given
     assert begun[0] == old and any("OVERLAP" in params for _, params in begun), "genes that are younger"
+    pages = make_groups(draw_kind("latent_paged", 0, 20), card("NVIDIA H200"), {"16 d576 full+dv512+shared_kv": [old]})
+    assert pages[0].given[0] == old, "pages begin at what was found without them"
     assert groups["16 d128 causal+seqused+page"].given == [causal, full]
     assert groups["16 d128 full+seqused+page"].given == [full]
     assert max(len(g.problems) for g in groups.values()) == VARIANT_PROBLEMS // 2
