@@ -24,6 +24,18 @@ def test_blocks_that_fit_at_once_wait_together_and_those_that_do_not_wait_in_tur
         assert (found.chain, found.ends) == (waves * 300, waves * 1000), (waves, blocks)
 
 
+@pytest.mark.parametrize(("size", "most"), [(1, 132), (2, 66), (4, 30), (8, 14)])
+def test_clusters_leave_some_sms_idle(size, most):
+    for resident in (1, 2):
+        smem = H100.smem_per_sm // (resident + 1)
+        found = [
+            terms(blocks=clusters * size, cluster=size, smem_bytes=smem)
+            for clusters in (most * resident, most * resident + 1)
+        ]
+        assert [t.chain for t in found] == [300, 600] and found[0].resident == resident
+        assert found[0].waves == 1 < found[1].waves
+
+
 def test_a_persistent_block_waits_once_beside_its_tiles():
     wave = H100.sm_count * RESIDENT
     assert terms(blocks=3 * wave, schedule="fixed", once_waits=500.0).ends == 3 * 1000 + 500
