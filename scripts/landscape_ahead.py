@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--card", choices=sorted(GPUS), default="h100")
     words = parser.parse_args()
     gpu = GPUS[words.card]
-    groups = [g for g in make_groups(gpu) if g.name.startswith(tuple(words.only.split(",")))]
+    groups = make_groups(gpu, only=words.only)
     targets = dict(zip((g.name for g in groups), words.target, strict=False))
     count = compile_for(words.folder, groups, targets, gpu, words.seconds, words.jobs)
     print(f"{count} kernels compiled; {[len(found) for found in configs_of(words.folder).values()]} in all")

@@ -141,14 +141,16 @@ MOST_PICKS = 8
 """Of the portfolio for each problem."""
 
 
-def make_groups(gpu: GpuSpec, most: int = 8) -> list[Group]:
+def make_groups(gpu: GpuSpec, most: int = 8, only: str = "") -> list[Group]:
     """The groups of GROUPS, each with its named problems first and then drawn ones: half as they come, half far apart.
 
-    `most` problems in a group.
+    `most` problems in a group. `only`: how the groups' names begin, several with commas.
     """
     drawn = [p for seed in SEEDS for p in draw(seed, PER_SEED)]
     groups = []
     for name, common, rows, named, count, weight in GROUPS:
+        if not name.startswith(tuple(only.split(","))):
+            continue
         able = {
             p: None
             for p in drawn

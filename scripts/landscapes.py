@@ -214,7 +214,7 @@ def main() -> None:
     words = parser.parse_args()
     device = detect_devices()[0]
     gpu = device.spec
-    groups = [g for g in make_groups(gpu, words.problems) if g.name.startswith(tuple(words.only.split(",")))]
+    groups = make_groups(gpu, words.problems, words.only)
     right = go_on_from(groups, words.after, words.problems)
     for group in groups:
         group.families = tuple(f for f in group.families if f not in words.without)

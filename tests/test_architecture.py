@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -43,7 +44,8 @@ HOMES = {  # files, or rooms of which any file may
 }
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names that a file imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -51,7 +53,7 @@ def imports(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def modules() -> list[tuple[str, Path]]:

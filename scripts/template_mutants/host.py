@@ -77,16 +77,16 @@ def files_of(family: str) -> list[str]:
 
 def mutants_of(family: str) -> list[HostMutant]:
     """All in functions and constants of the family's files."""
-    found = []
-    for file in files_of(family):
-        text = (PACKAGE / file).read_text()
-        changed, endless = faults_of(PACKAGE / file) + list(_other_words(text)), _loop_lines(text)
-        found += [
-            HostMutant(file, line, what, n, source)
-            for n, (line, what, source) in enumerate(changed)
-            if line not in endless
-        ]
-    return found
+    return [mutant for file in files_of(family) for mutant in mutants_in(file)]
+
+
+def mutants_in(file: str) -> list[HostMutant]:
+    """All in functions and constants of one file, named from the package's folder."""
+    text = (PACKAGE / file).read_text()
+    changed, endless = faults_of(PACKAGE / file) + list(_other_words(text)), _loop_lines(text)
+    return [
+        HostMutant(file, line, what, n, source) for n, (line, what, source) in enumerate(changed) if line not in endless
+    ]
 
 
 def _loop_lines(text: str) -> set[int]:

@@ -47,7 +47,8 @@ def test_its_space_has_the_sides_of_a_tile(family):
 @every_family
 def test_its_genes_are_those_of_its_search_space(family):
     """Names, order, types and words, over all architectures."""
-    spaces = [load_space(family.name, gpu) for gpu in GPUS.values()]
+    one_of_each = {gpu.arch: gpu for gpu in GPUS.values()}
+    spaces = [load_space(family.name, gpu) for gpu in one_of_each.values()]
     config = KernelConfig(family.name, {p.name: p.values[0] for p in spaces[0].parameters})
     kinds = get_type_hints(family.genes(config).__class__)
     assert tuple(field.name for field in fields(family.genes(config))) == spaces[0].names()

@@ -112,12 +112,15 @@ def test_a_change_leaves_the_rest_as_it_is():
         assert text != TEXT and len(text) == len(TEXT) - (change.end - change.first) + len(change.new)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+first, *others = FAMILIES
+
+
+@pytest.mark.parametrize("family", [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)])
 def test_every_family_has_mutants_of_its_template_and_headers(family):
     mutants = mutants_of(family)
     assert {m.file for m in mutants} <= set(files_of(family)) and f"{family}.cu.j2" in files_of(family)
     assert len({m.change.kind for m in mutants}) >= 6 and len(mutants) > 200
+    assert len({m.key for m in mutants}) == len(mutants)
 
 
 def test_the_table_counts_equivalents_apart():
@@ -148,12 +151,6 @@ def test_deleted_waits_and_barriers_are_found(family):
     assert len(left) <= len(live) // 3, left  # two configs do not need every barrier
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_mutants_have_keys_of_their_own(family):
-    mutants = mutants_of(family)
-    assert len({m.key for m in mutants}) == len(mutants)
-
-
 def test_reasons_are_of_lines_that_there_are():
     def lines(file):
         text = (host.PACKAGE / file).read_text().splitlines() if file.endswith(".py") else bare_lines(file)
@@ -170,7 +167,7 @@ def test_the_mutants_for_the_device_are_of_todays_templates():
 def test_a_fault_of_the_host_is_planted_and_taken_out():
     family, problem = FAMILIES["flash_scalar"], AttentionProblem(1, 2, 1, 100, 100, 64, "fp32")
     config = load_space("flash_scalar", GPUS["l4"]).starting_configs()[0]
-    mutants = [m for m in host.mutants_of("flash_scalar") if "flash_scalar" in m.file]
+    mutants = host.mutants_in("families/flash_scalar/family.py")
 
     def launched():
         return str(family.launches(problem, config, GPUS["l4"])) + str(family.constants(problem, config, GPUS["l4"]))
@@ -180,9 +177,10 @@ def test_a_fault_of_the_host_is_planted_and_taken_out():
         with contextlib.suppress(Exception), host.planted(mutant):
             seen.add(launched())
         assert launched() == right
-    assert len(seen - {right}) > 20
+    assert len(seen - {right}) > 15
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_host_is_found():
     """A grid that lacks a block's rows."""
     (mutant, *_) = [m for m in host.mutants_of("flash_scalar") if m.file.endswith("family.py") and "ceil" in m.what]
