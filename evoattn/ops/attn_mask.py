@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evoattn.ops import fallback
+from evoattn.ops import capture, fallback
 from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import NoKernel
 
@@ -85,6 +85,8 @@ def masked(
     reason: str,
 ) -> Tensor:
     """SDPA's answer to a mask that no kernel takes, and its errors."""
+    if capture.recorders():
+        capture.miss(reason)
     if strict:
         raise NoKernel(f"No kernel serves this call: {reason}.")
     answer = fallback.sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -19,7 +19,7 @@ from evoattn.ops import current, fallback
 from evoattn.ops.attention import attention
 from evoattn.ops.attn_mask import causal_kind
 from evoattn.ops.capture import call as recorded_call
-from evoattn.ops.capture import miss, recorders, recording
+from evoattn.ops.capture import miss, paused, recorders, recording
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.shapes import Shapes
 
@@ -53,6 +53,8 @@ def _with_bias_object(
     """
     kind = causal_kind(bias)
     if kind is None:
+        if recorders():
+            miss("it has a mask tensor")
         return _original(query, key, value, bias, dropout_p, False, scale=scale, enable_gqa=enable_gqa)
     if is_on() and not dropout_p:
         with contextlib.suppress(NoKernel):
@@ -62,7 +64,12 @@ def _with_bias_object(
     from torch.nn.attention.bias import CausalBias  # two seconds, which whoever made the bias has spent
 
     assert isinstance(bias, CausalBias)
-    return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
+    if dropout_p and recorders():
+        miss("it has dropout")
+    is_asked = bool(recorders()) and not is_on() and not dropout_p
+    counted = recorded_call(query, key, value, True, kind, enable_gqa, False) if is_asked else contextlib.nullcontext()
+    with counted, paused():
+        return CausalBias._dispatch(query, key, value, bias, dropout_p, False, scale, enable_gqa)
 
 
 def scaled_dot_product_attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,8 @@ def _calls(count: int) -> str:
 
 @dataclass
 class Asked:
-    """One problem: how often it was asked for, and the mean device time of a call in µs (0 where none was timed)."""
+    """One problem: how often it was asked for, and the median device time of a call in µs (0 where none was timed): the
+    first call of a kernel may wait for its compilation."""
 
     problem: AttentionProblem
     count: int = 0
@@ -40,10 +42,10 @@ class Asked:
     spans: list[Span] = field(default_factory=list)
 
     def settle(self) -> None:
-        """Turn recorded events into a mean; waits for the last one."""
+        """Turn recorded events into a median; waits for the last one."""
         if self.spans:
             self.spans[-1][1].synchronize()
-            self.us = 1e3 * sum(begin.elapsed_time(end) for begin, end in self.spans) / len(self.spans)
+            self.us = 1e3 * statistics.median_low(begin.elapsed_time(end) for begin, end in self.spans)
             self.spans = []
 
 

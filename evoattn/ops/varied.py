@@ -53,21 +53,55 @@ def attention(
         answer = traced(query, key, value, variant, is_causal, scale, enable_gqa, causal, strict)
         if answer is not None:
             return answer
-    reason = WATCHED
-    if not watched:
-        if capture.thread.shapes:
-            variant.require(query, key)
-            fields = variant.fields(is_causal, query, key)
-            with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
-                pass
-        runtime = current.runtime()
-        done = by_kernel(
-            runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, compiled
-        )
-        if not isinstance(done, str):
-            return done
-        reason = done
-        variant.require(query, key)
+    asked_for = query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
+    if watched:
+        return _by_torch(WATCHED, *asked_for, strict)
+    if not capture.thread.shapes:
+        return _served(*asked_for, strict, compiled)
+    variant.require(query, key)
+    fields = variant.fields(is_causal, query, key)
+    with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse, fields):
+        return _served(*asked_for, strict, compiled)
+
+
+def _served(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+    compiled: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The call of plain tensors."""
+    asked_for = query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
+    done = by_kernel(current.runtime(), *asked_for, compiled)
+    if not isinstance(done, str):
+        return done
+    variant.require(query, key)
+    return _by_torch(done, *asked_for, strict)
+
+
+def _by_torch(
+    reason: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    variant: Variant,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal: str,
+    return_lse: bool,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Torch's answer, where `reason` says why no kernel gives one. Raises `NoKernel` under `strict`."""
     if strict:
         raise NoKernel(f"No kernel serves this call: {reason}.")
     answer, lse = fallback.varied(

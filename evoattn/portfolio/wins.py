@@ -36,8 +36,8 @@ class Win:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What must agree: the GPU and all of the problem but its memory layout and how many keys are in use, which a
-        call does not know; equal masks under one name."""
+        """What must agree: the GPU and all of the problem but its memory layout, the scale, which is an argument of
+        every kernel, and how many keys are in use, which a call does not know; equal masks under one name."""
         return _key(self.problem, self.gpu, self.sm_count)
 
     def to_row(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Exact:
 def _key(problem: AttentionProblem, gpu: str, sm_count: int) -> tuple[object, ...]:
     p = problem
     mask = "causal" if p.causal and p.seqlen_q == p.seqlen_k and not p.window else p.mask
-    variant = p.scale, p.window, p.softcap, p.sink, p.alibi, p.bias, p.value_dim, p.shared_kv, bool(p.seqused), p.page
+    variant = p.window, p.softcap, p.sink, p.alibi, p.bias, p.value_dim, p.shared_kv, bool(p.seqused), p.page
     return (
         gpu,
         sm_count,

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fake_device import near, reference, tensors
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops.attention import attention
@@ -36,6 +37,30 @@ def test_calls_of_both_kinds_are_counted(device):
     assert "     3 calls  " in shapes.describe() and "     1 call that no kernel serves" in shapes.describe()
 
 
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("made", [causal_upper_left, causal_lower_right])
+def test_causal_masks_of_torch_are_counted_once(device, on, made):
+    q, k, v = tensors(kv_heads=4)
+    kind = "causal_upper_left" if made is causal_upper_left else "causal_lower_right"
+    with capture() as shapes, sdpa(on):
+        F.scaled_dot_product_attention(q, k, v, made(37, 45))
+        attention(q, k, v, attn_mask=made(37, 45))
+        F.scaled_dot_product_attention(q, k, v, made(37, 45), dropout_p=0.5)
+    assert [(entry.problem.mask, entry.count) for entry in shapes.entries] == [(kind, 2)]
+    assert shapes.missed == {"it has dropout": 1}
+
+
+def test_masks_are_counted_as_what_the_op_makes_of_them(device):
+    q, k, v = tensors()
+    numbers = torch.zeros(37, 45, dtype=torch.float16)
+    with capture() as shapes:
+        attention(q, k, v, enable_gqa=True, attn_mask=numbers == 0)
+        attention(q, k, v, enable_gqa=True, attn_mask=numbers)
+        attention(q, k, v, enable_gqa=True, attn_mask=numbers.float())  # which no kernel takes beside float16
+    assert [(entry.problem.bias, entry.count) for entry in shapes.entries] == [("s", 2)]
+    assert shapes.missed == {"attn_mask is torch.float32 beside torch.float16, which kernels would round": 1}
+
+
 def test_blocks_nest_and_threads_are_apart(device):
     q, k, v = tensors()
     with capture() as outer:
@@ -57,6 +82,28 @@ def test_autocasts_dtype_is_what_is_asked_for(device):
         F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         attention(q, k, v, enable_gqa=True)
     assert [(entry.problem.dtype, entry.count) for entry in shapes.entries] == [("bf16", 2)]
+
+
+class Event:
+    """A CUDA event at a time in ms."""
+
+    def __init__(self, ms):
+        self.ms = ms
+
+    def elapsed_time(self, end):
+        return end.ms - self.ms
+
+    def synchronize(self):
+        pass
+
+
+def test_a_first_call_that_compiles_counts_no_more_than_others():
+    shapes = Shapes()
+    entry = shapes.add(AttentionProblem(1, 2, 2, 64, 64, 64), 3)
+    entry.spans += [(Event(0.0), Event(1500.0)), (Event(1500.0), Event(1500.05)), (Event(1501.0), Event(1501.06))]
+    assert shapes.entries[0].us == pytest.approx(60)
+    entry.spans += [(Event(0.0), Event(1500.0)), (Event(1.0), Event(1.04))]
+    assert shapes.entries[0].us == pytest.approx(40), "of two calls the second one"
 
 
 def test_a_file_and_back(tmp_path):

@@ -63,9 +63,9 @@ def test_the_next_kernel_that_can_serve_the_strides_runs(tmp_path):
 
 @pytest.mark.parametrize("others", [None, lambda problem, gpu: [], lambda problem, gpu: [wgmma(problem, gpu)]])
 def test_where_none_can_the_first_ones_reason_is_told(tmp_path, others):
-    with current.use(Runtime(CacheDevice(), wgmma, tmp_path, build, others)):
-        with pytest.raises(NoKernel, match=r"flash_wgmma .* cannot serve this call: .* whole rows apart"):
-            attend(strict=True)
+    said = pytest.raises(NoKernel, match=r"flash_wgmma .* cannot serve this call: .* whole rows apart")
+    with current.use(Runtime(CacheDevice(), wgmma, tmp_path, build, others)), said:
+        attend(strict=True)
 
 
 def strided_cache(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim):

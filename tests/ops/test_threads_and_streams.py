@@ -19,6 +19,7 @@ from evoattn.ops.cache_op import attention_cache_op
 from evoattn.ops.explain import warmup
 from evoattn.ops.plan import MOST_KEPT, CallPlan, Scratch
 from evoattn.ops.runtime import NoKernel
+from evoattn.ops.varlen_op import attention_varlen_op
 
 
 def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
@@ -49,6 +50,18 @@ def test_memory_of_variants_in_compiled_code_comes_from_no_pool(tmp_path):
     words = None, False, "upper_left", None, None, 0.0, None, None, None, False, True
     with current.use(fake_runtime(device, tmp_path, split_kv_pick)) as runtime:
         attention_cache_op(q, k, v, used, *words)
+        assert device.outside == len(runtime._scratch._kept) > 0
+
+
+def test_memory_of_packed_sequences_in_compiled_code_comes_from_no_pool(device, tmp_path):
+    def pick(problem, gpu):
+        return Pick("flash_wgmma", KernelConfig("flash_wgmma", WGMMA | {"SCHEDULE": "claimed"}))
+
+    q, k, v = (torch.randn(4096, heads, 64).half() for heads in (16, 16, 16))
+    starts = torch.tensor([0, 1000, 4096], dtype=torch.int32)
+    words = 4096, 4096, False, None, None, 0.0, None, None, True
+    with current.use(fake_runtime(device, tmp_path, pick)) as runtime:
+        attention_varlen_op(q, k, v, starts, starts, *words)
         assert device.outside == len(runtime._scratch._kept) > 0
 
 

@@ -5,6 +5,7 @@ winners.
 import time
 
 import pytest
+import torch
 from fake_device import WGMMA, FakeDevice, fake_runtime, tensors
 
 import evoattn
@@ -86,6 +87,54 @@ def test_winners_are_kept_and_taken(wins):
         assert evoattn.explain(*tensors(), enable_gqa=True).startswith("flash_wgmma BLOCK_M=64"), (
             "in another process too"
         )
+
+
+VARIANTS = {
+    "window": (dict(window=(9, 0), is_causal=True), {}),
+    "softcap": (dict(softcap=30.0), {}),
+    "sinks": (dict(sinks=torch.zeros(4, dtype=torch.float16)), {}),
+    "slopes": (dict(alibi_slopes=torch.ones(4)), {}),
+    "bias": (dict(bias=torch.zeros(4, 37, 45, dtype=torch.float16)), {}),
+    "keys in use": (dict(seqused_k=torch.tensor([45, 9], dtype=torch.int32)), {}),
+    "values of another width": ({}, dict(value_dim=128)),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_winners_of_what_was_captured_are_taken(tmp_path, name, scale):
+    words, sizes = VARIANTS[name]
+    q, k, v = tensors()
+    v = v.repeat(1, 1, 1, sizes.get("value_dim", 64) // 64)
+    words = words | {"enable_gqa": True, "scale": scale}
+    device, finds = FakeDevice(), Wins(tmp_path / "wins.json")
+    with current.use(fake_runtime(device, tmp_path, lambda *about: finds.find(*about)), finds):
+        with evoattn.capture() as asked:
+            evoattn.attention(q, k, v, **words)
+        assert len(asked) == 1 and not device.launches
+        tune(asked, "10s", gpu=H100, make_engine=FakeEngine)
+        assert "your search measured 5.00 µs" in evoattn.explain(q, k, v, **words)
+
+
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
+    q, k = torch.randn(40, 4, 64).half(), torch.randn(60, 2, 64).half()
+    starts = torch.tensor([0, 8, 40], dtype=torch.int32), torch.tensor([0, 20, 60], dtype=torch.int32)
+    packed = {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1], "max_seqlen_q": 32, "max_seqlen_k": 40}
+    queries, pages = torch.randn(2, 1, 4, 64).half(), torch.randn(6, 16, 2, 64).half()
+    cache = {"block_table": torch.tensor([[4, 0], [5, 1]]).int(), "seqused_k": torch.tensor([30, 9]).int()}
+    finds = Wins(tmp_path / "wins.json")
+    with current.use(fake_runtime(FakeDevice(), tmp_path, lambda *about: finds.find(*about)), finds):
+        with evoattn.capture() as asked:
+            evoattn.attention_varlen(q, k, k, *packed.values(), causal=True, softmax_scale=scale)
+            evoattn.attention_paged(queries, pages, pages, *cache.values(), scale=scale)
+        asked.save(tmp_path / "SHAPES.json")
+        tune(Shapes.load(tmp_path / "SHAPES.json"), "10s", gpu=H100, make_engine=FakeEngine)
+        said = [
+            evoattn.explain(q, k, k, is_causal=True, scale=scale, **packed),
+            evoattn.explain(queries, pages, pages, scale=scale, **cache),
+        ]
+    assert all("your search measured 5.00 µs" in sentence for sentence in said), said
 
 
 def test_the_time_goes_where_the_calls_are(wins):
