@@ -27,10 +27,10 @@ def _maker(model_class: Any, config: Any) -> Callable[[str], Any]:
     return make
 
 
-def _decoder(kind: str, layers: int, **sizes: Any) -> Made:
+def _decoder(kind: str, layers: int, seqlen: int = SEQLEN, **sizes: Any) -> Made:
     config = getattr(transformers, f"{kind}Config")(num_hidden_layers=layers, vocab_size=32000, **sizes)
     model_class = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
-    ids = torch.randint(3, 32000, (BATCH, SEQLEN), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, 32000, (BATCH, seqlen), generator=torch.Generator().manual_seed(1))
     return _maker(model_class, config), dict(input_ids=ids)
 
 
@@ -46,6 +46,12 @@ def qwen3(layers: int) -> Made:
     return _decoder("Qwen3", layers, **sizes, max_position_embeddings=8192)
 
 
+def mistral(layers: int) -> Made:
+    """Mistral 7B v0.1 and 8192 tokens: a window of 4096."""
+    sizes = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)
+    return _decoder("Mistral", layers, 2 * SEQLEN, **sizes, sliding_window=4096, max_position_embeddings=32768)
+
+
 def gemma2(layers: int) -> Made:
     """Gemma 2 9B: head_dim 256, soft-capped scores, every other layer with a window of 4096."""
     sizes = dict(hidden_size=3584, intermediate_size=14336, num_attention_heads=16, num_key_value_heads=8, head_dim=256)
@@ -56,6 +62,18 @@ def gemma3(layers: int) -> Made:
     """Gemma 3 4B: head_dim 256, five layers of six with a window of 1024."""
     sizes = dict(hidden_size=2560, intermediate_size=10240, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
     return _decoder("Gemma3Text", layers, **sizes, sliding_window=1024, max_position_embeddings=8192)
+
+
+def gemma4(layers: int) -> Made:
+    """The default sizes of Gemma 4 in transformers: five layers of six with head_dim 256 and a window of 512, every
+    sixth with head_dim 512."""
+    return _decoder("Gemma4Text", layers, vocab_size_per_layer_input=32000)
+
+
+def deepseek(layers: int) -> Made:
+    """DeepSeek V3 without experts: 128 heads of 192 columns, and values of 128."""
+    sizes = dict(hidden_size=7168, intermediate_size=18432, num_attention_heads=128, num_key_value_heads=128)
+    return _decoder("DeepseekV3", layers, **sizes, first_k_dense_replace=layers, max_position_embeddings=8192)
 
 
 def gptoss(layers: int) -> Made:
@@ -121,6 +139,7 @@ def llama_padded(layers: int) -> Made:
     return padded((make, dict(input_ids=inputs["input_ids"].repeat(4, 1)[:, :2048])), left=True)
 
 
-DECODERS = dict(llama=llama, qwen3=qwen3, gemma2=gemma2, gemma3=gemma3, gptoss=gptoss)
+DECODERS = dict(llama=llama, qwen3=qwen3, mistral=mistral, gemma2=gemma2, gemma3=gemma3, gemma4=gemma4)
+DECODERS |= dict(gptoss=gptoss, deepseek=deepseek)
 MODELS = DECODERS | dict(vit=vit, whisper=whisper, bert=bert, t5=t5)
 MODELS |= dict(bert_padded=bert_padded, llama_padded=llama_padded)

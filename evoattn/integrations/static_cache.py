@@ -30,16 +30,35 @@ def kernel_serves(
 ) -> bool:
     """Whether a kernel would run for a step of a model of this config: without one a mask tensor, made once for all
     layers, is cheaper. `padded`: with a bias that hides padding."""
-    heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
-    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES or not heads or not hidden:
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         return False
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    sizes = _sizes(config)
     # A range makes numbers of symbols: a trace is of these sizes, and another one is made for others.
-    shape = len(range(batch)), heads, kv_heads, len(range(queries)), len(range(places)), head_dim
+    lengths = len(range(queries)), len(range(places))
     index = -1 if device.type == "cpu" else device.index or 0  # as Tensor.get_device() says
-    served: bool = _serves(*shape, DTYPES[dtype], device.type, index, padded)
-    return served
+    served = [
+        _serves(len(range(batch)), heads, kv_heads, *lengths, head_dim, DTYPES[dtype], device.type, index, padded)
+        for heads, kv_heads, head_dim in sizes
+    ]
+    return bool(served) and all(served)
+
+
+def _sizes(config: Any) -> list[tuple[int, int, int]]:
+    """(heads, K/V heads, head_dim) of the layers without a window, which share a mask; none where they are not known,
+    as in a trace of a model whose layers differ (Gemma 4)."""
+    layers = [config]
+    if getattr(config, "is_heterogeneous", False):
+        types = getattr(config, "layer_types", None) or []
+        full = [i for i, kind in enumerate(types) if kind == "full_attention"]
+        layers = [] if torch.compiler.is_compiling() else [config.per_layer_config[i] for i in full]
+    found = []
+    for layer in layers:
+        heads, hidden = getattr(layer, "num_attention_heads", None), getattr(layer, "hidden_size", None)
+        if not heads or not hidden:
+            return []
+        kv_heads = getattr(layer, "num_key_value_heads", None) or heads
+        found.append((heads, kv_heads, getattr(layer, "head_dim", None) or hidden // heads))
+    return found
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -5,7 +5,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 from fake_device import FakeDevice, fake_runtime, wgmma_pick
-from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, t5
+from test_transformers import TINY, TOKENS, close, deepseek, gemma3, logits, mistral, near, t5
 
 from evoattn.integrations.transformers import NAME, attention_forward, mask, register
 from evoattn.ops import current
@@ -57,11 +57,6 @@ EAGER = {
     "t5": t5,
     "deepseek": deepseek,
 }
-
-
-def near(ours, theirs):
-    """Of four layers, whose scores are not scaled: "sdpa" is 0.14 away."""
-    return torch.allclose(ours.float(), theirs.float(), atol=0.2)
 
 
 @pytest.mark.parametrize("name", EAGER)
