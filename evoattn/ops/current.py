@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from evoattn.model import forks
+from evoattn.model import collector, forks
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache
 from evoattn.model.problem import AttentionProblem
@@ -45,7 +45,8 @@ def climbs() -> Climbs:
 
 def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
     """The user's own find for exactly this problem, else the portfolio's pick."""
-    return wins().find(problem, gpu) or pick(problem, gpu, climbs())
+    with collector.paused():
+        return wins().find(problem, gpu) or pick(problem, gpu, climbs())
 
 
 def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:
