@@ -39,7 +39,8 @@ from evoattn.samplers.base import STARTING
 from evoattn.storage import Storage
 
 USUAL = ["--problem", "seed_h100", "--budget", "30s"]
-DATABASE = "speed.sqlite"
+DATABASE, CUBINS = "speed.sqlite", "cubins"
+"""In the folder of a search: its database, and its cache of compiled kernels."""
 LOOK_SECONDS = 0.05
 """Between two looks at the time line of a search that is to be interrupted."""
 FINAL = "the final begins"
@@ -94,7 +95,7 @@ def run(words: list[str], folder: Path, until: str = "") -> tuple[list[Event], l
     timeline, db = folder / "timeline", folder / DATABASE
     command = [sys.executable, "-m", "evoattn", "search", *words, "--db", str(db)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    own = {FILE: str(timeline), "PYTHONPATH": path, "EVOATTN_CACHE": str(folder / "cubins")}
+    own = {FILE: str(timeline), "PYTHONPATH": path, "EVOATTN_CACHE": str(folder / CUBINS)}
     timeline.touch()
     started = time.time()
     pipe = subprocess.PIPE

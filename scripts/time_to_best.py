@@ -4,11 +4,14 @@
                                    [--known rows.json] [-o rows.json]
 
 The problems are drawn from seeds beyond those of portfolios, landscapes and priors. Each is searched by
-`evoattn search`, each time in a new database and without the final: begun at the portfolio's kernels, begun at random
-configs (`--no-starting-configs`), and, with --after, for so many seconds more from the portfolio with another seed; 0
-seconds leave a search out. Best known is the least time of all three, and of the searches in the file of an earlier run
-that --known names. The seconds are those between the start of the command and the record of the trial, the start of all
-processes and the peers' first times included.
+`evoattn search`, each time in a new database, with an empty cache of kernels and without the final: begun at the
+portfolio's kernels, begun at random configs (`--no-starting-configs`), and, with --after, for so many seconds more from
+the portfolio with another seed; 0 seconds leave a search out.
+
+One final of all of them then times each kernel that was the best so far of its search, where its own time is within 6 %
+of the least, and the last of each search of that problem in the file that --known names (an earlier run's). The least
+time in that final is the best known. The seconds are those between the start of the command and the record of the first
+trial that is within 2 % of it there, the start of all processes and the peers' first times included.
 """
 
 from __future__ import annotations
@@ -17,41 +20,78 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from search_speed import FINAL, Event, run
+from search_speed import CUBINS, FINAL, Event, run
 
+from evoattn.backends.compiler import compile_candidate, version
+from evoattn.backends.kernel_files import KernelFiles
+from evoattn.families import registry
+from evoattn.families.built import BuiltKernel
+from evoattn.families.render import render
+from evoattn.model.gpu import detect_devices
 from evoattn.model.named_problems import lookup, short_name
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
+from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio.workload import draw
 from evoattn.search.budget import RESERVE_LEAST
+from evoattn.timing.protocol import Protocol
 
-SEEDS = range(400, 500)
+SEEDS = range(600, 700)
 BEGUN = ("portfolio", "random")
 NEAR = 1.02
 LEAST_FLOPS, MOST_FLOPS = 1e8, 2e11
 """Of a problem: beneath, launches take the time; above, candidates take longer than compiles."""
+ENTERS = 1.06
+"""A kernel enters the final up to this many times the least of the searches' own times, which err by 1 to 2 %."""
+ROUNDS = Protocol("repeat", 25, 1000.0)
+"""As many as in a search's final, without the energy of a call."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kernel that was its search's best so far, `seconds` after Enter; `us` by the search's own time."""
+
+    seconds: float
+    us: float
+    family: str
+    params: dict[str, Any]
+    final_us: float | None = None
+    """In the final of all searches; None where it took no part."""
+
+    @property
+    def identity(self) -> str:
+        return config_id(self.family, self.params)
 
 
 @dataclass(frozen=True)
 class Found:
-    """One search: best so far in µs after so many seconds from Enter, at each improvement."""
+    """One search."""
 
     problem: str
     begun: str
-    seconds: list[float]
-    us: list[float]
+    steps: list[Step]
     candidates: int
 
     def until(self, us: float) -> float | None:
-        """Seconds until the best so far is at most `us`; None if never."""
-        return next((s for s, t in zip(self.seconds, self.us, strict=True) if t <= us), None)
+        """Seconds until a kernel had at most `us` in the final; None if none did."""
+        return next((s.seconds for s in self.steps if s.final_us is not None and s.final_us <= us), None)
+
+    def judged(self, times: dict[str, float]) -> Found:
+        """With the final's µs, by config id."""
+        return replace(self, steps=[replace(s, final_us=times.get(s.identity)) for s in self.steps])
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Found:
+        return cls(**fields | {"steps": [Step(**step) for step in fields["steps"]]})
 
 
 def problems(count: int) -> list[AttentionProblem]:
@@ -67,46 +107,64 @@ def shape(problem: AttentionProblem) -> str:
     return f"{text},dtype={p.dtype},mask={p.mask},layout={p.layout}"
 
 
-def course(events: list[Event], trials: list[Trial]) -> tuple[list[float], list[float]]:
-    """(seconds from Enter, µs) of each improvement of the search's own times; a final's are left out."""
-    times = {t.number: t.timing.median_us for t in trials if t.timing and t.timing.protocol.get("stage") != "final"}
-    seconds, us, best = [], [], math.inf
+def course(events: list[Event], trials: list[Trial]) -> list[Step]:
+    """Each improvement of the search's own times; a final's are left out."""
+    timed = {t.number: t for t in trials if t.timing and t.timing.protocol.get("stage") != "final"}
+    steps: list[Step] = []
     for event in events:
         words = event.what.split()
-        if words[0] == "trial" and times.get(int(words[1]), math.inf) < best:
-            best = times[int(words[1])]
-            seconds.append(event.seconds)
-            us.append(best)
-    return seconds, us
+        trial = timed.get(int(words[1])) if words[0] == "trial" else None
+        if trial and trial.timing and (not steps or trial.timing.median_us < steps[-1].us):
+            steps.append(Step(round(event.seconds, 2), trial.timing.median_us, trial.family, trial.config))
+    return steps
 
 
-def search(problem: AttentionProblem, begun: str, seconds: float, more: list[str]) -> Found:
+def search(problem: AttentionProblem, begun: str, seconds: float, more: list[str], folder: Path) -> Found:
     """One search by the command, of so many seconds before its final, which is left out. Raises
     `CalledProcessError`."""
     words = ["--shape", shape(problem), "--budget", f"{seconds + RESERVE_LEAST:g}s", *more]
-    with TemporaryDirectory() as folder:
-        events, trials, _ = run(words, Path(folder), until=FINAL)
-    when, us = course(events, trials)
-    return Found(short_name(problem), begun, [round(s, 2) for s in when], us, len(trials))
+    events, trials, _ = run(words, folder, until=FINAL)
+    return Found(short_name(problem), begun, course(events, trials), len(trials))
 
 
-def best_known(found: list[Found]) -> float:
-    """The least time of these searches, in µs; infinite where nothing was right."""
-    return min((us for f in found for us in f.us), default=math.inf)
+def finalists(found: Sequence[Found], known: Sequence[Found] = ()) -> list[Step]:
+    """Who takes part in the final, each config once."""
+    least = min((s.us for f in found for s in f.steps), default=math.inf)
+    near = [s for f in found for s in f.steps if s.us <= ENTERS * least]
+    last = [f.steps[-1] for f in known if f.steps]
+    return list({step.identity: step for step in near + last}.values())
+
+
+def final(problem: AttentionProblem, steps: Sequence[Step], caches: Sequence[Path]) -> dict[str, float]:
+    """µs by config id, in turns. `caches`: of compiled kernels. Needs a CUDA device that evoattn knows."""
+    from evoattn.evaluation.device import DeviceEvaluator
+    from evoattn.evaluation.tasks import HoldFinal
+
+    gpu = detect_devices()[0].spec
+    if gpu is None:
+        raise SystemExit("There is no CUDA device that evoattn knows.")
+    built = {}
+    for step in steps:
+        family, config = registry.lookup(step.family), KernelConfig(step.family, step.params)
+        source = render(family, problem, config, gpu)
+        cache = next((c for c in caches if KernelFiles(c, version()).get(source)), caches[0])
+        built[step.identity] = BuiltKernel(family, config, gpu, compile_candidate(source, cache))
+    timings = DeviceEvaluator(problem, gpu, peers={}).final(HoldFinal(built, ROUNDS)).timings
+    return {name: t.median_us for name, t in timings.items() if t.samples_us and not t.disqualified}
 
 
 def row(problem: AttentionProblem, found: dict[str, Found], best: float) -> str:
-    """A line of the table."""
+    """A line of the table; `best` in µs."""
     cells = [problem.describe()]
     for begun in BEGUN:
         one = found.get(begun)
-        seconds = one.until(NEAR * best) if one else None
         if one is None:
             cells += ["-", "-"]
-        elif seconds is None:
-            cells += [str(one.candidates), f"{min(one.us) / best - 1:+.1%} at the end" if one.us else "none was right"]
-        else:
-            cells += [str(one.candidates), f"{seconds:.1f}"]
+            continue
+        seconds = one.until(NEAR * best)
+        least = min((s.final_us for s in one.steps if s.final_us), default=math.inf)
+        behind = f"{least / best - 1:+.1%} at the end" if least < math.inf else "far behind at the end"
+        cells += [str(one.candidates), behind if seconds is None else f"{seconds:.1f}"]
     return f"| {' | '.join(cells)} | {best:.2f} |"
 
 
@@ -123,7 +181,7 @@ def main() -> None:
     words = parser.parse_args()
     chosen = [lookup(name) for name in words.problems] or problems(words.count)
     more = ["--sampler", words.sampler] if words.sampler else []
-    known = [Found(**fields) for fields in json.loads(words.known.read_text())] if words.known else []
+    known = [Found.read(fields) for fields in json.loads(words.known.read_text())] if words.known else []
     searches = {
         "portfolio": (words.seconds, more),
         "random": (words.random_seconds, [*more, "--no-starting-configs"]),
@@ -133,8 +191,16 @@ def main() -> None:
     needed: dict[str, list[float]] = {begun: [] for begun in BEGUN}
     print("| problem | candidates, portfolio | s to 2 % | candidates, random | s to 2 % | best, µs |\n|" + "---|" * 6)
     for problem in chosen:
-        found = {begun: search(problem, begun, *how) for begun, how in searches.items() if how[0]}
-        best = best_known([*found.values(), *(f for f in known if f.problem == short_name(problem))])
+        with TemporaryDirectory() as name:
+            folders = {begun: Path(name) / begun for begun, (seconds, _) in searches.items() if seconds}
+            found = {}
+            for begun, folder in folders.items():
+                folder.mkdir()
+                found[begun] = search(problem, begun, *searches[begun], folder)
+            steps = finalists([*found.values()], [f for f in known if f.problem == short_name(problem)])
+            times = final(problem, steps, [folder / CUBINS for folder in folders.values()]) if steps else {}
+        found = {begun: one.judged(times) for begun, one in found.items()}
+        best = min(times.values(), default=math.inf)
         for begun in filter(found.get, BEGUN):
             needed[begun].append(found[begun].until(NEAR * best) or math.inf)
         print(row(problem, found, best), flush=True)
