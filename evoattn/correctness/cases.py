@@ -48,9 +48,10 @@ def make_case(
     device: torch.device | str,
     kind: str = "plain",
     double: bool = False,
+    tile: int = 64,
 ) -> Case:
-    """Inputs of `kind` (see `reference.make_inputs`) and their answer, on `device`."""
-    tensors = reference.make_inputs(problem, seed, device, kind)
+    """Inputs of `kind` and `tile` (see `reference.make_inputs`) and their answer, on `device`."""
+    tensors = reference.make_inputs(problem, seed, device, kind, tile)
     return Case(name, problem, tensors, reference.make_answer(problem, tensors, double))
 
 
@@ -83,8 +84,8 @@ def packed(cases: Sequence[Case]) -> tuple[list[Case], torch.Tensor]:
 
 _IN_TURN = re.compile(r"heads_(\d+)")
 """A parameter's value: so many heads take turns in the order of tiles."""
-MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
-"""Keys of the longest case; the second where a mask asks for as many queries."""
+MOST_KEYS, MOST_SQUARE_KEYS, MOST_HEAD_ROWS = 1600, 420, 200
+"""Keys of the longest case; the second where a mask asks for as many queries, the third where each is a tile."""
 
 
 def device_cases(problem: AttentionProblem) -> list[tuple[str, AttentionProblem, str]]:
@@ -131,6 +132,7 @@ class SmallCase:
     """Whether strides pass 2^31 (`far.py`)."""
     late_blocks: bool = False
     """Whether blocks that wait for others do so for long (`ptx.run_launch`)."""
+    tile: int = 64  # of keys, where the inputs have huge ones
 
     def placed(self, kernel: BuiltKernel) -> BuiltKernel:
         """The kernel as launched on a GPU of so many SMs, with such strides."""
@@ -144,7 +146,7 @@ class SmallCase:
 
     def make(self, seed: int) -> Case:
         """Inputs and their answer."""
-        return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True)
+        return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True, tile=self.tile)
 
 
 def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
@@ -162,20 +164,17 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
     - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask that ends in
       the lower right corner there are rows that see no key;
-    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles;
-    - if a softmax of its own keeps scores, a huge key behind them;
-    - if there are terms beside the product, their extremes (`terms.make_terms`), and a bias whose rows have no padding;
-    - packed sequences: each of these is the longest of some (`sequenced`);
-    - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows;
-    - if only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile,
-      of all keys, where a table ends, and of less than none;
-    - if V lies within K, groups of more heads than BLOCK_M;
-    - if the rows of a tile are heads of one query, as many rows as there would be of queries (`by_heads`), and more
-      queries than keys;
+    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles; if a
+      softmax of its own keeps scores, a huge key behind them; packed sequences, of which each of these is the longest
+      (`sequenced`); terms beside the product at their extremes (`terms.make_terms`), a bias whose rows have no padding;
+    - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows; if
+      only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
+      all keys, where a table ends, and of less than none;
+    - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
+      as there would be of queries (`by_heads`), and more queries than keys;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
-    - where lengths or windows may say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`).
-    """
+    - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`)."""
     block_m, block_n = int(config.params["BLOCK_M"]), int(config.params["BLOCK_N"])
     shares = int(config.params.get("SPLITS", 1)) * int(config.params.get("KEY_SPLIT", 1))
     laps = (2 * int(config.params.get("STAGES", 1)) + 2) * shares
@@ -188,7 +187,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
         return max(40, problem.masking.queries_to_see_all(keys) + 6)
 
     heads_are_rows = FAMILIES[config.family].heads_are_rows
-    square = 2 * block_n + 5 if heads_are_rows else MOST_SQUARE_KEYS
+    again = (int(config.params.get("STAGES", 1)) + 1) * shares * block_n + 1  # a stage is used a second time
+    square = max(2 * block_n + 5, min(again, MOST_HEAD_ROWS)) if heads_are_rows else MOST_SQUARE_KEYS
     most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
     keys = min(max((laps - 1) * block_n + 1, keys_of_three_kernels(config)), max(most, 2 * block_n + 5))
     keys += (1 - keys) % block_n if keys < most else -((keys - 1) % block_n)
@@ -217,8 +217,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     ]
     if str(config.params.get("RESCALE", "")).startswith("lazy"):
         within = min(keys, (int(config.params.get("STAGES", 1)) + 3) * shares * block_n + 1)
-        rising = one.with_(seqlen_q=rows_for(within), seqlen_k=within)
-        cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within"))
+        rising = one.with_(seqlen_q=max(64, rows_for(within)), seqlen_k=within)
+        cases.append(SmallCase("a shift that rises late", fitted(rising, within, 5), "huge_keys_within", tile=block_n))
     if "KEPT_VECTORS" in config.params:
         coarse = str(config.params["S_TYPE"]) in ("fp16", "bf16") and "tiles" not in str(config.params["SOFTMAX"])
         kind = "late_huge_key" if coarse else "large_logits_late_key"

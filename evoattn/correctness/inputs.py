@@ -23,10 +23,12 @@ KINDS = (
 )
 MOST_LONE = 1e4
 """Of an element of Q in `huge_keys_within`: fp16 holds it."""
+LONE_DIMENSIONS = 3
+"""Of K in `huge_keys_within`: each is all that one of the rows sees that meet a huge key alone."""
 
 
 def make_inputs(
-    problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain"
+    problem: AttentionProblem, seed: int, device: torch.device | str, kind: str = "plain", tile: int = 64
 ) -> dict[str, torch.Tensor]:
     """Random q, k and v of `problem` (no v where it lies within k) in its dtype and memory layout, each a view of
     logical shape `[batch, heads, seqlen, head_dim]`, and its other inputs (`AttentionProblem.term_shapes`). K and V
@@ -36,9 +38,10 @@ def make_inputs(
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
-    meets such a key, beside others that come close to what it has met before, `rising_maximum` lets the largest score
-    grow with every key, `equal_keys` makes all keys the same, `extreme_terms` is plain but for the other inputs.
-    Packed sequences are each bent so; the keys and values of one without queries are NaN, which no answer may show.
+    meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
+    `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same, `extreme_terms`
+    is plain but for the other inputs. Packed sequences are each bent so; the keys and values of one without queries are
+    NaN, which no answer may show.
     Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
@@ -50,12 +53,12 @@ def make_inputs(
         shape = sequences.whole_shape(problem, name)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         for one in each(problem):
-            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind, problem.softmax_scale)
+            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind, problem.softmax_scale, tile)
             if not one.lengths[0] and name != "q":
                 values[:, :, one.keys] = math.nan
         if problem.seqused and name != "q":
             for row, keys in zip(values, problem.key_lengths, strict=True):
-                _bend(row[None, :, :keys], name, kind, problem.softmax_scale)
+                _bend(row[None, :, :keys], name, kind, problem.softmax_scale, tile)
         later = problem.seqused and name != "q"
         tensors[name] = values.to(dtype) if later else _laid_out(problem, name, values.to(dtype))
     others = terms.make_terms(problem, generator, device, kind == "extreme_terms")
@@ -64,7 +67,7 @@ def make_inputs(
     return tensors | others
 
 
-def _bend(values: torch.Tensor, name: str, kind: str, scale: float) -> None:
+def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -> None:
     """Make of a sequence, `[batch, heads, rows, head_dim]`, what `kind` says; `scale` is that of the softmax."""
     rows = values.shape[2]
     if not rows:
@@ -74,7 +77,7 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float) -> None:
     elif kind == "huge_keys_within" and name == "k":
         values[:, :, rows // 3] *= 100  # scores that leave even the range of bf16, whichever key comes first
         values[:, :, rows * 2 // 3] *= 30
-        _lone_keys(values)
+        _lone_keys(values, tile)
     elif kind == "huge_keys_within" and name == "q":
         _lone_rows(values, scale)
     elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
@@ -89,27 +92,37 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float) -> None:
 
 
 def _lone_rows(q: torch.Tensor, scale: float) -> None:
-    """Of every other 16 heads of all queries make one see no dimension of K but the first, which is its logarithm of a
-    weight to base 2, and the others small: a warp in which one row's scores alone rise, rows being queries or heads.
-    With a `scale` too small for that it is `MOST_LONE`."""
+    """Of each 64 heads of all queries make the last 48 small but one in 16, which sees one dimension of K alone, the
+    first, second or third: the logarithm of a weight to base 2. A warp, then, in which one row's scores alone rise,
+    rows being queries or heads. With a `scale` too small for that it is `MOST_LONE`."""
     _, heads, queries, _ = q.shape
     index = torch.arange(queries, device=q.device) * heads + torch.arange(heads, device=q.device)[:, None]
-    small = index // 16 % 2 == 1
-    lone = small & (index % 16 == 5)
-    q[:, small] *= 0.01
-    q[..., 0] *= 0.01
-    q[:, lone] = 0
-    q[:, lone, 0] = min(math.log(2) / scale, MOST_LONE)
+    q[:, index // 16 % 4 > 0] *= 0.01
+    q[..., :LONE_DIMENSIONS] *= 0.01
+    for dimension, row in zip(range(LONE_DIMENSIONS), (5, 13, 13), strict=True):
+        lone = (index // 16 % 4 == dimension + 1) & (index % 16 == row)
+        q[:, lone] = 0
+        q[:, lone, dimension] = min(math.log(2) / scale, MOST_LONE)
 
 
-def _lone_keys(k: torch.Tensor) -> None:
-    """What such a row sees: low weights, one huge key, and some beside it, as far as a lane's keys are apart, that come
-    close to five or eight octaves above the first maximum, of which kernels like to take their distance."""
+def _lone_keys(k: torch.Tensor, tile: int) -> None:
+    """What such rows see: low weights, and in the first dimension one huge key, and some beside it, as far as a lane's
+    keys are apart, that come close to five or eight octaves above the first maximum, of which kernels like to take
+    their distance. In the second and third each `tile` keys have one that is higher than all before it, or behind it,
+    by more than the range of bf16. It lies in the last eight keys of a tile, or in the first, second or third: a kernel
+    that looks at some of a tile's scores alone misses one."""
     keys = k.shape[2]
-    k[..., 0] = -(torch.arange(keys, device=k.device) % 3)
+    k[..., :LONE_DIMENSIONS] = -(torch.arange(keys, device=k.device) % 3)[:, None].float()
     for away, octaves in ((8, 4.3), (-8, 4.7), (16, 7.3), (-16, 7.7), (24, 4.7), (-24, 7.7), (0, 300.0)):
         if 0 <= keys // 3 + away < keys:
             k[:, :, keys // 3 + away, 0] = octaves
+    tiles = -(-keys // tile)
+    for dimension in (1, 2):
+        for number in range(tiles):
+            within = tile - 8 if (number + dimension) % 4 == 0 else (number + dimension) % 4 * 8 - 8
+            at, higher = number * tile + within % tile + 3 * number % 8, number if dimension == 1 else tiles - number
+            if at < keys:
+                k[:, :, at, dimension] = 150.0 * (higher + 1)
 
 
 def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:

@@ -45,8 +45,14 @@ def test_rows_are_heads_where_each_query_takes_a_tile(mask):
 
 def test_one_head_keeps_the_queries_that_a_mask_asks_for():
     many, grouped, *_ = cases("causal_upper_left", "latent_wgmma", STAGES=2)
-    assert many.heads == 1 and 32 * 2 < many.seqlen_k < many.seqlen_q < 100
+    assert many.heads == 1 and 32 * 2 < many.seqlen_k < many.seqlen_q < 110
     assert grouped.seqlen_q == 2
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_stage_is_used_again_in_each_split_where_each_query_is_a_tile(splits):
+    many = cases("causal_upper_left", "latent_wgmma", STAGES=2, SPLITS=splits)[0]
+    assert 32 * 3 * splits < many.seqlen_k < many.seqlen_q <= 210
 
 
 @pytest.mark.parametrize("turn", [4, 8, 16])
@@ -58,7 +64,7 @@ def test_there_are_more_heads_than_take_turns(turn):
 def test_a_lazy_shift_has_to_rise_after_the_first_tiles():
     assert len(cases(RESCALE="vote")) == len(cases()) == len(cases(RESCALE="lazy_5")) - 1
     late = cases(RESCALE="lazy_5", STAGES=2)[-1]
-    assert late.seqlen_k > 4 * 32
+    assert late.seqlen_k > 4 * 32 and late.seqlen_q >= 64
 
 
 def test_rows_that_see_no_key():

@@ -50,6 +50,21 @@ def test_huge_keys_reach_one_row_of_a_warp_alone(scale):
     assert scores[21].topk(8).values[7].abs() < 0.1
 
 
+@pytest.mark.parametrize("row, order", [(45, 1), (61, -1)])
+def test_one_key_of_each_tile_is_higher_than_all_before_or_behind_it(row, order):
+    problem = AttentionProblem(1, 1, 1, 64, 8 * 48, 64, "bf16")
+    tensors = reference.make_inputs(problem, 0, "cpu", "huge_keys_within", tile=48)
+    scores = (tensors["q"].double() @ tensors["k"].double().mT)[0, 0] * problem.softmax_scale / math.log(2)
+    highest = scores[row].reshape(8, 48).topk(2)
+    rises = highest.values[:, 0].diff() * order
+    assert (rises > 128).all() and (highest.values[:, 1].abs() < 0.1).all()  # octaves: the range of bf16
+    assert {0, 1, 5} <= set((highest.indices[:, 0] // 8).tolist()) and set(highest.indices[:, 0].tolist()) & {
+        *range(1, 48, 2)
+    }
+    others = scores[row // 16 * 16 : row // 16 * 16 + 16].max(1).values.sort().values
+    assert others[-2] < 5  # of the same warp
+
+
 @pytest.mark.parametrize("kind", reference.KINDS)
 def test_inputs_are_finite_whatever_the_scale(kind):
     problem = AttentionProblem(1, 1, 1, 40, 330, 64, "fp16", scale=1e-6)
