@@ -3,7 +3,8 @@
     python scripts/first_call.py [SHAPE …] [--json FILE] [--estimated] [--no-imports] [--no-device GPU]
 
 Each row is a process of its own: CUDA and PyTorch's own attention have run in it before. The first row of a shape has
-an empty cache of kernels, the second the cache that the first has left. Milliseconds; what is not named is "else".
+an empty cache of kernels, the second the cache that the first has left, the third the same without what picks came to.
+Milliseconds; what is not named is "else".
 Also the seconds that `import torch` and, after it, `import evoattn; evoattn.attention` take.
 
 With `--no-device h100` no GPU is needed: the CPU time of all that is not CUDA's, for kernels of that GPU.
@@ -27,6 +28,7 @@ SHAPES = [
     "B=1,H=16,S=1024,D=128,dtype=bf16,mask=causal_upper_left",
     "B=1,H=32,Hkv=8,Sq=1,Sk=2048,D=128,dtype=bf16,mask=full",
 ]
+CACHES = "empty", "filled", "kernels alone"
 COLLECTIONS = "garbage collection"
 CACHE = "EVOATTN_CACHE"
 IMPORTS = """
@@ -164,6 +166,8 @@ def main() -> None:
     if arguments.folder:
         print(json.dumps(one_process(arguments.shapes[0], arguments.folder, arguments.estimated, arguments.no_device)))
         return
+    from evoattn.portfolio.climbs import SUFFIX  # here: the processes that are timed import it when it is needed
+
     imports: list[float] = []
     if not arguments.no_imports:
         imports += import_seconds()
@@ -171,7 +175,9 @@ def main() -> None:
     rows = []
     for shape in arguments.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            for cache in ("empty", "filled"):
+            for cache in CACHES:
+                for kept in Path(folder).rglob(f"*{SUFFIX}") if cache == CACHES[2] else ():
+                    kept.unlink()
                 words = [sys.executable, __file__, shape, "--folder", folder]
                 words += ["--estimated"] if arguments.estimated else []
                 words += ["--no-device", arguments.no_device] if arguments.no_device else []
