@@ -9,6 +9,7 @@ against the reference first, and run in the rounds of evoattn's own final. Print
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,15 @@ from scripts.versus.found import Found, Tried
 
 def chosen(runs: Sequence[Found], seconds: Sequence[float]) -> dict[str, tuple[str, Tried]]:
     """By name (tool and seconds): the kind and the best of each run so far. A config that stayed the best has one entry
-    for all its seconds."""
+    for all its seconds, but none for seconds behind the first
+    that hold its tool's last try: the tool was not given them."""
     best: dict[str, tuple[str, Tried]] = {}
     for run in runs:
         by_config: dict[str, tuple[list[str], Tried]] = {}
+        last = max((tried.at_s for tried in run.tried), default=0.0)
+        enough = min((after for after in seconds if after >= last), default=math.inf)
         for after in seconds:
-            if tried := run.best_within(after):
+            if after <= enough and (tried := run.best_within(after)):
                 by_config.setdefault(str(tried.config), ([], tried))[0].append(f"{after:g} s")
         best |= {f"{run.tool} after {', '.join(when)}": (run.kind, tried) for when, tried in by_config.values()}
     return best

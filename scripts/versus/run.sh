@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/../.."
 folder=$1; shift
 seconds=(${@:-15 60}); longest=${seconds[-1]}
-given=${VERSUS_GIVEN:-80}; most=${VERSUS_MOST:-40}; problems=${VERSUS_PROBLEMS-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
+ours=${VERSUS_OURS:-$longest}; given=${VERSUS_GIVEN:-80}; most=${VERSUS_MOST:-40}; problems=${VERSUS_PROBLEMS-seed_h100 fa_d128_4k_causal}; python=${PYTHON:-python3}
 mkdir -p "$folder"
 # A tool that goes on 15 s beyond its time is ended; what Helion tried until then counts.
 run() {
@@ -19,7 +19,7 @@ if [ "$given" != 0 ]; then
   "$python" -m scripts.versus.rates "$folder"/same-*.json
 fi
 for problem in $problems; do
-  run by_evoattn "$problem" -o "$folder/$problem-evoattn.json" -- --budget "${longest}s"
+  run by_evoattn "$problem" -o "$folder/$problem-evoattn.json" -- --budget "${ours}s"
   run by_kernel_tuner "$problem" --seconds "$longest" -o "$folder/$problem-kt.json"
   run by_helion "$problem" --seconds "$longest" -o "$folder/$problem-helion.json"
   "$python" -m scripts.versus.rates "$folder/$problem"-*.json

@@ -120,6 +120,7 @@ def test_the_best_of_each_budget_takes_part_once(tmp_path):
     assert again == run and again.best_within(15.0).us == 30.0 and again.best_within(1.0) is None
     assert again.per_second == pytest.approx(3 / 45)
     assert list(chosen([again], [15.0, 30.0, 60.0])) == ["a tool 1.0 after 15 s", "a tool 1.0 after 30 s, 60 s"]
+    assert list(chosen([again], [50.0, 60.0])) == ["a tool 1.0 after 50 s"]  # it ended by then
     assert "4 candidates (1 failed), the first after 5.0 s, the last after 50.0 s" in rates.row(again)
     assert "0.07 once running, 0.08 from its start" in rates.row(again)
     assert "nothing was tried" in rates.row(run_of())
