@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -81,7 +82,7 @@ def compile_for(
     turns = cycle(zip(groups, drawers, strict=True))
     end, count = time.monotonic() + seconds, 0
     running: dict[Future[CompiledKernel | None], tuple[Group, Kernel, Candidate]] = {}
-    with ProcessPoolExecutor(jobs) as pool, (folder / LIST).open("a") as listed:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool, (folder / LIST).open("a") as listed:
         while running or time.monotonic() < end:
             empty = 0  # groups in a row that have nothing left
             while len(running) < 2 * jobs and empty < len(groups) and time.monotonic() < end:

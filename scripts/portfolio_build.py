@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +207,7 @@ def main() -> None:
     print(f"{'left out of everything':28} problems, geomean, 95th percentile, worst")
     head, kept = shipped.read(output) if words.only or words.add else (NO_HEAD, {})
     names = sorted({*parts_of, *(kept if words.add else ())})
-    with ProcessPoolExecutor(words.jobs) as pool:
+    with ProcessPoolExecutor(words.jobs, multiprocessing.get_context("fork")) as pool:
         looking = {n: pool.submit(looked_at, of, groups_drawn.get(n, [])) for n, of in sorted(parts_of.items())}
         found = {name: future.result() for name, future in looking.items()}
         plain = usual_of_plain({name: m for name, m in found.items() if name == campaign.plain_name(name)})

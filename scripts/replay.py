@@ -15,6 +15,7 @@ import argparse
 import gzip
 import json
 import math
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -191,7 +192,7 @@ def main() -> None:
         for name in names
     ]
     if words.processes > 1:
-        with ProcessPoolExecutor(words.processes) as pool:
+        with ProcessPoolExecutor(words.processes, multiprocessing.get_context("fork")) as pool:
             runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
     else:
         runs = [run for found in starmap(searches, tasks) for run in found]

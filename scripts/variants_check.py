@@ -15,6 +15,7 @@ is. Then a line for each variant says which peers serve it and are right.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -160,7 +161,7 @@ def main() -> int:
             able = [c for c in changed(space, changes) if not family.why_impossible(problem, c, gpu)]
             rows.append((family, problem, different(able, words.configs)))
     candidates = [render(family, problem, config, gpu) for family, problem, configs in rows for config in configs]
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
         kernels = iter(list(pool.map(compile_candidate, candidates)))
     print(f"{device.product}: {len(candidates)} kernels compiled in {time.monotonic() - started:.1f} s", flush=True)
     backend, wrong = CudaBackend(), 0

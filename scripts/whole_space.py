@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
+import multiprocessing
 import os
 import time
 from collections import deque
@@ -182,7 +183,7 @@ def main() -> None:
         words.fitted,
     )
     tasks = [(words.landscapes, name, *same) for name in names]
-    with ProcessPoolExecutor(words.processes) as pool:
+    with ProcessPoolExecutor(words.processes, multiprocessing.get_context("fork")) as pool:
         runs = [run for found in pool.map(searches, *zip(*tasks, strict=True)) for run in found]
     print(f"{len(names)} landscapes, {words.seeds} seeds, begun at {words.begin}\n\n{table(runs, words.count)}\n")
     for name in same[0]:

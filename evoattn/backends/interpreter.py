@@ -55,16 +55,7 @@ class InterpreterBackend:
         Launches after one with a fault are not run. Raises `NotInterpreted`, and `LaunchError` for a launch that no
         device would accept.
         """
-        for execution in _launch(
-            compiled,
-            launches,
-            buffers,
-            detect_races=True,
-            count=False,
-            limit=self.step_limit,
-            far=self.far,
-            late_blocks=self.late_blocks,
-        ):
+        for execution in self._executions(compiled, launches, buffers, detect_races=True):
             if execution.faults:
                 return execution.faults
         return ()
@@ -73,60 +64,48 @@ class InterpreterBackend:
         self, compiled: CompiledKernel, launches: tuple[KernelLaunch, ...], buffers: dict[str, torch.Tensor]
     ) -> ptx.Counters:
         """Run once without looking for races and return what all launches did. Raises as `run` does."""
-        executions = _launch(
-            compiled,
-            launches,
-            buffers,
-            detect_races=False,
-            count=True,
-            limit=self.step_limit,
-            far=self.far,
-            late_blocks=self.late_blocks,
-        )
+        executions = self._executions(compiled, launches, buffers, detect_races=False, count=True)
         return sum((execution.counters for execution in executions), ptx.Counters())
 
-
-def _launch(
-    compiled: CompiledKernel,
-    launches: tuple[KernelLaunch, ...],
-    buffers: dict[str, torch.Tensor],
-    *,
-    detect_races: bool,
-    count: bool,
-    limit: int,
-    far: Far,
-    late_blocks: bool,
-) -> Iterator[ptx.Execution]:
-    """Yield the `Execution` of each launch."""
-    require_order_of_calls(launches)
-    arrays = {name: tensor.view(torch.uint8).numpy() for name, tensor in buffers.items()}
-    touched = ptx.Touched()
-    for launch in launches:
-        touched = touched if launch.overlaps else ptx.Touched()  # the others have ended
-        try:
-            execution = ptx.run_launch(
-                compiled.ptx,
-                launch.kernel,
-                launch.grid,
-                launch.block,
-                [_argument(argument) for argument in launch.args],
-                arrays,
-                smem_bytes=launch.smem_bytes,
-                cluster=launch.cluster,
-                together=launch.together,
-                after=touched if launch.overlaps else None,
-                detect_races=detect_races,
-                count=count,
-                step_limit=limit,
-                far=far,
-                late_blocks=late_blocks,
-            )
-        except ptx.UnsupportedInstruction as error:
-            raise NotInterpreted(str(error)) from None
-        except ptx.ImpossibleLaunch as error:
-            raise LaunchError(str(error)) from None
-        yield execution
-        touched |= execution.touched
+    def _executions(
+        self,
+        compiled: CompiledKernel,
+        launches: tuple[KernelLaunch, ...],
+        buffers: dict[str, torch.Tensor],
+        *,
+        detect_races: bool,
+        count: bool = False,
+    ) -> Iterator[ptx.Execution]:
+        """The `Execution` of each launch, one after another."""
+        require_order_of_calls(launches)
+        arrays = {name: tensor.view(torch.uint8).numpy() for name, tensor in buffers.items()}
+        touched = ptx.Touched()
+        for launch in launches:
+            touched = touched if launch.overlaps else ptx.Touched()  # the others have ended
+            try:
+                execution = ptx.run_launch(
+                    compiled.ptx,
+                    launch.kernel,
+                    launch.grid,
+                    launch.block,
+                    [_argument(argument) for argument in launch.args],
+                    arrays,
+                    smem_bytes=launch.smem_bytes,
+                    cluster=launch.cluster,
+                    together=launch.together,
+                    after=touched if launch.overlaps else None,
+                    detect_races=detect_races,
+                    count=count,
+                    step_limit=self.step_limit,
+                    far=self.far,
+                    late_blocks=self.late_blocks,
+                )
+            except ptx.UnsupportedInstruction as error:
+                raise NotInterpreted(str(error)) from None
+            except ptx.ImpossibleLaunch as error:
+                raise LaunchError(str(error)) from None
+            yield execution
+            touched |= execution.touched
 
 
 def _argument(argument: KernelArg) -> ptx.Argument:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.workload import MOST_BYTES, MOST_FLOPS
+from evoattn.portfolio.workload import MOST_BYTES, MOST_FLOPS, draw_by, log_uniform, weighted
 
 Drawn = dict[str, Any]
 """Fields of a problem."""
@@ -33,17 +33,8 @@ CHUNKS, DRAFTS = (32, 64, 128, 256, 512), (2, 4, 5, 8)
 GPT_OSS = 64, 8
 
 
-def _weighted(rng: random.Random, table: Mapping[Any, int]) -> Any:
-    return rng.choices(list(table), list(table.values()))[0]
-
-
-def _count(rng: random.Random, low: float, high: float) -> int:
-    """Log-uniform."""
-    return max(1, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
-
-
 def _length(rng: random.Random, low: int, high: int) -> int:
-    length = _count(rng, low, high)
+    length = log_uniform(rng, low, high)
     return math.ceil(length / 64) * 64 if length > 96 and rng.random() < 0.5 else length
 
 
@@ -63,19 +54,19 @@ def _range(rng: random.Random, longest: int, least: int = 1) -> str:
 def _packed(rng: random.Random) -> Drawn:
     """Documents of training and prompts of a server; sentences of an embedding model; windows and images of a vision
     encoder (Qwen 2.5 VL); DeepSeek's prompts."""
-    kind = _weighted(rng, {"llm128": 30, "llm64": 20, "encoder": 25, "vision": 12, "deepseek": 13})
+    kind = weighted(rng, {"llm128": 30, "llm64": 20, "encoder": 25, "vision": 12, "deepseek": 13})
     if kind == "encoder":
         longest = rng.choice((128, 256, 512, 512, 1024, 2048, 8192))
-        batch = _count(rng, 4, min(512, 131072 / longest))
+        batch = log_uniform(rng, 4, min(512, 131072 / longest))
         shape: Drawn = {"head_dim": 64, "mask": "full"} | _heads(rng, ENCODERS_64)
     elif kind == "vision":
         longest = rng.choice((64, 64, 256, 1024, 4096))
-        batch = _count(rng, 1, min(512, 65536 / longest))
+        batch = log_uniform(rng, 1, min(512, 65536 / longest))
         shape = {"head_dim": 80, "mask": "full", "heads": 16, "kv_heads": 16}
         return shape | {"batch": batch, "seqlen_q": longest, "seqlen_k": longest} | {"varlen": f"{longest}:{longest}"}
     else:
         longest = _length(rng, 128, 16384)
-        batch = _count(rng, 1, min(128, 131072 / longest))
+        batch = log_uniform(rng, 1, min(128, 131072 / longest))
         shape = {"mask": "causal_lower_right", "head_dim": 128 if kind == "llm128" else 64}
         shape |= _heads(rng, LLM_128 if kind == "llm128" else LLM_64)
         if kind == "deepseek":
@@ -89,11 +80,11 @@ def _packed(rng: random.Random) -> Drawn:
 
 def _call_over_cache(rng: random.Random, longest: int, page: int = 0) -> Drawn:
     """One token, some drafted ones, or a chunk."""
-    kind = _weighted(rng, {"decode": 60, "draft": 15, "chunk": 25})
+    kind = weighted(rng, {"decode": 60, "draft": 15, "chunk": 25})
     rows = 1 if kind == "decode" else rng.choice(DRAFTS) if kind == "draft" else rng.choice(CHUNKS)
     rows = min(rows, longest)
     return {
-        "batch": _count(rng, 1, 16 if kind == "chunk" else 128),
+        "batch": log_uniform(rng, 1, 16 if kind == "chunk" else 128),
         "seqlen_q": rows,
         "seqlen_k": longest,
         "mask": "full" if rows == 1 else "causal_lower_right",
@@ -108,7 +99,7 @@ def _cached(rng: random.Random) -> Drawn:
     if rng.random() < 0.2:
         longest = rng.choice((64, 128, 256, 512, 512, 1024))
         lengths = {"seqlen_q": longest, "seqlen_k": longest, "seqused": _range(rng, longest), "mask": "full"}
-        return {"batch": _count(rng, 2, 128), "head_dim": 64} | _heads(rng, ENCODERS_64) | lengths
+        return {"batch": log_uniform(rng, 2, 128), "head_dim": 64} | _heads(rng, ENCODERS_64) | lengths
     longest = rng.choice(BUCKETS[2:])
     call = _call_over_cache(rng, longest)
     if rng.random() < 0.5:  # one length, anywhere in the cache
@@ -122,8 +113,8 @@ def _cached(rng: random.Random) -> Drawn:
 
 def _paged(rng: random.Random) -> Drawn:
     """Decoding, drafts and chunks of prompts over pages, gpt-oss among the models."""
-    model = _weighted(rng, {"llm128": 60, "llm64": 15, "gpt-oss": 13, "gpt-oss window": 12})
-    call = _call_over_cache(rng, _length(rng, 256, 32768), _weighted(rng, PAGES))
+    model = weighted(rng, {"llm128": 60, "llm64": 15, "gpt-oss": 13, "gpt-oss window": 12})
+    call = _call_over_cache(rng, _length(rng, 256, 32768), weighted(rng, PAGES))
     if model == "llm128":
         return {"head_dim": 128} | _heads(rng, LLM_128) | call
     one = call | {"seqlen_q": 1, "mask": "full", "head_dim": 64}
@@ -144,10 +135,10 @@ def _latent(rng: random.Random) -> Drawn:
         keys = _length(rng, 64, 16384)
         rows = keys if rng.random() < 0.75 else min(keys, rng.choice(CHUNKS))
         lengths = {"seqlen_q": rows, "seqlen_k": keys, "mask": "causal_lower_right"}
-        return _deepseek(rng) | lengths | {"batch": _count(rng, 1, 16)}
+        return _deepseek(rng) | lengths | {"batch": log_uniform(rng, 1, 16)}
     heads = rng.choice((128, 128, 64, 16, 16))
     shape = {"heads": heads, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shared_kv": True}
-    return shape | {"batch": _count(rng, 1, 128), "seqlen_q": 1, "seqlen_k": _length(rng, 256, 65536)}
+    return shape | {"batch": log_uniform(rng, 1, 128), "seqlen_q": 1, "seqlen_k": _length(rng, 256, 65536)}
 
 
 def _latent_paged(rng: random.Random) -> Drawn:
@@ -156,28 +147,30 @@ def _latent_paged(rng: random.Random) -> Drawn:
     longest = _length(rng, 256, 65536)
     lengths = {"seqlen_q": 1, "seqlen_k": longest, "seqused": _range(rng, longest), "mask": "full"}
     shape = {"heads": heads, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shared_kv": True}
-    return shape | lengths | {"batch": _count(rng, 1, 128), "page": _weighted(rng, {64: 70, 16: 10, 32: 10, 128: 10})}
+    return (
+        shape | lengths | {"batch": log_uniform(rng, 1, 128), "page": weighted(rng, {64: 70, 16: 10, 32: 10, 128: 10})}
+    )
 
 
 def _biased(rng: random.Random) -> Drawn:
     """Slopes of MPT, BLOOM, Baichuan and of Jina's encoder; biases of T5, Swin, BEiT and SAM."""
-    kind = _weighted(rng, {"alibi": 35, "jina": 12, "t5": 20, "swin": 20, "vit": 13})
+    kind = weighted(rng, {"alibi": 35, "jina": 12, "t5": 20, "swin": 20, "vit": 13})
     if kind == "alibi":
         heads, keys = rng.choice((32, 32, 40, 112)) // rng.choice((1, 1, 2)), _length(rng, 128, 16384)
         rows = 1 if rng.random() < 0.35 else keys
         lengths = {"seqlen_q": rows, "seqlen_k": keys, "mask": "full" if rows == 1 else "causal_lower_right"}
         alibi = {"heads": heads, "kv_heads": heads, "head_dim": 128, "alibi": True}
-        return alibi | lengths | {"batch": _count(rng, 1, 64 if rows == 1 else 8)}
+        return alibi | lengths | {"batch": log_uniform(rng, 1, 64 if rows == 1 else 8)}
     if kind == "swin":
         heads, side = rng.choice((3, 6, 12, 24, 4, 8, 16, 32)), rng.choice((7, 7, 7, 8, 12, 16))
         rows, windows = side * side, rng.choice((1, 4, 16, 64))
         shape: Drawn = {"heads": heads, "kv_heads": heads, "head_dim": 32, "bias": rng.choice(("hs", "hs", "bhs"))}
-        return shape | {"batch": windows * _count(rng, 1, 64), "seqlen_q": rows, "seqlen_k": rows}
+        return shape | {"batch": windows * log_uniform(rng, 1, 64), "seqlen_q": rows, "seqlen_k": rows}
     models = ENCODERS_64 if kind in ("vit", "jina") else ((12, 12), (8, 8), (16, 16), (32, 32), (64, 64))
     low, high = (32, 8192) if kind == "jina" else (16, 2048)
     rows = rng.choice((196, 197, 577, 1025)) if kind == "vit" else _length(rng, low, high)
     field: Drawn = {"alibi": True} if kind == "jina" else {"bias": "hs" if rng.random() < 0.8 else "bhs"}
-    shape = {"head_dim": 64, "seqlen_q": rows, "seqlen_k": rows, "batch": _count(rng, 1, 64)}
+    shape = {"head_dim": 64, "seqlen_q": rows, "seqlen_k": rows, "batch": log_uniform(rng, 1, 64)}
     return shape | _heads(rng, models) | field
 
 
@@ -194,11 +187,10 @@ KINDS: dict[str, Callable[[random.Random], Drawn]] = {
 
 def draw_kind(kind: str, seed: int, count: int) -> list[AttentionProblem]:
     """The first `count` problems of a seed. Raises `KeyError` on a kind that is not of `KINDS`."""
-    rng = random.Random(f"evoattn {kind} {seed}")
-    found: list[AttentionProblem] = []
-    while len(found) < count:
+
+    def problem(rng: random.Random) -> AttentionProblem | None:
         drawn: Drawn = {"dtype": "bf16", "layout": "bshd" if rng.random() < 0.7 else "bhsd"} | KINDS[kind](rng)
-        problem = AttentionProblem(**drawn)
-        if problem.flops <= MOST_FLOPS and problem.bytes <= MOST_BYTES:
-            found.append(problem)
-    return found
+        made = AttentionProblem(**drawn)
+        return made if made.flops <= MOST_FLOPS and made.bytes <= MOST_BYTES else None
+
+    return draw_by(problem, f"evoattn {kind} {seed}", count)

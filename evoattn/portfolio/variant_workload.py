@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.workload import MOST_BYTES, MOST_FLOPS
+from evoattn.portfolio.workload import MOST_BYTES, MOST_FLOPS, draw_by
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,4 @@ def _problem(rng: random.Random) -> AttentionProblem | None:
 
 def draw_variants(seed: int, count: int) -> list[AttentionProblem]:
     """The first `count` problems of a seed."""
-    rng = random.Random(f"evoattn variants {seed}")
-    found: list[AttentionProblem] = []
-    while len(found) < count:
-        if problem := _problem(rng):
-            found.append(problem)
-    return found
+    return draw_by(_problem, f"evoattn variants {seed}", count)

@@ -1,27 +1,35 @@
 """Problems of wide heads, beyond a head_dim of 256: `draw_wide(seed, count)` gives the same problems for the same seed.
 
-Full layers of Gemma 4 have a head_dim of 512 and query heads that share K/V heads. The autoencoders of image models
+Full layers of Gemma 4 have a head_dim of 512, and 16 query heads that share 8 or 2 K/V heads (`gemma4_full` of
+`evoattn problems` has 8). Heads of other sizes are made up. The autoencoders of image models
 have one head of 512 over all points of an image an eighth as high and wide. Others are drawn as in
 `evoattn/portfolio/workload.py`.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Mapping
-from typing import TypeVar
 
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio.workload import BSHD_SHARE, CHUNKS, GROUPS, KV_HEADS, MOST_BATCH, MOST_BYTES, MOST_HEADS
-
-Choice = TypeVar("Choice")
+from evoattn.portfolio.workload import (
+    BSHD_SHARE,
+    CHUNKS,
+    GROUPS,
+    KV_HEADS,
+    MOST_BATCH,
+    MOST_BYTES,
+    MOST_HEADS,
+    draw_by,
+    log_uniform,
+    weighted,
+)
 
 MODEL_DIM = 512
 KINDS = {"language": 45, "image": 20, "other": 35}
 HEAD_DIMS = {320: 30, 384: 30, MODEL_DIM: 40}
 LANGUAGE_HEADS = ((8, 1), (8, 2), (8, 4), (16, 2), (16, 8), (32, 4), (32, 16))
-"""(heads, K/V heads) of Gemma 4's sizes, or of one of two cards that share them."""
+"""(heads, K/V heads): of Gemma 4 are 16 with 8 or 2, known from its configs; 8 with 4 or 1 are what one of two cards
+has of these. The others are guesses at smaller and larger models."""
 SIDES = (32, 48, 64, 96, 128)
 """Points of an image's side: of 256, 384, 512, 768 and 1024 pixels."""
 CALLS = {"prefill": 55, "chunk": 15, "draft": 8, "decode": 22}
@@ -31,23 +39,14 @@ MOST_FLOPS = {"fp32": 3e10, "fp16": 4e11, "bf16": 4e11}
 """Some milliseconds: more are more waves of the same tiles."""
 
 
-def _weighted(rng: random.Random, table: Mapping[Choice, int]) -> Choice:
-    return rng.choices(list(table), list(table.values()))[0]
-
-
-def _count(rng: random.Random, low: float, high: float) -> int:
-    """Log-uniform."""
-    return max(1, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
-
-
 def _length(rng: random.Random, low: int, high: int) -> int:
-    length = _count(rng, low, high)
+    length = log_uniform(rng, low, high)
     return max(1, round(length / 64)) * 64 if length > 96 and rng.random() < 0.5 else length
 
 
 def _call(rng: random.Random, full_share: float) -> tuple[int, int, str]:
     """(seqlen_q, seqlen_k, mask): of so many prefills all keys are seen."""
-    call = _weighted(rng, CALLS)
+    call = weighted(rng, CALLS)
     if call == "decode":
         return 1, _length(rng, 64, 65536), "full"
     if call == "prefill":
@@ -60,7 +59,7 @@ def _call(rng: random.Random, full_share: float) -> tuple[int, int, str]:
 
 def _problem(rng: random.Random) -> AttentionProblem | None:
     """One problem, or None where it is too large."""
-    kind, head_dim, dtype = _weighted(rng, KINDS), MODEL_DIM, rng.choice(("fp16", "bf16", "bf16"))
+    kind, head_dim, dtype = weighted(rng, KINDS), MODEL_DIM, rng.choice(("fp16", "bf16", "bf16"))
     if kind == "language":
         heads, kv_heads = rng.choice(LANGUAGE_HEADS)
         rows, keys, mask = _call(rng, 0.0)
@@ -69,12 +68,12 @@ def _problem(rng: random.Random) -> AttentionProblem | None:
         rows = keys = rng.choice(SIDES) * rng.choice(SIDES)
         mask = "full"
     else:
-        kv_heads, head_dim = rng.choice(KV_HEADS), _weighted(rng, HEAD_DIMS)
-        heads = kv_heads * _weighted(rng, GROUPS)
+        kv_heads, head_dim = rng.choice(KV_HEADS), weighted(rng, HEAD_DIMS)
+        heads = kv_heads * weighted(rng, GROUPS)
         rows, keys, mask = _call(rng, FULL_SHARE)
     if kind != "language" and head_dim == MODEL_DIM and rng.random() < FP32_SHARE:
         dtype = "fp32"
-    batch = _count(rng, 1, MOST_BATCH)
+    batch = log_uniform(rng, 1, MOST_BATCH)
     if heads > MOST_HEADS or 4 * batch * (heads * rows + kv_heads * keys) * head_dim > MOST_BYTES:
         return None  # in 16 bits already
     problem = AttentionProblem(
@@ -93,9 +92,4 @@ def _problem(rng: random.Random) -> AttentionProblem | None:
 
 def draw_wide(seed: int, count: int) -> list[AttentionProblem]:
     """The first `count` problems of a seed."""
-    rng = random.Random(f"evoattn wide {seed}")
-    found: list[AttentionProblem] = []
-    while len(found) < count:
-        if problem := _problem(rng):
-            found.append(problem)
-    return found
+    return draw_by(_problem, f"evoattn wide {seed}", count)

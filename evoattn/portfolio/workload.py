@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from evoattn.model.named_problems import parse_shape
@@ -30,8 +30,14 @@ MOST_FLOPS, MOST_BYTES, MOST_HEADS, MOST_BATCH = 3e12, 2 << 30, 128, 64
 BSHD_SHARE = 0.3
 
 
-def _weighted(rng: random.Random, table: Mapping[Choice, int]) -> Choice:
+def weighted(rng: random.Random, table: Mapping[Choice, int]) -> Choice:
+    """One of the table's keys, each as often as its value says."""
     return rng.choices(list(table), list(table.values()))[0]
+
+
+def log_uniform(rng: random.Random, low: float, high: float) -> int:
+    """At least 1."""
+    return max(1, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
 
 
 def _length(rng: random.Random, low: int, high: int) -> int:
@@ -55,10 +61,10 @@ def _lengths(rng: random.Random, kind: str) -> tuple[int, int, str]:
 def _shape(rng: random.Random) -> str:
     """One problem as a shape on the command line."""
     while True:
-        kind, dim, group = _weighted(rng, KINDS), _weighted(rng, HEAD_DIMS), _weighted(rng, GROUPS)
-        dtype = _weighted(rng, DTYPES)
+        kind, dim, group = weighted(rng, KINDS), weighted(rng, HEAD_DIMS), weighted(rng, GROUPS)
+        dtype = weighted(rng, DTYPES)
         kv_heads = rng.choice(KV_HEADS)
-        heads, batch = kv_heads * group, max(1, round(math.exp(rng.uniform(0, math.log(MOST_BATCH)))))
+        heads, batch = kv_heads * group, log_uniform(rng, 1, MOST_BATCH)
         if heads > MOST_HEADS:
             continue
         sq, sk, mask = _lengths(rng, kind)
@@ -78,3 +84,15 @@ def draw(seed: int, count: int) -> list[AttentionProblem]:
     """The first `count` problems of a seed."""
     rng = random.Random(f"evoattn problems {seed}")
     return [parse_shape(_shape(rng)) for _ in range(count)]
+
+
+def draw_by(
+    problem: Callable[[random.Random], AttentionProblem | None], name: str, count: int
+) -> list[AttentionProblem]:
+    """The first `count` that `problem` makes of the random numbers of the seed `name`; None is no problem."""
+    rng = random.Random(name)
+    found: list[AttentionProblem] = []
+    while len(found) < count:
+        if made := problem(rng):
+            found.append(made)
+    return found

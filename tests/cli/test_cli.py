@@ -5,29 +5,10 @@ import re
 import sqlite3
 
 import pytest
-from typer.testing import CliRunner
+from terminal import SHAPE, refused, run
 
-from evoattn.cli.main import app
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.search.request import choose_device
-
-runner = CliRunner()
-SHAPE = "B=1,H=2,S=96,D=32"
-
-
-def run(*words: object):
-    """A command on a machine without a GPU, wherever the tests run."""
-    return runner.invoke(app, [str(w) for w in words], env={"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"})
-
-
-def refused(result, code: int, *words: str) -> None:
-    """One sentence on stderr, no traceback, the exit code of the contract."""
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("evoattn: "), result.stderr
-    for word in words:
-        assert word in lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +112,21 @@ def test_show_export_and_reproduce(study, tmp_path):
     assert "All as recorded with its trial" in result.stdout
 
 
-@pytest.mark.slow
-def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
-    copy = tmp_path / "copy.sqlite"
-    with sqlite3.connect(study[0]) as source, sqlite3.connect(copy) as target:
+def changed_copy(database, folder, statement):
+    """A copy of a database after a statement of SQL."""
+    copy = folder / "copy.sqlite"
+    with sqlite3.connect(database) as source, sqlite3.connect(copy) as target:
         source.backup(target)
     with sqlite3.connect(copy) as db:
-        db.execute("update environments set facts = json_set(facts, '$.host', 'elsewhere', '$.torch', '1.0')")
+        db.execute(statement)
+    return copy
+
+
+@pytest.mark.slow
+def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
+    copy = changed_copy(
+        study[0], tmp_path, "update environments set facts = json_set(facts, '$.host', 'elsewhere', '$.torch', '1.0')"
+    )
     words = " ".join(run("reproduce", "best", "--db", copy).stdout.split())
     assert (
         "Not as recorded with its trial: " in words and "torch 1.0, here " in words and "host elsewhere, here " in words
@@ -147,11 +136,7 @@ def test_reproduce_says_what_differs_field_by_field(study, tmp_path):
 @pytest.mark.slow
 def test_a_changed_record_does_not_reproduce(study, tmp_path):
     """The check can fail: a record with another cost than the kernel has is not reproduced."""
-    copy = tmp_path / "copy.sqlite"
-    with sqlite3.connect(study[0]) as source, sqlite3.connect(copy) as target:
-        source.backup(target)
-    with sqlite3.connect(copy) as db:
-        db.execute("update trials set relative_cost = relative_cost * 1.5")
+    copy = changed_copy(study[0], tmp_path, "update trials set relative_cost = relative_cost * 1.5")
     result = run("reproduce", "best", "--db", copy)
     assert result.exit_code == 1 and "NOT reproduced" in result.stdout
 

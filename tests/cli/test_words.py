@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import typer
-from terminal import WIDTH, refused, run
+from terminal import SHAPE, WIDTH, refused, run
 from typer.testing import CliRunner
 
 from evoattn import __version__
@@ -27,6 +27,18 @@ def imported_by(*words: str) -> tuple[int, str, list[str]]:
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
     *before, last = done.stdout.splitlines()
     return done.returncode, "\n".join(before), eval(last)
+
+
+def search_without(names, ending, command):
+    """A search in a process of its own, where the import of any of these modules ends with `ending`."""
+    code = (
+        "import sys\nclass Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name in {names!r}: raise {ending}\n"
+        f"sys.meta_path.insert(0, Finder())\n{command}"
+    )
+    words = [sys.executable, "-c", code, "search", "--gpu", "l4", "--shape", SHAPE]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 @pytest.mark.slow
@@ -54,15 +66,7 @@ def test_a_search_speaks_before_it_imports_anything_slow():
     """What stands on the screen first is printed before torch, which takes seconds, is looked for. jinja2 alone comes
     earlier: the processes that compile are asked for first, and render."""
     blocked = tuple(name for name in SLOW if name != "jinja2")
-    code = (
-        "import sys\nclass Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name in {blocked!r}: raise SystemExit(name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        "from evoattn.cli.main import app\napp(sys.argv[1:])"
-    )
-    words = [sys.executable, "-c", code, "search", "--gpu", "l4", "--shape", "B=1,H=2,S=96,D=32"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = search_without(blocked, "SystemExit(name)", "from evoattn.cli.main import app\napp(sys.argv[1:])")
     assert done.returncode == 1
     first, second = done.stdout.splitlines()[:2]
     assert first == "Problem B=1 H=2 S=96 D=32 fp16 full; budget 10m."
@@ -116,15 +120,7 @@ def test_version_and_completion():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["evoattn.evaluation", "typer", "evoattn.cli.search", "evoattn.search.request"])
 def test_ctrl_c_while_a_command_still_imports_is_one_sentence(name):
-    code = (
-        "import sys\nclass Interrupted:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {name!r}: raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Interrupted())\n"
-        "from evoattn.cli.entry import main\nmain()"
-    )
-    words = [sys.executable, "-c", code, "search", "--gpu", "l4", "--shape", "B=1,H=2,S=96,D=32"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = search_without((name,), "KeyboardInterrupt", "from evoattn.cli.entry import main\nmain()")
     assert (done.returncode, done.stderr) == (1, "evoattn: Interrupted.\n")
 
 
