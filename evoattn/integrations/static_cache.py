@@ -43,14 +43,15 @@ def kernel_serves(
     return bool(served) and all(served)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _sizes(config: Any) -> list[tuple[int, int, int]]:
-    """(heads, K/V heads, head_dim) of the layers without a window, which share a mask; none where they are not known,
-    as in a trace of a model whose layers differ (Gemma 4)."""
+    """(heads, K/V heads, head_dim) of the layers without a window, which share a mask; none where they are not known.
+    Those of Gemma 4 differ."""
     layers = [config]
     if getattr(config, "is_heterogeneous", False):
         types = getattr(config, "layer_types", None) or []
         full = [i for i, kind in enumerate(types) if kind == "full_attention"]
-        layers = [] if torch.compiler.is_compiling() else [config.per_layer_config[i] for i in full]
+        layers = [config.per_layer_config[i] for i in full]
     found = []
     for layer in layers:
         heads, hidden = getattr(layer, "num_attention_heads", None), getattr(layer, "hidden_size", None)

@@ -142,7 +142,10 @@ def _is_same(one: object, other: object) -> bool:
         return len(one) == len(other) and all(map(_is_same, one, other))
     if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
         return type(one) is type(other) and bool(one == other)
-    bound = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
+    try:
+        bound = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
+    except AttributeError:  # a trace cannot look into functions that are made within it
+        return False
     return one.__code__ is other.__code__ and _is_same(*bound)
 
 
