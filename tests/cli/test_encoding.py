@@ -35,7 +35,13 @@ def test_text_files_are_read_and_written_as_utf_8():
     assert not [(name, call.lineno) for name, call in calls if not any(k.arg == "encoding" for k in call.keywords)]
 
 
-@pytest.mark.parametrize("words", [("families",), ("try", "flash_scalar", "BLOCK_M=7", "--gpu", "l4", "--source")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("families",),
+        pytest.param(("try", "flash_scalar", "BLOCK_M=7", "--gpu", "l4", "--source"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_locale_without_the_letters_is_no_error(words):
     done = subprocess.run(
         [sys.executable, "-c", "from evoattn.cli.entry import main; main()", *words],

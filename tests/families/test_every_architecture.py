@@ -14,7 +14,7 @@ A_CARD_EACH = {spec.arch: spec for spec in sorted(GPUS.values(), key=lambda spec
 PAIRS = [
     (gpu, f) for gpu in A_CARD_EACH.values() for f in FAMILIES.values() if f.devices != "sm_90a" or gpu.arch == "sm_90a"
 ]
-EACH = 4
+EACH = 2
 """Configs of a family that are compiled for each architecture, evenly out of its list: all of them take ten minutes."""
 SPILLS = 64
 """Bytes per thread that a known-good config may spill on an architecture that it was not tuned for."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import pytest
-from test_variants import PLAIN, STRUCTURES, faults
+from test_variants import PLAIN, STRUCTURES, every_other, faults
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.variants import variant_args
@@ -21,17 +21,10 @@ KEYS = {
     "pages of 32, upper left, bias": PLAIN.with_(seqused="0:500", page=32, mask="causal_upper_left", bias="bhs"),
     "pages of 128, head_dim 128": PLAIN.with_(seqused="0:500", page=128, head_dim=128, dtype="fp16"),
 }
-FAST = {
-    ("split_kv", "mma, a ring", "pages of 16"),
-    ("flash_mma", "lazy, key warps", "keys in use, causal, alibi, sink"),
-    ("flash_wgmma", "persistent, rows begin ahead", "pages of 32, upper left, bias"),
-}
-"""What `make check` runs; `make test` runs all."""
 ALL = [
-    pytest.param(family, structure, keys, marks=[] if (family, structure, keys) in FAST else [pytest.mark.slow])
+    pytest.param(family, *pair, id="-".join((family, *pair)))
     for family in ("split_kv", "flash_mma", "flash_wgmma")
-    for structure in STRUCTURES[family][1]
-    for keys in KEYS
+    for pair in every_other(STRUCTURES[family][1], KEYS)
 ]
 
 

@@ -10,17 +10,11 @@ PROBLEMS = {
     "V within K": PLAIN.with_(head_dim=96, value_dim=64, shared_kv=True),
 }
 FAMILIES = ("flash_wgmma", "flash_mma")
-FAST = {
-    ("flash_wgmma", "one warpgroup", "V wider than K"),
-    ("flash_mma", "together", "V narrower than K, sink"),
-}
-"""What `make check` runs; `make test` runs all."""
 ALL = [
-    pytest.param(*case, id=": ".join(case), marks=[] if case in FAST else [pytest.mark.slow])
+    pytest.param(family, structure, problem, id=f"{family}: {structure}: {problem}")
     for family in FAMILIES
     for structure in STRUCTURES[family][1]
     for problem in PROBLEMS
-    for case in [(family, structure, problem)]
 ]
 
 

@@ -220,6 +220,7 @@ def test_a_process_without_a_home_calls_and_compiles():
     run_without_a_home(*nobody)
 
 
+@pytest.mark.slow
 def test_the_next_process_finds_what_picks_came_to(tmp_path):
     """In the cache of compiled kernels, and without the cost model, whose weights it need not read."""
     code = """
