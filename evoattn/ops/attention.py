@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from evoattn.ops import asked, capture, current, fallback
+from evoattn.ops import asked, capture, current, dropout, fallback
 from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.custom_op import is_fake
 from evoattn.ops.given_out import needs_copy, require_out
@@ -57,8 +57,10 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
     causal: Literal["upper_left", "lower_right"] = "upper_left",
@@ -71,7 +73,6 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
-    attn_mask: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -80,8 +81,10 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
     causal: Literal["upper_left", "lower_right"] = "upper_left",
@@ -94,7 +97,6 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
-    attn_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -102,8 +104,10 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
     causal: Literal["upper_left", "lower_right"] = "upper_left",
@@ -116,7 +120,6 @@ def attention(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     seqused_k: Tensor | None = None,
-    attn_mask: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query keyᵀ · scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention` computes it.
 
@@ -132,6 +135,7 @@ def attention(
     that of the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the
     device, says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
     `attn_mask` is SDPA's: torch's causal masks (`torch.nn.attention.bias`) are known as such, any other is a bias.
+    `dropout_p` is SDPA's too, and goes with SDPA's own arguments alone.
 
     The answer has query's shape, dtype and order of dimensions in memory, but value's head_dim, which may be another;
     `out` takes it instead of a new tensor. A value that is the first columns of key, as `kv[..., :512]` in DeepSeek's
@@ -140,14 +144,20 @@ def attention(
     -inf where it sees no key.
 
     The best known kernel for the GPU and the problem runs on torch's current stream; the first use of a kernel
-    compiles or loads it. What no kernel serves (gradients, other devices and dtypes, unaligned strides …) torch
-    computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for shapes
-    that do not fit, and `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's.
+    compiles or loads it. What no kernel serves (gradients, dropout, other devices and dtypes, unaligned strides …)
+    torch computes. `explain` says which it is, and `strict` raises `NoKernel` instead. Raises what SDPA raises for
+    shapes that do not fit, `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's, and `TypeError` for one
+    that is not a tensor.
     """
     if causal not in asked.CAUSAL_KINDS:
         raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
     others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
     others = others or seqused_k is not None or softcap != 0
+    if dropout_p:
+        beyond = others or return_lse or causal != "upper_left"
+        return dropout.attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, out, strict, beyond
+        )
     if attn_mask is not None:
         beyond = others or return_lse or causal != "upper_left"
         if not beyond and (reason := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa)):

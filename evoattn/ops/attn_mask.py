@@ -15,6 +15,8 @@ from evoattn.ops.runtime import NoKernel
 
 Causal = Literal["upper_left", "lower_right"]
 
+NO_TENSOR = "an argument is not a tensor"
+
 
 def causal_kind(mask: Any) -> Causal | None:
     """Which causal mask an object of `torch.nn.attention.bias` stands for; None for any other tensor."""
@@ -37,7 +39,7 @@ def why_only_torch(mask: Any, query: Any, key: Any, is_causal: bool, enable_gqa:
     if causal_kind(mask) is not None:
         return None
     if not all(isinstance(tensor, Tensor) for tensor in (mask, query, key)):
-        return "an argument is no tensor"
+        return NO_TENSOR
     if is_causal:
         return "there are an attn_mask and is_causal"
     if mask.dtype not in (torch.bool, query.dtype):

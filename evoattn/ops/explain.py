@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import attn_mask as attn_masks
-from evoattn.ops import current
+from evoattn.ops import current, dropout
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
 from evoattn.ops.attention import autocast
 from evoattn.ops.choice import choose
@@ -50,6 +50,8 @@ def explain(
 
     Nothing is compiled, loaded or launched. Raises `ValueError` for arguments beyond SDPA's that do not fit.
     """
+    if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
+        return f"SDPA runs: {attn_masks.NO_TENSOR}."
     if block_table is not None:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         enable_gqa, causal = True, "lower_right"
@@ -73,7 +75,7 @@ def explain(
     runtime = current.runtime()
     reason = None
     if dropout_p:
-        reason = "kernels have no dropout"
+        reason = dropout.REASON
     elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         reason = GRADIENTS
     elif any(t.device != query.device for t in variant.tensors):

@@ -51,8 +51,8 @@ def attention_paged(
         raise ValueError(f"k_cache must not be empty, as {list(k_cache.shape)} is.")
     if k_cache.shape[3] != query.shape[3] or query.shape[2] % k_cache.shape[2]:
         raise ValueError(
-            f"query {list(query.shape)} has not the head_dim of k_cache {list(k_cache.shape)}, or heads that do not "
-            "divide over its K/V heads."
+            f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
+            "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."
         )
     answer = varied.attention(
         query.transpose(1, 2),

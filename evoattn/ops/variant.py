@@ -18,6 +18,9 @@ INTEGERS = (torch.int32, torch.int64)
 ALIGNMENT = 16
 """Bytes that addresses are a multiple of where kernels load several elements at once."""
 
+TENSORS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+"""The arguments that are tensors, by the names that callers give them."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -44,8 +47,18 @@ class Variant:
     longest: tuple[int, int] = (0, 0)
     """The most queries and keys of a packed sequence."""
 
+    def require_tensors(self) -> None:
+        """Raise `TypeError` for a list, an array or another thing where a tensor belongs."""
+        starts = self.starts or (None, None)
+        given = (self.sinks, self.slopes, self.bias, self.seqused, self.table, *starts)
+        for name, thing in zip(TENSORS, given, strict=True):
+            if thing is not None and not isinstance(thing, Tensor):
+                raise TypeError(f"{name} must be a tensor, not {type(thing).__name__}.")
+
     def require(self, query: Tensor, key: Tensor) -> None:
-        """Raise `ValueError` where the arguments do not fit the tensors or each other."""
+        """Raise `ValueError` where the arguments do not fit the tensors or each other, `TypeError` for one that is not
+        a tensor."""
+        self.require_tensors()
         if not query.dim() == key.dim() == 4:
             raise ValueError(
                 f"query and key must have four dimensions beside what SDPA lacks, not {query.dim()} and {key.dim()}."
@@ -57,7 +70,7 @@ class Variant:
             or any(not isinstance(side, int) or side < -1 for side in self.window)
         ):
             raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {self.window!r}.")
-        if not 0 <= self.softcap < math.inf:
+        if self.softcap is None or not 0 <= self.softcap < math.inf:
             raise ValueError(f"softcap must be positive, or 0 for none, not {self.softcap!r}.")
         for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.slopes)):
             if tensor is not None and tuple(tensor.shape) != (heads,):

@@ -135,10 +135,14 @@ def by_kernel(
 ) -> Tensor | tuple[Tensor, Tensor] | str:
     """The answer, or one reason, without a full stop, why no kernel gives it. Raises `ValueError` for a variant that
     does not fit."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
-        return GRADIENTS
-    if any(t.device != query.device for t in variant.tensors):
-        return asked.SEVERAL_DEVICES
+    try:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
+            return GRADIENTS
+        if any(t.device != query.device for t in variant.tensors):
+            return asked.SEVERAL_DEVICES
+    except AttributeError:  # a look at their types beforehand would cost every call
+        variant.require_tensors()
+        raise
     if any(t.is_neg() for t in variant.tensors):
         return WATCHED
     if variant.bias is not None and variant.bias.dtype != query.dtype:

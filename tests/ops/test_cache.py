@@ -181,8 +181,8 @@ def test_pages_of_any_size_are_answered_by_torch(cache_device):
         ({"v_cache": torch.zeros(24, 16, 2, 64, dtype=torch.float16)}, "the same pages and heads"),
         ({n: torch.zeros(0, 16, 2, 64, dtype=torch.float16) for n in ("k_cache", "v_cache")}, "must not be empty"),
         ({"seqused_k": None}, "block_table needs seqused_k"),
-        ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "has not the head_dim"),
-        ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not divide"),
+        ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "do not fit: the last dimension is one head_dim"),
+        ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not fit"),
     ],
     ids=str,
 )

@@ -56,6 +56,7 @@ def test_explain_names_the_kernel_and_launches_nothing(device):
     assert said.endswith("the test says so.")
     assert not device.launches
     assert "dropout" in explain(q, k, v, None, 0.5)
+    assert explain(q.numpy(), k, v) == "SDPA runs: an argument is not a tensor."
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ kernel gets the arguments that its launches say."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from fake_device import tensors
@@ -105,6 +106,7 @@ def test_a_call_that_is_recorded_says_what_it_asks(device):
         ({"window": 5}, "window must be"),
         ({"window": (-2, 0)}, "window must be"),
         ({"softcap": -1.0}, "softcap must be positive"),
+        ({"softcap": None, "window": (3, 0)}, "softcap must be positive"),
         ({"sinks": torch.zeros(3)}, "sinks must have one value for each of the 4 heads"),
         ({"alibi_slopes": torch.zeros(2, 4)}, "alibi_slopes must have one value"),
         ({"bias": torch.zeros(3, 1, 37, 53)}, "broadcastable"),
@@ -117,6 +119,21 @@ def test_what_does_not_fit_raises(words, said):
     tensors = reference.make_inputs(PROBLEM, 5, "cpu")
     with pytest.raises(ValueError, match=said):
         evoattn.attention(*(tensors[t] for t in "qkv"), enable_gqa=True, **words)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("made", [list, np.array], ids=["list", "array"])
+@pytest.mark.parametrize("name", ["sinks", "alibi_slopes", "bias", "seqused_k"])
+def test_what_is_not_a_tensor_is_named(name, made, gradients):
+    tensors = reference.make_inputs(PROBLEM, 5, "cpu")
+    with torch.set_grad_enabled(gradients), pytest.raises(TypeError, match=f"{name} must be a tensor, not"):
+        evoattn.attention(*(tensors[t] for t in "qkv"), enable_gqa=True, **{name: made([1, 2, 3, 4])})
+
+
+def test_starts_that_are_a_list_are_named():
+    q = torch.zeros(5, 2, 8)
+    with pytest.raises(TypeError, match="cu_seqlens_q must be a tensor, not list"):
+        evoattn.attention_varlen(q, q, q, [0, 2, 5], [0, 2, 5], 3, 3)
 
 
 def test_gradients_flow_and_strict_refuses():

@@ -1,0 +1,47 @@
+"""`dropout_p` of `evoattn.attention`: torch's SDPA has dropout, kernels do not."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from evoattn.ops import capture
+from evoattn.ops.attn_mask import causal_kind, said_by
+from evoattn.ops.fallback import SDPA, lower_right_mask
+from evoattn.ops.given_out import require_out
+from evoattn.ops.runtime import NoKernel
+
+REASON = "kernels have no dropout"
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    out: Tensor | None,
+    strict: bool,
+    beyond: bool,
+) -> Tensor:
+    """SDPA's answer with dropout, and its errors. `beyond`: there are arguments that SDPA lacks.
+
+    Raises `ValueError` for those and for an `out` that does not fit, and `NoKernel` under `strict`.
+    """
+    if beyond:
+        raise ValueError("dropout_p goes with the arguments of SDPA alone: nothing computes it with others.")
+    if strict:
+        raise NoKernel(f"No kernel serves this call: {REASON}.")
+    if capture.recorders():
+        capture.miss("it has dropout")
+    if out is not None:
+        require_out(out, query, value)
+    if causal_kind(attn_mask) is not None:  # torch's causal masks know torch's function by its name, which may be ours
+        is_causal, kind, _ = said_by(attn_mask, query, key, is_causal, "upper_left", None)
+        lower_right = kind == "lower_right" and query.shape[-2] != key.shape[-2]
+        attn_mask = lower_right_mask(query.shape[-2], key.shape[-2], query.device) if lower_right else None
+        is_causal = not lower_right
+    answer = SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return answer if out is None else out.copy_(answer)
