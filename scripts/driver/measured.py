@@ -12,7 +12,7 @@ from typing import Any
 
 from core_time import CoreTime
 
-from driver.puppets import INFO, PuppetCompiler, PuppetDevice
+from driver.fakes import INFO, FakeCompiler, FakeDevice
 from evoattn.evaluation.workers import wait_for_any
 from evoattn.fleet.local import LocalFleet
 from evoattn.model.gpu import GPUS
@@ -67,8 +67,8 @@ def measured(given: argparse.Namespace, db: str) -> None:
     storage.record_all = meter.around("write", on_a_slow_disk)  # type: ignore[method-assign]
     tools = Tools(
         compile=lambda candidate: CompiledKernel(b"", "", INFO),
-        make_compiler=partial(PuppetCompiler, 1e-3 * given.compile_ms),
-        make_device=partial(PuppetDevice, 1e-3 * given.device_ms),
+        make_compiler=partial(FakeCompiler, 1e-3 * given.compile_ms),
+        make_device=partial(FakeDevice, 1e-3 * given.device_ms),
     )
     fleet = LocalFleet(given.jobs, [f"board {n}" for n in range(given.boards)], ("",) * given.boards)
     running = Search(storage, study, problem, gpu, spaces, sampler, fleet, tools=tools)

@@ -29,7 +29,7 @@ ROOMS = {
     ),
     "finals": Room(
         ("search/finals.py", "search/finalists.py"),
-        ("tests/search/test_finalists.py", "tests/liars/test_contest.py", *FINAL_TESTS),
+        ("tests/search/test_finalists.py", "tests/cheats/test_contest.py", *FINAL_TESTS),
     ),
     "ranking": Room(("timing/ranking.py",), ("tests/timing/test_ranking.py",)),
     "storage": Room(("storage/*.py",), ("tests/storage",)),
@@ -39,8 +39,8 @@ ROOMS = {
         (
             "tests/timing/test_benchmark.py",
             "tests/timing/test_timer.py",
-            "tests/liars/test_timed_path.py",
-            "tests/liars/test_other_outputs.py",
+            "tests/cheats/test_timed_path.py",
+            "tests/cheats/test_other_outputs.py",
         ),
     ),
     "validate": Room(
@@ -48,8 +48,8 @@ ROOMS = {
         (
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",
-            "tests/liars/test_timed_path.py",
-            "tests/liars/test_other_outputs.py",
+            "tests/cheats/test_timed_path.py",
+            "tests/cheats/test_other_outputs.py",
         ),
     ),
     "report": Room(

@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from bench_puppets import (
+from bench_fakes import (
     CONFIGS,
     GPU,
     PROBLEM,

@@ -1,7 +1,7 @@
 """Who is benched on which problems: records, starting configs, a file of configs, words."""
 
 import pytest
-from bench_puppets import CONFIGS, GPU, PROBLEM, record
+from bench_fakes import CONFIGS, GPU, PROBLEM, record
 from rich.console import Console
 from typer.testing import CliRunner
 

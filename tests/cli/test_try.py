@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from attempt_puppets import Dies, Right, Wrong
+from attempt_fakes import Dies, Right, Wrong
 from terminal import SHAPE, refused, run
 
 from evoattn.backends.compiler import compile_source

@@ -91,7 +91,9 @@ def test_scripts_say_what_they_take(name):
 
 def test_commands_are_found():
     """So that the tests above hold something."""
-    text = "python3 scripts/zoo.py --offline \\\n  --db F  # --not\nnice python -m scripts.cost.fit --jobs 2 -- --that"
-    assert commands(text) == [("zoo", "--offline --db F"), ("cost/fit", "--jobs 2")]
-    assert options("zoo") == {"--help", "--offline", "--db"}
+    text = (
+        "python3 scripts/cheats.py --offline \\\n  --db F  # --not\nnice python -m scripts.cost.fit --jobs 2 -- --that"
+    )
+    assert commands(text) == [("cheats", "--offline --db F"), ("cost/fit", "--jobs 2")]
+    assert options("cheats") == {"--help", "--offline", "--db"}
     assert sum(len(quoted(page)) for page in PLACES.values()) > 40

@@ -1,6 +1,6 @@
 """Searches by made-up workers on a Ray cluster."""
 
-from studies_of_puppets import GPU, PROBLEM, space_of, why_invalid
+from studies_of_fakes import GPU, PROBLEM, space_of, why_invalid
 
 from evoattn.model.paths import ROOT
 from evoattn.samplers.base import SamplerSetup

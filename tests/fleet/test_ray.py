@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ray_puppets import DiesOnce, RayBoardPuppet, SlowCompiler, made_up_gpus
+from ray_fakes import DiesOnce, FakeRayBoard, SlowCompiler, made_up_gpus
 from ray_searches import FOLDERS, TRIALS, held, search
-from studies_of_puppets import puppets
+from studies_of_fakes import fakes
 
 from evoattn.evaluation.process import Ending
 from evoattn.fleet.facts import NodeDiffers, facts_here, require_alike
@@ -27,7 +27,7 @@ def cluster():
     """Two cores for compiles and two made-up GPUs."""
     pytest.importorskip("ray", reason="Ray is not installed (evoattn[ray])")
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, FOLDERS))  # nodes import the puppets too
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, FOLDERS))  # nodes import the fakes too
     fleet = RayFleet("local", jobs=2, size={"num_cpus": 4, "num_gpus": 2}, find_devices=made_up_gpus)
     yield fleet
     fleet.stop()
@@ -85,7 +85,7 @@ def killing(running, *names: str):
 
 @pytest.mark.slow
 def test_a_killed_compile_worker_gives_its_candidate_back(storage, cluster):
-    running = search(storage, cluster, True, replace(puppets(), make_compiler=SlowCompiler))
+    running = search(storage, cluster, True, replace(fakes(), make_compiler=SlowCompiler))
     killed, refresh = killing(running, "ray::answer")
     progress = running.run(Budget(trials=TRIALS), refresh)
     assert killed and progress.recorded == TRIALS
@@ -96,7 +96,7 @@ def test_a_killed_compile_worker_gives_its_candidate_back(storage, cluster):
 def test_boards_of_a_cluster_are_compared_and_a_killed_one_gives_its_candidate_back(storage, cluster):
     found = cluster.detect()
     assert sorted(cluster.boards) == ["made up-1.0", "made up-1.1"] and len(found) == 2
-    running = search(storage, cluster, False, puppets(RayBoardPuppet))
+    running = search(storage, cluster, False, fakes(FakeRayBoard))
     killed, refresh = killing(running, "ray::Board", "forkserver")
     progress = running.run(Budget(trials=TRIALS), refresh)
     assert killed == ["ray::Board", "forkserver"] and progress.boards == 2

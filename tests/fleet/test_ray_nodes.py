@@ -4,9 +4,9 @@ import os
 from dataclasses import replace
 
 import pytest
-from ray_puppets import SlowCompiler
+from ray_fakes import SlowCompiler
 from ray_searches import FOLDERS, TRIALS, held, search
-from studies_of_puppets import puppets
+from studies_of_fakes import fakes
 
 from evoattn.fleet.ray_fleet import RayFleet
 from evoattn.model.records import TrialState
@@ -23,7 +23,7 @@ def test_a_node_that_dies_gives_its_candidates_back(storage, monkeypatch):
     other = nodes.add_node(num_cpus=2, object_store_memory=100 << 20)
     fleet = RayFleet(nodes.address, jobs=3)
     try:
-        running = search(storage, fleet, True, replace(puppets(), make_compiler=SlowCompiler))
+        running = search(storage, fleet, True, replace(fakes(), make_compiler=SlowCompiler))
         removed = []
 
         def refresh():

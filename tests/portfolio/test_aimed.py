@@ -140,9 +140,9 @@ def test_a_file_leaves_out_what_was_recalled_unless_its_table_has_it(earlier, tm
 
 def test_with_a_count_problems_come_as_they_are_drawn(earlier):
     path, (timed, _), _ = earlier
-    groups, _ = groups_again(draw(0, 400), [path], H200, count=10)
+    groups, _ = groups_again(draw(0, 400), [path], H200, count=20)
     problems = [p for group in groups for p in group.problems]
-    assert len(problems) == 10 and timed not in problems
+    assert len(problems) == 20 and timed not in problems
     assert all(group.weight == len(group.problems) and group.given for group in groups)
     kinds = Counter(kind_of(p) for group in groups_again(draw(0, 400), [], H200, 30, True)[0] for p in group.problems)
     assert kinds["decoding"] == 5 and kinds["short and causal"] == 8

@@ -21,7 +21,7 @@ H100 = lookup("h100")
 PROBLEM = parse_shape("B=2,H=8,Hkv=2,S=500,D=64,dtype=bf16,mask=causal,layout=bshd")
 
 
-class PuppetEngine:
+class FakeEngine:
     """Every kernel is right and takes 11 µs, or 10 if it is known; nothing is timed beside a peer called `broken`."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ class PuppetEngine:
 @pytest.mark.parametrize(("peer", "refusals"), (("flash", {}), ("broken", {"all": "the context is lost"})))
 def test_a_peer_that_breaks_the_context_costs_no_regret(peer, refusals):
     chosen = pick(PROBLEM, H100)
-    row = check(PuppetEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (peer,))
+    row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, (peer,))
     assert row.regret == 1.0 and row.refusals == refusals
     assert set(row.peers) == (set() if refusals else {peer})
 
@@ -49,7 +49,7 @@ def test_a_peer_that_breaks_the_context_costs_no_regret(peer, refusals):
 def test_known_kernels_take_part_and_spreads_are_kept():
     chosen = pick(PROBLEM, H100)
     known = Kernel("flash_mma", {"known": 1})
-    row = check(PuppetEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, ("flash",), [known, known])
+    row = check(FakeEngine(), make_group(0, PROBLEM, chosen, H100), chosen, 3, ("flash",), [known, known])
     assert row.winner == ("flash_mma", {"known": 1}) and row.best_us == 10.0 and row.pick_us == 11.0
     assert row.spreads == {"ours": (pytest.approx(9.2), pytest.approx(10.8)), "flash": (20.0, 20.0)}
 
@@ -57,7 +57,7 @@ def test_known_kernels_take_part_and_spreads_are_kept():
 def test_a_row_goes_to_the_results_page_as_one_of_the_bench():
     problem = lookup_problem("varlen_bert")
     group = make_group(0, problem, None, H100)
-    row = check(PuppetEngine(), group, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
+    row = check(FakeEngine(), group, None, 3, ("varlen",), [Kernel("flash_mma", {"known": 1})])
     told = portfolio_check.bench_row(group, row)
     assert row.wrong == "no pick" and not row.fault
     (kept,) = results_page.run_of_bench([told])["rows"]

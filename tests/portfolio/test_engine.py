@@ -17,12 +17,12 @@ GPU = GPUS["h100"]
 SHAPES = ("B=2,H=8,S=1000,D=64,dtype=bf16,mask=full", "B=1,H=8,Sq=1,Sk=4000,D=64,dtype=bf16,mask=full")
 
 
-def puppet_us(config) -> float:
+def fake_us(config) -> float:
     """A time that only the config decides, 50 to 100 µs."""
     return 50 + 50 * int(hashlib.md5(config.id.encode()).hexdigest()[:4], 16) / 65536
 
 
-class PuppetStage(Handler):
+class FakeStage(Handler):
     """Answers as the GPU process does, without a GPU; dies at the third job."""
 
     def __init__(self, gpu, seed=0):
@@ -38,20 +38,20 @@ class PuppetStage(Handler):
             raise RuntimeError("the context is lost")
         if name == "final":
             assert arguments[0] in self._registered, "a fresh process is told the problems"
-            return [puppet_us(k.config) for k in arguments[2]], {"flash": 60.0}, {}, {"flash": [60.0]}
+            return [fake_us(k.config) for k in arguments[2]], {"flash": 60.0}, {}, {"flash": [60.0]}
         job = arguments[0]
         assert job.group in self._registered
         self._jobs += 1
         if self._jobs == 3:
             os._exit(1)
-        return {i: (puppet_us(job.kernel.config), False) for i in job.indexes}
+        return {i: (fake_us(job.kernel.config), False) for i in job.indexes}
 
 
 @pytest.mark.slow
 def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
     group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], ("split_kv",))
     other = Group("16 d64 causal", group.problems, ("split_kv",))
-    with Engine([group, other], GPU, jobs=1, stage=PuppetStage) as engine:
+    with Engine([group, other], GPU, jobs=1, stage=FakeStage) as engine:
         engine.run(6, among=[group])
         assert not other.kernels, "it is only timed"
         right = [k for k in group.kernels.values() if k.state == "right"]
@@ -67,9 +67,9 @@ def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
         assert times == {"ours": min(us for us in made["us"][int(index)] if us), "flash": 60.0}
     assert made["kernels"] and len(made["us"]) == len(SHAPES) and timed_problems(made)
     assert none["16 d64 full"]["kernels"] == made["kernels"] and not timed_problems(none["16 d64 full"])
-    campaign.save(tmp_path / "c.jsonl.gz", [group, other], {"device": "puppet"}, table)
+    campaign.save(tmp_path / "c.jsonl.gz", [group, other], {"device": "fake"}, table)
     about, groups, tables = campaign.load(tmp_path / "c.jsonl.gz")
-    assert about["device"] == "puppet" and tables == table
+    assert about["device"] == "fake" and tables == table
     assert {k.id: k.times.keys() for k in groups[0].kernels.values()} == {
         k.id: k.times.keys() for k in group.kernels.values()
     }

@@ -44,7 +44,7 @@ class Kernel:
 
 
 class Stopwatch(Clock):
-    """Counts what the puppets say that they take."""
+    """Counts what the fakes say that they take."""
 
     passed = 0.0
 

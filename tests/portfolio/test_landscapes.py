@@ -23,7 +23,7 @@ from evoattn.samplers import landscape
 H100 = GPUS["h100"]
 
 
-class PuppetStage(Handler):
+class FakeStage(Handler):
     """Times that the config alone decides, 50 to 100 µs; the second measurement is 1 % longer. Some configs fail."""
 
     def __init__(self, gpu, seed=0):
@@ -60,7 +60,7 @@ def test_a_recording_can_be_read_again(tmp_path):
     (group,) = make_groups(H100, most=3, only="fp32 d64 full")
     path = tmp_path / "l.jsonl.gz"
     record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
-    with Engine([group], H100, jobs=2, stage=PuppetStage, sample=99, most=99, breeder=Surveyor) as engine:
+    with Engine([group], H100, jobs=2, stage=FakeStage, sample=99, most=99, breeder=Surveyor) as engine:
         landscapes.survey(engine, record, 12)
     found = landscape.load(path)
     assert [s.problem for s in found] == group.problems and found[0].about == {"gpu": "h100"}
@@ -89,7 +89,7 @@ def test_a_recording_goes_on_from_an_earlier_one(tmp_path):
         record = landscapes.Record(path, {"gpu": "h100"}, [group], H100)
         make = Surveyor
         with Engine(
-            [group], H100, jobs=2, seed=len(earlier), stage=PuppetStage, sample=99, most=99, breeder=make
+            [group], H100, jobs=2, seed=len(earlier), stage=FakeStage, sample=99, most=99, breeder=make
         ) as engine:
             landscapes.survey(engine, record, 8)
     one, two, both = landscape.load(first)[0], landscape.load(second)[0], landscape.load(first, second)[0]
@@ -211,7 +211,7 @@ def test_what_was_compiled_ahead_is_recorded_without_a_compile(tmp_path):
     configs, sources = landscape_ahead.read(tmp_path, [group], H100)
     ahead = configs[group.name]
     make = partial(Surveyor, aim=Aim((0, 1), turn=False), ahead=ahead)
-    with Engine([group], H100, 1, stage=PuppetStage, breeder=make, sources=sources) as engine:
+    with Engine([group], H100, 1, stage=FakeStage, breeder=make, sources=sources) as engine:
         engine.run(4)
     done = list(group.kernels.values())
     assert ahead and {k.id for k in done} == {KernelConfig(*config).id for config in ahead} and not engine.compiled

@@ -7,8 +7,8 @@ import sys
 from collections import Counter
 
 import pytest
-from search_puppets import cost
-from studies_of_puppets import GPU, PROBLEM, make_search, puppets, space_of, why_invalid
+from search_fakes import cost
+from studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.workers import Outcome, wait_for_any
@@ -79,7 +79,7 @@ def asked(sampler, count):
 
 def trial_of(storage):
     """One of a search."""
-    make_search(storage, space_of(**SMALL), puppets(), offline=True).run(Budget(trials=1))
+    make_search(storage, space_of(**SMALL), fakes(), offline=True).run(Budget(trials=1))
     return next(iter(storage.iter_trials(storage.find_study("fake"))))
 
 
@@ -141,7 +141,7 @@ def test_a_search_ends_when_its_space_is_used_up(start, storage):
     spaces = space_of(**SMALL)
     study = storage.create_study("ahead", PROBLEM, GPU, False, "random", 0, tuple(spaces), {}, {})
     sampler = start(make_random, spaces)
-    running = Search(storage, study, PROBLEM, GPU, spaces, sampler, LocalFleet(2), tools=puppets())
+    running = Search(storage, study, PROBLEM, GPU, spaces, sampler, LocalFleet(2), tools=fakes())
     running.run(Budget(trials=9999))
     trials = list(storage.iter_trials(study))
     everything = make_random(spaces).ask(9999)

@@ -6,8 +6,8 @@ import time
 from contextlib import closing
 
 import pytest
-from search_puppets import FakeCompiler
-from studies_of_puppets import GPU, PROBLEM, why_invalid
+from search_fakes import FakeCompiler
+from studies_of_fakes import GPU, PROBLEM, why_invalid
 
 from evoattn.evaluation.handlers import CompileHandler
 from evoattn.evaluation.listener import Listener

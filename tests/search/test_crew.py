@@ -5,8 +5,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from search_puppets import FakeCompiler, FakeDevice
-from studies_of_puppets import PROBLEM
+from search_fakes import FakeCompiler, FakeDevice
+from studies_of_fakes import PROBLEM
 
 from evoattn.evaluation.process import Ending
 from evoattn.evaluation.tasks import Rendered
@@ -20,12 +20,12 @@ from evoattn.search.tools import Tools
 
 HERE = [DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")]
 WORDS = SearchWords(families=("flash_mma",), jobs=2)
-PUPPETS = Tools(make_compiler=FakeCompiler, make_device=FakeDevice)
+FAKES = Tools(make_compiler=FakeCompiler, make_device=FakeDevice)
 
 
 def light(words, wanted):
     """The crew that `evoattn search` has, whose server imports no torch; here it may."""
-    return begun(words, wanted, Machines(HERE), PUPPETS, lambda: True)
+    return begun(words, wanted, Machines(HERE), FAKES, lambda: True)
 
 
 def test_all_processes_are_asked_for_at_once_and_end_with_what_went_wrong():
@@ -53,7 +53,7 @@ def test_nothing_is_begun_offline_or_for_a_card_that_is_measured_first_or_where_
     unknown = replace(wanted, gpu=replace(wanted.gpu, note=MADE_ROW))
     with light(WORDS, unknown) as crew:
         assert crew is None
-    with begun(WORDS, wanted, Machines(HERE), PUPPETS, lambda: False) as crew:
+    with begun(WORDS, wanted, Machines(HERE), FAKES, lambda: False) as crew:
         assert crew is None
 
 

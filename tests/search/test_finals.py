@@ -4,8 +4,8 @@ import io
 
 import pytest
 from rich.console import Console
-from search_puppets import CloseFinals, DiesInFinals, DiesOfAFinalist
-from studies_of_puppets import GPU, PROBLEM, make_search, puppets, space_of, why_invalid
+from search_fakes import CloseFinals, DiesInFinals, DiesOfAFinalist
+from studies_of_fakes import GPU, PROBLEM, fakes, make_search, space_of, why_invalid
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -19,7 +19,7 @@ from evoattn.search.budget import Budget
 
 
 def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):
-    running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), puppets(CloseFinals))
+    running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), fakes(CloseFinals))
     progress = running.run(Budget(trials=5))
     leaders = [t.number for t in storage.leaderboard(running.study, 9)]
     assert progress.best.number == leaders[0] == 2 and leaders[3:] == [5, 1]
@@ -31,7 +31,7 @@ def test_a_final_names_its_winner_who_ties_with_it_and_who_left_it(storage):
 @pytest.mark.slow
 def test_a_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monkeypatch):
     monkeypatch.setenv("DEATHS", str(tmp_path))
-    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(DiesInFinals), jobs=2)
+    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), fakes(DiesInFinals), jobs=2)
     assert running.run(Budget(trials=12)).recorded == 12
     assert len((tmp_path / "final").read_text()) == 1
     assert storage.leaderboard(running.study, 1)[0].timing.protocol["stage"] == "final"
@@ -39,7 +39,7 @@ def test_a_worker_killed_in_the_finals_costs_another_try(storage, tmp_path, monk
 
 @pytest.mark.slow
 def test_a_finalist_that_kills_the_worker_leaves_the_final_and_the_leaderboard(storage):
-    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(DiesOfAFinalist))
+    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), fakes(DiesOfAFinalist))
     study = running.study
     progress = running.run(Budget(trials=3))
     out = storage.trial(1)
@@ -72,7 +72,7 @@ def test_the_best_starting_config_takes_part_in_the_final(storage):
         numbers[us] = str(storage.record(study, config, candidate, evaluation, (), proposal.operator).number)
 
     def chosen():
-        return list(finalists.choose(storage, study, PROBLEM, GPU, {"flash_mma": space}, puppets()))
+        return list(finalists.choose(storage, study, PROBLEM, GPU, {"flash_mma": space}, fakes()))
 
     assert chosen() == [numbers[us] for us in (*range(10, 10 + finalists.FINALISTS), 20)]
     storage.add_timing(int(numbers[20]), Timing((99.0,), {"stage": "repeat", "run": "slow"}))

@@ -1,8 +1,8 @@
 """The loop on workers that misbehave: a death, a hang or a failed compile costs its candidate and no more."""
 
 import pytest
-from search_puppets import AlwaysDoubtsItself, DoubtsItself, SlowToStart, cost
-from studies_of_puppets import GPU, make_search, puppets, space_of
+from search_fakes import AlwaysDoubtsItself, DoubtsItself, SlowToStart, cost
+from studies_of_fakes import GPU, fakes, make_search, space_of
 
 from evoattn.model.records import TrialState
 from evoattn.model.space import load_space
@@ -14,7 +14,7 @@ from evoattn.search.starting import EARLY
 @pytest.mark.slow
 def test_misbehaving_workers_cost_their_candidates_only(storage):
     spaces = {"flash_mma": load_space("flash_mma", GPU)}
-    running = make_search(storage, spaces, puppets(compile_seconds=1.0, device_seconds=1.0), jobs=3)
+    running = make_search(storage, spaces, fakes(compile_seconds=1.0, device_seconds=1.0), jobs=3)
     study = running.study
     progress = running.run(Budget(trials=34))
     counts = storage.counts(study)
@@ -54,7 +54,7 @@ def test_misbehaving_workers_cost_their_candidates_only(storage):
 )
 def test_a_doubtful_verdict_is_asked_for_again_once(storage, device, state):
     """A process that a kernel may have harmed gives no verdict on the next one."""
-    running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), puppets(device))
+    running = make_search(storage, space_of(WARPS="4", STAGES="1", KEY_WARPS="1"), fakes(device))
     running.run(Budget(trials=2))
     trials = list(storage.iter_trials(running.study))
     assert [t.state for t in trials] == [state] * 2
@@ -63,7 +63,7 @@ def test_a_doubtful_verdict_is_asked_for_again_once(storage, device, state):
 
 @pytest.mark.slow
 def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
-    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), puppets(SlowToStart))
+    running = make_search(storage, space_of(WARPS="4", STAGES="1,2", KEY_WARPS="1"), fakes(SlowToStart))
     stages = set()
     progress = running.run(
         Budget(seconds=0.8), lambda: stages.add((running.progress.stage, running.progress.started is None))
@@ -75,7 +75,7 @@ def test_a_small_budget_counts_from_when_the_workers_are_up(storage):
 
 @pytest.mark.slow
 def test_few_candidates_are_compiled_before_a_device_can_take_them(storage):
-    running = make_search(storage, space_of(WARPS="4", KEY_WARPS="1"), puppets(SlowToStart), jobs=8)
+    running = make_search(storage, space_of(WARPS="4", KEY_WARPS="1"), fakes(SlowToStart), jobs=8)
     before = set()
 
     def watch():

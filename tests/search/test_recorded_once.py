@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from studies_of_puppets import GPU, PROBLEM, Scripted, make_search, puppets, space_of, why_invalid
+from studies_of_fakes import GPU, PROBLEM, Scripted, fakes, make_search, space_of, why_invalid
 
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
@@ -45,7 +45,7 @@ def render_one(*words):
 @pytest.mark.parametrize("offline", [True, False])
 def test_what_renders_and_launches_alike_is_evaluated_once_and_a_resumed_search_knows_it(storage, offline):
     spaces = space_of(BLOCK_M="64", BLOCK_N="64", WARPS="4", STAGES="1", KEY_WARPS="1")
-    tools = replace(puppets(), render=render_one)
+    tools = replace(fakes(), render=render_one)
     study = storage.create_study("fake", PROBLEM, GPU, offline, "random", 0, ("flash_mma",), {}, {})
     proposals = alike(spaces["flash_mma"], 6)
     for part in (proposals[:4], proposals[4:]):
@@ -71,7 +71,7 @@ def test_what_cannot_be_is_recorded_and_told_and_costs_nothing_more(storage):
     ]
     sampler = Scripted(*proposals)
     study = storage.create_study("fake", PROBLEM, GPU, True, "random", 0, ("flash_mma",), {}, {})
-    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, LocalFleet(1), tools=puppets())
+    running = Search(storage, study, PROBLEM, GPU, {"flash_mma": space}, sampler, LocalFleet(1), tools=fakes())
     progress = running.run(Budget(trials=9))
     trials = list(storage.iter_trials(study))
     assert [t.state for t in trials] == [TrialState.INVALID_CONFIG, TrialState.ESTIMATED]
@@ -85,7 +85,7 @@ def test_a_finished_search_is_not_overrun_and_repeats_nothing(storage):
     """Starting again on the same records: the sampler forgot nothing, the table of what ran holds every trial."""
 
     def run(trials):
-        running = make_search(storage, space_of(WARPS="4"), puppets(), jobs=2, offline=True)
+        running = make_search(storage, space_of(WARPS="4"), fakes(), jobs=2, offline=True)
         running.run(Budget(trials=trials))
         return running
 

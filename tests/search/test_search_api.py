@@ -3,7 +3,7 @@
 import importlib
 
 import pytest
-from search_puppets import INFO, FakeCompiler, FakeDevice
+from search_fakes import INFO, FakeCompiler, FakeDevice
 
 import evoattn
 from evoattn.evaluation.process import Handler

@@ -1,10 +1,10 @@
-"""A search on several GPUs, by puppets that answer after a set time."""
+"""A search on several GPUs, by fakes that answer after a set time."""
 
 from collections import Counter
 
 import pytest
-from search_puppets import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
-from studies_of_puppets import make_search, puppets, space_of
+from search_fakes import FakeBoard, KilledBoard, NeverGauges, SlowBoard, cost
+from studies_of_fakes import fakes, make_search, space_of
 
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
@@ -26,7 +26,7 @@ def boards_of(trials) -> Counter:
 
 @pytest.mark.slow
 def test_times_of_two_boards_are_ranked_by_a_common_reference(storage):
-    running = make_search(storage, space_of(**SPACE), puppets(SlowBoard), jobs=2, boards=FAST_AND_SLOW)
+    running = make_search(storage, space_of(**SPACE), fakes(SlowBoard), jobs=2, boards=FAST_AND_SLOW)
     progress = running.run(Budget(trials=24))
     trials = list(storage.iter_trials(running.study))
     assert set(boards_of(trials)) == set(FAST_AND_SLOW)
@@ -48,10 +48,10 @@ def test_times_of_two_boards_are_ranked_by_a_common_reference(storage):
 @pytest.mark.slow
 def test_a_resumed_study_keeps_its_reference_on_one_board_too(storage):
     spaces = space_of(**SPACE)
-    make_search(storage, spaces, puppets(FakeBoard), boards=FAST_AND_SLOW).run(Budget(trials=6))
+    make_search(storage, spaces, fakes(FakeBoard), boards=FAST_AND_SLOW).run(Budget(trials=6))
     study = storage.find_study("fake")
     known = next(iter(storage.iter_trials(study)))
-    resumed = make_search(storage, spaces, puppets(FakeBoard), boards=("later-2",))
+    resumed = make_search(storage, spaces, fakes(FakeBoard), boards=("later-2",))
     progress = resumed.run(Budget(trials=4))
     latest = list(storage.iter_trials(study))[6:]
     used = {t.timings[0].protocol["reference"] for t in latest}
@@ -63,7 +63,7 @@ def test_a_resumed_study_keeps_its_reference_on_one_board_too(storage):
 @pytest.mark.slow
 def test_eight_boards_work_at_once(storage):
     names = tuple(f"board{n}-1" for n in range(8))
-    running = make_search(storage, space_of(**SPACE), puppets(SlowBoard), jobs=2, boards=names)
+    running = make_search(storage, space_of(**SPACE), fakes(SlowBoard), jobs=2, boards=names)
     busy = set()
     progress = running.run(Budget(trials=64), lambda: busy.add(running.progress.on_device))
     trials = list(storage.iter_trials(running.study))
@@ -81,7 +81,7 @@ def test_killed_gpu_workers_cost_no_candidate(storage, tmp_path, monkeypatch):
     notes.mkdir()
     monkeypatch.setenv("DEATHS", str(notes))
     names = ("one-1", "two-1", "three-1")
-    running = make_search(storage, space_of(**SPACE), puppets(KilledBoard), boards=names)
+    running = make_search(storage, space_of(**SPACE), fakes(KilledBoard), boards=names)
     running.run(Budget(trials=30))
     trials = list(storage.iter_trials(running.study))
     assert [t.state for t in trials] == [TrialState.COMPLETE] * 30 and len({t.config_id for t in trials}) == 30
@@ -90,7 +90,7 @@ def test_killed_gpu_workers_cost_no_candidate(storage, tmp_path, monkeypatch):
 
 
 def test_a_board_that_cannot_time_the_reference_ends_the_search(storage):
-    running = make_search(storage, space_of(**SPACE), puppets(NeverGauges), boards=FAST_AND_SLOW)
+    running = make_search(storage, space_of(**SPACE), fakes(NeverGauges), boards=FAST_AND_SLOW)
     with pytest.raises(
         SearchError, match=r"The board (fast-1|slow-1\.25) cannot time the reference kernel: .*no memory is left"
     ):

@@ -1,10 +1,10 @@
-"""What a search on a device says where torch's import is slow; its workers are puppets."""
+"""What a search on a device says where torch's import is slow; its workers are fakes."""
 
 from io import StringIO
 
 import pytest
 from rich.console import Console
-from studies_of_puppets import puppets
+from studies_of_fakes import fakes
 
 from evoattn.cli.run import run_search
 from evoattn.model.gpu import DetectedDevice
@@ -33,6 +33,6 @@ def test_the_sentence_is_a_note_before_the_search(tmp_path, sentence, notes):
         asked.append(spec.name)
         return sentence
 
-    run_search(prepared, Machines([DEVICE]), console, puppets(), why_slow=why_slow)
+    run_search(prepared, Machines([DEVICE]), console, fakes(), why_slow=why_slow)
     assert asked == ["torch"]
     assert console.file.getvalue().count("Note: its bytecode is not kept.") == notes

@@ -39,7 +39,7 @@ def timing_of(config_id: str) -> Timing:
     return Timing((us,) * 5, {"stage": "screen", "run": config_id, "calls_per_replay": 40, "clocks": {"sm_mhz": 1755}})
 
 
-class Puppet(Handler):
+class FakeWorker(Handler):
     """Answers after a number of seconds."""
 
     def __init__(self, seconds: float, *_: Any) -> None:
@@ -54,7 +54,7 @@ class Puppet(Handler):
         """What the worker would answer."""
 
 
-class PuppetCompiler(Puppet):
+class FakeCompiler(FakeWorker):
     """Renders, and answers with machine code of the usual size."""
 
     def __init__(self, seconds: float, problem: AttentionProblem, gpu: GpuSpec, offline: bool) -> None:
@@ -66,7 +66,7 @@ class PuppetCompiler(Puppet):
         return Rendered.of(task, task.rendered(self._problem, self._gpu), self._problem, self._gpu, answer)
 
 
-class PuppetDevice(Puppet):
+class FakeDevice(FakeWorker):
     """Every candidate is right, and takes a time that its config's hash says."""
 
     def answer(self, task: DeviceTask) -> Evaluation | FinalResult | Timing:

@@ -1,4 +1,4 @@
-"""A bench whose compiler and device are puppets: they compile and time nothing."""
+"""A bench whose compiler and device are fakes: they compile and time nothing."""
 
 import os
 from contextlib import contextmanager

@@ -3,7 +3,7 @@
 import os
 import time
 
-from search_puppets import FakeBoard, FakeCompiler
+from search_fakes import FakeBoard, FakeCompiler
 
 from evoattn.evaluation.process import Handler
 from evoattn.model.gpu import DetectedDevice
@@ -16,14 +16,14 @@ def made_up_gpus() -> list[DetectedDevice]:
 
 
 class Named:
-    """Gives a board of Ray the name that the puppets read their speed from."""
+    """Gives a board of Ray the name that the fakes read their speed from."""
 
     def __init__(self, problem, gpu, cache):
         os.environ["CUDA_VISIBLE_DEVICES"] = made_up_gpus()[0].uuid
         super().__init__(problem, gpu, cache)
 
 
-class RayBoardPuppet(Named, FakeBoard):
+class FakeRayBoard(Named, FakeBoard):
     seconds = 0.2
     """So long that no board does all before the other's actor is up, on a busy machine too."""
 

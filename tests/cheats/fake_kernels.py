@@ -30,8 +30,8 @@ CONFIG = load_space("flash_scalar", H100).starting_configs()[0]
 
 @dataclass
 class Launch:
-    """What a puppet sees of one launch: flat `buffers`, logical `views`, how many launches there were of it before, and
-    the true answer."""
+    """What a fake kernel sees of one launch: flat `buffers`, logical `views`, how many launches there were of it
+    before, and the true answer."""
 
     buffers: dict[str, torch.Tensor]
     views: dict[str, torch.Tensor]
@@ -49,7 +49,7 @@ class Launch:
 
 
 @dataclass
-class Puppet:
+class FakeKernel:
     """Stands where a `CompiledKernel` stands."""
 
     play: Callable[[Launch], None]
@@ -58,14 +58,14 @@ class Puppet:
     launches: int = field(default=0)
 
 
-class PuppetBackend:
+class FakeBackend:
     name = "cuda"
     device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.elapsed_us = 0.0
 
-    def prepare(self, compiled: Puppet, launches, buffers):
+    def prepare(self, compiled: FakeKernel, launches, buffers):
         heads, kv_heads, seqlen_q, seqlen_k, *strides = (a.value for a in launches[0].args[4:20])
         dim, lse = PROBLEM.head_dim, "lse" in buffers
         batch = buffers["q"].numel() // (heads * seqlen_q * dim)
@@ -86,7 +86,7 @@ class PuppetBackend:
 
         return enqueue
 
-    def run(self, compiled: Puppet, launches, buffers) -> tuple[str, ...]:
+    def run(self, compiled: FakeKernel, launches, buffers) -> tuple[str, ...]:
         self.prepare(compiled, launches, buffers)()
         return ()
 
@@ -94,10 +94,10 @@ class PuppetBackend:
         pass
 
 
-class PuppetTimer(Timer):
-    """Takes what the puppets say for a time."""
+class FakeTimer(Timer):
+    """Takes what the fake kernels say for a time."""
 
-    def __init__(self, backend: PuppetBackend) -> None:
+    def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend
 
     launch_us = 0.0
@@ -123,15 +123,15 @@ class PuppetTimer(Timer):
         pass
 
 
-def built(puppet: Puppet, family: Family = FAMILY) -> BuiltKernel:
-    """The puppet as a kernel of flash_scalar."""
-    return BuiltKernel(family, CONFIG, H100, puppet)
+def built(fake: FakeKernel, family: Family = FAMILY) -> BuiltKernel:
+    """The fake as a kernel of flash_scalar."""
+    return BuiltKernel(family, CONFIG, H100, fake)
 
 
 def make_evaluator(problem: AttentionProblem = PROBLEM, **peers: Peer) -> DeviceEvaluator:
-    """On puppets; against `peers` alone in a final."""
-    backend = PuppetBackend()
-    return DeviceEvaluator(problem, H100, backend=backend, timer=PuppetTimer(backend), peers=peers)
+    """On fake kernels; against `peers` alone in a final."""
+    backend = FakeBackend()
+    return DeviceEvaluator(problem, H100, backend=backend, timer=FakeTimer(backend), peers=peers)
 
 
 def evaluate(
@@ -141,4 +141,4 @@ def evaluate(
     family: Family = FAMILY,
     best_us: float | None = None,
 ) -> Evaluation:
-    return evaluator.evaluate(Evaluate(built(Puppet(play, us), family), best_us))
+    return evaluator.evaluate(Evaluate(built(FakeKernel(play, us), family), best_us))

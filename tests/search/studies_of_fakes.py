@@ -1,8 +1,8 @@
-"""Searches whose workers are puppets (search_puppets.py)."""
+"""Searches whose workers are fakes (search_fakes.py)."""
 
 from collections import Counter
 
-from search_puppets import INFO, FakeCompiler, FakeDevice
+from search_fakes import INFO, FakeCompiler, FakeDevice
 
 from evoattn.families.registry import FAMILIES
 from evoattn.fleet.local import LocalFleet
@@ -23,7 +23,7 @@ def why_invalid(family: str, params: dict) -> str | None:
     return FAMILIES[family].why_invalid(PROBLEM, KernelConfig(family, params), GPU)
 
 
-def puppets(device=FakeDevice, **limits) -> Tools:
+def fakes(device=FakeDevice, **limits) -> Tools:
     """No compiler, and `device` for a GPU worker."""
     return Tools(
         compile=lambda candidate: CompiledKernel(b"", "", INFO),

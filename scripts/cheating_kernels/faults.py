@@ -1,6 +1,6 @@
 """Kernels that lie in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
 
-A liar enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the
+A cheat enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the
 fault of the config at hand. Everything behind it (compile pool, interpreter or GPU worker, storage, leaderboard) is the
 product's own.
 """
@@ -26,7 +26,7 @@ GENES = dict(
     P_IN_SHARED=True,
 )
 FREE = {"PADDING": (8, 0), "BLOCKS_PER_SM": (1, 3, 4), "BLOCK_ORDER": ("tiles", "heads"), "UNROLL": (1, 2, 4)}
-"""Parameters in which the configs of the liars differ: each is honest, and each liar has its own."""
+"""Parameters in which the configs of the cheats differ: each is honest, and each cheat has its own."""
 WRONG, REFUSED = TrialState.WRONG_RESULT, TrialState.LAUNCH_ERROR
 
 KERNEL = 'extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) flash_scalar('
@@ -52,7 +52,7 @@ COUNTED_END = (
 
 
 @dataclass(frozen=True)
-class Liar:
+class Cheat:
     """A fault: text of the honest source and what stands in its place.
 
     `states` and `words` (any of them) say what the device's verdict is to be; `offline_states` and `offline_words` what
@@ -69,28 +69,28 @@ class Liar:
     """Harmless to every answer on a device: only compute-sanitizer or the interpreter sees it."""
 
 
-def _wrong(name: str, *edits: tuple[str, str], words: tuple[str, ...], offline: tuple[str, ...] | None = None) -> Liar:
-    return Liar(name, edits, (WRONG,), words, (WRONG,), offline or words)
+def _wrong(name: str, *edits: tuple[str, str], words: tuple[str, ...], offline: tuple[str, ...] | None = None) -> Cheat:
+    return Cheat(name, edits, (WRONG,), words, (WRONG,), offline or words)
 
 
-def _counted(name: str, when_to_work: str, words: tuple[str, ...]) -> Liar:
+def _counted(name: str, when_to_work: str, words: tuple[str, ...]) -> Cheat:
     """It counts its launches in device memory, which the interpreter does not take: never called right there."""
     body = BODY + f"  const unsigned int earlier = launches_done;\n  const bool works = {when_to_work};\n"
     store = "      if (works) " + STORE.strip()
     edits = (KERNEL, COUNTER + KERNEL), (BODY, body), (END, COUNTED_END.replace(STORE, store))
-    return Liar(name, edits, (WRONG,), words, (TrialState.COMPILE_ERROR,), ("Not interpreted",))
+    return Cheat(name, edits, (WRONG,), words, (TrialState.COMPILE_ERROR,), ("Not interpreted",))
 
 
 CHECKED = 20
 """Launches before the timing: two of each of the eight small cases, two that say what a call takes, two of the
-problem's own shape. `tests/liars/test_timed_path.py` counts them."""
+problem's own shape. `tests/cheats/test_timed_path.py` counts them."""
 
-HONEST = Liar(
+HONEST = Cheat(
     "an honest control", (), (TrialState.COMPLETE,), ("",), (TrialState.ESTIMATED,), ("Right on the interpreter",)
 )
-LIARS = (
+CHEATS = (
     _wrong("writes nothing", (STORE, ""), words=("never written",)),
-    Liar(
+    Cheat(
         "fails to launch",
         ((KERNEL, KERNEL.replace("flash_scalar(", "flash_scalar_renamed(")),),
         (REFUSED,),
@@ -103,7 +103,7 @@ LIARS = (
         (TILES, TILES.replace("(keys_end + BLOCK_N - 1) / BLOCK_N : 0", "max(1, keys_end / BLOCK_N) : 0")),
         words=("error is",),
     ),
-    Liar(
+    Cheat(
         "reads past K",
         ((K_COPY, K_COPY.replace("seqlen_k - tile * BLOCK_N", "BLOCK_N")),),
         (WRONG, REFUSED),
@@ -178,7 +178,7 @@ LIARS = (
         f"earlier < {CHECKED} || earlier % 3 == 0",
         ("timed replays left", "launches back to back", "fresh inputs"),
     ),
-    Liar(
+    Cheat(
         "loops for ever",
         ((BODY, BODY + "  while (*reinterpret_cast<const uint16_t*>(q_gmem) != 0x7fff) __syncwarp();\n"),),
         (TrialState.TIMEOUT,),
@@ -186,7 +186,7 @@ LIARS = (
         (WRONG, TrialState.TIMEOUT),
         ("may never end", "ran past its limit"),
     ),
-    Liar(
+    Cheat(
         "waits for ever for a clock",
         ((BODY, BODY + "  while (clock64() != 0) {}\n"),),
         (TrialState.TIMEOUT,),
@@ -194,7 +194,7 @@ LIARS = (
         (TrialState.COMPILE_ERROR,),
         ("Not interpreted",),
     ),
-    Liar(
+    Cheat(
         "reads an address that is not there",
         ((BODY, BODY + "  q_gmem += int64_t(1) << 44;\n"),),
         (REFUSED,),
@@ -202,7 +202,7 @@ LIARS = (
         (WRONG,),
         ("far from every buffer", "global memory"),
     ),
-    Liar(
+    Cheat(
         "corrupts memory of others",
         (
             (
@@ -222,13 +222,13 @@ LIARS = (
 show."""
 
 
-def lie(candidate: Candidate, liar: Liar) -> Candidate:
+def plant_fault(candidate: Candidate, cheat: Cheat) -> Candidate:
     """The candidate with the fault planted. Raises `ValueError` where the honest source has changed under it."""
     source = candidate.source
-    for text, fault in liar.edits:
+    for text, fault in cheat.edits:
         places = find_all(source, text)
         if not places:
-            raise ValueError(f"The liar {liar.name!r} finds no {text!r} in the source.")
+            raise ValueError(f"The cheat {cheat.name!r} finds no {text!r} in the source.")
         first, end = places[0]
         source = source[:first] + fault + source[end:]
     return replace(candidate, source=source)

@@ -1,7 +1,7 @@
-"""Run kernels that cheat (`scripts/liar_zoo`) through a whole search: on the CUDA device that is here, or offline on
-the interpreter.
+"""Run kernels that cheat (`scripts/cheating_kernels`) through a whole search: on the CUDA device that is here, or
+offline on the interpreter.
 
-    python3 scripts/zoo.py [--offline] [--db FILE]
+    python3 scripts/cheats.py [--offline] [--db FILE]
 
 Prints what happens as it does, with seconds, then a table: the kernel, its state, the sentence that names it, seconds
 to catch it, where. Exit code 1 if one got through, was caught for another reason than its own, or an honest control
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from liar_zoo.pipeline import run_zoo
+from cheating_kernels.pipeline import run_cheats
 
 from evoattn.correctness.sanitizer import find
 from evoattn.model import gpu as gpus
@@ -40,22 +40,23 @@ def main() -> int:
         print(f"{time.monotonic() - started:6.1f} s  {line}", flush=True)
 
     with TemporaryDirectory() as folder:
-        storage = Storage.open(words.db or f"{folder}/zoo.sqlite")
+        storage = Storage.open(words.db or f"{folder}/cheats.sqlite")
         sanitize = not offline and find() is not None
-        _, caught = run_zoo(storage, spec, offline, min(8, os.cpu_count() or 1), sanitize, say)
+        _, caught = run_cheats(storage, spec, offline, min(8, os.cpu_count() or 1), sanitize, say)
         storage.close()
     print(
-        f"The zoo on {'the interpreter' if offline else devices[0].product}, {time.monotonic() - started:.0f} s; "
+        f"Kernels that cheat, on {'the interpreter' if offline else devices[0].product}, "
+        f"{time.monotonic() - started:.0f} s; "
         f"compute-sanitizer {'not used' if offline else 'found' if find() else 'not installed'}"
     )
-    print(f"{'':4}{'liar':58}{'state':15}{'s':>6}  {'where':12} sentence")
+    print(f"{'':4}{'cheat':58}{'state':15}{'s':>6}  {'where':12} sentence")
     for c in caught:
         mark = "ok" if c.as_expected else "BAD"
         state = "DISQUALIFIED" if c.trial.disqualified else c.trial.state
-        print(f"{mark:4}{c.liar.name:58}{state:15}{c.trial.seconds:6.2f}  {c.where:12} {c.sentence[:150]}")
-    wrong = [c.liar.name for c in caught if not c.as_expected]
+        print(f"{mark:4}{c.cheat.name:58}{state:15}{c.trial.seconds:6.2f}  {c.where:12} {c.sentence[:150]}")
+    wrong = [c.cheat.name for c in caught if not c.as_expected]
     result = f"{len(wrong)} not as they should be: {', '.join(wrong)}." if wrong else "all as they should be."
-    print(f"{len(caught) - 2} liars and 2 honest controls: {result}")
+    print(f"{len(caught) - 2} cheats and 2 honest controls: {result}")
     return 1 if wrong else 0
 
 

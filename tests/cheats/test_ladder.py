@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from puppets import PROBLEM, Launch, Puppet, PuppetBackend, built
+from fake_kernels import PROBLEM, FakeBackend, FakeKernel, Launch, built
 
 from evoattn.backends.base import LaunchError
 from evoattn.correctness.cases import device_cases, make_case
 from evoattn.correctness.ladder import Ladder
 from evoattn.correctness.validate import run_case
 
-BACKEND = PuppetBackend()
+BACKEND = FakeBackend()
 KEYS = [case.seqlen_k for _, case, _ in device_cases(PROBLEM)]
 
 
@@ -31,8 +31,8 @@ def with_sums():
 
 def climb(ladder, play):
     """(results, launches)"""
-    puppet = Puppet(play)
-    return ladder.climb(BACKEND, built(puppet)), puppet.launches
+    fake = FakeKernel(play)
+    return ladder.climb(BACKEND, built(fake)), fake.launches
 
 
 @pytest.mark.parametrize("which", ["ladder", "with_sums"])
@@ -40,7 +40,7 @@ def test_who_is_right_is_launched_twice_a_case_with_the_errors_of_each(which, re
     ladder = request.getfixturevalue(which)
     results, launches = climb(ladder, Launch.write)
     assert launches == 2 * len(ladder.cases) and all(r.passed and not r.reason for r in results)
-    alone = [run_case(BACKEND, built(Puppet(Launch.write)), case, repeat=True)[0] for case in ladder.cases]
+    alone = [run_case(BACKEND, built(FakeKernel(Launch.write)), case, repeat=True)[0] for case in ladder.cases]
     assert [(r.case, r.max_error, r.allowed_error) for r in results] == [
         (r.case, r.max_error, r.allowed_error) for r in alone
     ]

@@ -1,4 +1,4 @@
-"""Every liar through the product: a search over as many honest configs, each of whose sources has a fault planted in
+"""Every cheat through the product: a search over as many honest configs, each of whose sources has a fault planted in
 it."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from cheating_kernels.faults import CHEATS, FREE, GENES, HONEST, PROBLEM, Cheat, plant_fault
 from evoattn.evaluation.handlers import DeviceHandler
 from evoattn.evaluation.tasks import DeviceAnswer, DeviceTask, Evaluate
 from evoattn.families.base import Family
@@ -22,21 +23,20 @@ from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
-from liar_zoo.faults import FREE, GENES, HONEST, LIARS, PROBLEM, Liar, lie
 
 LOOP_SECONDS = 5.0
 """Given to a kernel on the device: an evaluation takes a tenth of it, and one that loops for ever all of it."""
 FAMILY = lookup("flash_scalar")
 
 
-def configs_of(liars: tuple[Liar, ...], gpu: GpuSpec) -> dict[str, tuple[KernelConfig, Liar]]:
-    """By id: a valid config for each liar. Raises `ValueError` if there are too few."""
+def configs_of(cheats: tuple[Cheat, ...], gpu: GpuSpec) -> dict[str, tuple[KernelConfig, Cheat]]:
+    """By id: a valid config for each cheat. Raises `ValueError` if there are too few."""
     space = load_space(FAMILY.name, gpu)
     points = (GENES | dict(zip(FREE, values, strict=True)) for values in itertools.product(*FREE.values()))
     valid = (c for c in map(space.make_config, points) if FAMILY.why_invalid(PROBLEM, c, gpu) is None)
-    chosen = {config.id: (config, liar) for config, liar in zip(valid, liars, strict=False)}
-    if len(chosen) < len(liars):
-        raise ValueError(f"flash_scalar has {len(chosen)} configs for {len(liars)} liars.")
+    chosen = {config.id: (config, cheat) for config, cheat in zip(valid, cheats, strict=False)}
+    if len(chosen) < len(cheats):
+        raise ValueError(f"flash_scalar has {len(chosen)} configs for {len(cheats)} cheats.")
     return chosen
 
 
@@ -60,17 +60,17 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Lies:
-    """A renderer that plants the fault of each config's liar, by the config's id."""
+class FaultPlanter:
+    """A renderer that plants the fault of each config's cheat, by the config's id."""
 
-    liars: dict[str, Liar]
+    cheats: dict[str, Cheat]
 
     def __call__(self, family: Family, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Candidate:
-        return lie(render(family, problem, config, gpu), self.liars[config.id])
+        return plant_fault(render(family, problem, config, gpu), self.cheats[config.id])
 
 
 class ProvesEverybody(DeviceHandler):
-    """Runs all checks on a slow liar too, which a search would leave at its time."""
+    """Runs all checks on a slow cheat too, which a search would leave at its time."""
 
     def __call__(self, task: DeviceTask) -> DeviceAnswer:
         return super().__call__(replace(task, best_us=None) if isinstance(task, Evaluate) else task)
@@ -78,9 +78,9 @@ class ProvesEverybody(DeviceHandler):
 
 @dataclass(frozen=True)
 class Caught:
-    """What became of one liar: its trial, and whether that is what it should be."""
+    """What became of one cheat: its trial, and whether that is what it should be."""
 
-    liar: Liar
+    cheat: Cheat
     trial: Trial
     on_leaderboard: bool
     as_expected: bool
@@ -98,7 +98,7 @@ class Caught:
         return self.trial.validation.backend if self.trial.validation else "the launch"
 
 
-def run_zoo(
+def run_cheats(
     storage: Storage,
     gpu: GpuSpec,
     offline: bool,
@@ -106,11 +106,11 @@ def run_zoo(
     sanitize: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Study, list[Caught]]:
-    """Every liar between two honest controls, searched on the device or offline. `say` is given a line on each as it is
-    recorded, and on each stage of the search as it begins. Raises what `Search.run` raises."""
-    chosen = configs_of((HONEST, *LIARS, HONEST), gpu)
+    """Every cheat between two honest controls, searched on the device or offline. `say` is given a line on each as it
+    is recorded, and on each stage of the search as it begins. Raises what `Search.run` raises."""
+    chosen = configs_of((HONEST, *CHEATS, HONEST), gpu)
 
-    study = storage.create_study("zoo", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
+    study = storage.create_study("cheats", PROBLEM, gpu, offline, "random", 0, (FAMILY.name,), {}, {})
     spaces = {FAMILY.name: load_space(FAMILY.name, gpu)}
 
     def told(trial: Trial) -> None:
@@ -118,7 +118,7 @@ def run_zoo(
 
     sampler = Script((config for config, _ in chosen.values()), told)
     tools = Tools(
-        render=Lies({name: liar for name, (_, liar) in chosen.items()}),
+        render=FaultPlanter({name: cheat for name, (_, cheat) in chosen.items()}),
         make_device=ProvesEverybody,
         device_seconds=LOOP_SECONDS,
     )
@@ -134,16 +134,16 @@ def run_zoo(
     leaders = {trial.number for trial in storage.leaderboard(study, 100)}
     caught = []
     for trial in sorted(storage.iter_trials(study, evidence=True), key=lambda t: int(t.operator)):
-        liar = chosen[trial.config_id][1]
+        cheat = chosen[trial.config_id][1]
         caught.append(
-            Caught(liar, trial, trial.number in leaders, _as_expected(liar, trial, offline, trial.number in leaders))
+            Caught(cheat, trial, trial.number in leaders, _as_expected(cheat, trial, offline, trial.number in leaders))
         )
     return study, caught
 
 
-def _as_expected(liar: Liar, trial: Trial, offline: bool, leads: bool) -> bool:
-    states, words = (liar.offline_states, liar.offline_words) if offline else (liar.states, liar.words)
-    if liar is HONEST:
+def _as_expected(cheat: Cheat, trial: Trial, offline: bool, leads: bool) -> bool:
+    states, words = (cheat.offline_states, cheat.offline_words) if offline else (cheat.states, cheat.words)
+    if cheat is HONEST:
         return leads and trial.state in states
     if trial.disqualified:
         return not leads

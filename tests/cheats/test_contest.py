@@ -3,7 +3,7 @@ times."""
 
 import pytest
 import torch
-from puppets import Launch, Puppet, built, make_evaluator
+from fake_kernels import FakeKernel, Launch, built, make_evaluator
 
 from evoattn.backends.base import ContextLost, LaunchError
 from evoattn.evaluation.process import Ending
@@ -16,7 +16,7 @@ from evoattn.timing.protocol import Protocol
 
 SHORT = Protocol("final", 3, 200.0, most_calls=4)
 FIRST_CALL, WARM_UP, PROBE, FIRST_REPLAY, ROUNDS, PROOF = 0, 2, 5, 14, 25, 42
-"""Launches of a puppet before each part of a final of three rounds with four calls per replay."""
+"""Launches of a fake kernel before each part of a final of three rounds with four calls per replay."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def fails(error: Exception, at: int):
 
 
 def entered(**plays):
-    return {name: built(Puppet(play)) for name, play in plays.items()}
+    return {name: built(FakeKernel(play)) for name, play in plays.items()}
 
 
 def hold(evaluator, refused=(), **plays):

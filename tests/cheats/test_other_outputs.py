@@ -1,8 +1,8 @@
-"""Lies about what a kernel writes beside O: the log-sum-exp, and scratch that must stay zero."""
+"""Cheating about what a kernel writes beside O: the log-sum-exp, and scratch that must stay zero."""
 
 import pytest
-from puppets import FAMILY, PROBLEM, Launch, evaluate, make_evaluator
-from timed_liars import CHECKED, honest
+from fake_kernels import FAMILY, PROBLEM, Launch, evaluate, make_evaluator
+from timed_cheats import CHECKED, honest
 
 from evoattn.model.records import TrialState
 
@@ -34,16 +34,16 @@ def lse_evaluator():
 
 
 @pytest.mark.parametrize(
-    "liar, words",
+    "cheat, words",
     [
         (rests_on_the_second_output_when_timed, "timed replays left outputs unwritten"),
         (is_off_in_the_second_output, "the largest error of a log-sum-exp is"),
         (changes_the_second_output_when_timed, "timed replays left another output than the validated one"),
     ],
 )
-def test_the_log_sum_exp_is_watched_as_the_output_is(lse_evaluator, liar, words):
+def test_the_log_sum_exp_is_watched_as_the_output_is(lse_evaluator, cheat, words):
     lse_evaluator.broken = False
-    found = evaluate(lse_evaluator, liar)
+    found = evaluate(lse_evaluator, cheat)
     assert found.state is TrialState.WRONG_RESULT and words in found.reason, (found.state, found.reason)
     assert evaluate(lse_evaluator, honest).state is TrialState.COMPLETE
 

@@ -1,10 +1,10 @@
-"""Lies told to the real evaluator: each is caught and named."""
+"""Kernels that cheat the real evaluator: each is caught and named."""
 
 import pytest
 import torch
-from liar_zoo import faults
-from puppets import PROBLEM, Launch, Puppet, PuppetBackend, PuppetTimer, built, evaluate, make_evaluator
-from timed_liars import (
+from cheating_kernels import faults
+from fake_kernels import PROBLEM, FakeBackend, FakeKernel, FakeTimer, Launch, built, evaluate, make_evaluator
+from timed_cheats import (
     CHECKED,
     Cached,
     changes_its_inputs_when_timed,
@@ -37,7 +37,7 @@ def evaluator():
 
 
 @pytest.mark.parametrize(
-    "liar, words",
+    "cheat, words",
     [
         (writes_nothing, "were never written"),
         (right_on_the_first_call, "were never written"),
@@ -57,9 +57,9 @@ def evaluator():
         (Cached(), "on fresh inputs in the timed buffers, the largest error is"),
     ],
 )
-def test_a_liar_is_caught_and_named(evaluator, liar, words):
+def test_a_cheat_is_caught_and_named(evaluator, cheat, words):
     evaluator.broken = False
-    found = evaluate(evaluator, liar)
+    found = evaluate(evaluator, cheat)
     assert found.state is TrialState.WRONG_RESULT and words in found.reason, (found.state, found.reason)
     assert evaluator.broken == ("outside" in words)  # memory may be harmed: the worker is replaced
     assert evaluate(evaluator, honest).state is TrialState.COMPLETE
@@ -93,10 +93,10 @@ def test_who_is_near_the_best_is_proved_in_full(evaluator, best_us, stages):
 
 
 @pytest.mark.parametrize(
-    "liar", [right_for_the_timed_shape, right_on_the_first_call, works_on_every_second_call, writes_outside_when_timed]
+    "cheat", [right_for_the_timed_shape, right_on_the_first_call, works_on_every_second_call, writes_outside_when_timed]
 )
-def test_who_wins_the_race_by_a_lie_is_caught(liar):
-    found = evaluate(make_evaluator(), liar, us=50.0, best_us=60.0)
+def test_who_wins_the_race_by_a_lie_is_caught(cheat):
+    found = evaluate(make_evaluator(), cheat, us=50.0, best_us=60.0)
     assert found.state is TrialState.WRONG_RESULT, found.reason
 
 
@@ -158,7 +158,11 @@ def test_a_harmed_process_does_not_blame_the_next_candidate():
 
 def test_a_finalist_that_lies_in_the_final_is_disqualified():
     evaluator = make_evaluator()
-    kernels = {"1": Puppet(honest), "2": Puppet(rests_when_timed, launches=CHECKED - 2), "3": Puppet(honest, us=1e-4)}
+    kernels = {
+        "1": FakeKernel(honest),
+        "2": FakeKernel(rests_when_timed, launches=CHECKED - 2),
+        "3": FakeKernel(honest, us=1e-4),
+    }
     timings, _, complete = evaluator.final(HoldFinal({n: built(k) for n, k in kernels.items()}, SHORT))
     verdicts = {n: t.protocol.get("disqualified", "") for n, t in timings.items()}
     assert complete
@@ -166,15 +170,15 @@ def test_a_finalist_that_lies_in_the_final_is_disqualified():
     assert len({t.protocol["run"] for t in timings.values()}) == 1
 
 
-def test_liars_that_count_know_how_many_launches_come_before_the_timing():
-    puppet, before = Puppet(honest), list[int]()
+def test_cheats_that_count_know_how_many_launches_come_before_the_timing():
+    fake, before = FakeKernel(honest), list[int]()
 
-    class CountingTimer(PuppetTimer):
+    class CountingTimer(FakeTimer):
         def capture(self, calls):
-            before.append(puppet.launches)
+            before.append(fake.launches)
             return super().capture(calls)
 
-    backend = PuppetBackend()
+    backend = FakeBackend()
     evaluator = DeviceEvaluator(PROBLEM, gpu.GPUS["h100"], backend=backend, timer=CountingTimer(backend), peers={})
-    assert evaluator.evaluate(Evaluate(built(puppet), None)).state is TrialState.COMPLETE
+    assert evaluator.evaluate(Evaluate(built(fake), None)).state is TrialState.COMPLETE
     assert before[0] == CHECKED == faults.CHECKED

@@ -1,7 +1,7 @@
-"""Kernels that lie where a check before the timing cannot see it, as puppets (puppets.py), and an honest one."""
+"""Kernels that lie where a check before the timing cannot see it, as fakes (fake_kernels.py), and an honest one."""
 
 import torch
-from puppets import PROBLEM, Launch
+from fake_kernels import PROBLEM, Launch
 
 from evoattn.correctness import reference
 
