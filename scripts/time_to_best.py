@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from subprocess import CalledProcessError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -196,13 +197,16 @@ def main() -> None:
             found = {}
             for begun, folder in folders.items():
                 folder.mkdir()
-                found[begun] = search(problem, begun, *searches[begun], folder)
+                try:
+                    found[begun] = search(problem, begun, *searches[begun], folder)
+                except CalledProcessError as error:  # the others go on
+                    print(f"{problem.describe()}, {begun}: {error.stderr[-300:]}", file=sys.stderr)
             steps = finalists([*found.values()], [f for f in known if f.problem == short_name(problem)])
             times = final(problem, steps, [folder / CUBINS for folder in folders.values()]) if steps else {}
         found = {begun: one.judged(times) for begun, one in found.items()}
         best = min(times.values(), default=math.inf)
-        for begun in filter(found.get, BEGUN):
-            needed[begun].append(found[begun].until(NEAR * best) or math.inf)
+        for begun in filter(folders.get, BEGUN):  # a search that failed never came near
+            needed[begun].append((found[begun].until(NEAR * best) if begun in found else None) or math.inf)
         print(row(problem, found, best), flush=True)
         rows += found.values()
         if words.output:
