@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import interpreter_cases
+from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.correctness.validate import check
 from evoattn.evaluation.evaluate import compile_candidate, evaluate_offline
 from evoattn.evaluation.tasks import Compile

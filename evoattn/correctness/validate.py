@@ -10,7 +10,8 @@ import torch
 from evoattn.backends.base import Backend
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.arena import BANDS, Arena, Layout
-from evoattn.correctness.cases import Case, interpreter_cases
+from evoattn.correctness.cases import Case
+from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.correctness.judge import Outputs, different, dirty_sentence, judge, why_different
 from evoattn.correctness.terms import torch_dtype
 from evoattn.families.built import BuiltKernel

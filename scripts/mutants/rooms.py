@@ -44,7 +44,7 @@ ROOMS = {
         ),
     ),
     "validate": Room(
-        ("correctness/validate.py", "correctness/judge.py", "correctness/cases.py"),
+        ("correctness/validate.py", "correctness/judge.py", "correctness/cases.py", "correctness/interpreter_cases.py"),
         (
             "tests/correctness/test_validate.py",
             "tests/correctness/test_cases.py",

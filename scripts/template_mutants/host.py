@@ -19,7 +19,7 @@ from mutants.faults import mutants_of as faults_of
 
 import evoattn
 from evoattn.backends.compiler import CompileError
-from evoattn.correctness.cases import interpreter_cases
+from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render

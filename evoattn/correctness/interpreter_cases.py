@@ -1,0 +1,203 @@
+"""The small cases by which the interpreter judges a kernel: they grow with the config's tiles."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.case_shapes import (
+    begin_apart,
+    beside_tiles,
+    by_heads,
+    fitted,
+    keys_of_three_kernels,
+    sequenced,
+    used_cases,
+    windowed,
+)
+from evoattn.correctness.cases import Case, make_case
+from evoattn.correctness.far import FarKernel, can_be_far, far_places
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.space import KernelConfig
+
+_IN_TURN = re.compile(r"heads_(\d+)")
+"""A parameter's value: so many heads take turns in the order of tiles."""
+MOST_KEYS, MOST_SQUARE_KEYS, MOST_HEAD_ROWS = 1600, 420, 200
+"""Keys of the longest case; the second where a mask asks for as many queries, the third where each is a tile."""
+
+
+@dataclass(frozen=True)
+class SmallCase:
+    """A case of the interpreter: a problem, the kind of its inputs, how large the GPU is, and where tensors lie."""
+
+    name: str
+    problem: AttentionProblem
+    kind: str = "plain"
+    sms: int | None = None
+    """SMs of the GPU that the launches are made for; None: all that it has."""
+    far: bool = False
+    """Whether strides pass 2^31 (`far.py`)."""
+    late_blocks: bool = False
+    """Whether blocks that wait for others do so for long (`ptx.run_launch`)."""
+    tile: int = 64  # of keys, where the inputs have huge ones
+
+    def placed(self, kernel: BuiltKernel) -> BuiltKernel:
+        """The kernel as launched on a GPU of so many SMs, with such strides."""
+        gpu = kernel.gpu if self.sms is None else kernel.gpu.with_limits({"sm_count": self.sms})
+        make = FarKernel if self.far else BuiltKernel
+        return make(kernel.family, kernel.config, gpu, kernel.compiled)
+
+    def backend(self, backend: InterpreterBackend) -> InterpreterBackend:
+        """The interpreter with buffers that lie, and blocks that begin, so."""
+        return backend.placed(far_places(self.problem) if self.far else None, self.late_blocks)
+
+    def make(self, seed: int) -> Case:
+        """Inputs and their answer."""
+        return make_case(self.name, self.problem, seed, "cpu", self.kind, double=True, tile=self.tile)
+
+
+def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[SmallCase]:
+    """The small cases that the interpreter runs, those that find most first.
+
+    dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
+    keys, its STAGES and its SPLITS or KEY_SPLIT:
+    - so many key tiles that each stage of a ring is used a third time in each split, the last of one key, and those
+      that `keys_of_three_kernels` wants;
+    - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, a tile of keys for each split, and
+      logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
+      rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
+      torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
+    - one query, a tile that lacks one key, more heads than the order of tiles takes in turn, and blocks that wait long;
+    - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
+    - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask that ends in
+      the lower right corner there are rows that see no key;
+    - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles; if a
+      softmax of its own keeps scores, a huge key behind them; packed sequences, of which each of these is the longest
+      (`sequenced`); terms beside the product at their extremes (`terms.make_terms`), a bias whose rows have no padding;
+    - if heads are rows (GROUP_ROWS), three heads a K/V head, which is no power of two, over several tiles of rows; if
+      only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
+      all keys, where a table ends, and of less than none;
+    - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
+      as there would be of queries (`by_heads`), and more queries than keys;
+    - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
+      some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
+    - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`)."""
+    made = _Maker(problem.with_(varlen=""), config)
+    cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
+    if made.heads_are_rows:
+        cases = [replace(case, problem=by_heads(case.problem, made.block_m)) for case in cases]
+        few = made.one.with_(heads=2, seqlen_q=5, seqlen_k=3)
+        cases.append(SmallCase("more queries than keys", fitted(few, 1, 0)))
+    else:
+        beside = beside_tiles(made.one, made.block_m, made.block_n)
+        cases += [SmallCase("edges beside those of tiles", p) for p in beside]
+    return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
+
+
+class _Maker:
+    """Makes the cases of a problem that is not packed, for a config."""
+
+    def __init__(self, problem: AttentionProblem, config: KernelConfig) -> None:
+        self.problem, self.params = problem, config.params
+        self.block_m, self.block_n = self._number("BLOCK_M"), self._number("BLOCK_N")
+        self.stages, self.shares = self._number("STAGES"), self._number("SPLITS") * self._number("KEY_SPLIT")
+        self.heads_are_rows = FAMILIES[config.family].heads_are_rows
+        self.one = problem.with_(batch=1, heads=1, kv_heads=1)
+        self.other = problem.with_(batch=2, layout="bshd" if problem.layout == "bhsd" else "bhsd")
+        again = (self.stages + 1) * self.shares * self.block_n + 1  # a stage is used a second time
+        square = max(2 * self.block_n + 5, min(again, MOST_HEAD_ROWS)) if self.heads_are_rows else MOST_SQUARE_KEYS
+        self.most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
+        laps = (2 * self.stages + 2) * self.shares
+        most = max(self.most, 2 * self.block_n + 5)
+        keys = min(max((laps - 1) * self.block_n + 1, keys_of_three_kernels(config)), most)
+        keys += (1 - keys) % self.block_n if keys < self.most else -((keys - 1) % self.block_n)
+        self.keys = keys
+        """Of the case of many key tiles."""
+        self.many = self.one.with_(seqlen_q=self._rows_for(keys), seqlen_k=keys)
+
+    def _number(self, name: str) -> int:
+        return int(self.params.get(name, 1))
+
+    def _rows_for(self, keys: int) -> int:
+        """At least 40, and under a mask so many that one sees the last key."""
+        return max(40, self.problem.masking.queries_to_see_all(keys) + 6)
+
+    @property
+    def _coarse_scores(self) -> bool:
+        return str(self.params.get("S_TYPE")) in ("fp16", "bf16")
+
+    def usual(self) -> list[SmallCase]:
+        """Of every config."""
+        problem, block_m, block_n = self.problem, self.block_m, self.block_n
+        some = max(block_n + 3, min(self.shares * block_n + 3, self.most // 4))
+        kv_heads = 2 if self.heads_are_rows else 1  # heads of a batch that have blocks of their own are two
+        rows = self._rows_for(some)
+        grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
+        whole = problem.with_(batch=1, heads=2, kv_heads=2, seqlen_q=max(block_m, 64), seqlen_k=2 * block_n)
+        found = (_IN_TURN.fullmatch(str(value)) for value in self.params.values())
+        turn = max([int(match[1]) for match in found if match] or [1])
+        groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn: it would hide the group of heads
+        heads = 2 * groups
+        single = problem.with_(batch=min(turn, 2), heads=heads, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
+        rows = max(block_m + 7, block_n // 2 + 42)
+        part = self.one.with_(heads=min(turn + 1, 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
+        return [
+            SmallCase("ragged, many key tiles", fitted(self.many, max(1, self.keys - block_n - 3), 5)),
+            SmallCase(
+                "grouped, strided, logits x300, a late huge key",
+                fitted(grouped, 2, 1),
+                "large_logits" if self._coarse_scores else "large_logits_late_key",
+                sms=1,
+                far=can_be_far(grouped),
+            ),
+            SmallCase("one query, many heads", fitted(single, block_n // 2, 3), late_blocks=True),
+            SmallCase("whole tiles", fitted(whole, block_n - 1, block_n), far=can_be_far(whole)),
+            SmallCase("part of one key tile", fitted(part, block_n + 3, 0), sms=3),
+        ]
+
+    def of_the_softmax(self) -> list[SmallCase]:
+        """Where shifts rise seldom, and where a softmax of its own keeps scores."""
+        cases = []
+        if str(self.params.get("RESCALE", "")).startswith("lazy"):
+            within = min(self.keys, (self.stages + 3) * self.shares * self.block_n + 1)
+            rising = fitted(self.one.with_(seqlen_q=max(64, self._rows_for(within)), seqlen_k=within), within, 5)
+            cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
+        if "KEPT_VECTORS" in self.params:
+            coarse = self._coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
+            kind = "late_huge_key" if coarse else "large_logits_late_key"
+            cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
+        return cases
+
+    def of_terms(self) -> list[SmallCase]:
+        """Where scores have terms beside the product."""
+        if not self.problem.term_shapes:
+            return []
+        # Three tiles: a part that some block begins in the middle. Kernels of few rows per block need no other batch.
+        keys = min(3 * self.block_n, max(self.most, 2 * self.block_n + 5) // 8 * 8) + 8
+        batch = 2 if self.block_m > 8 else 1
+        extreme = self.problem.with_(batch=batch, heads=2, kv_heads=2, seqlen_q=self._rows_for(keys), seqlen_k=keys)
+        return [SmallCase("extreme terms", fitted(extreme, self.block_n, 3), "extreme_terms")]
+
+    def of_heads(self) -> list[SmallCase]:
+        """Where heads are rows, some keys are in use, or V lies within K."""
+        problem, block_m, block_n, cases = self.problem, self.block_m, self.block_n, []
+        if self.params.get("GROUP_ROWS"):
+            keys = block_n + block_n // 2 + 1
+            rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
+            threes = self.other.with_(heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
+            cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
+        if problem.seqused:
+            used = used_cases(problem, block_n)
+            cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used]
+        if problem.shared_kv:  # of which a group may have more heads than a tile has rows
+            heads = problem.with_(batch=1, heads=block_m + 7, kv_heads=1, seqlen_q=2, seqlen_k=block_n + 3)
+            cases.append(SmallCase("more heads than a tile", fitted(heads, 1, 1)))
+        return cases
+
+    def of_edges(self) -> list[SmallCase]:
+        """Where a window begins."""
+        apart = begin_apart(self.one, self.block_m, self.block_n, self._number("KEY_SPLIT"))
+        return [SmallCase("windows that begin at different tiles", p) for p in apart]
