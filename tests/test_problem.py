@@ -1,6 +1,5 @@
 """Problems: counts against brute force, strides against torch, and every wrong shape refused by a sentence."""
 
-import re
 from contextlib import suppress
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
-from evoattn.model.named_problems import SHAPE_SYNTAX, lookup, named_problems, parse_shape, short_name
+from evoattn.model.named_problems import lookup, named_problems, parse_shape, short_name
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
 
 sizes = st.integers(1, 40)
@@ -142,11 +141,6 @@ def test_named_problems_hold_the_table_of_kernel_facts():
     assert lookup("seed_h100").flops == 4 * 16 * 1024 * 1024 * 64
     with pytest.raises(ProblemError, match="seed_h100"):
         lookup("seed_h1000")
-
-
-def test_the_help_for_shapes_names_every_dtype_mask_and_layout():
-    words = set(re.findall(r"\w+", SHAPE_SYNTAX))
-    assert {*DTYPES, *MASKS, *LAYOUTS} <= words
 
 
 def test_a_size_beyond_what_a_shape_takes_says_the_limit():

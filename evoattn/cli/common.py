@@ -84,7 +84,7 @@ def errors() -> Iterator[None]:
     except BrokenPipeError:  # `evoattn report | head`: who read the output has enough
         raise
     except OSError as error:
-        stop(f"{error.strerror or error}: {error.filename or 'a file'}.", FAILED_RUN)
+        stop(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.", FAILED_RUN)
     except KeyboardInterrupt:
         stop("Interrupted.", FAILED_RUN)
 
@@ -154,18 +154,18 @@ def chosen_problem(shape: str | None, problem: str | None) -> AttentionProblem |
     """The problem that --shape or --problem names, None without either. Raises `ProblemError`."""
     from evoattn.model import named_problems
 
-    if shape and problem:
+    if shape is not None and problem is not None:
         raise WrongUse("Give --problem or --shape, not both.")
-    if shape:
+    if shape is not None:
         return named_problems.parse_shape(shape)
-    return named_problems.lookup(problem) if problem else None
+    return None if problem is None else named_problems.lookup(problem)
 
 
 def chosen_gpu(name: str | None) -> GpuSpec | None:
     """The GPU called `name`, None without a name. Raises `GpuError`."""
     from evoattn.model import gpu
 
-    return gpu.lookup(name) if name else None
+    return None if name is None else gpu.lookup(name)
 
 
 @contextmanager

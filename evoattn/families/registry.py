@@ -13,6 +13,7 @@ from evoattn.families.latent_wgmma.family import LatentWgmma
 from evoattn.families.split_kv.family import SplitKv
 from evoattn.families.three_kernel.family import ThreeKernel
 from evoattn.model.errors import WrongUse
+from evoattn.model.meant import unknown
 from evoattn.model.space import KernelConfig, Value
 
 
@@ -50,6 +51,4 @@ def lookup(name: str) -> Family:
     try:
         return FAMILIES[name]
     except KeyError:
-        raise FamilyError(
-            f"Unknown family {name!r}; evoattn has {', '.join(FAMILIES)} (see `evoattn families`)."
-        ) from None
+        raise FamilyError(unknown("family", name, FAMILIES, "evoattn families")) from None

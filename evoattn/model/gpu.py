@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -12,6 +13,7 @@ from evoattn.model.gpu_spec import GpuError as GpuError
 from evoattn.model.gpu_spec import GpuSpec as GpuSpec
 from evoattn.model.gpu_table import ARCHITECTURES, GB, MB, make_spec
 from evoattn.model.gpu_table import GPUS as GPUS
+from evoattn.model.meant import unknown
 
 MADE_ROW = (
     "This card is not in evoattn's table: its row is made of what its driver says, and the rates of its architecture "
@@ -19,12 +21,22 @@ MADE_ROW = (
 )
 
 
+def _plain(name: str) -> str:
+    """Letters and digits of a GPU's name, without its maker and brand: `NVIDIA GeForce RTX 4090` is `rtx4090`."""
+    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())
+
+
 def lookup(name: str) -> GpuSpec:
-    """The spec called `name` (any case). Raises `GpuError` on an unknown one."""
-    try:
+    """The spec called `name`, or whose product is: `rtx4090`, `RTX 4090`, `NVIDIA GeForce RTX 4090`.
+
+    Raises `GpuError` on an unknown one.
+    """
+    if name.lower() in GPUS:
         return GPUS[name.lower()]
-    except KeyError:
-        raise GpuError(f"Unknown GPU {name!r}; evoattn knows {', '.join(sorted(GPUS))} (see `evoattn gpus`).") from None
+    for spec in GPUS.values():
+        if _plain(name) in (_plain(spec.name), _plain(spec.product)):
+            return spec
+    raise GpuError(unknown("GPU", name, sorted(GPUS), "evoattn gpus"))
 
 
 @dataclass(frozen=True)

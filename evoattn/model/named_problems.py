@@ -8,6 +8,7 @@ from typing import Any
 
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
+from evoattn.model.meant import meant
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
 
@@ -32,16 +33,12 @@ _NUMBERS = ("scale", "softcap")
 _TEXTS = ("window", "bias", "seqused", "varlen")
 _SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page"}
 _SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
+EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
 SHAPE_SYNTAX = (
-    "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full: batch, heads, length, head dimension; also Hkv (K/V heads), Sq and Sk "
-    "(two lengths), layout=bhsd or bshd, lse=0 or 1; dtype is fp16, bf16 or fp32; mask is full, causal (the same as "
-    "causal_upper_left) or causal_lower_right; scale=0.1, window=128:0 (keys before and behind the diagonal), "
-    "softcap=50, sink=0 or 1, alibi=0 or 1, bias=s, hs, bs or bhs; Dv (head dimension of V and the output), "
-    "shared_kv=1 (V is the first Dv columns of K); seqused=512:4096 (keys in use, from the shortest sequence to the "
-    "longest; log:16:4096 has more short ones), page=16, 32, 64, 128 or 256 (K and V in pages), "
-    "varlen=16:4096 (B packed sequences of such lengths; 3+0+17/5+9+1 says each, of queries and of keys)"
+    f"{EXAMPLE}; its keys are B, H, Hkv, S (or Sq and Sk), D, Dv, dtype, mask, layout, lse, scale, window, softcap, "
+    "sink, alibi, bias, seqused, page, shared_kv and varlen (see `evoattn search --help`)"
 )
-"""All that `parse_shape` understands, in one line for people."""
+"""How a shape is written, with all its keys."""
 LONGEST_LENGTHS = 40
 """Characters of lengths that a file's name may have."""
 _KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
@@ -54,7 +51,7 @@ def _complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
     missing = [f for f in ("batch", "heads", "seqlen_q", "head_dim") if f not in fields]
     if missing:
         raise ProblemError(
-            f"The shape lacks {', '.join(f'{f} ({_KEYS[f]}=)' for f in missing)}; write it like {SHAPE_SYNTAX}."
+            f"The shape lacks {', '.join(f'{f} ({_KEYS[f]}=)' for f in missing)}; it is written like {SHAPE_SYNTAX}."
         )
     return AttentionProblem(**fields, name=name)
 
@@ -77,7 +74,9 @@ def lookup(name: str) -> AttentionProblem:
     """The problem called `name`. Raises `ProblemError` on an unknown one."""
     problems = named_problems()
     if name not in problems:
-        raise ProblemError(f"Unknown problem {name!r}; evoattn has {', '.join(problems)} (see `evoattn problems`).")
+        near = meant(name, problems)  # all of them are many words, of no use beside the right one
+        some = "`evoattn problems` lists all." if near else f"evoattn has {', '.join(problems)}."
+        raise ProblemError(f"Unknown problem {name!r}; {some}{near}")
     return problems[name]
 
 
@@ -91,7 +90,9 @@ def parse_shape(text: str) -> AttentionProblem:
         key, equals, value = (word.strip() for word in part.partition("="))
         names = _SIZES.get(key.lower(), (key.lower(),))
         if not equals or names[0] not in _SETTABLE:
-            raise ProblemError(f"{part.strip()!r} is not part of a shape; write it like {SHAPE_SYNTAX}.")
+            if part.strip() in named_problems():
+                raise ProblemError(f"{part.strip()!r} is no shape but the name of a problem: --problem takes it.")
+            raise ProblemError(f"{part.strip()!r} is not part of a shape, which is written like {SHAPE_SYNTAX}.")
         for name in names:
             if name in fields:
                 raise ProblemError(f"The shape names {name} twice.")

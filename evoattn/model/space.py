@@ -139,7 +139,7 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
         name, equals, values = word.partition("=")
         chosen = tuple(value.strip() for value in values.split(","))
         if not (name.strip() and equals and all(chosen)):
-            raise ConfigError(f"--set takes NAME=VALUE or NAME=VALUE,VALUE, not {word!r}.")
+            raise ConfigError(f"A parameter is set by NAME=VALUE or NAME=VALUE,VALUE, not {word!r}.")
         if name.strip() in choices:
             raise ConfigError(f"--set names {name.strip()} twice; give all its values at once, separated by commas.")
         choices[name.strip()] = chosen

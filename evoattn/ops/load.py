@@ -154,7 +154,8 @@ def load(
 
     if study and shape:
         raise WrongUse("Give a study or a shape, not both.")
-    problem, spec = by_name_or_shape(shape) if shape else None, lookup(gpu) if gpu else None
+    problem = None if shape is None else by_name_or_shape(shape)
+    spec = None if gpu is None else lookup(gpu)
     storage = Storage.open(db or default_database(), create=False)
     try:
         found = chosen_trial(storage, str(trial), study, problem, spec)

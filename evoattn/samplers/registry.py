@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from evoattn.model.errors import WrongUse
+from evoattn.model.meant import unknown
 from evoattn.samplers.base import Sampler, SamplerSetup
 
 MakeSampler = Callable[[SamplerSetup], Sampler]
@@ -37,7 +38,7 @@ SAMPLERS: dict[str, MakeSampler] = {
 def require_sampler(name: str) -> None:
     """Raises `SamplerError` unless `name` is in the table."""
     if name not in SAMPLERS:
-        raise SamplerError(f"Unknown sampler {name!r}; evoattn has {', '.join(SAMPLERS)}.")
+        raise SamplerError(unknown("sampler", name, SAMPLERS))
 
 
 def make_sampler(name: str, setup: SamplerSetup) -> Sampler:

@@ -23,6 +23,7 @@ from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.meant import meant
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import Candidate, CompileInfo, Evaluation, TrialState
 from evoattn.model.space import ConfigError, KernelConfig, load_space, parse_choices, spelling
@@ -71,8 +72,11 @@ def fill_in(family: Family, words: list[str], problem: AttentionProblem, gpu: Gp
     if reason := family.why_unsupported(problem, gpu):
         raise ProblemError(reason)
     space, choices = load_space(family.name, gpu), parse_choices(words)
-    if unknown := sorted(set(choices) - set(space.names())):
-        raise ConfigError(f"{family.name} has no parameter {unknown[0]}; it has {', '.join(space.names())}.")
+    if others := sorted(set(choices) - set(space.names())):
+        raise ConfigError(
+            f"{family.name} has no parameter {others[0]}; it has {', '.join(space.names())}."
+            f"{meant(others[0], space.names())}"
+        )
     if several := [name for name, values in choices.items() if len(values) > 1]:
         raise ConfigError(f"One config has one value of {several[0]}; give one, not {', '.join(choices[several[0]])}.")
     part = space.restricted(choices)

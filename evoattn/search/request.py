@@ -10,6 +10,7 @@ from evoattn.families import registry
 from evoattn.model import gpu as gpus
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
+from evoattn.model.meant import meant
 from evoattn.model.paths import default_database
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
@@ -91,8 +92,10 @@ def read_words(words: SearchWords) -> SearchRequest:
         raise ConfigError(f"The cache mode is warm or cold, not {words.cache!r}.")
     if words.sampler is not None:
         require_sampler(words.sampler)
-    if words.problem and words.shape:
+    if words.problem is not None and words.shape is not None:
         raise ProblemError("Give --problem or --shape, not both.")
+    if words.study == "":
+        raise ConfigError("The name of a study is not empty: leave --study out, or give a name.")
     if words.devices is not None:
         read_numbers(words.devices)
         if words.offline or words.ray is not None:
@@ -100,7 +103,8 @@ def read_words(words: SearchWords) -> SearchRequest:
     for name in words.families:
         registry.lookup(name)
     parse_choices(list(words.choices))
-    problem = problems.parse_shape(words.shape) if words.shape else problems.lookup(words.problem or DEFAULT_PROBLEM)
+    name = DEFAULT_PROBLEM if words.problem is None else words.problem
+    problem = problems.lookup(name) if words.shape is None else problems.parse_shape(words.shape)
     if not words.resume:
         return SearchRequest(words, budget, problem)
     kept = (words.problem, words.shape, words.families, words.choices, words.sampler, words.cache)
@@ -190,6 +194,8 @@ def choose_device(
     if here is not None and here.name == name.lower():
         return here, None if offline else devices[0]
     spec = gpus.lookup(name)
+    if here is not None and here.name == spec.name:
+        return here, None if offline else devices[0]
     if offline or not devices:
         return spec, None
     raise GpuError(
@@ -217,8 +223,11 @@ def choose_spaces(
         raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
     chosen = parse_choices(list(choices))
     known = {name for space in spaces.values() for name in space.names()}
-    if unknown := sorted(set(chosen) - known):
-        raise ConfigError(f"No searched family has a parameter {unknown[0]}; they have {', '.join(sorted(known))}.")
+    if others := sorted(set(chosen) - known):
+        raise ConfigError(
+            f"No searched family has a parameter {others[0]}; they have {', '.join(sorted(known))}."
+            f"{meant(others[0], sorted(known))}"
+        )
     spaces = {name: space.restricted(chosen) for name, space in spaces.items()}
     if starting_configs:
         return begin(spaces, problem, gpu)

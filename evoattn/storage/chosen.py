@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study, Trial
@@ -31,8 +32,10 @@ def chosen_trial(
     """The trial with the number `text`, or for `best` a leader: that of all studies of `problem` (see `best_trial`), of
     the study called `study`, or of the latest study.
 
-    Raises `UnknownRecord` where there is none.
+    Raises `UnknownRecord` where there is none, and `WrongUse` for a GPU without a problem.
     """
+    if gpu and not problem:
+        raise WrongUse(f"Which GPU, {gpu.name}, is asked with a problem or a shape alone: give one of them too.")
     if text != BEST:
         return storage.trial(trial_number(text))
     if problem:

@@ -1,5 +1,6 @@
 """What is typed: wrong words are refused at once and in one sentence, before anything slow is imported."""
 
+import re
 import subprocess
 import sys
 
@@ -86,10 +87,34 @@ def test_a_search_speaks_before_it_imports_anything_slow():
         (("bench", "seed_h100", "--peers", "fa9"), "A peer is one of flash, cudnn"),
         (("show", "best", "--study", "x", "--shape", "B=1,H=2,S=96,D=32"), "not both"),
         (("export", "best", "--shape", "B=1,H=2,S=96,D=32", "--problem", "seed_h100"), "not both"),
+        (("search", "--gpu", "rtx409"), "Did you mean rtx4090?"),
+        (("search", "--gpu", "l4", "--shape", ""), "'' is not part of a shape"),
+        (("pick", "--gpu", "l4", "--problem", ""), "Unknown problem ''"),
+        (("search", "--gpu", "l4", "--study", ""), "leave --study out"),
+        (("search", "--gpu", "l4", "--shape", "seed_h100"), "the name of a problem"),
+        (("search", "--gpu", "l4", "--problem", "seed_h10"), "Did you mean seed_h100?"),
+        (("search", "--gpu", "l4", "--sampler", "geneti"), "Did you mean genetic?"),
+        (("search", "--gpu", "l4", "--family", "Flash_MM"), "Did you mean flash_mma?"),
+        (("search", "--gpu", "l4", "--set", "BLOCKM=64"), "Did you mean BLOCK_M?"),
+        (("try", "flash_mma", "--gpu", "l4", "BLOCKM=64"), "Did you mean BLOCK_M?"),
+        (("try", "flash_mma", "--gpu", "l4", "BLOCK_M"), "A parameter is set by NAME=VALUE"),
     ],
 )
 def test_what_the_parser_refuses_is_one_sentence_too(words, expected):
     refused(run(*words), 2, expected)
+
+
+def test_a_word_like_no_other_gets_no_suggestion():
+    said = run("search", "--gpu", "v100").stderr
+    assert "evoattn has a10, a100" in said and "Did you mean" not in said
+
+
+def test_what_a_shape_is_made_of_fits_into_some_lines():
+    """With every key of the help."""
+    said = run("search", "--gpu", "l4", "--shape", "B=1,foo=3").stderr
+    assert len(said) < 5 * WIDTH
+    keys = re.findall(r"(\w+)=", SHAPE_HELP)
+    assert len(keys) > 15 and all(re.search(rf"\b{key}\b", said) for key in keys)
 
 
 def test_the_help_of_search_shows_the_whole_syntax_of_a_shape_at_80_columns():

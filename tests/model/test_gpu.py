@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from evoattn.model.gpu import GPUS, MADE_ROW, DetectedDevice, GpuError
+from evoattn.model.gpu import GPUS, MADE_ROW, DetectedDevice, GpuError, lookup
 from evoattn.model.records import Study
 from evoattn.search.request import choose_device
 
@@ -40,6 +40,29 @@ def test_a_device_is_recognised_by_the_words_of_its_name(product, name):
 
 def device(**limits: int) -> DetectedDevice:
     return DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0", limits=limits)
+
+
+@pytest.mark.parametrize(
+    "written, name",
+    [
+        ("L4", "l4"),
+        ("NVIDIA L4", "l4"),
+        ("RTX 4090", "rtx4090"),
+        ("rtx-4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("A100 80GB", "a100-80gb"),
+        ("H100 PCIe", "h100-pcie"),
+        ("RTX 6000 Ada", "rtx6000ada"),
+    ],
+)
+def test_a_gpu_is_known_as_its_maker_writes_it(written, name):
+    assert lookup(written) is GPUS[name]
+
+
+@pytest.mark.parametrize("written", ["RTX 4090 Ti", "", "4090", "NVIDIA", "A100-SXM4"])
+def test_a_gpu_is_not_taken_for_one_of_a_like_name(written):
+    with pytest.raises(GpuError, match="Unknown GPU"):
+        lookup(written)
 
 
 def test_a_device_has_its_own_number_of_sms():
