@@ -47,7 +47,7 @@ UNTIMED = 0.03
 """Logarithm of what an untimed kernel is taken to lose: of many predictions the least is too low."""
 FEW_MEASURED = 12
 """Measured problems of a class, of which those of its sibling make up the number."""
-FEW_PROBLEMS = 40
+FEW_PROBLEMS = 60
 """Of a group, up to which its kernels' constants lean on what is usual in plain attention of its head_dim."""
 JUDGED_FOLDS = 5
 FEWEST_JUDGED = 3
