@@ -2,10 +2,13 @@
 of variants, of any family."""
 
 import pytest
-from fake_device import FakeDevice, build
+import torch
+from fake_device import FakeDevice, build, fake_runtime
 
+import evoattn
 from evoattn.families.base import SOFTMAX_SCALE_LOG2
 from evoattn.model.gpu import GPUS
+from evoattn.ops import current
 from evoattn.ops.choice import Choice, choose
 from evoattn.ops.explain import strided
 from evoattn.ops.kernel import SCRATCH, TERMS, LoadedKernel, scratch_places, tensor_places
@@ -15,8 +18,6 @@ from evoattn.portfolio.pick import pick
 
 SEED, COUNT = 4711, 50
 ADDRESSES = tuple(4096 << i for i in range(SCRATCH + 2 + len(TERMS)))
-UNMEASURED = {"latent_paged"}
-"""Kinds without a class of their own."""
 FAMILIES = {
     "latent_paged": {"latent_wgmma"},
     PLAIN: {"flash_wgmma", "split_kv"},
@@ -30,7 +31,7 @@ FAMILIES = {
 def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
     device, families = FakeDevice(), set()
     for problem in DRAWS[kind](SEED, COUNT):
-        choice = choose(strided(problem), GPUS["h100"], pick, estimated=kind in UNMEASURED)
+        choice = choose(strided(problem), GPUS["h100"], pick, estimated=False)
         if kind == WIDE and problem.dtype == "fp32" and isinstance(choice, Refusal):
             assert "no portfolio has" in choice.reason, "PyTorch is faster there"
             continue
@@ -51,3 +52,25 @@ def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
         for packed in LoadedKernel(cubin.code, device, -1).pack(scaled, places):
             packed.bind(ADDRESSES)
     assert FAMILIES.get(kind, {"flash_wgmma", "split_kv"}) <= families
+
+
+def test_a_latent_cache_in_pages_has_a_kernel_that_was_measured(tmp_path):
+    asked = []
+
+    def recorded(problem, gpu):
+        asked.append((problem, pick(problem, gpu)))
+
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(2, 1, 16, 576, generator=generator).bfloat16()
+    cache = torch.randn(5, 64, 1, 576, generator=generator).bfloat16()
+    table, used = torch.tensor([[3, 1], [4, 0]], dtype=torch.int32), torch.tensor([70, 128], dtype=torch.int32)
+    with current.use(fake_runtime(FakeDevice(), tmp_path, recorded)):
+        answer = evoattn.attention_paged(query, cache, cache[..., :512], table, used)
+    for row, pages, keys in zip(range(2), table.tolist(), used.tolist(), strict=True):
+        latent = cache[pages].reshape(1, 128, 576)[:, :keys].float()
+        alone = query[row].transpose(0, 1).float()
+        expected = torch.nn.functional.scaled_dot_product_attention(alone, latent, latent[..., :512])
+        assert torch.allclose(answer[row].transpose(0, 1).float(), expected, atol=2e-2)
+    (problem, found), *_ = asked
+    assert problem.shared_kv and problem.page == 64 and (problem.head_dim, problem.head_dim_v) == (576, 512)
+    assert found.family == "latent_wgmma" and not found.estimated
