@@ -54,31 +54,12 @@ SCORE_OPERATIONS = {"always": 4.5, "lazy_5": 4.0, "lazy_8": 4.0, "lazy_after": 3
 
 def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: int) -> tuple[LaunchWork, ...]:
     """The one launch. A step's `waits` leave out the products: they are in `tensor_flops`."""
-    rows, keys, dim = genes.BLOCK_M, genes.BLOCK_N, up_to(problem.head_dim, 16)
-    value_dim = problem.head_dim_v
-    scores, groups = rows * keys, warpgroups(genes)
-    polynomial = genes.POLYNOMIAL_EIGHTHS / 8
-    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
-    lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
-    flops = 2.0 * scores * (dim + value_dim)
-    tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
-    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * dim * 2)
-    rows_per_query = group_slots(problem) if genes.GROUP_ROWS else 1
-    mean, most, count = row_steps(problem, rows, keys, rows_per_query)
+    rows, keys, groups = genes.BLOCK_M, genes.BLOCK_N, warpgroups(genes)
+    mean, most, count = row_steps(problem, rows, keys, group_slots(problem) if genes.GROUP_ROWS else 1)
     own = blocks_of_sequence(problem, count)
     _, heads = row_tiles(problem, genes)
     split, tiles, sharers = genes.KEY_SPLIT, count * heads, heads // (problem.kv_heads * batches(problem))
-    fixed = registers or registers_at_launch(genes)
-    copies = keys // math.gcd(keys, problem.page) * (dim + value_dim) / 64 if problem.page else 0.0
-    need, have = registers_needed(problem, genes), moved_registers(genes)[1] or registers_at_launch(genes)
-    merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
-    merge_wait = MEMORY_WAIT if merges_in_memory(problem, genes) else CLUSTER_WAIT if split > 1 else 0
-    ends = Step(
-        instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
-        shared_bytes=2.0 * rows * value_dim * 2 + (0 if merges_in_memory(problem, genes) else merges),
-        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
-        waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
-    )
+    copies = keys // math.gcd(keys, problem.page) * _widths(problem) / 64 if problem.page else 0.0
     return (
         LaunchWork(
             "flash_wgmma",
@@ -86,27 +67,16 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             threads(genes),
             4 * groups,
             smem_bytes(problem, genes),
-            fixed,
-            together(
-                variant_step(problem, scores),
-                Step(
-                    flops,
-                    lanes,
-                    scores * (1 - polynomial) + rescaled / 64,
-                    lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
-                    reads + tile_bytes,
-                    keys * (problem.head_dim + value_dim) * 2,
-                    SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
-                ),
-            ),
+            registers or registers_at_launch(genes),
+            together(variant_step(problem, rows * keys), _step(problem, genes, groups, copies)),
             mean / split,
             -(-most // split),
-            ends,
+            _ends(problem, genes, groups),
             tensor="wgmma",
             schedule=genes.SCHEDULE,
             once_waits=ONCE_WAITS[genes.SCHEDULE],
             longest_first=problem.causal and (is_persistent(genes) or HEADS_IN_TURN[genes.TILE_ORDER] != 1),
-            in_flight_bytes=(genes.STAGES * (problem.head_dim + value_dim) - value_dim) * keys * 2,
+            in_flight_bytes=(genes.STAGES * (problem.head_dim + problem.head_dim_v) - problem.head_dim_v) * keys * 2,
             read_bytes=tensor_bytes(problem, "q", "k", "v") + bias_bytes(problem),
             write_bytes=tensor_bytes(problem, "o"),
             sweep_bytes=tensor_bytes(problem, "k", "v"),
@@ -115,28 +85,75 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
             cluster=cluster_blocks(problem, genes),
-            genes={
-                "warpgroups": groups,
-                "stages": genes.STAGES,
-                "asked blocks": genes.BLOCKS_PER_SM,
-                "producer group": genes.PRODUCER == "warpgroup",
-                "overlapped": genes.OVERLAP,
-                "ping pong": genes.PING_PONG,
-                "rescale": ("always", "lazy_5", "lazy_8", "lazy_after").index(genes.RESCALE),
-                "key split": split,
-                "schedule": ("single", "fixed", "claimed", "balanced").index(genes.SCHEDULE),
-                "heads in turn": HEADS_IN_TURN[genes.TILE_ORDER] or 64,
-                "causal skip": genes.CAUSAL_SKIP,
-                "skipped": genes.CAUSAL_SKIP * (rows - WARPGROUP_ROWS) / keys if problem.causal else 0,
-                "polynomial": genes.POLYNOMIAL_EIGHTHS,
-                "q registers": genes.Q_IN_REGISTERS,
-                "store": ("tensor_map", "rows", "chunks").index(genes.STORE),
-                "begins ahead": begins_ahead(problem, genes),
-                "spare registers": have - need,
-                "wide rows": value_dim % 64 != 0,
-                "copies": copies,
-                "grouped rows": genes.GROUP_ROWS,
-                "filled rows": math.prod(problem.shape("o")[:3]) / (tiles * rows),
-            },
+            genes=_numbers(problem, genes, groups, copies, tiles),
         ),
     )
+
+
+def _widths(problem: AttentionProblem) -> int:
+    """Columns of K, in whole steps of the products, and of V."""
+    return up_to(problem.head_dim, 16) + problem.head_dim_v
+
+
+def _step(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float) -> Step:
+    """A block's work on a tile of keys, but for a variant's own."""
+    rows, keys, value_dim = genes.BLOCK_M, genes.BLOCK_N, problem.head_dim_v
+    scores, polynomial = rows * keys, genes.POLYNOMIAL_EIGHTHS / 8
+    rescaled = rows * value_dim if genes.RESCALE == "always" else 0
+    lanes = scores * (SCORE_OPERATIONS[genes.RESCALE] + 5 * polynomial) + rescaled
+    tile_bytes = keys * (up_to(problem.head_dim, 64) + up_to(value_dim, 64)) * 2
+    reads = groups * tile_bytes + (0 if genes.Q_IN_REGISTERS else rows * up_to(problem.head_dim, 16) * 2)
+    return Step(
+        2.0 * scores * _widths(problem),
+        lanes,
+        scores * (1 - polynomial) + rescaled / 64,
+        lanes / WARP + scores * (1 - polynomial) / WARP + 20 * 4 * groups,
+        reads + tile_bytes,
+        keys * (problem.head_dim + value_dim) * 2,
+        SOFTMAX_WAIT + (40 if genes.PING_PONG else 0) + COPY_WAIT * copies,
+    )
+
+
+def _ends(problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int) -> Step:
+    """A block's first loads, last stores and merges."""
+    rows, value_dim, split = genes.BLOCK_M, problem.head_dim_v, genes.KEY_SPLIT
+    in_memory = merges_in_memory(problem, genes)
+    merges = 2 * (split - 1) / split * groups * result_bytes(problem)  # all but one block write, and one reads
+    merge_wait = MEMORY_WAIT if in_memory else CLUSTER_WAIT if split > 1 else 0
+    return Step(
+        instructions=rows * value_dim / WARP * 1.5 + 60 * groups * 4,
+        shared_bytes=2.0 * rows * value_dim * 2 + (0 if in_memory else merges),
+        loaded_bytes=rows * (problem.head_dim + value_dim) * 2.0 + merges,
+        waits=FIRST_WAIT + merge_wait + (0 if is_persistent(genes) else BEGIN_WAIT),
+    )
+
+
+def _numbers(
+    problem: AttentionProblem, genes: FlashWgmmaGenes, groups: int, copies: float, tiles: int
+) -> dict[str, float]:
+    """What else may matter: `LaunchWork.genes`."""
+    rows = genes.BLOCK_M
+    have = moved_registers(genes)[1] or registers_at_launch(genes)
+    return {
+        "warpgroups": groups,
+        "stages": genes.STAGES,
+        "asked blocks": genes.BLOCKS_PER_SM,
+        "producer group": genes.PRODUCER == "warpgroup",
+        "overlapped": genes.OVERLAP,
+        "ping pong": genes.PING_PONG,
+        "rescale": ("always", "lazy_5", "lazy_8", "lazy_after").index(genes.RESCALE),
+        "key split": genes.KEY_SPLIT,
+        "schedule": ("single", "fixed", "claimed", "balanced").index(genes.SCHEDULE),
+        "heads in turn": HEADS_IN_TURN[genes.TILE_ORDER] or 64,
+        "causal skip": genes.CAUSAL_SKIP,
+        "skipped": genes.CAUSAL_SKIP * (rows - WARPGROUP_ROWS) / genes.BLOCK_N if problem.causal else 0,
+        "polynomial": genes.POLYNOMIAL_EIGHTHS,
+        "q registers": genes.Q_IN_REGISTERS,
+        "store": ("tensor_map", "rows", "chunks").index(genes.STORE),
+        "begins ahead": begins_ahead(problem, genes),
+        "spare registers": have - registers_needed(problem, genes),
+        "wide rows": problem.head_dim_v % 64 != 0,
+        "copies": copies,
+        "grouped rows": genes.GROUP_ROWS,
+        "filled rows": math.prod(problem.shape("o")[:3]) / (tiles * rows),
+    }
