@@ -81,19 +81,21 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
-      as there would be of queries (`by_heads`), and more queries than keys;
+      as there would be of queries (`by_heads`);
+    - more queries than keys, of which there is one alone, or three where heads are rows;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
     - where lengths or windows say where a mask's edges lie, edges one key beside those of tiles (`beside_tiles`)."""
     made = _Maker(problem.with_(varlen=""), config)
     cases = [*made.usual(), *made.of_the_softmax(), *made.of_terms(), *made.of_heads(), *made.of_edges()]
+    queries, keys = (5, 3) if made.heads_are_rows else (2, 1)
+    few = fitted(made.one.with_(heads=2, seqlen_q=queries, seqlen_k=keys), 1, 0)
     if made.heads_are_rows:
         cases = [replace(case, problem=by_heads(case.problem, made.block_m)) for case in cases]
-        few = made.one.with_(heads=2, seqlen_q=5, seqlen_k=3)
-        cases.append(SmallCase("more queries than keys", fitted(few, 1, 0)))
     else:
         beside = beside_tiles(made.one, made.block_m, made.block_n)
         cases += [SmallCase("edges beside those of tiles", p) for p in beside]
+    cases.append(SmallCase("more queries than keys", few))
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
 
 

@@ -27,7 +27,7 @@ def test_every_stage_of_each_split_is_used_again(mask, stages, splits):
 
 @pytest.mark.parametrize("block_m", [16, 64, 256])
 def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
-    many, grouped, single, whole, part = cases(BLOCK_M=block_m)
+    many, grouped, single, whole, part, *_ = cases(BLOCK_M=block_m)
     assert single.seqlen_q == 1 and single.heads > single.kv_heads > 1 and single.seqlen_k % 32
     assert grouped.batch == 2 and grouped.group_size == 2 and grouped.layout == "bshd" and grouped.seqlen_q >= 40
     assert whole.seqlen_k == 64 and whole.seqlen_q % block_m == 0 and whole.kv_heads == 2
@@ -64,8 +64,12 @@ def test_there_are_more_heads_than_take_turns(turn):
 
 def test_a_lazy_shift_has_to_rise_after_the_first_tiles():
     assert len(cases(RESCALE="vote")) == len(cases()) == len(cases(RESCALE="lazy_5")) - 1
-    late = cases(RESCALE="lazy_5", STAGES=2)[-1]
+    late = cases(RESCALE="lazy_5", STAGES=2)[5]
     assert late.seqlen_k > 4 * 32 and late.seqlen_q >= 64
+
+
+def test_there_may_be_one_key():
+    assert cases()[-1].seqlen_k == 1 and cases()[-1].seqlen_q == 2
 
 
 def test_rows_that_see_no_key():
@@ -79,7 +83,7 @@ def test_dtype_head_dim_and_mask_stay():
 
 @pytest.mark.parametrize("block_n", [32, 128])
 def test_the_last_tile_of_keys_is_a_part_that_lies_in_both_halves(block_n):
-    many, grouped, _, _, part = cases(BLOCK_N=block_n)
+    many, grouped, _, _, part, *_ = cases(BLOCK_N=block_n)
     assert many.seqlen_k % block_n == 1 and part.seqlen_k == block_n // 2 + 1
     assert block_n < grouped.seqlen_k < 3 * block_n // 2 and grouped.seqlen_k % 2
 
