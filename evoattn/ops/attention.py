@@ -43,6 +43,11 @@ def require_ordinary(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform, trace or negation is at work.")
 
 
+def has_autocast(kind: str) -> bool:
+    """Whether autocast is on for devices of that kind; torch raises where it knows none for it."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
 def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors as autocast hands them to SDPA: floating ones on devices of that kind in its dtype, float64 as it is."""
     dtype = torch.get_autocast_dtype(kind)

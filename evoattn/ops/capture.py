@@ -67,7 +67,7 @@ def _problem(
 ) -> asked.StridedProblem | str:
     """As `asked.problem_of`, in the dtype that autocast gives."""
     kind = query.device.type
-    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+    if kind != "meta" and torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (torch.empty_like(t, dtype=dtype, device="meta") for t in (query, key, value))
     strides = asked.out_like(query, value, "meta").stride()

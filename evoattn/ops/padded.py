@@ -86,6 +86,8 @@ def _by_varlen_attn(
     query: Tensor, key: Tensor, value: Tensor, variant: Variant, is_causal: bool, scale: float | None
 ) -> Tensor | None:
     """Torch's own, where it can say what is asked; else None."""
+    if torch.compiler.is_compiling():  # which cannot look through the search for it
+        return None
     if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16) or variant.starts is None:
         return None
     if variant.softcap or variant.sinks is not None or variant.slopes is not None:

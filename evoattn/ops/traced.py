@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, current, fallback
-from evoattn.ops.attention import autocast
+from evoattn.ops.attention import autocast, has_autocast
 from evoattn.ops.custom_op import attention_lse_op, attention_op, is_fake
 from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import GRADIENTS, NoKernel
@@ -59,7 +59,7 @@ def traced(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `evoattn.attention`. Raises `NoKernel` under `strict` where no kernel serves the call, and `ValueError` for
     an `out` that does not fit."""
-    if torch.is_autocast_enabled(query.device.type):
+    if has_autocast(query.device.type):
         query, key, value = autocast(query.device.type, query, key, value)
     if out is not None:
         require_out(out, query, value)

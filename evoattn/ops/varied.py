@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, capture, current, fallback
-from evoattn.ops.attention import autocast, is_ordinary
+from evoattn.ops.attention import autocast, has_autocast, is_ordinary
 from evoattn.ops.given_out import needs_copy, require_out
 from evoattn.ops.plan import NO_MEMORY, CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
@@ -40,19 +40,19 @@ def attention(
     does not fit.
     """
     kind, watched = query.device.type, torch.compiler.is_compiling() or not is_ordinary(query, key, value)
-    if torch.is_autocast_enabled(kind):
+    if has_autocast(kind):
         query, key, value = autocast(kind, query, key, value)
         variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
     if out is not None:
         require_out(out, query, value)
     if watched:
         variant.require(query, key)
-    if watched and variant.seqused is not None and out is None and not return_lse:
+    if watched and variant.seqused is not None and not return_lse:
         from evoattn.ops.cache_op import traced  # imports torch._dynamo, which whoever traces has done already
 
         answer = traced(query, key, value, variant, is_causal, scale, enable_gqa, causal, strict)
         if answer is not None:
-            return answer
+            return answer if out is None else out.copy_(answer)
     asked_for = query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
     if watched:
         return _by_torch(WATCHED, *asked_for, strict)

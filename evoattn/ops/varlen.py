@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import varied
-from evoattn.ops.attention import autocast, is_ordinary
+from evoattn.ops.attention import autocast, has_autocast, is_ordinary
+from evoattn.ops.given_out import require_out
 from evoattn.ops.variant import Variant
 
 
@@ -62,7 +63,7 @@ def attention_varlen(
             f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit: key and value "
             "have as many rows and heads, key has query's head_dim, and query's heads are a multiple of theirs."
         )
-    if torch.is_autocast_enabled(query.device.type):
+    if has_autocast(query.device.type):
         query, key, value = autocast(query.device.type, query, key, value)
     window = None if tuple(window_size) == (-1, -1) else window_size
     variant = Variant(
@@ -73,12 +74,14 @@ def attention_varlen(
         starts=(cu_seqlens_q, cu_seqlens_k),
         longest=(_whole(max_seqlen_q), _whole(max_seqlen_k)),
     )
-    if out is None and not return_lse and (torch.compiler.is_compiling() or not is_ordinary(query, key, value)):
+    if not return_lse and (torch.compiler.is_compiling() or not is_ordinary(query, key, value)):
         from evoattn.ops.varlen_op import traced  # imports torch._dynamo, which whoever traces has done already
 
+        if out is not None:
+            require_out(out, query, value)
         done = traced(query, key, value, variant, causal, softmax_scale, strict)
         if done is not None:
-            return done
+            return done if out is None else out.copy_(done)
     answer = varied.attention(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],

@@ -143,6 +143,14 @@ def outcome(function: Callable[..., Tensor], call: Call) -> Tensor | Exception:
         return error
 
 
+def torchs(call: Call) -> Tensor | Exception:
+    """What torch makes of a call; of tensors without heads, by whose number kernels of torch 2.11 divide, which ends
+    the process, its formula's answer."""
+    if any(isinstance(tensor, Tensor) and tensor.dim() > 2 and not tensor.shape[-3] for tensor in call[0]):
+        return torch._scaled_dot_product_attention_math(*call[0], **call[1])[0]
+    return outcome(torch._C._nn.scaled_dot_product_attention, call)
+
+
 def difference(ours: Tensor | Exception, torchs: Tensor | Exception) -> str:
     """What is not the same in two outcomes; empty if they are."""
     if isinstance(ours, Exception) or isinstance(torchs, Exception):

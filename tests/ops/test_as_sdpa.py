@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from edge_calls import Calls, difference, outcome
+from edge_calls import Calls, difference, outcome, torchs
 
 import evoattn
 from evoattn.ops import current
@@ -28,18 +28,18 @@ def calls():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_cpu(tmp_path, calls, name):
-    torchs = outcome(F.scaled_dot_product_attention, calls[name])
+    expected = torchs(calls[name])
     with current.use(Runtime(None, current.best_known, tmp_path)):
-        assert difference(outcome(evoattn.attention, calls[name]), torchs) == ""
-        assert difference(outcome(through_block, calls[name]), torchs) == ""
+        assert difference(outcome(evoattn.attention, calls[name]), expected) == ""
+        assert difference(outcome(through_block, calls[name]), expected) == ""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_kernels(device, calls, name):
-    torchs = outcome(F.scaled_dot_product_attention, calls[name])
-    assert difference(outcome(evoattn.attention, calls[name]), torchs) == ""
+    expected = torchs(calls[name])
+    assert difference(outcome(evoattn.attention, calls[name]), expected) == ""
     assert device.launches or name not in SERVED
-    assert difference(outcome(through_block, calls[name]), torchs) == ""
+    assert difference(outcome(through_block, calls[name]), expected) == ""
 
 
 def negated(place):
