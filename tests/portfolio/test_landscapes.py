@@ -204,6 +204,7 @@ def test_configs_are_compiled_for_the_other_groups_when_one_has_none_left(tmp_pa
     assert set(landscape_ahead.configs_of(tmp_path)) == {some.name}
 
 
+@pytest.mark.slow
 def test_what_was_compiled_ahead_is_recorded_without_a_compile(tmp_path):
     (group,) = make_groups(H100, most=2, only="fp32 d64 full")
     assert landscape_ahead.compile_for(tmp_path, [group], {}, H100, 0.1, 2)

@@ -160,6 +160,7 @@ def test_reasons_are_of_lines_that_there_are():
     assert not gone
 
 
+@pytest.mark.slow
 def test_the_mutants_for_the_device_are_of_todays_templates():
     assert all(chosen.source() != chosen.setting.source for chosen in load())
 
