@@ -9,9 +9,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AttentionProblem": "evoattn.model.problem",
+    "FailedRun": "evoattn.model.errors",
     "GPUS": "evoattn.model.gpu",
     "NoKernel": "evoattn.ops.runtime",
     "Shapes": "evoattn.ops.shapes",
+    "WrongUse": "evoattn.model.errors",
     "attention": "evoattn.ops.attention",
     "attention_paged": "evoattn.ops.paged",
     "attention_varlen": "evoattn.ops.varlen",

@@ -16,6 +16,11 @@ from evoattn.backends.kernel_files import KernelFiles
 from evoattn.model.paths import cubin_cache
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo
 
+NO_NVRTC = (
+    "NVRTC, the CUDA compiler of the package nvidia-cuda-nvrtc, is not found: `pip install --force-reinstall "
+    "nvidia-cuda-nvrtc` brings it"
+)
+
 
 class CompileError(RuntimeError):
     """The compiler refused the source: the message is its first error line; `log` is the whole log."""
@@ -28,11 +33,21 @@ class CompileError(RuntimeError):
         return CompileError, (str(self), self.log)
 
 
+@cache
 def _nvrtc() -> Any:
     """CuPy's NVRTC. Raises `ImportError` or `OSError`."""
     from evoattn.backends.with_cupy import cupy
 
-    return cupy.cuda.nvrtc
+    return loaded(cupy.cuda.nvrtc)
+
+
+def loaded(nvrtc: Any) -> Any:
+    """CuPy's NVRTC after its first call, at which CuPy looks for the library. Raises `OSError` where there is none."""
+    try:
+        nvrtc.getVersion()
+    except RuntimeError:
+        raise OSError(NO_NVRTC) from None
+    return nvrtc
 
 
 @cache

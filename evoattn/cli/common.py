@@ -115,7 +115,11 @@ def write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    output.write_text(text, encoding="utf-8")
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(output)  # a full disk names no file
+        raise
     typer.echo(f"Wrote {output}.", err=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Annotated
 
 import typer
@@ -58,8 +59,9 @@ def report(
             elif output:
                 from rich.console import Console
 
-                with output.open("w", encoding="utf-8") as file:
-                    render_table(summary, Console(file=file, width=PIPE_WIDTH), kept, full)
+                text = StringIO()
+                render_table(summary, Console(file=text, width=PIPE_WIDTH), kept, full)
+                write(text.getvalue(), output)
             else:
                 render_table(summary, console(), kept, full)
 

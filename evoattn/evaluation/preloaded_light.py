@@ -1,5 +1,6 @@
 """What a process needs that compiles, or thinks of configs: no torch. See `evoattn.evaluation.server`."""
 
+import contextlib
 import gc
 import os
 from importlib import import_module
@@ -11,7 +12,8 @@ gc.disable()
 for name in ("evaluation.compile", "families.render", "samplers.for_problem", "samplers.guided", "samplers.prior"):
     import_module(f"evoattn.{name}")
 compiler = import_module("evoattn.backends.compiler")
-compiler.version()  # loads NVRTC
+with contextlib.suppress(OSError):  # without NVRTC the search ends with a sentence
+    compiler.version()  # loads NVRTC
 compiler.include_options()
 gc.enable()
 gc.collect()

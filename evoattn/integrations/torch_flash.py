@@ -35,7 +35,17 @@ def register() -> None:
         from torch.nn.attention import register_flash_attention_impl
     except ImportError:
         raise RuntimeError("torch's flash-attention implementations can be replaced from torch 2.11 on.") from None
-    register_flash_attention_impl(NAME, register_fn=lambda: Replaced(get_kernel(f"aten::{OP}", "CUDA"), "CUDA"))
+
+    def replaced() -> Replaced:
+        try:
+            original = get_kernel(f"aten::{OP}", "CUDA")
+        except RuntimeError:
+            raise RuntimeError(
+                "This build of torch has no flash attention for CUDA, which evoattn would take the place of."
+            ) from None
+        return Replaced(original, "CUDA")
+
+    register_flash_attention_impl(NAME, register_fn=replaced)
 
 
 class Replaced:

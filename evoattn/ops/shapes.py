@@ -26,6 +26,9 @@ class ShapesError(WrongUse):
     """A file of shapes that cannot be read: its message is one sentence."""
 
 
+NOTHING = "No call of attention was seen: neither SDPA by its name in torch.nn.functional nor evoattn.attention."
+
+
 def _calls(count: int) -> str:
     """E.g. `     2 calls`."""
     return f"{count:6d} call{'s' * (count != 1)}"
@@ -92,6 +95,10 @@ class Shapes:
     def __iter__(self) -> Iterator[AttentionProblem]:
         return iter([entry.problem for entry in self.entries])
 
+    def __repr__(self) -> str:
+        calls = sum(entry.count for entry in self._asked.values())
+        return f"Shapes(problems={len(self)}, calls={calls}, missed={sum(self.missed.values())})"
+
     def __len__(self) -> int:
         return len(self._asked)
 
@@ -102,6 +109,8 @@ class Shapes:
 
     def describe(self) -> str:
         """A line for each problem: calls, share of the time and time of a call where they were timed, the shape."""
+        if not (self._asked or self.missed):
+            return NOTHING
         lines = []
         for entry in self.entries:
             time = f"{100 * self.share(entry):5.1f} % {entry.us:9.1f} µs" if entry.us else "not timed"

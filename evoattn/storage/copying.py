@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, Integer, Table, func, insert, literal_column, select
+from sqlalchemy import Column, Connection, Integer, RowMapping, Select, Table, func, insert, literal_column, select
+from sqlalchemy.exc import DBAPIError
 
 from evoattn.storage.database import Database
-from evoattn.storage.errors import StorageError
+from evoattn.storage.errors import StorageError, explain
 from evoattn.storage.patience import is_postgresql
 from evoattn.storage.schema import metadata
 
@@ -32,7 +33,7 @@ def copy_database(
     """
 
     def copy(reader: Connection) -> dict[str, int]:
-        return target._write(lambda writer: _copy(reader, writer, target.place, at_a_time, count))
+        return target._write(lambda writer: _copy(reader, writer, source.place, target.place, at_a_time, count))
 
     return source._read(copy)
 
@@ -40,6 +41,7 @@ def copy_database(
 def _copy(
     reader: Connection,
     writer: Connection,
+    origin: str,
     place: str,
     at_a_time: int,
     count: Callable[[Connection, Table], int],
@@ -55,7 +57,7 @@ def _copy(
     copied: dict[str, int] = {}
     for table in tables:
         copied[table.name] = 0
-        for page in _pages(reader, table, at_a_time):
+        for page in _pages(reader, origin, table, at_a_time):
             writer.execute(insert(table), page)
             copied[table.name] += len(page)
         if (there := count(writer, table)) != copied[table.name]:
@@ -72,14 +74,23 @@ def _key(table: Table) -> Column[Any]:
     return key
 
 
-def _pages(reader: Connection, table: Table, at_a_time: int) -> Iterator[list[Mapping[str, Any]]]:
-    """The rows in the order of their keys."""
+def _pages(reader: Connection, origin: str, table: Table, at_a_time: int) -> Iterator[list[Mapping[str, Any]]]:
+    """The rows in the order of their keys. Raises `StorageError` about `origin` where they cannot be read."""
     key = _key(table)
     query = select(table).order_by(key).limit(at_a_time)
-    page = reader.execute(query).mappings().all()
+    page = _rows(reader, origin, query)
     while page:
         yield [dict(row) for row in page]
-        page = reader.execute(query.where(key > page[-1][key.name])).mappings().all()
+        page = _rows(reader, origin, query.where(key > page[-1][key.name]))
+
+
+def _rows(reader: Connection, origin: str, query: Select[Any]) -> Sequence[RowMapping]:
+    try:
+        return reader.execute(query).mappings().all()
+    except DBAPIError as error:
+        if error.connection_invalidated:  # a server that went away is waited for
+            raise
+        raise explain(error, origin) from None
 
 
 def _go_on_after(writer: Connection, table: Table) -> None:

@@ -7,7 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from evoattn.backends.compiler import CompileError, compile_candidate, compile_source, first_error, parse_log, version
+from evoattn.backends.compiler import (
+    CompileError,
+    compile_candidate,
+    compile_source,
+    first_error,
+    loaded,
+    parse_log,
+    version,
+)
 from evoattn.backends.kernel_files import KernelFiles
 from evoattn.model.records import Candidate
 
@@ -54,6 +62,15 @@ def test_what_the_log_says():
     assert (info.spill_store_bytes, info.spill_load_bytes, info.warnings) == (24, 32, ("C7510",))
     assert parse_log("").registers == 0
     assert parse_log("Used 40 registers\nUsed 60 registers, 8 bytes smem").registers == 60
+
+
+def test_a_missing_library_of_the_compiler_is_a_sentence():
+    class Missing:
+        def getVersion(self):
+            raise RuntimeError("Failure finding libnvrtc.so.13")
+
+    with pytest.raises(OSError, match=r"NVRTC, the CUDA compiler .* is not found: `pip install"):
+        loaded(Missing())
 
 
 def test_an_error_is_its_first_line():

@@ -84,6 +84,11 @@ def test_report_formats(study, tmp_path):
     page = tmp_path / "report.html"
     assert run("report", "--format", "html", "-o", page, "--db", db).exit_code == 0
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
+    written = run("report", "--format", "table", "-o", tmp_path / "report.txt", "--db", db)
+    assert written.stderr == f"Wrote {tmp_path / 'report.txt'}.\n"
+    assert "never timed" in (tmp_path / "report.txt").read_text()
+    full = run("report", "--format", "html", "-o", "/dev/full", "--db", db)
+    refused(full, 1, "No space left on device: /dev/full.")
 
 
 @pytest.mark.slow

@@ -69,3 +69,10 @@ def test_torch_knows_the_name():
 
     register()
     assert NAME in list_flash_attention_impls()
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="of a build of torch without CUDA")
+def test_a_build_without_cuda_says_so():
+    register()
+    with pytest.raises(RuntimeError, match="no flash attention for CUDA"):
+        torch.nn.attention.activate_flash_attention_impl(NAME)

@@ -120,6 +120,13 @@ def test_a_file_and_back(tmp_path):
     assert [(e.count, e.us) for e in again.entries] == [(2, 100.0), (10, 5.0)]
     assert again.share(again.entries[0]) == pytest.approx(0.8)
     assert again.missed == {"it has dropout": 1}
+    assert repr(again) == "Shapes(problems=2, calls=12, missed=1)"
+
+
+def test_a_block_without_a_call_of_attention_says_so():
+    with capture() as shapes:
+        torch.zeros(3).sum()
+    assert shapes.describe().startswith("No call of attention was seen")
 
 
 @pytest.mark.parametrize(

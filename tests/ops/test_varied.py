@@ -130,6 +130,18 @@ def test_what_is_not_a_tensor_is_named(name, made, gradients):
         evoattn.attention(*(tensors[t] for t in "qkv"), enable_gqa=True, **{name: made([1, 2, 3, 4])})
 
 
+def test_a_model_without_data_gets_shapes():
+    """On the meta device, as models are built before their weights are loaded."""
+    tensors = reference.make_inputs(PROBLEM, 5, "cpu")
+    q, k, v = (tensors[t].to("meta") for t in "qkv")
+    with evoattn.capture() as shapes:
+        assert evoattn.attention(q, k, v, enable_gqa=True).shape == q.shape
+        assert evoattn.attention(q, k, v, enable_gqa=True, window=(3, 0), softcap=5.0).shape == q.shape
+        packed, starts = torch.zeros(37, 4, 16, device="meta"), torch.zeros(2, dtype=torch.int32, device="meta")
+        assert evoattn.attention_varlen(packed, packed, packed, starts, starts, 37, 37).is_meta
+    assert len(shapes) == 3
+
+
 def test_starts_that_are_a_list_are_named():
     q = torch.zeros(5, 2, 8)
     with pytest.raises(TypeError, match="cu_seqlens_q must be a tensor, not list"):

@@ -107,6 +107,22 @@ def test_an_infinite_time_arrives(either, target):
     there.close()
 
 
+def test_a_damaged_source_is_not_taken_for_the_target(tmp_path, target):
+    path = tmp_path / "damaged.sqlite"
+    storage = Storage.open(str(path))
+    study = make_study(storage)
+    for index in range(60):
+        record(storage, study, index, timings=(timing("screen", 1.0 + index),))
+    storage.close()
+    data = bytearray(path.read_bytes())
+    for page in range(12 * 4096, len(data) - 4096, 4096):  # behind the pages of the tables' own description
+        data[page : page + 4096] = bytes(4096)
+    path.write_bytes(data)
+    said = CliRunner().invoke(app, ["db", "copy", str(path), target])
+    assert said.exit_code == 1 and "damaged" in said.output
+    assert str(path) in said.output and target not in said.output
+
+
 def test_a_missing_source_is_a_sentence(tmp_path, target):
     said = CliRunner().invoke(app, ["db", "copy", str(tmp_path / "none.sqlite"), target])
     assert said.exit_code == 1 and "There is no database at" in said.output
