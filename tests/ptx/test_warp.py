@@ -152,8 +152,9 @@ def test_unknown_instructions_are_refused_before_running():
         "tex.1d.v4.f32.s32 {%f0,%f1,%f2,%f3}, [%q0, {%r0}];",
         "mov.u32 %r0, %nothing;",
         "add.u64 %r0, %q0, %q1;",
+        "cp.async.wait_group -1;",
     ):
-        with pytest.raises(PtxError, match=r"whitelist|understood|hold"):
+        with pytest.raises(PtxError, match=r"whitelist|understood|hold|no count"):
             run_ptx("st.global.u32 [%a0], 1;" + text, out)
         assert not out.any()
 

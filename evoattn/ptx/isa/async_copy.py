@@ -17,6 +17,7 @@ from evoattn.ptx.memory.address_space import as_elements
 from evoattn.ptx.program.arrays import Lanes, Mask, Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import group_count
 from evoattn.ptx.program.threads import ActiveThreads
 from evoattn.ptx.races.access import COPY, READ
 from evoattn.ptx.state.context import Context
@@ -170,6 +171,6 @@ def commit(context: Context, ins: Instruction, fields: Fields) -> Action:
 
 @instruction("cp", r"\.async\.(?:wait_group|wait_all)", kind="other", pure=False, writes=0)
 def wait(context: Context, ins: Instruction, fields: Fields) -> Action:
-    pending = int(ins.operands[0], 0) if ins.operands else None
+    pending = group_count(ins.operands[0]) if ins.operands else None
     copies = _copies(context)
     return lambda active: copies.wait(active, pending)

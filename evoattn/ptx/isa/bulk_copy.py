@@ -14,6 +14,7 @@ from evoattn.ptx.isa.tensor_boxes import CHUNK, Boxes, tell_global, tensor_maps
 from evoattn.ptx.isa.tensor_stores import tensor_stores
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
+from evoattn.ptx.program.operands import group_count
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.access import READ, WRITE
 from evoattn.ptx.state.context import Context
@@ -87,7 +88,7 @@ def commit(context: Context, ins: Instruction, fields: Fields) -> Action:
 @instruction("cp", r"\.async\.bulk\.wait_group(?:\.read)?", kind="other", pure=False, writes=0)
 def wait(context: Context, ins: Instruction, fields: Fields) -> Action:
     """With and without `.read` are the same here: the machine has written global memory by then."""
-    stores, pending = tensor_stores(context), int(ins.operands[0], 0)
+    stores, pending = tensor_stores(context), group_count(ins.operands[0])
     return lambda active: stores.wait(active, pending)
 
 

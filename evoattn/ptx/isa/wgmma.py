@@ -19,7 +19,7 @@ from evoattn.ptx.memory.matrix_descriptor import DEPTH
 from evoattn.ptx.program.arrays import Lanes, Numbers
 from evoattn.ptx.program.dtypes import parse_type
 from evoattn.ptx.program.kernel import Instruction
-from evoattn.ptx.program.operands import vector_parts
+from evoattn.ptx.program.operands import group_count, vector_parts
 from evoattn.ptx.program.threads import WARP, ActiveThreads
 from evoattn.ptx.races.async_proxy import WARPGROUP_WARPS
 from evoattn.ptx.state.context import Context
@@ -125,7 +125,7 @@ def commit(context: Context, ins: Instruction, fields: Fields) -> Action:
 
 @instruction("wgmma", r"\.wait_group\.sync\.aligned", kind="other", pure=False, writes=0)
 def wait(context: Context, ins: Instruction, fields: Fields) -> Action:
-    products, pending = matrix_products(context), int(ins.operands[0], 0)
+    products, pending = matrix_products(context), group_count(ins.operands[0])
 
     def run(active: ActiveThreads) -> None:
         context.require_whole_warpgroups(active, ins)

@@ -46,3 +46,10 @@ def operand_registers(operand: str, kernel: Kernel) -> list[str]:
     if operand in kernel.registers:
         return [operand]
     return [name for name in re.findall(r"[%\w$@]+", operand) if name in kernel.registers]
+
+
+def group_count(operand: str) -> int:
+    """Groups that may be pending after a wait: a constant. Raises `UnsupportedInstruction` on another operand."""
+    if not operand.isdecimal():
+        raise UnsupportedInstruction(f'"{operand}" is no count of groups.')
+    return int(operand)
