@@ -6,11 +6,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from on_interpreter import judged
 
 from evoattn.backends.compiler import compile_source
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_mma.family import FlashMma
 from evoattn.families.flash_mma.genes import FlashMmaGenes
@@ -90,11 +88,7 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
-    result = check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, L4, compiled(p, c)),
-        make_case(kind, p, 1, "cpu", kind, double=True),
-    )
+    result = judged(BuiltKernel(FAMILY, c, L4, compiled(p, c)), p, kind)
     assert result.passed, result.reason
 
 

@@ -4,6 +4,7 @@ interpreter."""
 from __future__ import annotations
 
 import pytest
+from on_interpreter import judged
 from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
@@ -84,11 +85,7 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
-    result = check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, L4, compiled(p, c)),
-        make_case(kind, p, 1, "cpu", kind, double=True),
-    )
+    result = judged(BuiltKernel(FAMILY, c, L4, compiled(p, c)), p, kind)
     assert result.passed, result.reason
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from on_interpreter import judged
 from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
@@ -62,9 +63,7 @@ def config(**genes) -> KernelConfig:
 def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edit=lambda source: source):
     kernel = compile_source(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
     assert kernel.info.spill_bytes == kernel.info.stack_bytes == 0
-    return check(
-        InterpreterBackend(), BuiltKernel(FAMILY, c, gpu, kernel), make_case(kind, p, 1, "cpu", kind, double=True)
-    )
+    return judged(BuiltKernel(FAMILY, c, gpu, kernel), p, kind)
 
 
 @pytest.mark.slow

@@ -7,12 +7,10 @@ import math
 import random
 
 import pytest
+from on_interpreter import judged
 from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.large_head_mma.family import LargeHeadMma
 from evoattn.families.large_head_mma.genes import LargeHeadMmaGenes
@@ -58,11 +56,7 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     source = render(FAMILY, p, c, gpu).source
     for old, new in edits:
         source = replaced(source, old, new)
-    return check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, gpu, compile_source(source, gpu.arch)),
-        make_case(kind, p, 1, "cpu", kind, double=True),
-    )
+    return judged(BuiltKernel(FAMILY, c, gpu, compile_source(source, gpu.arch)), p, kind)
 
 
 SHARED = {"Q_PLACE": "shared", "STAGES": 3, "DIM_CHUNK": 32, "KEY_CHUNK": 16}

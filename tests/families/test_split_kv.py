@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from on_interpreter import judged
 from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
@@ -104,12 +105,7 @@ RIGHT = [
 def test_right_on_the_interpreter(p, genes, kind):
     """Twice on the same scratch buffers, so that the counters must have gone back to zero."""
     c = config(**genes)
-    result = check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, L4, compiled(p, c)),
-        make_case(kind, p, 1, "cpu", kind, double=True),
-        repeat=True,
-    )
+    result = judged(BuiltKernel(FAMILY, c, L4, compiled(p, c)), p, kind, repeat=True)
     assert result.passed, result.reason
 
 

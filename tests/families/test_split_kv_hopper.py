@@ -8,12 +8,10 @@ import math
 import random
 
 import pytest
+from on_interpreter import judged
 from source_edits import replaced
 
 from evoattn.backends.compiler import compile_source
-from evoattn.backends.interpreter import InterpreterBackend
-from evoattn.correctness.cases import make_case
-from evoattn.correctness.validate import check
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
@@ -57,12 +55,7 @@ def outcome(
 ) -> CheckResult:
     candidate = render(FAMILY, p, c, H100)
     compiled = compile_source(edit(candidate.source), candidate.arch)
-    return check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, H100, compiled),
-        make_case(kind, p, 1, "cpu", kind, double=True),
-        repeat=repeat,
-    )
+    return judged(BuiltKernel(FAMILY, c, H100, compiled), p, kind, repeat=repeat)
 
 
 RIGHT = [

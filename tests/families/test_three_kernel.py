@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from on_interpreter import judged
 from source_edits import line_edit
 
 from evoattn.backends.compiler import compile_source
@@ -117,11 +118,7 @@ RIGHT = [
 )
 def test_right_on_the_interpreter(p, genes, kind):
     c = config(**genes)
-    result = check(
-        InterpreterBackend(),
-        BuiltKernel(FAMILY, c, H100, compiled(p, c)),
-        make_case(kind, p, 1, "cpu", kind, double=True),
-    )
+    result = judged(BuiltKernel(FAMILY, c, H100, compiled(p, c)), p, kind)
     assert result.passed, result.reason
 
 
