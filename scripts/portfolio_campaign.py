@@ -29,10 +29,11 @@ import json
 import platform
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evoattn.model.gpu import detect_devices
+from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign
 from evoattn.portfolio.again import groups_again
@@ -41,7 +42,7 @@ from evoattn.portfolio.engine.aimed import AimedBreeder
 from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.engine import Engine
-from evoattn.portfolio.engine.kernel import Kernel
+from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.final_table import final_tables, timed_problems, with_peers
 from evoattn.portfolio.recorded import fastest
 from evoattn.portfolio.workload import BUILD_SEEDS
@@ -50,6 +51,7 @@ RECORDED_EACH = 3
 """Fastest kernels of each problem of --landscapes."""
 SAVE_SECONDS = 30.0
 """Between two saves of what the final tables hold so far."""
+SAY_SECONDS = 20.0
 
 
 def earlier(
@@ -80,7 +82,8 @@ def seeds(text: str) -> range:
     return range(int(first), int(end))
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
+    """The words of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=360)
@@ -108,9 +111,11 @@ def main() -> None:
     words = parser.parse_args()
     if (words.count and not words.again) or (words.emphasis and not words.count):
         parser.error("--count needs --again, and --emphasis needs --count.")
-    device = detect_devices()[0]
-    gpu = device.spec
-    started = time.monotonic()
+    return words
+
+
+def make_groups(words: argparse.Namespace, gpu: GpuSpec) -> tuple[list[Group], dict[str, list[Kernel]]]:
+    """The groups to search, and by group the kernels of earlier campaigns that its final table is to have."""
     problems = drawn(words.variants.split(","), words.draw, words.each)
     if words.again:
         groups, best = groups_again(problems, words.after, gpu, words.count, words.emphasis)
@@ -125,29 +130,58 @@ def main() -> None:
         known = [made for made in recorded.get(group.name.split()[0], ()) if made[0] in group.families]
         group.given = known + group.given
     part, parts = map(int, words.share.split("/"))
-    groups = campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part]
-    print(
-        f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems, {time.monotonic() - started:.1f} s",
-        flush=True,
-    )
-    said = time.monotonic()
+    return campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part], best
+
+
+class Progress:
+    """Says what the search has done, each SAY_SECONDS at most."""
+
+    def __init__(self, engine: Engine, groups: list[Group], started: float) -> None:
+        self._engine, self._groups, self._started, self._said = engine, groups, started, time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._said <= SAY_SECONDS:
+            return
+        self._said = time.monotonic()
+        kernels = [k for g in self._groups for k in g.kernels.values()]
+        states = Counter(k.state.split(":")[0] for k in kernels)
+        print(
+            f"{self._said - self._started:5.0f} s: {len(kernels)} kernels {dict(states)}, "
+            f"{self._engine.measured} times, GPU busy {self._engine.busy_seconds:.0f} s, "
+            f"queue {len(self._engine._ready)}",
+            flush=True,
+        )
+
+
+def timed_at_last(
+    words: argparse.Namespace, engine: Engine, best: dict[str, list[Kernel]], save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """The final tables, saved each SAVE_SECONDS at most while they grow."""
+    saved, table = time.monotonic(), dict[str, Any]()
+    finals = final_tables(engine, words.most, words.rounds, best, words.final_seconds)
+    for table in finals if words.final_seconds > 0 else ():
+        if time.monotonic() - saved > SAVE_SECONDS:
+            saved = time.monotonic()
+            save(table)
+    save(table)
+    return table
+
+
+def main() -> None:
+    words = parse()
+    device = detect_devices()[0]
+    gpu = device.spec
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - started:5.0f} s: {text}", flush=True)
+
+    groups, best = make_groups(words, gpu)
+    say(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems")
     breeder = ClimbingBreeder if words.again else AimedBreeder if words.variants != PLAIN else Breeder
     with Engine(groups, gpu, words.jobs, breeder=breeder) as engine:
-
-        def refresh() -> None:
-            nonlocal said
-            if time.monotonic() - said > 20:
-                said = time.monotonic()
-                kernels = [k for g in groups for k in g.kernels.values()]
-                states = Counter(k.state.split(":")[0] for k in kernels)
-                print(
-                    f"{said - started:5.0f} s: {len(kernels)} kernels {dict(states)}, {engine.measured} times, "
-                    f"GPU busy {engine.busy_seconds:.0f} s, queue {len(engine._ready)}",
-                    flush=True,
-                )
-
         searched = [g for g in groups if any(word in g.name for word in words.search.split(","))]
-        engine.run(words.seconds if searched else 0, refresh, searched)
+        engine.run(words.seconds if searched else 0, Progress(engine, groups, started), searched)
         about = {
             "device": device.product,
             "driver": device.driver,
@@ -156,28 +190,22 @@ def main() -> None:
             "measured": engine.measured,
             "compiled": engine.compiled,
         }
-        campaign.save(words.output, groups, about, {})
-        print(f"{time.monotonic() - started:5.0f} s: searched; {about}", flush=True)
-        table: dict[str, Any] = {}
-        finals = final_tables(engine, words.most, words.rounds, best, words.final_seconds)
-        for table in finals if words.final_seconds > 0 else ():
-            if time.monotonic() - said > SAVE_SECONDS:
-                said = time.monotonic()
-                campaign.save(words.output, groups, about, table)
-        campaign.save(words.output, groups, about, table)
-        print(f"{time.monotonic() - started:5.0f} s: final tables", flush=True)
+
+        def save(table: dict[str, Any]) -> None:
+            campaign.save(words.output, groups, about, table)
+
+        save({})
+        say(f"searched; {about}")
+        table = timed_at_last(words, engine, best, save)
+        say("final tables")
         if words.peers:
             table = with_peers(engine, table, tuple(words.peers.split(",")), words.rounds, words.peers_seconds)
-            campaign.save(words.output, groups, about, table)
-            print(f"{time.monotonic() - started:5.0f} s: peers", flush=True)
+            save(table)
+            say("peers")
     for group in groups:
         bad = Counter(k.state[:60] for k in group.kernels.values() if k.state != "right")
-        print(
-            group.name,
-            len(group.kernels),
-            json.dumps(bad.most_common(3)),
-            len((table.get(group.name) or {}).get("kernels", [])),
-        )
+        final = len((table.get(group.name) or {}).get("kernels", []))
+        print(group.name, len(group.kernels), json.dumps(bad.most_common(3)), final)
 
 
 if __name__ == "__main__":
