@@ -18,6 +18,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -25,20 +26,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evoattn.backends.base import LaunchError
+from evoattn.backends.base import Backend, LaunchError
 from evoattn.backends.compiler import compile_candidate
 from evoattn.backends.cuda import CudaBackend
 from evoattn.correctness.case_shapes import begin_apart
 from evoattn.correctness.cases import Case, device_cases, make_case
 from evoattn.correctness.validate import check
+from evoattn.families.base import Family
 from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
-from evoattn.model.gpu import detect_devices
+from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel
 from evoattn.model.space import KernelConfig, SearchSpace, load_space, parse_choices
 from evoattn.timing.peers.table import PEERS, PeerRefused, peer_call
 
+DEVICE = torch.device("cuda")
 SERVING = ("flash_wgmma", "flash_mma", "split_kv", "latent_wgmma")
 PLAIN = AttentionProblem(2, 8, 2, 1500, 1500, 64, "fp16")
 VARIANTS = (
@@ -134,20 +138,14 @@ def apart(problem: AttentionProblem, config: KernelConfig) -> list[AttentionProb
     return begin_apart(problem.with_(batch=1, heads=2, kv_heads=1), *sizes)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
-    parser.add_argument("--peers", default="cudnn,efficient,fa3,fa4", help="that are asked for the larger problem too")
-    parser.add_argument("--only", default="", help="variants, of which a problem has one at least")
-    parser.add_argument("--gene", action="append", default=[], help="NAME=VALUE that a config has; may be repeated")
-    parser.add_argument("--change", action="append", default=[], help="NAME=VALUE to put in; may be repeated")
-    words = parser.parse_args()
+Row = tuple[Family, AttentionProblem, list[KernelConfig]]
+Cases = dict[AttentionProblem, list[Case]]
+
+
+def rows_of(words: argparse.Namespace, gpu: GpuSpec) -> list[Row]:
+    """Every family with every variant that it serves, and the configs to check."""
     genes, changes = parse_choices(words.gene), parse_choices(words.change)
-    device, started = detect_devices()[0], time.monotonic()
-    gpu = device.spec
-    if gpu is None:
-        sys.exit(f"The {device.product} is not in the table of GPUs.")
-    rows = []
+    rows: list[Row] = []
     for name in SERVING:
         family, space = FAMILIES[name], load_space(name, gpu).restricted(genes)
         if set(genes | changes) - set(space.names()):
@@ -160,47 +158,81 @@ def main() -> int:
                 continue
             able = [c for c in changed(space, changes) if not family.why_impossible(problem, c, gpu)]
             rows.append((family, problem, different(able, words.configs)))
-    candidates = [render(family, problem, config, gpu) for family, problem, configs in rows for config in configs]
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-        kernels = iter(list(pool.map(compile_candidate, candidates)))
-    print(f"{device.product}: {len(candidates)} kernels compiled in {time.monotonic() - started:.1f} s", flush=True)
-    backend, wrong = CudaBackend(), 0
-    made: dict[AttentionProblem, list[Case]] = {}
+    return rows
+
+
+def made(ladder: Iterable[tuple[str, AttentionProblem, str]]) -> list[Case]:
+    """The cases on the GPU."""
+    return [make_case(name, problem, 1, DEVICE, kind, double=True) for name, problem, kind in ladder]
+
+
+def judge(backend: Backend, kernel: BuiltKernel, cases: list[Case]) -> tuple[list[str], float]:
+    """What is wrong with a kernel, and the largest share that an error has of what is allowed. A launch that fails ends
+    the kernel's cases."""
+    found, worst = [], 0.0
+    for case in cases:
+        try:
+            result = check(backend, kernel, case, repeat=True)
+        except LaunchError as error:
+            return [*found, f"{kernel.config.describe()}: {error}"], worst
+        worst = max(worst, result.max_error / result.allowed_error)
+        if not result.passed:
+            found.append(f"{kernel.config.describe()}: {result.reason}")
+    return found, worst
+
+
+def judge_all(rows: list[Row], compiled: Iterator[CompiledKernel], gpu: GpuSpec) -> tuple[int, Cases]:
+    """How many kernels are wrong, a line for each row; and the cases by problem."""
+    backend, wrong, cases = CudaBackend(), 0, Cases()
     for family, problem, configs in rows:
-        if problem not in made:
-            ladder = [*device_cases(problem), ("its own shape", problem, "plain")]
-            made[problem] = [make_case(case, p, 1, torch.device("cuda"), kind, double=True) for case, p, kind in ladder]
+        if problem not in cases:
+            cases[problem] = made([*device_cases(problem), ("its own shape", problem, "plain")])
         found, worst = [], 0.0
         for config in configs:
-            kernel = BuiltKernel(family, config, gpu, next(kernels))
-            own = [
-                make_case("rows apart", p, 1, torch.device("cuda"), "plain", double=True)
-                for p in apart(problem, config)
-            ]
-            for case in [*made[problem], *own]:
-                try:
-                    result = check(backend, kernel, case, repeat=True)
-                except LaunchError as error:
-                    found.append(f"{config.describe()}: {error}")
-                    break
-                worst = max(worst, result.max_error / result.allowed_error)
-                if not result.passed:
-                    found.append(f"{config.describe()}: {result.reason}")
+            own = made(("rows apart", p, "plain") for p in apart(problem, config))
+            kernel = BuiltKernel(family, config, gpu, next(compiled))
+            reasons, share = judge(backend, kernel, [*cases[problem], *own])
+            found, worst = found + reasons, max(worst, share)
         wrong += len(found)
-        share = f"largest error {worst:.2f} of what is allowed"
-        said = f"{len(configs)} kernels, {len(found)} wrong, {share}"
+        said = f"{len(configs)} kernels, {len(found)} wrong, largest error {worst:.2f} of what is allowed"
         print(f"{family.name:12} {said} | {problem.describe()}", flush=True)
         for reason in found[:6]:
             print(f"    {reason}", flush=True)
-    for problem, cases in made.items():
-        told = []
-        for name in words.peers.split(","):
-            try:
-                peer_call(PEERS[name], problem, cases[-1].tensors, cases[-1].answer)
-                told.append(f"{name} right")
-            except PeerRefused as error:
-                told.append(f"{name}: {str(error)[:60]}")
-        print(f"{problem.describe()}: {'; '.join(told)}", flush=True)
+    return wrong, cases
+
+
+def ask_peers(names: list[str], problem: AttentionProblem, case: Case) -> None:
+    """A line that says which peers serve the problem and are right."""
+    told = []
+    for name in names:
+        try:
+            peer_call(PEERS[name], problem, case.tensors, case.answer)
+            told.append(f"{name} right")
+        except PeerRefused as error:
+            told.append(f"{name}: {str(error)[:60]}")
+    print(f"{problem.describe()}: {'; '.join(told)}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", type=int, default=4, help="of each family and variant")
+    parser.add_argument("--peers", default="cudnn,efficient,fa3,fa4", help="that are asked for the larger problem too")
+    parser.add_argument("--only", default="", help="variants, of which a problem has one at least")
+    parser.add_argument("--gene", action="append", default=[], help="NAME=VALUE that a config has; may be repeated")
+    parser.add_argument("--change", action="append", default=[], help="NAME=VALUE to put in; may be repeated")
+    words = parser.parse_args()
+    device, started = detect_devices()[0], time.monotonic()
+    gpu = device.spec
+    if gpu is None:
+        sys.exit(f"The {device.product} is not in the table of GPUs.")
+    rows = rows_of(words, gpu)
+    candidates = [render(family, problem, config, gpu) for family, problem, configs in rows for config in configs]
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        compiled = list(pool.map(compile_candidate, candidates))
+    print(f"{device.product}: {len(candidates)} kernels compiled in {time.monotonic() - started:.1f} s", flush=True)
+    wrong, cases = judge_all(rows, iter(compiled), gpu)
+    for problem, ladder in cases.items():
+        ask_peers(words.peers.split(","), problem, ladder[-1])
     print(f"{wrong} wrong; {time.monotonic() - started:.1f} s")
     return 1 if wrong else 0
 
