@@ -17,6 +17,7 @@ KINDS = (
     "late_huge_key",
     "large_logits_late_key",
     "huge_keys_within",
+    "scores_past_fp16",
     "rising_maximum",
     "equal_keys",
     "extreme_terms",
@@ -25,6 +26,8 @@ MOST_LONE = 1e4
 """Of an element of Q in `huge_keys_within`: fp16 holds it."""
 LONE_DIMENSIONS = 3
 """Of K in `huge_keys_within`: each is all that one of the rows sees that meet a huge key alone."""
+SIDE_BY_SIDE, PAST_FP16 = 8, 8e4
+"""Keys in `scores_past_fp16`, as many as one thread stores scores of, and these in octaves: fp16 ends at 65,504."""
 
 
 def make_inputs(
@@ -39,9 +42,10 @@ def make_inputs(
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
     meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
-    `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same, `extreme_terms`
-    is plain but for the other inputs. Packed sequences are each bent so; the keys and values of one without queries are
-    NaN, which no answer may show.
+    `scores_past_fp16` gives a query one key that is more octaves above all others than fp16 has, or all keys as far
+    below 0, `rising_maximum` lets the largest score grow with every key, `equal_keys` makes all keys the same,
+    `extreme_terms` is plain but for the other inputs. Packed sequences are each bent so; the keys and values of one
+    without queries are NaN, which no answer may show.
     Raises `ValueError` on another kind: it would be plain unseen.
     """
     if kind not in KINDS:
@@ -80,6 +84,8 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         _lone_keys(values, tile)
     elif kind == "huge_keys_within" and name == "q":
         _lone_rows(values, scale)
+    elif kind == "scores_past_fp16":
+        _one_dimension_each(values, name, scale)
     elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
         values[:, :, max(0, rows - 3)] *= 12
     elif kind == "rising_maximum" and name == "q":
@@ -123,6 +129,23 @@ def _lone_keys(k: torch.Tensor, tile: int) -> None:
             at, higher = number * tile + within % tile + 3 * number % 8, number if dimension == 1 else tiles - number
             if at < keys:
                 k[:, :, at, dimension] = 150.0 * (higher + 1)
+
+
+def _one_dimension_each(values: torch.Tensor, name: str, scale: float) -> None:
+    """Let each query see one dimension of K alone, by turns. In eight of them one of the last keys but one, each of
+    eight side by side, has a score past the range of fp16, and all others 0: its value is the answer. In the next all
+    keys have one as far below 0: the mean of all values is."""
+    if name == "v":
+        return
+    turns = min(SIDE_BY_SIDE + 1, values.shape[3])
+    values[...] = 0
+    for i in range(turns):
+        if name == "q":
+            values[:, :, i::turns, i] = min(2 * math.log(2) / scale, MOST_LONE)
+        elif i == SIDE_BY_SIDE:
+            values[..., i] = -PAST_FP16 / 2
+        elif (at := values.shape[2] - 2 - i) >= 0:
+            values[:, :, at, i] = PAST_FP16 / 2
 
 
 def _laid_out(problem: AttentionProblem, name: str, values: torch.Tensor) -> torch.Tensor:

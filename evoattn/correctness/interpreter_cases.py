@@ -169,7 +169,7 @@ class _Maker:
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         if "KEPT_VECTORS" in self.params:
             coarse = self._coarse_scores and "tiles" not in str(self.params["SOFTMAX"])
-            kind = "late_huge_key" if coarse else "large_logits_late_key"
+            kind = "scores_past_fp16" if coarse else "large_logits_late_key"
             cases.append(SmallCase("a huge key behind those that are kept", fitted(self.many, self.keys, 5), kind))
         return cases
 

@@ -50,6 +50,16 @@ def test_huge_keys_reach_one_row_of_a_warp_alone(scale):
     assert scores[21].topk(8).values[7].abs() < 0.1
 
 
+def test_scores_past_fp16_are_those_of_eight_keys_by_turns():
+    problem = AttentionProblem(1, 1, 1, 18, 40, 64, "fp16")
+    tensors = reference.make_inputs(problem, 0, "cpu", "scores_past_fp16")
+    scores = (tensors["q"].double() @ tensors["k"].double().mT)[0, 0] * problem.softmax_scale / math.log(2)
+    high = scores[[*range(8), *range(9, 17)]]
+    assert high.max(1).indices.tolist() == [38, 37, 36, 35, 34, 33, 32, 31] * 2
+    assert (high.max(1).values > 65504).all() and (high.sort(1).values[:, -2] == 0).all()
+    assert (scores[[8, 17]] < -65504).all() and (scores[8] == scores[8, 0]).all()
+
+
 @pytest.mark.parametrize("row, order", [(45, 1), (61, -1)])
 def test_one_key_of_each_tile_is_higher_than_all_before_or_behind_it(row, order):
     problem = AttentionProblem(1, 1, 1, 64, 8 * 48, 64, "bf16")
