@@ -191,8 +191,8 @@ def measure(name: str, layers: int, names: list[str], batch: int | None) -> list
         for what, measure_ms in times.items():
             try:
                 row[what] = measure_ms()
-            except RuntimeError as error:
-                print(f"{name} with {row['implementation']}, {what}: {str(error).splitlines()[0]}", flush=True)
+            except Exception as error:  # one time costs no other
+                print(f"{name} with {row['implementation']}, {what}: {str(error)[:200]}", flush=True)
     return rows
 
 
