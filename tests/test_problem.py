@@ -118,7 +118,6 @@ def test_short_names_are_made_of_the_shape():
         "B=1,H=1,S=4,D=64,mask=window",
         "B=1,H=1,S=4,S=5,D=64",
         "B=1,H=1,S=4,D=64,colour=red",
-        "B=1 H=1 S=4 D=64",
         "B=1,H=1,S=999999999,D=8192",
         "B=²,H=1,S=4,D=64",
     ],
@@ -127,6 +126,39 @@ def test_a_wrong_shape_is_one_sentence(text):
     with pytest.raises(ProblemError) as error:
         parse_shape(text)
     assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "text, changes",
+    [
+        ("B=1 H=32/8 S=4096 D=128 bf16 causal", {}),
+        ("B=1,H=32/8,S=4096,D=128,bf16,causal", {}),
+        ("B=1 H=32/8 S=4096 D=128 bf16 is_causal bshd sink lse", {"layout": "bshd", "sink": True, "lse": True}),
+    ],
+)
+def test_a_shape_may_be_as_it_is_printed(text, changes):
+    plain = AttentionProblem(1, 32, 8, 4096, 4096, 128, "bf16", "causal_upper_left")
+    assert parse_shape(text) == plain.with_(**changes)
+
+
+def test_every_named_problem_is_read_as_it_is_printed():
+    for problem in named_problems().values():
+        assert parse_shape(problem.with_(name="").describe()) == problem.with_(name=""), problem.name
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("B=1 H=1 S=4 D=64 fp8", "'fp8' is not part of a shape"),
+        ("B=1 H=4/2 Hkv=2 S=4 D=64", "kv_heads twice"),
+        ("B=1 H=4/2/1 S=4 D=64", "Hkv must be a whole number"),
+        ("B=1 H=1 S=4/2 D=64", "S must be a whole number"),
+        ("B=1 H=1 S=4 D=64 full causal", "mask twice"),
+    ],
+)
+def test_what_no_problem_is_printed_like_is_one_sentence(text, part):
+    with pytest.raises(ProblemError, match=part):
+        parse_shape(text)
 
 
 @given(st.text(max_size=40))

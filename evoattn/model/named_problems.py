@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from evoattn.model.dtype import DTYPES
@@ -81,12 +83,13 @@ def lookup(name: str) -> AttentionProblem:
 
 
 def parse_shape(text: str) -> AttentionProblem:
-    """The problem of a text such as `B=1,H=16,S=1024,D=64,dtype=fp16,mask=causal` (see `SHAPE_SYNTAX`).
+    """The problem of a text such as `B=1,H=16,S=1024,D=64,dtype=fp16,mask=causal` (see `SHAPE_SYNTAX`), or of one as
+    `describe` makes it: `B=1 H=32/8 S=1024 D=64 fp16 causal sink`.
 
     Raises `ProblemError` on anything else.
     """
     fields: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in _parts(text):
         key, equals, value = (word.strip() for word in part.partition("="))
         names = _SIZES.get(key.lower(), (key.lower(),))
         if not equals or names[0] not in _SETTABLE:
@@ -98,6 +101,21 @@ def parse_shape(text: str) -> AttentionProblem:
                 raise ProblemError(f"The shape names {name} twice.")
             fields[name] = _value(name, key, value)
     return _complete(fields)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The parts `key=value` of a shape, which commas tell apart, or spaces if it has none. `H=32/8` is two of them; a
+    word alone is that of a dtype, a mask or a layout, or switches something on."""
+    for part in text.split(",") if "," in text else text.split() or [text]:
+        key, equals, value = (word.strip() for word in part.partition("="))
+        heads, shared, kv_heads = value.partition("/")
+        if shared and _SIZES.get(key.lower()) == ("heads",):
+            yield from (f"{key}={heads}", f"Hkv={kv_heads}")
+        elif equals:
+            yield part
+        else:
+            kinds = [field for field in ("dtype", "mask", "layout") if key.lower() in chain(*_words(field).values())]
+            yield f"{kinds[0]}={key}" if kinds else f"{key}=1" if key.lower() in _SWITCHES else part
 
 
 def _words(field: str) -> dict[str, tuple[str, ...]]:
