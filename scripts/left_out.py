@@ -34,7 +34,7 @@ from evoattn.search.starting import starting_configs
 from evoattn.timing import benchmark
 from evoattn.timing.contestant import Contestant, calls_for_all
 from evoattn.timing.protocol import FINAL
-from evoattn.timing.witness import Witness
+from evoattn.timing.replay_watch import ReplayWatch
 
 FAMILY = registry.lookup("flash_wgmma")
 
@@ -97,7 +97,7 @@ def time_variants(problem: AttentionProblem, config: KernelConfig, gpu: gpus.Gpu
     for name, edits in VARIANTS.items():
         kernel = compile_candidate(edited(candidate, edits))
         enqueue = evaluator.backend.prepare(kernel, FAMILY.launches(problem, config, gpu), arena.buffers)
-        contestants.append(Contestant(name, enqueue, timer, Witness(arena, None)))
+        contestants.append(Contestant(name, enqueue, timer, ReplayWatch(arena, None)))
     for contestant in contestants:
         contestant.probe()
     calls = calls_for_all(contestants, timer.launch_us, FINAL, "warm")

@@ -22,8 +22,8 @@ from evoattn.timing.energy import energy_per_call
 from evoattn.timing.finalists import Finalists, FinalResult
 from evoattn.timing.peers.table import Peer, PeerRefused, peer_call
 from evoattn.timing.protocol import ENERGY, Protocol
+from evoattn.timing.replay_watch import ReplayWatch
 from evoattn.timing.timed_run import TimedRun, TimingSetup, why_implausible
-from evoattn.timing.witness import Witness
 
 NO_MEMORY = "It needs more device memory than is free."
 WEIGHED_WITHIN = 2.0
@@ -125,7 +125,7 @@ class Contest:
     def _enter_peer(self, name: str, peer: Peer) -> None:
         setup = self._setup
         call = peer_call(peer, setup.own.problem, self._arena.views, setup.own.answer)
-        self._contestants[name] = Contestant(name, call, setup.timer, Witness(self._arena, None), setup.flush)
+        self._contestants[name] = Contestant(name, call, setup.timer, ReplayWatch(self._arena, None), setup.flush)
         self._contestants[name].probe()
 
     def _capture(self) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import ceil
 
 from evoattn.timing.protocol import SCREEN, CacheMode, Protocol
+from evoattn.timing.replay_watch import ReplayWatch
 from evoattn.timing.timer import Enqueue, Timer
-from evoattn.timing.witness import Witness
 
 LAUNCH_SHARE = 0.005
 """Of a replay's time, the most that the graph's own launch may take."""
@@ -38,15 +38,15 @@ class Contestant:
         name: str,
         enqueue: Enqueue,
         timer: Timer,
-        witness: Witness | None = None,
+        watch: ReplayWatch | None = None,
         flush: Enqueue | None = None,
     ) -> None:
         """Warms up. Raises what `enqueue` raises.
 
-        `witness`: of each sample; None where nobody looks at what the replays do. `flush`: for cold calls, queued
+        `watch`: of each sample; None where nobody looks at what the replays do. `flush`: for cold calls, queued
         before each sample. `us`: of one call with its launch on the CPU, until `probe`.
         """
-        self.name, self.witness, self._flush, self._timer = name, witness, flush, timer
+        self.name, self.watch, self._flush, self._timer = name, watch, flush, timer
         self._enqueue = enqueue  # a graph does not keep loaded the module that its kernels come from, but this does
         enqueue()
         timer.synchronize()
@@ -87,13 +87,13 @@ class Contestant:
             self.replay()
         waits = []
         for _ in range(count):
-            if self.witness:
-                self.witness.before()
+            if self.watch:
+                self.watch.before()
             if self._flush:
                 self._flush()
             waits.append(self._timer.queue(self.replay))
-            if self.witness:
-                self.witness.after()
+            if self.watch:
+                self.watch.after()
         return [elapsed_us() / self.calls for elapsed_us in waits]
 
     def sample(self) -> float:

@@ -19,8 +19,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CheckResult, Timing
 from evoattn.timing.contestant import Contestant
 from evoattn.timing.protocol import CacheMode
+from evoattn.timing.replay_watch import ReplayWatch
 from evoattn.timing.timer import Enqueue, Timer
-from evoattn.timing.witness import Witness
 
 BACK_TO_BACK = 4
 """Launches of a graph in which each writes outputs of its own: a kernel that skips work in a graph of 60 skips it
@@ -71,7 +71,7 @@ class TimedRun:
         self._launches = kernel.launches(setup.own.problem)
         self._scratch = Arena({}, {}, kernel.workspace(setup.own.problem), setup.backend.device)
         self._scratch.arm()
-        self._witnesses: list[Witness] = []
+        self._watches: list[ReplayWatch] = []
 
     def _prepare(self, **others: torch.Tensor) -> Enqueue:
         return self._setup.backend.prepare(
@@ -80,20 +80,20 @@ class TimedRun:
 
     def contestant(self, name: str) -> Contestant:
         """Warmed up and measured; its `capture` comes next. Raises `LaunchError`."""
-        self._witnesses.append(Witness(self._arena, self._outputs))
-        return Contestant(name, self._prepare(), self._setup.timer, self._witnesses[-1], self._setup.flush)
+        self._watches.append(ReplayWatch(self._arena, self._outputs))
+        return Contestant(name, self._prepare(), self._setup.timer, self._watches[-1], self._setup.flush)
 
     def validated(self, outputs: dict[str, torch.Tensor]) -> None:
         """From now on the replays are compared with these outputs."""
         self._outputs = outputs
-        for witness in self._witnesses:
-            witness.expected = outputs
+        for watch in self._watches:
+            watch.expected = outputs
 
     def check_work(self, contestant: Contestant) -> CheckResult:
         """After the timing: the replays' outputs, the guard bands, launches back to back with outputs of their own,
         buffers that are to stay zero, and the graph once more on fresh inputs in the buffers that were timed."""
         started = time.perf_counter()
-        reason = next(filter(None, (w.fault() for w in self._witnesses)), "")
+        reason = next(filter(None, (w.fault() for w in self._watches)), "")
         if not reason and int(self._arena.changed_bands() + self._scratch.changed_bands()):
             reason = f"{OUTSIDE} when it was timed."
         if not reason:

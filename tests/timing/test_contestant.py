@@ -12,7 +12,7 @@ from evoattn.timing.protocol import FINAL, SCREEN, Protocol
 from evoattn.timing.timer import Timer
 
 
-class NoWitness:
+class NoWatch:
     def before(self):
         pass
 
@@ -22,7 +22,7 @@ class NoWitness:
 
 def enter(clock, **calls):
     """Contestants by name, each of (µs on the device, µs of Python)."""
-    entered = [Contestant(n, clock.call(us, python_us), clock, NoWitness()) for n, (us, python_us) in calls.items()]
+    entered = [Contestant(n, clock.call(us, python_us), clock, NoWatch()) for n, (us, python_us) in calls.items()]
     for contestant in entered:
         contestant.probe()
     return entered
@@ -78,7 +78,7 @@ def test_a_replay_is_long_enough_for_the_protocol_and_for_its_launch(us, launch_
 @pytest.mark.parametrize("python_us", [5.0, 25.0])
 def test_a_candidate_as_fast_as_the_best_is_screened_with_a_launch_that_does_not_show(us, python_us):
     clock = DeviceClock()
-    one = Contestant("a", clock.call(us, python_us), clock, NoWitness())
+    one = Contestant("a", clock.call(us, python_us), clock, NoWatch())
     one.capture(calls_to_screen(one.us, us, clock.launch_us, "warm"))
     assert us <= min(one.samples(2)) <= us * (1 + LAUNCH_SHARE)
 
@@ -141,7 +141,7 @@ def test_elapsed_time_is_that_of_the_work_alone_and_is_waited_for():
 
 def test_energy_is_the_counter_s_over_whole_steps_of_it():
     clock = DeviceClock()
-    one = Contestant("a", clock.call(20.0, 5.0), clock, NoWitness())
+    one = Contestant("a", clock.call(20.0, 5.0), clock, NoWatch())
     one.capture(50)
 
     def read():
@@ -171,7 +171,7 @@ def test_on_a_device_a_millisecond_of_python_does_not_show():
         x.add_(1)
 
     timer = Timer()
-    contestants = [Contestant(name, call, timer, NoWitness()) for name, call in (("quick", quick), ("slow", slow))]
+    contestants = [Contestant(name, call, timer, NoWatch()) for name, call in (("quick", quick), ("slow", slow))]
     for contestant in contestants:
         contestant.probe()
     count = calls_for_all(contestants, timer.launch_us, FINAL, "warm")

@@ -7,7 +7,7 @@ import torch
 from evoattn.correctness.arena import UNWRITTEN, Arena, bits
 
 
-class Witness:
+class ReplayWatch:
     """Watches the timed replays of one contestant, a kernel or a peer, and says which did wrong (`fault`).
 
     Restores inputs and poisons outputs before each replay; compares both after it, without synchronising.

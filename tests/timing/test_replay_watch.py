@@ -1,24 +1,24 @@
-"""What a witness says of replays that did wrong."""
+"""What a watch says of replays that did wrong."""
 
 import torch
 
 from evoattn.correctness.arena import Arena, Layout
-from evoattn.timing.witness import Witness
+from evoattn.timing.replay_watch import ReplayWatch
 
 
-def test_a_witness_counts_the_replays_that_did_wrong():
+def test_a_watch_counts_the_replays_that_did_wrong():
     inputs = {"q": torch.ones(4)}
     arena = Arena(inputs, {"o": Layout((4,), (1,), torch.float32)}, {}, torch.device("cpu"))
     right = torch.full((4,), 2.0)
 
     def replays(*plays, expected=right):
-        witness = Witness(arena, None if expected is None else {"o": expected})
+        watch = ReplayWatch(arena, None if expected is None else {"o": expected})
         for play in plays:
-            witness.before()
+            watch.before()
             arena.views["o"].copy_(right)
             play()
-            witness.after()
-        return witness.fault()
+            watch.after()
+        return watch.fault()
 
     def honest():
         pass
