@@ -18,7 +18,8 @@ def pick(
 ) -> None:
     """Print the kernel that would run for a shape, and why.
 
-    It comes out of your own searches for exactly this shape, else out of the portfolio that was measured on the card.
+    It comes out of what your own `evoattn tune` found for exactly this shape, else out of the portfolio that was
+    measured on the card. What `evoattn search` found runs by `evoattn.load` in Python.
     """
     with errors():
         from evoattn.model.errors import WrongUse
@@ -36,7 +37,11 @@ def pick(
         screen = console()
         screen.print(f"{wanted.describe()} on {spec.name}", markup=False)
         if found is None:
-            print_text(screen, "No kernel was measured for it: PyTorch's own attention would run.")
+            print_text(
+                screen,
+                "No kernel was measured for it: PyTorch's own attention would run. On such a card `evoattn tune` finds "
+                "one that evoattn.attention takes, and `evoattn search` one for evoattn.load.",
+            )
             raise typer.Exit(FAILED_RUN)
         screen.print(f"{found.family}", markup=False)
         print_text(screen, found.config.describe())

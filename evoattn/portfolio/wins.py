@@ -1,4 +1,4 @@
-"""Kernels that the user's own searches found for exact problems: kept in the data folder, asked before a portfolio."""
+"""Kernels that the user's own `tune` found for exact problems: kept in the data folder, asked before a portfolio."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def test_a_users_own_search_comes_first(monkeypatch, tmp_path):
 def test_what_was_never_measured_is_said():
     said = run("pick", "--gpu", "h100", "--shape", SHAPE.replace("128", "112"))
     assert "Estimated" in said.output and "head_dim 112 was not measured" in " ".join(said.output.split())
-    assert run("pick", "--gpu", "l4", "--problem", "seed_h100").exit_code == 1
+    said = run("pick", "--gpu", "l4", "--problem", "seed_h100")
+    assert said.exit_code == 1 and "`evoattn tune` finds one" in " ".join(said.output.split())
 
 
 def test_one_of_shape_and_problem_is_asked_for():
