@@ -200,7 +200,7 @@ def test_configs_are_compiled_for_the_other_groups_when_one_has_none_left(tmp_pa
     *none, some = make_groups(H100, most=1, only="fp")[:3]
     for group in none:
         group.families = ()
-    assert landscape_ahead.compile_for(tmp_path, [*none, some], {}, H100, 0.1, 1) > 1
+    assert landscape_ahead.compile_for(tmp_path, [*none, some], {}, H100, 0.1, 1) >= 1
     assert set(landscape_ahead.configs_of(tmp_path)) == {some.name}
 
 
