@@ -43,17 +43,23 @@ def begin_apart(problem: AttentionProblem, rows: int, tile: int, split: int) -> 
     return found
 
 
-def beside_tiles(problem: AttentionProblem, rows: int, tile: int) -> list[AttentionProblem]:
+def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1) -> list[AttentionProblem]:
     """Problems of a few tiles of `rows` queries and `tile` keys, in which the keys that a tile of rows sees end one or
     two before the end of a tile of keys, or one behind it; and begin, under a window, one or two behind or one before
     it. A kernel whose edge is a key off passes over a tile that is seen, or does not mask one that is not, or does not
     raise the maximum of a row that sees its first key there, here alone.
 
-    Empty for masks whose edges no length moves: tiles' own edges are where a causal mask ends.
+    Of a causal mask in the upper left corner alone the last row moves an edge: it is the only one that sees a tile,
+    which is not the first of one of `split` blocks that share the keys.
+    Empty for masks whose edges no length moves.
     """
     mask, side = problem.masking, 2 * max(rows, 2 * tile) + 5
-    if not mask.causal or (mask.corner == "upper_left" and not problem.window):
+    if not mask.causal:
         return []
+    if mask.corner == "upper_left" and not problem.window:
+        round_of_tiles = tile * split if tile * split <= MOST_SPLIT_KEYS else tile
+        last = -(-(rows + 1) // round_of_tiles) * round_of_tiles
+        return [fitted(problem.with_(seqlen_q=last + 1, seqlen_k=last + tile + 3), 0, 0)]
     if mask.corner == "upper_left":
         square = problem.with_(seqlen_q=side, seqlen_k=side)
         return [
@@ -84,11 +90,12 @@ def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, Attentio
     """(name, problem, kind of inputs) of batches of sequences whose keys in use end at, beside and far from the ends of
     tiles, or number less than none."""
     some = problem.with_(heads=2, kv_heads=1, seqlen_q=7)
+    whole = -(-(tile + 2) // max(1, problem.page)) * max(1, problem.page)  # nothing is left of the last page
     rows = {
         "sequences of 0, 1 and 2 keys": (3, 0, 2, tile + 1, "plain"),
         "sequences of whole tiles": (4, 0, 3 * tile, 3 * tile + 7, "plain"),
         "sequences of about a tile": (5, tile - 2, tile + 2, 2 * tile, "plain"),
-        "sequences of all keys": (2, tile + 2, tile + 2, tile + 2, "plain"),
+        "sequences of all keys": (2, whole, whole, whole, "plain"),
         "less than no keys": (4, 0, 1, tile + 1, "extreme_terms"),
     }
     return [

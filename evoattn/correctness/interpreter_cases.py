@@ -93,8 +93,9 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
     if made.heads_are_rows:
         cases = [replace(case, problem=by_heads(case.problem, made.block_m)) for case in cases]
     else:
-        beside = beside_tiles(made.one, made.block_m, made.block_n)
-        cases += [SmallCase("edges beside those of tiles", p) for p in beside]
+        beside = beside_tiles(made.one, made.block_m, made.block_n, made.number("KEY_SPLIT"))
+        kind = "plain" if problem.window else "rising_maximum"  # the last keys weigh most
+        cases += [SmallCase("edges beside those of tiles", p, kind) for p in beside]
     cases.append(SmallCase("more queries than keys", few))
     return [replace(case, problem=sequenced(case.problem)) for case in cases] if problem.varlen else cases
 
@@ -104,8 +105,8 @@ class _Maker:
 
     def __init__(self, problem: AttentionProblem, config: KernelConfig) -> None:
         self.problem, self.params = problem, config.params
-        self.block_m, self.block_n = self._number("BLOCK_M"), self._number("BLOCK_N")
-        self.stages, self.shares = self._number("STAGES"), self._number("SPLITS") * self._number("KEY_SPLIT")
+        self.block_m, self.block_n = self.number("BLOCK_M"), self.number("BLOCK_N")
+        self.stages, self.shares = self.number("STAGES"), self.number("SPLITS") * self.number("KEY_SPLIT")
         self.heads_are_rows = FAMILIES[config.family].heads_are_rows
         self.one = problem.with_(batch=1, heads=1, kv_heads=1)
         self.other = problem.with_(batch=2, layout="bshd" if problem.layout == "bhsd" else "bhsd")
@@ -120,7 +121,7 @@ class _Maker:
         """Of the case of many key tiles."""
         self.many = self.one.with_(seqlen_q=self._rows_for(keys), seqlen_k=keys)
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
         return int(self.params.get(name, 1))
 
     def _rows_for(self, keys: int) -> int:
@@ -201,5 +202,5 @@ class _Maker:
 
     def of_edges(self) -> list[SmallCase]:
         """Where a window begins."""
-        apart = begin_apart(self.one, self.block_m, self.block_n, self._number("KEY_SPLIT"))
+        apart = begin_apart(self.one, self.block_m, self.block_n, self.number("KEY_SPLIT"))
         return [SmallCase("windows that begin at different tiles", p) for p in apart]

@@ -3,7 +3,7 @@ the config."""
 
 import pytest
 
-from evoattn.correctness.case_shapes import begin_apart, beside_tiles, keys_of_three_kernels
+from evoattn.correctness.case_shapes import begin_apart, beside_tiles, keys_of_three_kernels, used_cases
 from evoattn.correctness.cases import device_cases
 from evoattn.correctness.interpreter_cases import interpreter_cases
 from evoattn.model.problem import AttentionProblem
@@ -68,6 +68,13 @@ def test_a_lazy_shift_has_to_rise_after_the_first_tiles():
     assert late.seqlen_k > 4 * 32 and late.seqlen_q >= 64
 
 
+@pytest.mark.parametrize("page", [16, 64])
+def test_keys_in_use_may_end_with_a_table_of_pages(page):
+    paged = AttentionProblem(2, 2, 1, 1, 4096, 64, seqused="1:4096", page=page)
+    whole = {name: case for name, case, _ in used_cases(paged, 80)}["sequences of all keys"]
+    assert set(whole.key_lengths) == {whole.seqlen_k} and whole.seqlen_k % page == 0
+
+
 def test_there_may_be_one_key():
     assert cases()[-1].seqlen_k == 1 and cases()[-1].seqlen_q == 2
 
@@ -117,7 +124,8 @@ def test_edges_of_a_mask_lie_one_key_beside_those_of_tiles(tile):
     rows = 64
     plain = AttentionProblem(1, 1, 1, 4096, 4096, 64, mask="causal_lower_right")
     assert not beside_tiles(plain.with_(mask="full"), rows, tile)
-    assert not beside_tiles(plain.with_(mask="causal_upper_left"), rows, tile)
+    [last] = beside_tiles(plain.with_(mask="causal_upper_left"), rows, tile)
+    assert last.seqlen_q % tile == 1 and last.seqlen_q > rows and last.seqlen_k > last.seqlen_q
     for mask in ("full", "causal_upper_left", "causal_lower_right"):
         for problem in [plain.with_(mask=mask, window="9:0")] + ([plain] if mask == plain.mask else []):
             edges = [p.masking.edges(p.seqlen_q, p.seqlen_k) for p in beside_tiles(problem, rows, tile)]
