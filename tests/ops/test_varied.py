@@ -217,7 +217,7 @@ def test_a_bias_in_whole_rows_is_not_copied():
         ({"bias": torch.zeros(37, 44).half()}, "broadcastable"),
         ({"bias": torch.zeros(37, 45).bfloat16()}, "query's dtype"),
         ({"window": [3]}, "window must be"),
-        ({"window": 3}, ""),
+        ({"window": 3}, "window must be"),
         ({"softcap": -1.0}, "softcap must be"),
     ],
     ids=str,
