@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from evoattn.evaluation.main_file import require_no_import
 from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
@@ -188,6 +189,7 @@ def tune(
     script that calls it needs the usual `if __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape,
     `FailedRun` without a known GPU.
     """
+    require_no_import()
     seconds = parse_budget(budget).seconds
     if seconds is None:
         raise WrongUse(f"tune takes a time such as 90s or 5m, not {budget!r}.")

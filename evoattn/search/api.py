@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from evoattn.evaluation.main_file import GUARD, require_no_import
+from evoattn.evaluation.workers import WorkerFailed
 from evoattn.model.errors import FailedRun
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
+from evoattn.model.space import KernelConfig
 from evoattn.search.crew import Crew, begun
 from evoattn.search.machines import Machines, machines_of
 from evoattn.search.progress import Progress, value_of
@@ -31,6 +34,19 @@ class SearchResult:
     db: str
     best: Trial
     progress: Progress
+
+    def __str__(self) -> str:
+        """In some lines: the problem, the leader and what it takes, and where it is kept."""
+        best = self.best
+        took = f"relative cost {self.value:.4g}; never timed" if best.timing is None else f"{self.value:.2f} µs"
+        if self.ratio:
+            took += f", {self.ratio:.3f} of the fastest peer's time"
+        return (
+            f"{self.problem.describe()}\n"
+            f"Best kernel: trial {best.number} ({best.family}), {took}\n"
+            f"  {KernelConfig(best.family, best.config).describe()}\n"
+            f"Kept: study {self.study} in {self.db}"
+        )
 
     @property
     def value(self) -> float | None:
@@ -74,6 +90,7 @@ def search(
 
     Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
     """
+    require_no_import()
     wanted = by_name_or_shape(problem) if isinstance(problem, str) else problem
     words = SearchWords(
         gpu,
@@ -117,6 +134,8 @@ def _run_study(
             running = make_search(prepared, machines, tools, crew)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
+    except WorkerFailed as error:
+        raise WorkerFailed(f"{error} In a script, {GUARD}.") from None
     finally:
         storage.close()
     if not leaders:

@@ -1,6 +1,8 @@
 """`evoattn.search` from Python: a study without a terminal, and what it says when nothing comes of it."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 from search_fakes import INFO, FakeCompiler, FakeDevice
@@ -40,8 +42,34 @@ def test_a_search_and_its_result(tmp_path):
     assert result.peers == {"flash": 30.0}
     assert result.ratio == pytest.approx(result.value / 30.0)
     assert seen[-1] == 12
+    said = str(result).splitlines()
+    assert said[0] == PROBLEM.describe() and said[3] == f"Kept: study mine in {result.db}"
+    assert said[1].startswith(
+        f"Best kernel: trial {result.best.number} (flash_mma), {result.value:.2f} µs, {result.ratio:.3f} of"
+    )
+    assert "BLOCK_M=" in said[2]
     storage = Storage.open(result.db)
     assert storage.chosen_study("mine").problem["seqlen_q"] == 256
+    storage.close()
+
+
+UNGUARDED = """
+import evoattn
+evoattn.search("B=1,H=2,S=96,D=32", "1trials", gpu="l4", db={db!r}, jobs=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so_and_its_workers_begin_no_study(tmp_path):
+    script, db = tmp_path / "script.py", str(tmp_path / "db.sqlite")
+    script.write_text(UNGUARDED.format(db=db))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "failed to start" in last and 'put the call under `if __name__ == "__main__":`' in last
+    assert "A search was begun by its own worker process" in done.stderr
+    storage = Storage.open(db)
+    assert len(storage.studies()) == 1
     storage.close()
 
 
