@@ -1,0 +1,98 @@
+"""Models with `attn_implementation="evoattn"` are copied, pickled, saved, switched and wrapped as others are."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from fake_device import FakeDevice, fake_runtime
+
+from evoattn.ops import current
+
+transformers = pytest.importorskip("transformers")
+from evoattn.integrations.transformers import NAME, register
+
+IDS = torch.arange(3, 51).reshape(1, 48)
+
+
+@pytest.fixture
+def device(tmp_path):
+    register()
+    fake = FakeDevice()
+    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
+        yield fake
+
+
+@pytest.fixture
+def model(device):
+    sizes = dict(hidden_size=256, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=128)
+    made = transformers.LlamaForCausalLM._from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
+    return made.eval()
+
+
+def launched(device, model):
+    """(launches of a forward pass, its logits)."""
+    before = len(device.launches)
+    logits = model(IDS).logits
+    return len(device.launches) - before, logits
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def through_a_file_of_torch(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, through_a_file_of_torch])
+def test_copies_run_the_kernel_too(device, model, copied):
+    launched(device, model)  # loads and checks it
+    count, logits = launched(device, model)
+    assert count == 2
+    again, same = launched(device, copied(model))
+    assert again == 2 and torch.equal(logits, same)
+
+
+def test_a_saved_model_is_loaded_with_any_attention(device, model, tmp_path):
+    """Its config names no attention: who loads it chooses."""
+    model.save_pretrained(tmp_path)
+    assert NAME not in (tmp_path / "config.json").read_text()
+    launched(device, model)
+    _, logits = launched(device, model)
+    words = {"dtype": torch.bfloat16, "local_files_only": True}
+    for name, count in ((NAME, 2), ("sdpa", 0)):
+        loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation=name, **words).eval()
+        before = len(device.launches)
+        torch.testing.assert_close(loaded(IDS).logits, logits, atol=0.06, rtol=0.03)
+        assert len(device.launches) == before + count
+
+
+def test_a_model_is_switched_there_and_back(device, model):
+    launched(device, model)
+    for name, count in (("sdpa", 0), (NAME, 2), ("eager", 0), (NAME, 2)):
+        model.set_attn_implementation(name)
+        assert launched(device, model)[0] == count
+
+
+def test_modes_and_wrappers(device, model):
+    launched(device, model)
+    _, logits = launched(device, model)
+    with torch.inference_mode():
+        count, inside = launched(device, model)
+    assert count == 2 and torch.equal(inside, logits)
+    count, parallel = launched(device, torch.nn.DataParallel(model))  # without a GPU the module itself
+    assert count == 2 and torch.equal(parallel, logits)
+
+
+def test_two_models_of_a_process_keep_their_own_attention(device, model):
+    launched(device, model)
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("sdpa")
+    assert launched(device, other)[0] == 0 and launched(device, model)[0] == 2
