@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import current, varied
-from evoattn.ops.attention import is_ordinary
+from evoattn.ops.ordinary import is_ordinary
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.variant import Variant
 from evoattn.ops.varlen import attention_varlen

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from evoattn.ops import capture, fallback
+from evoattn.ops import capture
 from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_sdpa import sdpa
 
 Causal = Literal["upper_left", "lower_right"]
+CAUSAL_BIAS = "torch.nn.attention.bias", "CausalBias"
+"""The class of torch's causal masks by its names: an import takes two seconds, and a compiler that looks for it in
+`sys.modules` fails where an import adds to them meanwhile."""
 
 NO_TENSOR = "an argument is not a tensor"
 
 
 def causal_kind(mask: Any) -> Causal | None:
     """Which causal mask an object of `torch.nn.attention.bias` stands for; None for any other tensor."""
-    module = sys.modules.get("torch.nn.attention.bias")  # who has such an object has imported it, which takes seconds
-    if module is None or not isinstance(mask, module.CausalBias):
+    kind = type(mask)
+    if kind is Tensor or (kind.__module__, kind.__name__) != CAUSAL_BIAS:
         return None
-    return "lower_right" if mask.variant == module.CausalVariant.LOWER_RIGHT else "upper_left"
+    return "lower_right" if mask.variant.name == "LOWER_RIGHT" else "upper_left"
 
 
 def as_bias(mask: Tensor, query: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ def masked(
         capture.miss(reason)
     if strict:
         raise NoKernel(f"No kernel serves this call: {reason}.")
-    answer = fallback.sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    answer = sdpa(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     if out is None:
         return answer
     require_out(out, query, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from evoattn.ops import varied
+from evoattn.ops import variant_call
 from evoattn.ops.asked import out_like
 from evoattn.ops.custom_op import fake_answer, register, require_no_gradient
 from evoattn.ops.traced import takes_variant
@@ -41,7 +41,7 @@ def _attention_cache(
     variant = Variant(sides, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, finite)
     out = out_like(query, value)
     gqa = key.size(-3) != query.size(-3)
-    varied.attention(query, key, value, variant, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
+    variant_call.answer(query, key, value, variant, is_causal, scale, gqa, causal, False, out, strict, compiled=True)
     return out
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from evoattn.ops import capture
 from evoattn.ops.attn_mask import causal_kind, said_by
-from evoattn.ops.fallback import SDPA, lower_right_mask
 from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_sdpa import SDPA, lower_right_mask
 
 REASON = "kernels have no dropout"
 

@@ -11,8 +11,8 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops import current, dropout
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
-from evoattn.ops.attention import autocast
 from evoattn.ops.choice import choose
+from evoattn.ops.ordinary import autocast
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
 from evoattn.ops.runtime import GRADIENTS
 from evoattn.ops.shapes import Wanted, problems_of

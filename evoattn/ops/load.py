@@ -13,10 +13,11 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops import current, varied
-from evoattn.ops.attention import require_ordinary, run
+from evoattn.ops import current, variant_call
+from evoattn.ops.attention import run
 from evoattn.ops.choice import Picker
 from evoattn.ops.given_out import require_out
+from evoattn.ops.ordinary import require_ordinary
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
@@ -121,7 +122,7 @@ class RecordedKernel:
         variant.require(query, key)
         if out is not None:
             require_out(out, query, value)
-        done = varied.by_kernel(
+        done = variant_call.by_kernel(
             self._runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
         )
         if isinstance(done, str):

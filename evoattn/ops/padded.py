@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from evoattn.ops import fallback
+from evoattn.ops import formula
+from evoattn.ops.torch_sdpa import is_aligned
 from evoattn.ops.variant import Variant
 
 LEAST_CAPABILITY = (8, 0)
@@ -47,7 +48,7 @@ def attention(
     keys, values = (_gathered(tensor, starts_k[:-1, None] + columns) for tensor in (key, value))
     queries = _gathered(query, starts_q[1:, None] - most_q + rows)
     dense = replace(variant, starts=None, longest=(0, 0), seqused=starts_k[1:] - starts_k[:-1])
-    answer, lse = fallback.varied(
+    answer, lse = formula.attention(
         queries,
         keys,
         values,
@@ -94,7 +95,7 @@ def _by_varlen_attn(
         return None
     if query.shape[3] != value.shape[3] or query.shape[3] % 8 or query.shape[3] > MOST_HEAD_DIM:
         return None
-    if not all(map(fallback.is_aligned, (query, key, value))):
+    if not all(map(is_aligned, (query, key, value))):
         return None
     if torch.cuda.get_device_capability(query.device) < LEAST_CAPABILITY:
         return None

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from evoattn.model import forks
-from evoattn.ops import current, fallback
+from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.attn_mask import causal_kind
 from evoattn.ops.capture import call as recorded_call
 from evoattn.ops.capture import miss, paused, recorders, recording
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.shapes import Shapes
+from evoattn.ops.torch_sdpa import SDPA
 
 _everywhere = False
 _lock = forks.Lock()
 _users = 0
 """How many blocks, and whether `enable`, need the replacement in place."""
-_original: Callable[..., Tensor] = fallback.SDPA
+_original: Callable[..., Tensor] = SDPA
 
 
 class _Thread(threading.local):

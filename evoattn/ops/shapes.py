@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +47,8 @@ class Asked:
         """Turn recorded events into a median; waits for the last one."""
         if self.spans:
             self.spans[-1][1].synchronize()
-            self.us = 1e3 * statistics.median_low(begin.elapsed_time(end) for begin, end in self.spans)
+            times = sorted(begin.elapsed_time(end) for begin, end in self.spans)
+            self.us = 1e3 * times[(len(times) - 1) // 2]
             self.spans = []
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import varied
-from evoattn.ops.attention import autocast, has_autocast, is_ordinary
 from evoattn.ops.given_out import require_out
+from evoattn.ops.ordinary import autocast, has_autocast, is_ordinary
 from evoattn.ops.variant import Variant
 
 

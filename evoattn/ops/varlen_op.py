@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from evoattn.ops import varied
+from evoattn.ops import variant_call
 from evoattn.ops.asked import out_like
 from evoattn.ops.custom_op import fake_answer, register, require_no_gradient
 from evoattn.ops.traced import takes_variant
@@ -40,7 +40,7 @@ def _attention_varlen(
     starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     variant = Variant(sides, softcap, sinks, alibi_slopes, starts=starts, longest=longest)
     out = out_like(query, value)
-    varied.attention(
+    variant_call.answer(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
         value.transpose(0, 1)[None],

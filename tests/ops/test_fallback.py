@@ -10,8 +10,8 @@ from fake_device import fake_runtime, tensors
 from evoattn.ops import current
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain, warmup
-from evoattn.ops.fallback import aligned, is_aligned, without_unseen
 from evoattn.ops.runtime import NoKernel
+from evoattn.ops.torch_sdpa import aligned, is_aligned, without_unseen
 
 
 def fallbacks():

@@ -12,7 +12,7 @@ import evoattn
 from evoattn.correctness import reference
 from evoattn.correctness.judge import judge
 from evoattn.model.problem import AttentionProblem
-from evoattn.ops import fallback
+from evoattn.ops import formula
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.variant import Variant
 
@@ -69,7 +69,7 @@ def test_rows_in_chunks_give_the_same():
     variant = Variant((9, 0), 2.0, tensors["sinks"], None, tensors["bias"][..., :53])
     words = dict(is_causal=False, scale=None, enable_gqa=True, causal="upper_left", wants_lse=True)
     whole, chunks = (
-        fallback.varied(*(tensors[t] for t in "qkv"), variant, **words, scores_at_once=count)
+        formula.attention(*(tensors[t] for t in "qkv"), variant, **words, scores_at_once=count)
         for count in (1 << 26, 5 * 8 * 53)
     )
     for one, other in zip(whole, chunks, strict=True):
@@ -245,5 +245,5 @@ def test_forms_that_look_alike_are_told_apart(device):
         if variant.bias is not None:
             variant = Variant(bias=variant.bias.double())
         flags = dict(is_causal=False, scale=None, enable_gqa=True, causal="upper_left", wants_lse=False)
-        expected, _ = fallback.varied(*double, variant, **flags)
+        expected, _ = formula.attention(*double, variant, **flags)
         assert (answer.double() - expected).abs().max() < 4e-3, words

@@ -1,0 +1,48 @@
+"""Tensors that kernels can read as they are, and what autocast makes of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evoattn.ops.runtime import NoKernel
+
+_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_ordinary(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these are plain tensors that nothing watches: no subclass, dispatch mode, `torch.func` transform or JIT
+    trace, nor views that are negated when they are read.
+    """
+    return (
+        type(query) in _ORDINARY
+        and type(key) in _ORDINARY
+        and type(value) in _ORDINARY
+        and not _dispatch_modes()
+        and _transforms() is None
+        and _tracing_state() is None
+        and not (query.is_neg() or key.is_neg() or value.is_neg())
+    )
+
+
+def require_ordinary(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise `NoKernel` for tensors that something watches: their addresses may not be those of the data."""
+    if not is_ordinary(query, key, value):
+        raise NoKernel("No kernel serves this call: a tensor subclass, mode, transform, trace or negation is at work.")
+
+
+def has_autocast(kind: str) -> bool:
+    """Whether autocast is on for devices of that kind; torch raises where it knows none for it."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as autocast hands them to SDPA: floating ones on devices of that kind in its dtype, float64 as it is."""
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 and t.device.type == kind else t
+        for t in tensors
+    )
