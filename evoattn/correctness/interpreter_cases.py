@@ -82,6 +82,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`);
+    - most of a tile of keys, where the mask does not end within tiles;
     - more queries than keys, of which there is one alone, or three where heads are rows;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
       some rows of a block see no key (`begin_apart`). The windows of the others end on, beside and within tiles;
@@ -201,6 +202,10 @@ class _Maker:
         return cases
 
     def of_edges(self) -> list[SmallCase]:
-        """Where a window begins."""
+        """Where a window begins, and where keys end within a tile: causal masks end at many places of their own."""
         apart = begin_apart(self.one, self.block_m, self.block_n, self.number("KEY_SPLIT"))
-        return [SmallCase("windows that begin at different tiles", p) for p in apart]
+        cases = [SmallCase("windows that begin at different tiles", p) for p in apart]
+        if not self.problem.masking.causal:
+            most = self.one.with_(seqlen_q=40, seqlen_k=self.block_n * 13 // 16)
+            cases.append(SmallCase("most of a key tile", fitted(most, self.block_n, self.block_n)))
+        return cases

@@ -37,7 +37,7 @@ def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
 
 @pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
 def test_rows_are_heads_where_each_query_takes_a_tile(mask):
-    many, grouped, single, whole, part, unseen = cases(mask, "latent_wgmma")
+    many, grouped, single, whole, part, *_, unseen = cases(mask, "latent_wgmma")
     assert unseen.seqlen_q > unseen.seqlen_k and unseen.masking.visible_pairs(unseen.seqlen_q, unseen.seqlen_k)
     assert all(case.seqlen_q <= 2 for case in (many, grouped, single, whole, part))
     assert many.heads * many.seqlen_q >= 40 and grouped.group_size * grouped.seqlen_q >= 80 and grouped.batch == 2
@@ -73,6 +73,12 @@ def test_keys_in_use_may_end_with_a_table_of_pages(page):
     paged = AttentionProblem(2, 2, 1, 1, 4096, 64, seqused="1:4096", page=page)
     whole = {name: case for name, case, _ in used_cases(paged, 80)}["sequences of all keys"]
     assert set(whole.key_lengths) == {whole.seqlen_k} and whole.seqlen_k % page == 0
+
+
+@pytest.mark.parametrize("block_n", [16, 64, 128])
+def test_keys_end_far_within_a_tile_too(block_n):
+    most = cases(BLOCK_N=block_n)[-2]
+    assert block_n * 3 / 4 < most.seqlen_k < block_n
 
 
 def test_there_may_be_one_key():
