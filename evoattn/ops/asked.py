@@ -157,6 +157,12 @@ def why_not_devices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     return None if query.device == key.device == value.device else SEVERAL_DEVICES
 
 
+def require_causal(causal: object) -> None:
+    """Raise `ValueError` for a word that says no corner."""
+    if causal not in CAUSAL_KINDS:
+        raise ValueError(f"causal must be one of {', '.join(CAUSAL_KINDS)}, not {causal!r}.")
+
+
 def why_not_scale(scale: float | None) -> str | None:
     """Kernels keep the largest unscaled score of a row, which is the largest scaled one only for a positive scale."""
     if scale is None or (0 < scale < math.inf):

@@ -116,8 +116,7 @@ def attention(
     shapes that do not fit, `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's, and `TypeError` for one
     that is not a tensor.
     """
-    if causal not in asked.CAUSAL_KINDS:
-        raise ValueError(f"causal must be one of {', '.join(asked.CAUSAL_KINDS)}, not {causal!r}.")
+    asked.require_causal(causal)
     others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
     others = others or seqused_k is not None or softcap != 0
     if dropout_p:

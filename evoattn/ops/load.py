@@ -13,11 +13,11 @@ from evoattn.model.gpu import GpuSpec
 from evoattn.model.paths import cubin_cache, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
-from evoattn.ops import current, variant_call
+from evoattn.ops import asked, current, variant_call
 from evoattn.ops.attention import run
 from evoattn.ops.choice import Picker
 from evoattn.ops.given_out import require_out
-from evoattn.ops.ordinary import require_ordinary
+from evoattn.ops.ordinary import autocast, has_autocast, require_ordinary
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
@@ -104,7 +104,8 @@ class RecordedKernel:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See `evoattn.attention`; with `block_table` `evoattn.attention_paged`, with `cu_seqlens_q` and the other
         three `evoattn.attention_varlen`, whose tensors these are then. Raises `NoKernel` for a call that this kernel
-        does not serve."""
+        does not serve, and `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's."""
+        asked.require_causal(causal)
         require_ordinary(query, key, value)
         variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
         if cu_seqlens_q is not None and cu_seqlens_k is not None:
@@ -119,6 +120,9 @@ class RecordedKernel:
             query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
             out = None if out is None else out.transpose(0, 1)[None]
             enable_gqa, causal = True, "lower_right"
+        if has_autocast(query.device.type):
+            query, key, value = autocast(query.device.type, query, key, value)
+            variant = variant.on_all(lambda tensor: autocast(query.device.type, tensor)[0])
         variant.require(query, key)
         if out is not None:
             require_out(out, query, value)

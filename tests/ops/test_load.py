@@ -56,6 +56,25 @@ def test_the_recorded_kernel_answers_and_nothing_else_does(storage, tmp_path):
             kernel(*tensors(seqlen_q=37, seqlen_k=37, **other), is_causal=causal, enable_gqa=True)
 
 
+def test_a_recorded_variant_answers_as_the_op_does(storage, tmp_path):
+    device = FakeDevice()
+    shape = "B=1,H=4,S=128,D=64,mask=causal,window=9:0,sink=1"
+    kernel = RecordedKernel(*record(storage, shape=shape), lambda pick: fake_runtime(device, tmp_path, pick))
+    (q, k, v), sinks = tensors(seqlen_q=37, seqlen_k=37), torch.linspace(-1, 1, 4).half()
+    words = dict(is_causal=True, enable_gqa=True, scale=0.2, window=(5, 0), sinks=sinks)
+    answer = kernel(q, k, v, **words)
+    assert device.launches and near(answer, evoattn.attention(q, k, v, **words))
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert near(kernel(q.float(), k.float(), v.float(), **words), answer)
+    for other in ({"sinks": None}, {"window": None}, {"softcap": 3.0}, {"is_causal": False, "window": (5, 2)}):
+        with pytest.raises(NoKernel):
+            kernel(q, k, v, **(words | other))
+    with pytest.raises(ValueError, match="causal must be one of"):
+        kernel(q, k, v, **words, causal="sideways")
+    with pytest.raises(ValueError, match="sinks must have one value"):
+        kernel(q, k, v, **(words | {"sinks": sinks[:2]}))
+
+
 def test_a_kernel_is_loaded_by_number_study_or_shape(storage, tmp_path):
     record(storage, cost=2.0)
     record(storage, cost=3.0)
