@@ -10,6 +10,7 @@ import torch
 
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
+from evoattn.model.mask import FULL
 from evoattn.model.paths import cubin_cache, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
@@ -70,7 +71,8 @@ class RecordedKernel:
         ours = self.problem
         if ours.variants != problem.variants:
             return None
-        both_causal = ours.causal and problem.causal and problem.seqlen_q == problem.seqlen_k  # then they are one mask
+        # With as many queries as keys the two causal masks are one.
+        both_causal = FULL not in (ours.mask, problem.mask) and problem.seqlen_q == problem.seqlen_k
         if (ours.head_dim, ours.value_dim, ours.dtype) != (problem.head_dim, problem.value_dim, problem.dtype):
             return None
         last_query = ours.mask == "causal_lower_right" and problem.seqlen_q == 1  # which sees every key
