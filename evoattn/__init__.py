@@ -4,6 +4,27 @@ A name of the public face is imported when it is first used: `import evoattn` al
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what type checkers and editors see of the names below
+    from evoattn.model.errors import FailedRun as FailedRun
+    from evoattn.model.errors import WrongUse as WrongUse
+    from evoattn.model.gpu import GPUS as GPUS
+    from evoattn.model.problem import AttentionProblem as AttentionProblem
+    from evoattn.ops.attention import attention as attention
+    from evoattn.ops.explain import explain as explain
+    from evoattn.ops.explain import warmup as warmup
+    from evoattn.ops.load import load as load
+    from evoattn.ops.paged import attention_paged as attention_paged
+    from evoattn.ops.runtime import NoKernel as NoKernel
+    from evoattn.ops.sdpa import capture as capture
+    from evoattn.ops.sdpa import disable as disable
+    from evoattn.ops.sdpa import enable as enable
+    from evoattn.ops.sdpa import sdpa as sdpa
+    from evoattn.ops.shapes import Shapes as Shapes
+    from evoattn.ops.tune import tune as tune
+    from evoattn.ops.varlen import attention_varlen as attention_varlen
+    from evoattn.search.api import search as search
 
 __version__ = "0.1.0"
 
@@ -32,13 +53,15 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    value = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # so that a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = import_module(_HOMES[name])
+        value = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

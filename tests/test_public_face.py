@@ -1,7 +1,9 @@
 """`import evoattn` is quick and imports nothing heavy; its names exist; the user's folders are where they belong."""
 
+import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,19 @@ def test_compiled_kernels_are_kept_where_the_user_says(monkeypatch, tmp_path):
     fresh = compile_candidate(candidate)
     assert len(list(tmp_path.rglob("*.kernel"))) == 1
     assert compile_candidate(candidate) == fresh
+
+
+def test_type_checkers_see_every_public_name():
+    """As the very things that are imported at first use."""
+    tree = ast.parse(Path(evoattn.__file__).read_text())
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]
+    homes = {name.asname: statement.module for statement in block.body for name in statement.names}
+    assert set(homes) == set(evoattn.__all__) - {"__version__"}
+    for name, home in homes.items():
+        real = getattr(import_module(home), name)
+        public = getattr(evoattn, name)
+        assert public is real or (name == "search" and home == "evoattn.search.api")
