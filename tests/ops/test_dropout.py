@@ -53,3 +53,14 @@ def test_a_mask_and_is_causal_have_the_places_that_they_have_in_sdpa():
     assert torch.equal(attention(q, k, v, mask, enable_gqa=True), expected)
     expected = F.scaled_dot_product_attention(q, k, v, None, 0.0, True, enable_gqa=True)
     assert torch.equal(attention(q, k, v, None, 0.0, True, enable_gqa=True), expected)
+
+
+def test_compiled_code_has_dropout_without_a_break():
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, dropout_p=0.5, enable_gqa=True), fullgraph=True, backend="eager"
+    )
+    q, k, v = tensors()
+    torch.manual_seed(0)
+    expected = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5, enable_gqa=True)
+    torch.manual_seed(0)
+    assert torch.equal(compiled(q, k, v), expected)
