@@ -34,7 +34,7 @@ def parse_budget(text: str) -> Budget:
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh])|(\d{1,9})trials", str(text).strip())
     if not match or float(match[1] or match[3]) == 0:
         raise BudgetError(
-            f"The budget {text!r} is neither a time such as 90s, 30m or 2h nor a count such as 500trials."
+            f"The budget {text!r} is neither a time over 0 such as 90s, 30m or 2h nor a count over 0 such as 500trials."
         )
     return Budget(trials=int(match[3])) if match[3] else Budget(seconds=float(match[1]) * _UNITS[match[2]])
 

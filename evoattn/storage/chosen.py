@@ -35,7 +35,7 @@ def chosen_trial(
     Raises `UnknownRecord` where there is none, and `WrongUse` for a GPU without a problem.
     """
     if gpu and not problem:
-        raise WrongUse(f"Which GPU, {gpu.name}, is asked with a problem or a shape alone: give one of them too.")
+        raise WrongUse(f"The GPU {gpu.name} chooses among the studies of one problem: give a shape or a problem too.")
     if text != BEST:
         return storage.trial(trial_number(text))
     if problem:

@@ -111,7 +111,7 @@ def test_the_commands_take_the_best_of_a_shape(db):
     assert f"{winner} of study b1_h2_s96_d32_fp16_full_l4_offline" in run("show", "best", *words).stdout
     refused(run("export", "best", "--problem", "seed_h100", "--db", db), 2, "No right trial", "evoattn studies")
     refused(run("show", "best", "--shape", SHAPE, "--gpu", "gtx", "--db", db), 2, "gtx", "l4")
-    refused(run("export", "best", "--gpu", "h100", "--db", db), 2, "h100", "with a problem or a shape")
+    refused(run("export", "best", "--gpu", "h100", "--db", db), 2, "h100", "give a shape or a problem too")
 
 
 def test_studies_lists_what_is_there(db):
