@@ -157,6 +157,26 @@ def why_not_devices(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     return None if query.device == key.device == value.device else SEVERAL_DEVICES
 
 
+def number(name: str, value: Any) -> float:
+    """What torch takes for a float: a number, NumPy's too, or a tensor of one number without dimensions, whose value is
+    waited for. Kept as a tensor it would be a part of what calls are known by, whatever it holds later.
+
+    Raises `TypeError` for anything else."""
+    if isinstance(value, int | float):
+        return float(value)
+    plain = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+    if plain and isinstance(found := value.item(), int | float):
+        return float(found)
+    raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
+
+
+def require_flags(**flags: object) -> None:
+    """Raise `TypeError` for what is no bool."""
+    for name, value in flags.items():
+        if value.__class__ is not bool:
+            raise TypeError(f"{name} must be bool, not {value!r}.")
+
+
 def require_causal(causal: object) -> None:
     """Raise `ValueError` for a word that says no corner."""
     if causal not in CAUSAL_KINDS:

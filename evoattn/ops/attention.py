@@ -117,6 +117,11 @@ def attention(
     that is not a tensor.
     """
     asked.require_causal(causal)
+    if scale is not None and scale.__class__ is not float:
+        if not _is_compiling():
+            scale = asked.number("scale", scale)
+        elif isinstance(scale, Tensor):
+            scale = scale.item()
     others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
     others = others or seqused_k is not None or softcap != 0
     if dropout_p:
@@ -131,6 +136,9 @@ def attention(
         is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
         others = others or bias is not None
     if others:
+        if not _is_compiling():
+            asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
+            softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
         variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k)
         return varied.attention(
             query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict
@@ -146,7 +154,7 @@ def attention(
             return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
         return _watched(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     if is_causal.__class__ is not bool or enable_gqa.__class__ is not bool:
-        raise TypeError(f"is_causal and enable_gqa must be bool, not {is_causal!r} and {enable_gqa!r}.")
+        asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     runtime = current.runtime()
     if capture.thread.shapes:
         with capture.call(query, key, value, is_causal, causal, enable_gqa, return_lse):

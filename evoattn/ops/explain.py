@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from evoattn.model.problem import AttentionProblem
+from evoattn.ops import asked, current, dropout
 from evoattn.ops import attn_mask as attn_masks
-from evoattn.ops import current, dropout
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
 from evoattn.ops.choice import choose
 from evoattn.ops.ordinary import autocast
@@ -52,6 +52,8 @@ def explain(
     """
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {attn_masks.NO_TENSOR}."
+    scale = None if scale is None else asked.number("scale", scale)
+    softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
     if block_table is not None:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         enable_gqa, causal = True, "lower_right"

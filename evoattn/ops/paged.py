@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from evoattn.ops import varied
+from evoattn.ops import asked, varied
 from evoattn.ops.variant import Variant
 
 
@@ -39,6 +40,9 @@ def attention_paged(
     the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, and `NoKernel` under
     `strict` where no kernel serves the call.
     """
+    if not torch.compiler.is_compiling():
+        scale = None if scale is None else asked.number("scale", scale)
+        softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
     for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")

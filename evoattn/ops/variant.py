@@ -67,7 +67,7 @@ class Variant:
         if self.window is not None and (
             not isinstance(self.window, Sequence)
             or len(self.window) != 2
-            or any(not isinstance(side, int) or side < -1 for side in self.window)
+            or any(not isinstance(side, int) or isinstance(side, bool) or side < -1 for side in self.window)
         ):
             raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {self.window!r}.")
         if self.softcap is None or not 0 <= self.softcap < math.inf:

@@ -7,7 +7,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from evoattn.ops import varied
+from evoattn.ops import asked, varied
 from evoattn.ops.given_out import require_out
 from evoattn.ops.ordinary import autocast, has_autocast, is_ordinary
 from evoattn.ops.variant import Variant
@@ -50,6 +50,9 @@ def attention_varlen(
     padded to their longest. Lengths are not read on the host, and nothing waits for the device. Raises `ValueError`
     for arguments that do not fit, and `NoKernel` under `strict` where no kernel serves the call.
     """
+    if not torch.compiler.is_compiling():
+        softmax_scale = None if softmax_scale is None else asked.number("softmax_scale", softmax_scale)
+        softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} must have three dimensions, [total, heads, head_dim], not {list(tensor.shape)}.")

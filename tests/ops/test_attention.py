@@ -1,5 +1,8 @@
 """`evoattn.attention` with a fake device: what reaches the launch, and that the answer is right."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from fake_device import near, reference, tensors
@@ -96,3 +99,45 @@ def test_autocast(device):
         answer = attention(q, k, v, enable_gqa=True, strict=True)
     assert answer.dtype == torch.bfloat16
     assert torch.allclose(answer.double(), reference(q, k, v), atol=3e-2)
+
+
+@pytest.mark.parametrize("words", [{}, {"softcap": 5.0}, {"return_lse": True}], ids=str)
+def test_a_scale_that_changes_in_its_tensor_counts(device, words):
+    """As the logit scale of some models; torch takes tensors of one number for numbers."""
+    (q, k, v), scale = tensors(kv_heads=4), torch.tensor(0.1, requires_grad=True)
+    for number in (0.1, 0.7):
+        with torch.no_grad():
+            scale.fill_(number)
+            answers = (attention(q, k, v, scale=given, **words, strict=True) for given in (scale, float(scale)))
+        one, other = (answer if isinstance(answer, torch.Tensor) else answer[0] for answer in answers)
+        assert torch.equal(one, other) and device.launches
+
+
+def test_a_soft_cap_that_changes_in_its_tensor_counts(device):
+    (q, k, v), cap = tensors(kv_heads=4), torch.tensor(1.0)
+    first = attention(q, k, v, softcap=cap, strict=True)
+    cap.fill_(9.0)
+    assert torch.equal(attention(q, k, v, softcap=cap, strict=True), attention(q, k, v, softcap=9.0, strict=True))
+    assert not torch.equal(attention(q, k, v, softcap=cap), first)
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.1), np.float64(0.1), 1, True], ids=repr)
+def test_numbers_of_other_kinds_are_scales(device, scale):
+    q, k, v = tensors(kv_heads=4)
+    assert near(attention(q, k, v, scale=scale, strict=True), reference(q, k, v, scale=float(scale)))
+
+
+@pytest.mark.parametrize("scale", ["x", [0.1], 0.1j, Fraction(1, 10), torch.tensor([0.1])], ids=repr)
+@pytest.mark.parametrize("words", [{}, {"softcap": 5.0}], ids=str)
+def test_no_number_is_no_scale(device, scale, words):
+    q, k, v = tensors(kv_heads=4)
+    with pytest.raises(TypeError):
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    with pytest.raises(TypeError, match="scale must be a number"):
+        attention(q, k, v, scale=scale, **words)
+
+
+@pytest.mark.parametrize("words", [{"is_causal": 1}, {"enable_gqa": None}, {"is_causal": "x", "softcap": 5.0}], ids=str)
+def test_what_is_no_bool_is_no_flag(device, words):
+    with pytest.raises(TypeError, match="must be bool, not"):
+        attention(*tensors(kv_heads=4), **words)

@@ -193,3 +193,13 @@ def test_compiled_keys_in_use_take_a_kernel_with_an_out_too(tmp_path):
         launched = len(device.launches)
         assert torch.equal(call(q, k, v, out), expected) and torch.equal(out, expected)
         assert len(device.launches) == launched + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [{}, VARIANTS["a soft cap"]], ids=["plain", "a soft cap"])
+def test_a_scale_in_a_tensor_breaks_the_graph_as_with_sdpa(words):
+    q, k, v = tensors(kv_heads=4)
+    compiled = torch.compile(lambda q, k, v, scale: answer(q, k, v, scale=scale, **words), backend="aot_eager")
+    with torch.no_grad():
+        for scale in (0.1, 0.7):
+            near(compiled(q, k, v, torch.tensor(scale)), answer(q, k, v, scale=scale, **words))
