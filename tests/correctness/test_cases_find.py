@@ -1,0 +1,69 @@
+"""Faults that one case of the interpreter alone finds, planted in configs that have their place."""
+
+from __future__ import annotations
+
+import pytest
+from source_edits import replaced
+from template_mutants.settings import compile_ptx
+
+from evoattn.backends.interpreter import InterpreterBackend
+from evoattn.correctness.validate import check_small_cases
+from evoattn.families.built import BuiltKernel
+from evoattn.families.registry import FAMILIES
+from evoattn.families.render import render
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.model.records import CompiledKernel, CompileInfo
+from evoattn.model.space import load_space
+
+pytestmark = pytest.mark.slow
+H100 = GPUS["h100"]
+PLAIN = AttentionProblem(1, 2, 1, 1024, 1024, 64)
+CAUSAL, PAGED = PLAIN.with_(mask="causal_upper_left"), PLAIN.with_(seqlen_q=1, seqused="1:1024", page=16)
+LATENT = AttentionProblem(1, 2, 1, 256, 256, 192, "bf16", "causal_upper_left", value_dim=128, shared_kv=True)
+LAZY = "if (RESCALE == Rescale::LAZY) all_negative"
+TESTED = "if constexpr (TESTED) all_negative"
+BOUNDED = "fminf(fmaxf(x, -65504.f), 65504.f)"
+EDGE = "min(seqlen_k, end_row + offset)"
+HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
+RELEASE = "release(before);\n      }\n#", "}\n#"
+FAULTS = {
+    "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
+    "a lazy shift that rises for every other key": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "n % 2 == 0"),
+    "a lazy shift that rises for all but the last keys": (
+        "flash_wgmma",
+        PLAIN,
+        {"RESCALE": "lazy_8"},
+        TESTED,
+        "i < FLOATS - 4",
+    ),
+    "one key is no key": ("flash_scalar", PLAIN, {}, "keys_end > 0 ?", "keys_end > 1 ?"),
+    "a score past fp16": ("three_kernel", PLAIN, HALF, BOUNDED, "fmaxf(x, -65504.f)"),
+    "a row of scores below fp16": ("three_kernel", PLAIN, HALF, BOUNDED, "fminf(x, 65504.f)"),
+    "a tile that the last row alone sees": ("flash_wgmma", CAUSAL, {}, EDGE, "min(seqlen_k, end_row + offset - 1)"),
+    "a page behind the table": ("flash_wgmma", PAGED, {}, "key < keys ? __ldg", "key <= keys ? __ldg"),
+    "keys that end within a tile": ("flash_mma", PLAIN, {}, "if (n * 8 >= keys)", "if (n % 8 >= keys)"),
+    "a stage that is never given back": ("latent_wgmma", LATENT, {"OVERLAP": True}, *RELEASE),
+}
+
+
+def first_config(family, problem, genes):
+    """Of the starting configs with these genes, the first that serves the problem."""
+    space = load_space(family, H100)
+    made = (space.make_config({**config.params, **genes}) for config in space.starting_configs())
+    return next(config for config in made if not FAMILIES[family].why_invalid(problem, config, H100))
+
+
+def outcome(family, problem, config, source):
+    kernel = CompiledKernel(b"", compile_ptx(source, H100.arch), CompileInfo())
+    return check_small_cases(InterpreterBackend(), BuiltKernel(FAMILIES[family], config, H100, kernel), problem, 0)[-1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_found(fault):
+    family, problem, genes, old, new = FAULTS[fault]
+    if old in (LAZY, TESTED):
+        new = old.replace(") all", f" && {new}) all").replace("if constexpr", "if")
+    config = first_config(family, problem, genes)
+    source = render(FAMILIES[family], problem, config, H100).source
+    assert not outcome(family, problem, config, replaced(source, old, new)).passed
