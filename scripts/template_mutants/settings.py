@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from interpreter_witness import draw_config, draw_problem
+from false_alarms import draw_config, draw_problem
 
 from evoattn.backends.compiler import CompileError, first_error, include_options
 from evoattn.backends.compiler_options import OPTIONS

@@ -1,7 +1,7 @@
 """How often does the interpreter raise a false alarm? Runs N valid configs, drawn at random over families and problems,
 and counts.
 
-    python scripts/interpreter_witness.py 500 [--seed 0] [--first 0] [--family flash_mma …] [--jobs 2] [--out FILE]
+    python scripts/false_alarms.py 500 [--seed 0] [--first 0] [--family flash_mma …] [--jobs 2] [--out FILE]
 
 Each is a kernel that a search without a GPU would compile and check. All should come out right: what does not is named
 as soon as it is met, with its sentence, and the exit code is 1. Takes some two seconds of one core a config; Ctrl-C

@@ -1,4 +1,4 @@
-"""`scripts/interpreter_witness.py`: a config of each family, as the command runs hundreds; and what it once met."""
+"""`scripts/false_alarms.py`: a config of each family, as the command runs hundreds; and what it once met."""
 
 import subprocess
 import sys
@@ -68,7 +68,7 @@ MET = {
 
 
 def test_a_few_configs_raise_no_alarm():
-    script = TEMPLATES.parent / "scripts" / "interpreter_witness.py"
+    script = TEMPLATES.parent / "scripts" / "false_alarms.py"
     command = [sys.executable, str(script), str(len(FAMILIES)), "--seed", "5"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=script.parents[1])
     assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, (
