@@ -12,7 +12,7 @@ from evoattn.ops import asked, current, dropout
 from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
 from evoattn.ops.choice import choose
-from evoattn.ops.ordinary import autocast
+from evoattn.ops.ordinary import WATCHED, autocast, is_ordinary
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
 from evoattn.ops.runtime import GRADIENTS
 from evoattn.ops.shapes import Wanted, problems_of
@@ -78,6 +78,8 @@ def explain(
     reason = None
     if dropout_p:
         reason = dropout.REASON
+    elif not is_ordinary(query, key, value):
+        reason = WATCHED
     elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         reason = GRADIENTS
     elif any(t.device != query.device for t in variant.tensors):

@@ -140,6 +140,14 @@ def test_a_driver_that_is_not_there_costs_a_warning(error):
         assert current.find_platform(make) is None
 
 
+def test_explain_says_what_watches(device):
+    q, k, v = tensors(kv_heads=4)
+    said = []
+    torch.func.vmap(lambda one: said.append(explain(one, k, v)) or one)(q[None])
+    said.append(explain(torch._neg_view(q), k, v))
+    assert said == ["SDPA runs: a tensor subclass, mode, transform, trace or negation is at work."] * 2
+
+
 def test_an_unknown_gpu(device):
     device.gpu = None
     assert "does not know this GPU (a fake GPU" in explain(*tensors(), enable_gqa=True)

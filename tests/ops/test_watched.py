@@ -3,11 +3,14 @@ inference mode and autocast. The answer is that of the eager call."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from fake_cache import CacheDevice, split_kv_pick
 from fake_device import fake_runtime, tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import evoattn
 from evoattn.ops import current
@@ -72,6 +75,19 @@ def test_gradients_of_what_is_added(name):
     answer(*(tensor.float() for tensor in tensors(kv_heads=4)), **words).square().sum().backward()
     (added,) = words.values()
     assert added.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("words", [{}, *VARIANTS.values()], ids=["plain", *VARIANTS])
+def test_dual_numbers_reach_no_kernel(with_kernels, words):
+    """It would drop the derivative; torch's own attention for 16 bits on a CPU has none, and says so."""
+    q, k, v = tensors(kv_heads=4)
+    for given in ({}, {"strict": True}):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(q, torch.ones_like(q))
+            assert evoattn.explain(dual, k, v).startswith("SDPA runs: ")
+            with contextlib.suppress(NotImplementedError, evoattn.NoKernel):
+                assert forward_ad.unpack_dual(answer(dual, k, v, **words, **given)).tangent is not None
+    assert not with_kernels.launches
 
 
 @every
