@@ -153,7 +153,7 @@ class _Maker:
             SmallCase(
                 "grouped, strided, logits x300, a late huge key",
                 fitted(grouped, 2, 1),
-                "large_logits" if self._coarse_scores else "large_logits_late_key",
+                "late_huge_key" if self._coarse_scores else "large_logits_late_key",
                 sms=1,
                 far=can_be_far(grouped),
             ),
