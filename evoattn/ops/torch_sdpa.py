@@ -37,6 +37,7 @@ def sdpa(
             return MATH(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)[0]
         if all(tensor.is_cuda for tensor in tensors):
             query, key, value = map(aligned, tensors)
+            attn_mask = None if attn_mask is None else readable(attn_mask, key.shape[-2])
     return SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -52,6 +53,20 @@ def aligned(tensor: Tensor) -> Tensor:
     """The tensor, or a copy in one piece where it begins, or its rows of whole 16 bytes lie, at other places."""
     offset, row = (count * tensor.element_size() % ALIGNMENT for count in (tensor.storage_offset(), tensor.shape[-1]))
     return tensor if is_aligned(tensor) or (row and not offset) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def readable(mask: Tensor, keys: int) -> Tensor:
+    """The mask, or a copy where torch's kernels would load numbers from places that are no multiples of 16 bytes: of
+    one column for all keys, as of torch 2.11, or where it begins or its rows lie so."""
+    if not _is_strided(mask):
+        return mask
+    if mask.shape[-1] == 1 < keys:
+        return mask.expand(*mask.shape[:-1], keys).contiguous()
+    return mask if mask.dtype == torch.bool else aligned(mask)
+
+
+def _is_strided(mask: Tensor) -> bool:
+    return type(mask) is Tensor and mask.layout is torch.strided and not mask.is_nested and mask.dim() > 0
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:

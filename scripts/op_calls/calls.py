@@ -158,6 +158,12 @@ def _subset(rng: random.Random, letters: Sequence[str]) -> str:
     return "".join(letter for letter in letters if rng.random() < 0.6)
 
 
+def _over(rng: random.Random, call: Call) -> str:
+    """The dimensions of a bias; one of some is the same for all keys."""
+    letters = _subset(rng, "bhq")
+    return letters if letters and call.seed % 6 == 0 else letters + "k"
+
+
 def _with_variant(rng: random.Random, call: Call, name: str) -> Call:
     plain = call.op == "attention"
     if name == "window":
@@ -170,9 +176,9 @@ def _with_variant(rng: random.Random, call: Call, name: str) -> Call:
     if name == "alibi" and not (call.bias or call.mask):
         return replace(call, alibi=True)
     if name == "bias" and plain and not (call.alibi or call.mask):
-        return replace(call, bias=_subset(rng, "bhq") + "k")
+        return replace(call, bias=_over(rng, call))
     if name == "mask" and plain and not (call.alibi or call.bias):
-        return replace(call, mask=rng.choice(("bool", "float")), bias=_subset(rng, "bhq") + "k", is_causal=False)
+        return replace(call, mask=rng.choice(("bool", "float")), bias=_over(rng, call), is_causal=False)
     if name == "seqused" and plain:
         return replace(call, seqused=True)
     return call

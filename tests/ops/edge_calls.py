@@ -136,9 +136,11 @@ class Calls:
 
 
 def outcome(function: Callable[..., Tensor], call: Call) -> Tensor | Exception:
-    """What a call returns or raises."""
+    """What a call returns or raises. A device that fails at anything is no outcome."""
     try:
         return function(*call[0], **call[1])
+    except torch.AcceleratorError:
+        raise
     except Exception as error:
         return error
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evoattn.ops.attention import attention
-from evoattn.ops.torch_sdpa import aligned, is_aligned, without_unseen
+from evoattn.ops.torch_sdpa import aligned, is_aligned, readable, without_unseen
 
 
 def test_rows_that_flash_attention_cannot_read_are_known():
@@ -105,3 +105,17 @@ def test_tensors_that_do_not_fit_reach_no_kernel_of_torch(columns, rows):
     for _ in range(2):
         with pytest.raises(RuntimeError):
             attention(q, k, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bool])
+def test_masks_that_torch_would_misread_are_copied(dtype):
+    """One of a column for all keys ended the use of a GPU by the process (torch 2.11)."""
+    memory = (torch.arange(9 * 24 + 8) % 3).to(dtype)
+    column, whole = memory[:9].view(9, 1), memory[: 9 * 24].view(9, 24)
+    copy = readable(column, 16)
+    assert copy.shape == (9, 16) and copy.is_contiguous() and torch.equal(copy, column.expand(9, 16))
+    assert readable(column, 1) is column and readable(whole, 24) is whole
+    late = memory[1 : 9 * 24 + 1].view(9, 24)
+    assert torch.equal(readable(late, 24), late)
+    assert (readable(late, 24) is late) == (dtype == torch.bool), "which torch makes numbers of"
+    assert readable(torch.zeros((), dtype=dtype), 9).dim() == 0

@@ -7,6 +7,9 @@ from edge_calls import Calls, difference, outcome, torchs
 from gpu_problems import ON_A_GPU
 
 import evoattn
+from evoattn.ops import current
+from evoattn.ops.platform import CudaPlatform
+from evoattn.ops.runtime import Runtime
 
 pytestmark = ON_A_GPU
 
@@ -18,11 +21,22 @@ def calls():
 
 @pytest.mark.parametrize("name", sorted(set(Calls("cpu").all()) - {"odd start"}))
 def test_the_op_does_what_sdpa_does(calls, name):
-    """Of tensors without elements what it does on a CPU: its kernels divide by their sizes."""
+    """Of tensors without elements, and of a mask of one column, what it does on a CPU: its kernels divide by their
+    sizes, or load from addresses that they cannot load from, after which the device fails at anything."""
     of_nothing = any(isinstance(tensor, torch.Tensor) and not tensor.numel() for tensor in calls[name][0])
-    expected = torchs(Calls("cpu").all()[name] if of_nothing else calls[name])
-    expected = expected.cuda() if of_nothing and isinstance(expected, torch.Tensor) else expected
+    on_a_cpu = of_nothing or name == "mask [9, 1]"
+    expected = torchs(Calls("cpu").all()[name] if on_a_cpu else calls[name])
+    expected = expected.cuda() if on_a_cpu and isinstance(expected, torch.Tensor) else expected
     assert difference(outcome(evoattn.attention, calls[name]), expected) == ""
+    torch.cuda.synchronize()
+
+
+def test_a_mask_of_one_column_that_no_kernel_takes(tmp_path):
+    call = Calls("cuda").all()["mask [9, 1]"]
+    with current.use(Runtime(CudaPlatform(), lambda problem, gpu: None, tmp_path)):
+        answer = evoattn.attention(*call[0], **call[1])
+    torch.cuda.synchronize()
+    assert difference(answer, torchs(Calls("cpu").all()["mask [9, 1]"]).cuda()) == ""
 
 
 @pytest.mark.parametrize("words", [{}, {"is_causal": True}])
