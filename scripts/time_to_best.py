@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("--known", type=Path, help="what an earlier run wrote by -o")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
+    if not (words.seconds or words.random_seconds or words.after):
+        parser.error("One of --seconds, --random-seconds and --after is over 0.")
     chosen = [lookup(name) for name in words.problems] or problems(words.count)
     more = ["--sampler", words.sampler] if words.sampler else []
     known = [Found.read(fields) for fields in json.loads(words.known.read_text())] if words.known else []

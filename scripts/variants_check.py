@@ -8,8 +8,8 @@ For each family and variant, starting configs (those with the values of every `-
 `--change` in place of their own, where that is valid) with different structures are compiled and run on the ladder of
 small cases and on one larger problem, twice each between guarded memory (`correctness/validate.py`). Under a window
 they run where their tiles of rows begin at different tiles of keys, too (`case_shapes.begin_apart`). A line for each
-family and variant; what is wrong is said in full. Exit code 1 if anything
-is. Then a line for each variant says which peers serve it and are right.
+family and variant; what is wrong is said in full. Then a line for each variant says which peers serve it and are right.
+Exit code 1 if a kernel is wrong.
 """
 
 from __future__ import annotations

@@ -146,6 +146,12 @@ def test_every_named_problem_is_read_as_it_is_printed():
         assert parse_shape(problem.with_(name="").describe()) == problem.with_(name=""), problem.name
 
 
+@pytest.mark.parametrize("number", [1 / 3, 96**-0.5, 30.123456789, 1e-5, 50.0])
+def test_scales_and_caps_are_printed_with_all_their_digits(number):
+    problem = AttentionProblem(1, 2, 2, 64, 64, 96, scale=number, softcap=number)
+    assert parse_shape(problem.describe()) == problem
+
+
 @pytest.mark.parametrize(
     "text, part",
     [

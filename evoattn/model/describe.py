@@ -18,12 +18,19 @@ def describe(problem: AttentionProblem) -> str:
     if p.layout != "bhsd":
         parts.append(p.layout)
     if p.scale is not None:
-        parts.append(f"scale={p.scale:g}")
+        parts.append(f"scale={_number(p.scale)}")
     for field in p.variants:
         value = getattr(p, field)
         if field != "value_dim":
-            parts.append(field if value is True else f"{field}={value:g}" if field == "softcap" else f"{field}={value}")
+            text = _number(value) if field == "softcap" else value
+            parts.append(field if value is True else f"{field}={text}")
     if p.lse:
         parts.append("lse")
     text = " ".join(parts)
     return f"{p.name}: {text}" if p.name else text
+
+
+def _number(value: float) -> str:
+    """In as many digits as tell it from every other number, so that the line can be read back."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))

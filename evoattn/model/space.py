@@ -141,7 +141,7 @@ def parse_choices(words: list[str]) -> dict[str, tuple[str, ...]]:
         if not (name.strip() and equals and all(chosen)):
             raise ConfigError(f"A parameter is set by NAME=VALUE or NAME=VALUE,VALUE, not {word!r}.")
         if name.strip() in choices:
-            raise ConfigError(f"--set names {name.strip()} twice; give all its values at once, separated by commas.")
+            raise ConfigError(f"{name.strip()} is set twice; give all its values at once, separated by commas.")
         choices[name.strip()] = chosen
     return choices
 

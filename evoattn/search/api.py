@@ -135,6 +135,8 @@ def _run_study(
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
     except WorkerFailed as error:
+        if prepared.words.ray:  # workers of its nodes import no script
+            raise
         raise WorkerFailed(f"{error} In a script, {GUARD}.") from None
     finally:
         storage.close()

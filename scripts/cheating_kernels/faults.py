@@ -1,4 +1,4 @@
-"""Kernels that lie in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
+"""Kernels that cheat in ways that fooled others. Each is an honest flash_scalar source with one fault planted in it.
 
 A cheat enters the real pipeline where a rendered candidate does: `pipeline` gives the search a renderer that plants the
 fault of the config at hand. Everything behind it (compile pool, interpreter or GPU worker, storage, leaderboard) is the

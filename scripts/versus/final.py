@@ -32,8 +32,8 @@ from scripts.versus.found import Found, Tried
 
 def chosen(runs: Sequence[Found], seconds: Sequence[float]) -> dict[str, tuple[str, Tried]]:
     """By name (tool and seconds): the kind and the best of each run so far. A config that stayed the best has one entry
-    for all its seconds, but none for seconds behind the first
-    that hold its tool's last try: the tool was not given them."""
+    for all its seconds, but none for seconds behind the first that hold its tool's last try: the tool was not given
+    them."""
     best: dict[str, tuple[str, Tried]] = {}
     for run in runs:
         by_config: dict[str, tuple[list[str], Tried]] = {}

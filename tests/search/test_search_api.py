@@ -73,6 +73,19 @@ def test_a_script_without_a_guard_is_told_so_and_its_workers_begin_no_study(tmp_
     storage.close()
 
 
+class NeverStarts(FakeDevice):
+    def __init__(self, problem, gpu, cache):
+        raise OSError("There is no driver.")
+
+
+@pytest.mark.parametrize("words, told", [({}, True), ({"ray": "local"}, False)])
+def test_workers_that_do_not_start_are_the_scripts_fault_only_if_they_import_it(tmp_path, words, told):
+    with pytest.raises(FailedRun, match="failed to start 3 times") as error:
+        search(tmp_path, tools=tools(NeverStarts), **words)
+    assert "There is no driver." in str(error.value)
+    assert ("In a script, put the call under" in str(error.value)) == told
+
+
 class AllWrong(Handler):
     def __init__(self, problem, gpu, cache):
         self._ours = FakeDevice(problem, gpu, cache)
