@@ -18,7 +18,7 @@ HELD = 0.7, 1.3
 CLUSTERS, CLUSTERS_OF = {4: 30, 6: 20, 8: 14}, 132
 """Clusters of so many blocks, one on an SM, that so many SMs run at once: a cluster lies within a part of the card, and
 what is left of that part is idle. In the campaigns 30 clusters of 4 blocks (60 with two on an SM) take as long as
-fewer on the H100 and the H200, and 31 take 1.3 to 1.8 times as long; so do more than 20 of 6, and 16 of 8."""
+fewer on the H100 and the H200, and 31 take 1.3 to 1.8 times as long. So do more than 20 of 6, and 16 of 8."""
 TF32_SHARE = 0.5
 """Of the 16-bit matrix rate."""
 

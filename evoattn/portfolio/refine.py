@@ -33,8 +33,9 @@ were chosen by their times. On 241 problems of a campaign, left out of the fit, 
 1.025 without it, 1.023 with it and 1.024 with twice as much; a fit before the campaign 1.033 to 1.034 with any."""
 WAITING_WAVES, WAITING = (1.2, 2.0), 0.1
 """Part of its cost that a balanced schedule must save beside where its blocks have so many tiles each: of 594 such
-times on an H100 and an H200 one in 31 is 1.2 to 2.7 times the score, as blocks wait for one another; of 6,364 others
-one in 138. Of campaign r, left out of the fit, two of 281 first choices were such (1.64 and 1.77)."""
+times on an H100 and an H200 one in 31 is 1.2 to 2.7 times the score, of 6,364 others one in 138. Blocks may wait for
+one another there; why was not found. Of campaign r, left out of the fit, two of 281 first choices were such (1.64 and
+1.77 times the best)."""
 ROUNDS, STARTS = 6, 3
 """Steps of a climb, and climbs that begin elsewhere than at the pick."""
 ENOUGH = 160
