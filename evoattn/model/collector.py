@@ -4,7 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
+
+from evoattn.model import forks
+
+
+class _Pausing:
+    """The threads whose blocks keep the collector waiting."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        forks.tell(self)
+
+    def after_fork(self) -> None:
+        """Of the threads a child has the one that forked alone: the blocks of others would never end there."""
+        own = self.threads & {threading.get_ident()}
+        if self.threads and not own:
+            gc.enable()
+        self.threads = own
+
+
+_pausing = _Pausing()
 
 
 @contextlib.contextmanager
@@ -16,8 +37,11 @@ def paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
+    thread = threading.get_ident()
+    _pausing.threads.add(thread)
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        _pausing.threads.discard(thread)

@@ -1,7 +1,9 @@
 """The collector waits inside of a block, whoever ends it, and is left as it was."""
 
 import gc
+import os
 import sys
+import threading
 
 import pytest
 
@@ -60,3 +62,31 @@ def test_a_process_without_it_stays_without():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def is_enabled_in_a_child() -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if gc.isenabled() else 7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_child_does_not_wait_for_the_block_of_a_thread_that_it_lacks():
+    inside, forked = threading.Event(), threading.Event()
+
+    def wait_in_a_block():
+        with collector.paused():
+            inside.set()
+            forked.wait(60)
+
+    thread = threading.Thread(target=wait_in_a_block)
+    thread.start()
+    inside.wait(60)
+    try:
+        assert not gc.isenabled() and is_enabled_in_a_child()
+    finally:
+        forked.set()
+        thread.join()
+    with collector.paused():
+        assert not is_enabled_in_a_child()
+    assert is_enabled_in_a_child()
