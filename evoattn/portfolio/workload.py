@@ -36,7 +36,7 @@ def weighted(rng: random.Random, table: Mapping[Choice, int]) -> Choice:
 
 
 def log_uniform(rng: random.Random, low: float, high: float) -> int:
-    """At least 1."""
+    """A whole number from `low` to `high` whose logarithm is drawn evenly, at least 1."""
     return max(1, round(math.exp(rng.uniform(math.log(low), math.log(high)))))
 
 
