@@ -33,7 +33,8 @@ PARTIAL_BYTES, STATE_VALUES = 4, 2
 GPCS = (18, 18, 18, 16, 16, 16, 16, 14)
 """SMs of the processing clusters of an H200, within one of which a cluster of blocks lies. Of four blocks 31 clusters
 fit at one block per SM and 62 at two, as times of KEY_SPLIT=4 show: 120 blocks take one wave and 128 two, and at two
-blocks per SM 248 and 256. Of other cards the same parts are taken."""
+blocks per SM 248 and 256. Of other cards the same parts are taken. By times of later campaigns 30 fit, which the cost
+model counts (`evoattn/cost/launch_time.py`); here they stay 31 as long as constants of the classes are fitted so."""
 L2_SHARE = 0.8
 """Of the L2 cache, beyond which bytes are taken to come from DRAM."""
 
