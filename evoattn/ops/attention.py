@@ -9,9 +9,10 @@ from torch import Tensor
 
 from evoattn.ops import asked, capture, current, dropout, fallback, varied
 from evoattn.ops import attn_mask as attn_masks
+from evoattn.ops.autocast import autocast
 from evoattn.ops.custom_op import is_fake
 from evoattn.ops.given_out import needs_copy, require_out
-from evoattn.ops.ordinary import autocast, is_ordinary, require_ordinary
+from evoattn.ops.ordinary import is_ordinary, require_ordinary
 from evoattn.ops.runtime import Runtime
 from evoattn.ops.variant import Variant
 

@@ -11,12 +11,14 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.ops import asked, current, dropout
 from evoattn.ops import attn_mask as attn_masks
 from evoattn.ops.asked import PLAIN, SEVERAL_DEVICES, StridedProblem
+from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.choice import choose
-from evoattn.ops.ordinary import WATCHED, autocast, is_ordinary
+from evoattn.ops.ordinary import WATCHED, is_ordinary
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
 from evoattn.ops.runtime import GRADIENTS
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.variant import Variant
+from evoattn.ops.variant_call import why_not_tensors
 
 
 def explain(
@@ -73,20 +75,26 @@ def explain(
         window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
     )
     if not variant.plain:
+        variant.require_tensors()
+    watched = not is_ordinary(query, key, value)
+    if has_autocast(kind := query.device.type):
+        query, key, value = autocast(kind, query, key, value)
+        variant = variant.on_all(lambda tensor: autocast(kind, tensor)[0])
+    if not variant.plain:
         variant.require(query, key)
     runtime = current.runtime()
     reason = None
     if dropout_p:
         reason = dropout.REASON
-    elif not is_ordinary(query, key, value):
+    elif watched:
         reason = WATCHED
     elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         reason = GRADIENTS
     elif any(t.device != query.device for t in variant.tensors):
         reason = SEVERAL_DEVICES
+    else:
+        reason = why_not_tensors(query, variant)
     if reason is None:
-        if torch.is_autocast_enabled(runtime.device_type):
-            query, key, value = autocast(runtime.device_type, query, key, value)
         fields = PLAIN if variant.plain else variant.fields(is_causal, query, key)
         if fields and scale is not None:
             fields = {**fields, "scale": float(scale)}

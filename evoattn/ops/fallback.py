@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from evoattn.ops import formula, padded
+from evoattn.ops.autocast import without_autocast
 from evoattn.ops.formula import log_sum_exp
 from evoattn.ops.torch_sdpa import lower_right_mask, sdpa, without_unseen
 from evoattn.ops.variant import Variant
@@ -42,7 +43,8 @@ def call(
     answer = answer if out is None else out.copy_(answer)
     if not return_lse:
         return answer
-    return answer, log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
+    with without_autocast(query.device.type):
+        return answer, log_sum_exp(query, key, is_causal=is_causal, scale=scale, causal=causal)
 
 
 def varied(
@@ -58,21 +60,22 @@ def varied(
     out: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """As `call`, of a variant of attention."""
-    if variant.starts is not None:
-        answer, lse = padded.attention(
-            query, key, value, variant, is_causal=is_causal, scale=scale, wants_lse=return_lse
-        )
-    else:
-        answer, lse = formula.attention(
-            query,
-            key,
-            value,
-            variant,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            causal=causal,
-            wants_lse=return_lse,
-        )
+    with without_autocast(query.device.type):
+        if variant.starts is not None:
+            answer, lse = padded.attention(
+                query, key, value, variant, is_causal=is_causal, scale=scale, wants_lse=return_lse
+            )
+        else:
+            answer, lse = formula.attention(
+                query,
+                key,
+                value,
+                variant,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                causal=causal,
+                wants_lse=return_lse,
+            )
     answer = answer if out is None else out.copy_(answer)
     return answer if lse is None else (answer, lse)

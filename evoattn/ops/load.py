@@ -16,9 +16,10 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.ops import asked, current, variant_call
 from evoattn.ops.attention import run
+from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.choice import Picker
 from evoattn.ops.given_out import require_out
-from evoattn.ops.ordinary import autocast, has_autocast, require_ordinary
+from evoattn.ops.ordinary import require_ordinary
 from evoattn.ops.runtime import NoKernel, Runtime
 from evoattn.ops.variant import Variant
 

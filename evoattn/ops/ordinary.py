@@ -1,4 +1,4 @@
-"""Tensors that kernels can read as they are, and what autocast makes of them."""
+"""Tensors that kernels can read as they are."""
 
 from __future__ import annotations
 
@@ -35,17 +35,3 @@ def require_ordinary(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise `NoKernel` for tensors that something watches: their addresses may not be those of the data."""
     if not is_ordinary(query, key, value):
         raise NoKernel(f"No kernel serves this call: {WATCHED}.")
-
-
-def has_autocast(kind: str) -> bool:
-    """Whether autocast is on for devices of that kind; torch raises where it knows none for it."""
-    return kind != "meta" and torch.is_autocast_enabled(kind)
-
-
-def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as autocast hands them to SDPA: floating ones on devices of that kind in its dtype, float64 as it is."""
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 and t.device.type == kind else t
-        for t in tensors
-    )

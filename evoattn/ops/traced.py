@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, current, fallback
+from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.custom_op import attention_lse_op, attention_op, is_fake
 from evoattn.ops.given_out import require_out
-from evoattn.ops.ordinary import autocast, has_autocast
 from evoattn.ops.runtime import GRADIENTS, NoKernel
 from evoattn.ops.variant import Variant
 

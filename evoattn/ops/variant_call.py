@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evoattn.backends.base import LaunchError
-from evoattn.ops import asked, current, fallback
+from evoattn.ops import asked, current, fallback, ordinary
 from evoattn.ops.given_out import needs_copy
 from evoattn.ops.plan import NO_MEMORY, CallPlan, Refusal
 from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
@@ -64,6 +64,15 @@ def by_torch(
     return fallback.varied(query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out)
 
 
+def why_not_tensors(query: Tensor, variant: Variant) -> str | None:
+    """One reason, without a full stop, why kernels cannot read the tensors of a variant as they are, or None."""
+    if any(t.is_neg() for t in variant.tensors):
+        return ordinary.WATCHED
+    if variant.bias is not None and variant.bias.dtype != query.dtype:
+        return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
+    return None
+
+
 def by_kernel(
     runtime: Runtime,
     query: Tensor,
@@ -88,10 +97,8 @@ def by_kernel(
     except AttributeError:  # a look at their types beforehand would cost every call
         variant.require_tensors()
         raise
-    if any(t.is_neg() for t in variant.tensors):
-        return WATCHED
-    if variant.bias is not None and variant.bias.dtype != query.dtype:
-        return f"the bias is {variant.bias.dtype} beside {query.dtype}, which kernels would round"
+    if reason := why_not_tensors(query, variant):
+        return reason
     if out is not None and needs_copy(out, query, key, value, *variant.tensors):
         done = by_kernel(
             runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, None, compiled

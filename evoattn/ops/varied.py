@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import capture, variant_call
+from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.given_out import require_out
-from evoattn.ops.ordinary import autocast, has_autocast, is_ordinary
+from evoattn.ops.ordinary import is_ordinary
 from evoattn.ops.variant import Variant
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, varied
+from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.given_out import require_out
-from evoattn.ops.ordinary import autocast, has_autocast, is_ordinary
+from evoattn.ops.ordinary import is_ordinary
 from evoattn.ops.variant import Variant
 
 

@@ -90,3 +90,15 @@ def test_explain_tells_what_both_ways_make_of_a_mask_tensor(device):
 def test_what_does_not_fit_raises(words, said):
     with pytest.raises(ValueError, match=said):
         evoattn.attention(*inputs(), enable_gqa=True, **words)
+
+
+def test_explain_reads_a_bias_as_the_call_does(device):
+    """Kernels would round a float32 one beside 16 bits, which autocast has done already."""
+    q, k, v = inputs(AttentionProblem(2, 4, 2, 37, 53, 64, "fp16"))
+    bias, single = torch.zeros(1, 53), (q.float(), k.float(), v.float())
+    said = evoattn.explain(q, k, v, bias=bias, enable_gqa=True)
+    assert said == "SDPA runs: the bias is torch.float32 beside torch.float16, which kernels would round."
+    with torch.autocast("cpu", dtype=torch.float16):
+        for given in (bias, bias.half()):
+            evoattn.attention(*single, bias=given, enable_gqa=True, strict=True)
+            assert not evoattn.explain(*single, bias=given, enable_gqa=True).startswith("SDPA runs")
