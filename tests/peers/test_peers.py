@@ -97,9 +97,9 @@ def test_flash_attention_gets_views_and_gives_the_logical_shape():
 
 
 def test_a_peer_that_computes_another_mask_is_refused():
-    liar = flash(lambda q, k, v, causal, num_splits: honest(q, k, v, False))
+    wrong = flash(lambda q, k, v, causal, num_splits: honest(q, k, v, False))
     with pytest.raises(PeerRefused, match="answer is wrong"):
-        peer_call(liar, PROBLEM, *inputs())
+        peer_call(wrong, PROBLEM, *inputs())
 
 
 @pytest.mark.parametrize(
