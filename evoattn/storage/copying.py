@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from evoattn.storage.database import Database
 from evoattn.storage.errors import StorageError, explain
-from evoattn.storage.patience import is_postgresql
+from evoattn.storage.patience import is_away, is_postgresql
 from evoattn.storage.schema import metadata
 
 ROWS = 500
@@ -33,9 +33,22 @@ def copy_database(
     """
 
     def copy(reader: Connection) -> dict[str, int]:
-        return target._write(lambda writer: _copy(reader, writer, source.place, target.place, at_a_time, count))
+        if is_postgresql(reader):  # one state of all tables, as SQLite's transactions see it anyway
+            reader.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        try:
+            return target._write(lambda writer: _copy(reader, writer, source.place, target.place, at_a_time, count))
+        except _SourceAway as lost:
+            raise lost.error from None
 
     return source._read(copy)
+
+
+class _SourceAway(Exception):
+    """Passes through the target's transaction, which would wait for a server of its own."""
+
+    def __init__(self, error: DBAPIError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _copy(
@@ -46,8 +59,6 @@ def _copy(
     at_a_time: int,
     count: Callable[[Connection, Table], int],
 ) -> dict[str, int]:
-    if is_postgresql(reader):  # one state of all tables, as SQLite's transactions see it anyway
-        reader.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     tables = metadata.sorted_tables  # those that others refer to come first
     for table in tables:
         if held := count(writer, table):
@@ -75,7 +86,8 @@ def _key(table: Table) -> Column[Any]:
 
 
 def _pages(reader: Connection, origin: str, table: Table, at_a_time: int) -> Iterator[list[Mapping[str, Any]]]:
-    """The rows in the order of their keys. Raises `StorageError` about `origin` where they cannot be read."""
+    """The rows in the order of their keys. Raises `StorageError` about `origin` where they cannot be read, and
+    `_SourceAway`."""
     key = _key(table)
     query = select(table).order_by(key).limit(at_a_time)
     page = _rows(reader, origin, query)
@@ -88,8 +100,8 @@ def _rows(reader: Connection, origin: str, query: Select[Any]) -> Sequence[RowMa
     try:
         return reader.execute(query).mappings().all()
     except DBAPIError as error:
-        if error.connection_invalidated:  # a server that went away is waited for
-            raise
+        if is_away(error):
+            raise _SourceAway(error) from None
         raise explain(error, origin) from None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from storage_records import make_study, record, timing
 from typer.testing import CliRunner
 
@@ -121,6 +123,28 @@ def test_a_damaged_source_is_not_taken_for_the_target(tmp_path, target):
     said = CliRunner().invoke(app, ["db", "copy", str(path), target])
     assert said.exit_code == 1 and "damaged" in said.output
     assert str(path) in said.output and target not in said.output
+
+
+class ShutDown(Exception):
+    sqlstate = "57P01"
+
+
+@pytest.mark.parametrize("statement", ["FROM trials", "INSERT INTO trials"])
+def test_a_server_that_goes_away_is_waited_for_whichever_it_is(either, target, statement):
+    fill(either)
+    there = Storage.open(target)
+    cut = []
+
+    def goes_away(connection, cursor, text, parameters, context, many):
+        if statement in " ".join(text.split()) and not cut:
+            cut.append(text)
+            raise DBAPIError(text, None, ShutDown())
+
+    server = either if statement.startswith("FROM") else there
+    event.listen(server._engine, "before_cursor_execute", goes_away)
+    assert copy_database(either, there, at_a_time=2)["trials"] == 7 and cut
+    assert contents(there) == contents(either)
+    there.close()
 
 
 def test_a_missing_source_is_a_sentence(tmp_path, target):
