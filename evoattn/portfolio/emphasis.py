@@ -25,8 +25,8 @@ KINDS: dict[str, tuple[float, Kind]] = {
     "others": (0.10, lambda p: True),
 }
 """By name: the part of the problems, and which are of the kind, if of none before it. Of 60 that were checked on an
-H100 (2026-11-22) the ten worst are three causal ones of at most 2,048 keys, four of few keys, two of few rows and one
-of decoding; most take 6 to 20 µs."""
+H100 before campaign r (seeds 101 to 106) the ten worst are three causal ones of at most 2,048 keys, four of few keys,
+two of few rows and one of decoding; most take 6 to 20 µs."""
 
 
 def kind_of(problem: AttentionProblem) -> str:
