@@ -8,7 +8,7 @@ from evoattn.ops import capture
 from evoattn.ops.attn_mask import causal_kind, said_by
 from evoattn.ops.given_out import require_out
 from evoattn.ops.runtime import NoKernel
-from evoattn.ops.torch_sdpa import SDPA, lower_right_mask
+from evoattn.ops.torch_sdpa import lower_right_mask, sdpa, without_unseen
 
 REASON = "kernels have no dropout"
 
@@ -38,10 +38,13 @@ def attention(
         capture.miss("it has dropout")
     if out is not None:
         require_out(out, query, value)
+    unseen = None
     if causal_kind(attn_mask) is not None:  # torch's causal masks know torch's function by its name, which may be ours
         is_causal, kind, _ = said_by(attn_mask, query, key, is_causal, "upper_left", None)
         lower_right = kind == "lower_right" and query.shape[-2] != key.shape[-2]
         attn_mask = lower_right_mask(query.shape[-2], key.shape[-2], query.device) if lower_right else None
         is_causal = not lower_right
-    answer = SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        unseen = attn_mask if query.shape[-2] > key.shape[-2] else None
+    answer = sdpa(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    answer = answer if unseen is None else without_unseen(answer, unseen)
     return answer if out is None else out.copy_(answer)

@@ -44,9 +44,10 @@ class Asked:
     spans: list[Span] = field(default_factory=list)
 
     def settle(self) -> None:
-        """Turn recorded events into a median; waits for the last one."""
+        """Turn recorded events into a median; waits for all of them, which may be of several streams."""
         if self.spans:
-            self.spans[-1][1].synchronize()
+            for _, end in self.spans:
+                end.synchronize()
             times = sorted(begin.elapsed_time(end) for begin, end in self.spans)
             self.us = 1e3 * times[(len(times) - 1) // 2]
             self.spans = []

@@ -18,6 +18,7 @@ def sdpa(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     *,
     is_causal: bool = False,
     scale: float | None = None,
@@ -34,11 +35,11 @@ def sdpa(
     if not _watched() and all(map(_is_plain, tensors)):
         if 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value):
             grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
-            return MATH(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)[0]
+            return MATH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
         if all(tensor.is_cuda for tensor in tensors):
             query, key, value = map(aligned, tensors)
             attn_mask = None if attn_mask is None else readable(attn_mask, key.shape[-2])
-    return SDPA(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def is_aligned(tensor: Tensor) -> bool:

@@ -85,16 +85,17 @@ def test_autocasts_dtype_is_what_is_asked_for(device):
 
 
 class Event:
-    """A CUDA event at a time in ms."""
+    """A CUDA event at a time in ms, of a stream of its own: until it is waited for it has not been reached."""
 
     def __init__(self, ms):
-        self.ms = ms
+        self.ms, self.reached = ms, False
 
     def elapsed_time(self, end):
+        assert end.reached
         return end.ms - self.ms
 
     def synchronize(self):
-        pass
+        self.reached = True
 
 
 def test_a_first_call_that_compiles_counts_no_more_than_others():

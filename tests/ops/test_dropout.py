@@ -46,6 +46,18 @@ def test_dropout_beside_what_sdpa_lacks_is_refused(words):
         attention(*tensors(), dropout_p=0.5, enable_gqa=True, **words)
 
 
+def test_a_query_that_sees_no_key_has_the_output_zero():
+    q, k, v = tensors(seqlen_q=9, seqlen_k=3)
+    answer = attention(q, k, v, causal_lower_right(9, 3), 0.5, enable_gqa=True)
+    assert not answer[:, :, :6].any() and answer.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [(5, 0), (0, 4)], ids=["no keys", "no queries"])
+def test_tensors_without_elements_are_kept_from_torchs_kernels(rows):
+    q, k, v = tensors(seqlen_q=rows[0], seqlen_k=rows[1])
+    assert not attention(q, k, v, dropout_p=0.5, enable_gqa=True).any()
+
+
 def test_a_mask_and_is_causal_have_the_places_that_they_have_in_sdpa():
     q, k, v = tensors()
     mask = torch.rand(37, 45) > 0.3
