@@ -52,6 +52,7 @@ def explain(
 
     Nothing is compiled, loaded or launched. Raises `ValueError` for arguments beyond SDPA's that do not fit.
     """
+    asked.require_causal(causal)
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {attn_masks.NO_TENSOR}."
     scale = None if scale is None else asked.number("scale", scale)

@@ -11,6 +11,7 @@ SDPA = torch._C._nn.scaled_dot_product_attention
 """`torch.nn.functional.scaled_dot_product_attention` itself, whatever `evoattn.sdpa` puts in its place."""
 MATH = torch._scaled_dot_product_attention_math
 """By the formula, on any device."""
+_PLAIN = Tensor, torch.nn.Parameter
 
 
 def sdpa(
@@ -59,15 +60,16 @@ def aligned(tensor: Tensor) -> Tensor:
 def readable(mask: Tensor, keys: int) -> Tensor:
     """The mask, or a copy where torch's kernels would load numbers from places that are no multiples of 16 bytes: of
     one column for all keys, as of torch 2.11, or where it begins or its rows lie so."""
-    if not _is_strided(mask):
+    if not _is_strided(mask) or not mask.dim():
         return mask
     if mask.shape[-1] == 1 < keys:
         return mask.expand(*mask.shape[:-1], keys).contiguous()
     return mask if mask.dtype == torch.bool else aligned(mask)
 
 
-def _is_strided(mask: Tensor) -> bool:
-    return type(mask) is Tensor and mask.layout is torch.strided and not mask.is_nested and mask.dim() > 0
+def _is_strided(tensor: Tensor) -> bool:
+    """Whether it has strides and is of no subclass but `torch.nn.Parameter`, as a learned bias is."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -77,7 +79,7 @@ def _fit(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it is a strided tensor of three dimensions or more."""
-    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested and tensor.dim() > 2
+    return _is_strided(tensor) and tensor.dim() > 2
 
 
 def _watched() -> bool:

@@ -92,6 +92,11 @@ def test_what_does_not_fit_raises(words, said):
         evoattn.attention(*inputs(), enable_gqa=True, **words)
 
 
+def test_explain_refuses_a_corner_that_is_none():
+    with pytest.raises(ValueError, match="causal must be one of"):
+        evoattn.explain(*inputs(), causal="upper", enable_gqa=True)
+
+
 def test_explain_reads_a_bias_as_the_call_does(device):
     """Kernels would round a float32 one beside 16 bits, which autocast has done already."""
     q, k, v = inputs(AttentionProblem(2, 4, 2, 37, 53, 64, "fp16"))

@@ -98,13 +98,15 @@ def test_what_torch_gives_to_queries_that_see_nothing_is_taken_away(mask):
     assert not answer[:, :, :3].any() and answer[:, :, 3:].isnan().all()
 
 
+@pytest.mark.parametrize("of", [torch.Tensor.detach, torch.nn.Parameter], ids=["tensors", "parameters"])
 @pytest.mark.parametrize("columns, rows", [(32, 13), (64, 12)])
-def test_tensors_that_do_not_fit_reach_no_kernel_of_torch(columns, rows):
+def test_tensors_that_do_not_fit_reach_no_kernel_of_torch(columns, rows, of):
     """On a GPU one ended the process at a key of fewer columns than query, and a CPU's reads past the end of value."""
-    q, k, v = torch.randn(2, 4, 9, 64), torch.randn(2, 4, 13, columns), torch.randn(2, 4, rows, 64)
-    for _ in range(2):
+    shapes = (2, 4, 9, 64), (2, 4, 13, columns), (2, 4, rows, 64)
+    q, k, v = (of(torch.randn(shape)) for shape in shapes)
+    for dropout_p in (0.0, 0.0, 0.5):
         with pytest.raises(RuntimeError):
-            attention(q, k, v)
+            attention(q, k, v, dropout_p=dropout_p)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bool])
@@ -114,6 +116,8 @@ def test_masks_that_torch_would_misread_are_copied(dtype):
     column, whole = memory[:9].view(9, 1), memory[: 9 * 24].view(9, 24)
     copy = readable(column, 16)
     assert copy.shape == (9, 16) and copy.is_contiguous() and torch.equal(copy, column.expand(9, 16))
+    if dtype.is_floating_point:
+        assert readable(torch.nn.Parameter(column), 16).shape == (9, 16), "a learned one"
     assert readable(column, 1) is column and readable(whole, 24) is whole
     late = memory[1 : 9 * 24 + 1].view(9, 24)
     assert torch.equal(readable(late, 24), late)
