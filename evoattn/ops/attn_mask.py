@@ -62,7 +62,8 @@ def said_by(
 ) -> tuple[bool, Causal, Tensor | None]:
     """(`is_causal`, `causal`, `bias`) that say what these and the mask do. Nothing is read back from the device.
 
-    Raises `ValueError` for a mask beside `is_causal` or a bias, and for a causal one of other lengths.
+    Raises `ValueError` for a mask beside `is_causal` or a bias, and for a causal one of other lengths, `TypeError` for
+    what is no tensor.
     """
     if is_causal:
         raise ValueError("attn_mask and is_causal exclude each other.")
@@ -70,6 +71,8 @@ def said_by(
         raise ValueError("attn_mask and bias exclude each other; add the bias to the mask.")
     kind = causal_kind(mask)
     if kind is None:
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"attn_mask must be a tensor, not {type(mask).__name__}.")
         return False, causal, as_bias(mask, query)
     of, lengths = (mask.seq_len_q, mask.seq_len_kv), (query.shape[-2], key.shape[-2])  # its shape is something else
     if of != lengths:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
-    """Raise `ValueError` unless `out` has the answer's shape, query's dtype and device, and nothing wants gradients."""
+    """Raise `ValueError` unless `out` has the answer's shape, query's dtype and device, and nothing wants gradients,
+    `TypeError` where it is no tensor."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a tensor, not {type(out).__name__}.")
     shape = (*query.shape[:-1], value.shape[-1])
     if tuple(out.shape) != shape or out.dtype != query.dtype or out.device != query.device:
         raise ValueError(

@@ -92,6 +92,12 @@ def test_what_does_not_fit_raises(words, said):
         evoattn.attention(*inputs(), enable_gqa=True, **words)
 
 
+@pytest.mark.parametrize("words", [{"out": [1]}, {"attn_mask": [1], "softcap": 2.0}], ids=["out", "attn_mask"])
+def test_what_is_no_tensor_is_named(words):
+    with pytest.raises(TypeError, match=f"{next(iter(words))} must be a tensor, not list"):
+        evoattn.attention(*inputs(), enable_gqa=True, **words)
+
+
 def test_explain_refuses_a_corner_that_is_none():
     with pytest.raises(ValueError, match="causal must be one of"):
         evoattn.explain(*inputs(), causal="upper", enable_gqa=True)
