@@ -103,8 +103,8 @@ def call(
         yield
         return
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    begin.record(torch.cuda.current_stream(query.device))
     yield
-    end.record()
+    end.record(torch.cuda.current_stream(query.device))
     for spans in timed:
         spans.append((begin, end))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
 import torch
+
+from evoattn.model import collector
 
 Enqueue = Callable[[], object]
 """Puts work on the current stream."""
@@ -56,18 +57,14 @@ class Timer:
 
     def capture(self, calls: list[Enqueue]) -> Enqueue:
         """A call that replays `calls` as one graph; only on a `side_stream`. Raises what `calls` raise."""
-        graph, collects = self._make_graph(), gc.isenabled()
-        gc.disable()  # garbage may be modules, which cannot be unloaded during a capture
-        try:
+        graph = self._make_graph()
+        with collector.paused():  # garbage may be modules, which cannot be unloaded during a capture
             graph.capture_begin()  # torch.cuda.graph() would collect garbage first, which costs more than the timing
             try:
                 for call in calls:
                     call()
             finally:
                 graph.capture_end()
-        finally:
-            if collects:
-                gc.enable()
         return graph.replay
 
     @cached_property

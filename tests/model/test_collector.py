@@ -64,6 +64,24 @@ def test_a_process_without_it_stays_without():
         gc.enable()
 
 
+def test_it_waits_for_the_block_that_ends_last():
+    inside, ended = threading.Event(), threading.Event()
+
+    def stay():
+        with collector.paused():
+            inside.set()
+            ended.wait(60)
+
+    with collector.paused():
+        thread = threading.Thread(target=stay)
+        thread.start()
+        assert inside.wait(60)
+    assert not gc.isenabled()
+    ended.set()
+    thread.join()
+    assert gc.isenabled()
+
+
 def is_enabled_in_a_child() -> bool:
     child = os.fork()
     if child == 0:
