@@ -119,7 +119,9 @@ def test_a_worker_of_a_cluster_ends_its_tasks_as_one_of_this_machine(cluster, ki
         assert died.ending is Ending.DIED and "ended" in died.value
         raised = worker.ask("raise", 20.0)
         assert raised.ending is Ending.RAISED and raised.value == "ValueError: bad luck"
-        assert worker.ask("echo", 20.0).value[1] != first.value[1]
+        again = worker.ask("echo", 20.0)
+        # Ray gives a compile to any of its processes, which may be one from before the death.
+        assert again.ending is Ending.RESULT and (kind == "compilers" or again.value[1] != first.value[1])
     finally:
         for one in (worker, *others):
             one.stop()
