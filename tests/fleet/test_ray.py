@@ -170,6 +170,8 @@ def test_ctrl_c_leaves_no_process(tmp_path):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell ignores Ctrl-C for what it puts in the background, as the tests may be.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: any(c.startswith("ray::answer") for c in children(process.pid).values()), 90.0)
     started = children(process.pid)

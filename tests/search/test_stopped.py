@@ -31,6 +31,8 @@ def start(db, *words):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell ignores Ctrl-C for what it puts in the background, as the tests may be.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
