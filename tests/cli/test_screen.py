@@ -112,6 +112,7 @@ def test_commands_name_a_database_and_a_study_that_they_would_not_find_themselve
     assert f"evoattn.load(\"best\", study='{study.name}', db='/tmp/my data.sqlite')" in joined
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_no_word_is_broken_in_the_middle(storage, width):
     """Every word on the screen is one that stands on a wider one too: below 140 columns the tables are others."""

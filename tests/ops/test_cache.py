@@ -121,6 +121,7 @@ def test_compiled_code_calls_the_op(cache_device, page, bias):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [0, 16])
 def test_the_op_is_what_torch_expects_of_one(page):
     problem = USED.with_(page=page)

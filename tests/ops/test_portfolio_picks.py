@@ -27,6 +27,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
 def test_every_pick_can_be_packed_and_takes_the_callers_scale(kind):
     device, families = FakeDevice(), set()

@@ -39,6 +39,7 @@ def test_opcheck(device, op, inputs, flags):
     assert set(results.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 def test_opcheck_without_a_device():
     results = torch.library.opcheck(attention_op, (*tensors(), True, "upper_left", None, False))
     assert set(results.values()) == {"SUCCESS"}

@@ -61,6 +61,7 @@ def test_tiles_of_keys_suit_the_keys():
     assert fit_keys(aim_of(CHUNK.with_(seqlen_k=80, seqlen_q=80), BLOCK_N=128, STAGES=4))["STAGES"] == 1
 
 
+@pytest.mark.slow
 def test_proposals_are_valid_and_draw_the_genes_that_matter():
     group = Group(class_of(CHUNK).rpartition(" ")[0], [CHUNK, GROUPED], ("flash_wgmma", "split_kv"))
     group.given = [("flash_wgmma", params) for params in SPACE.starting]
@@ -138,6 +139,7 @@ def test_a_file_leaves_out_what_was_recalled_unless_its_table_has_it(earlier, tm
         assert (kernel.id in loaded.kernels) == kept
 
 
+@pytest.mark.slow
 def test_with_a_count_problems_come_as_they_are_drawn(earlier):
     path, (timed, _), _ = earlier
     groups, _ = groups_again(draw(0, 400), [path], H200, count=20)

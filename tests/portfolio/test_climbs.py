@@ -182,6 +182,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> N
     assert not (tmp_path / "file").exists(), "it was not tried again"
 
 
+@pytest.mark.slow
 def test_a_file_stays_small_and_keeps_what_is_new(tmp_path: Path) -> None:
     kept = Climbs(tmp_path)
     line = 0

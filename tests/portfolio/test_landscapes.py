@@ -196,6 +196,7 @@ def test_fewer_problems_than_an_earlier_file_has_are_the_first_ones():
     assert {i for k in group.kernels.values() for i in k.times} == {0, 1}
 
 
+@pytest.mark.slow
 def test_configs_are_compiled_for_the_other_groups_when_one_has_none_left(tmp_path):
     *none, some = make_groups(H100, most=1, only="fp")[:3]
     for group in none:

@@ -47,6 +47,7 @@ def test_a_thousand_problems_get_kernels_that_can_run(gpu):
     assert len(missing) == (0 if gpu.arch == "sm_90a" else len(problems))  # the portfolio is of sm_90a
 
 
+@pytest.mark.slow
 def test_a_pick_takes_less_than_50_milliseconds():
     problems = draw(502, 40)
     pick(problems[0], H100)
@@ -77,6 +78,7 @@ def test_odd_shapes_get_a_kernel_that_can_run_or_none(shape, gpu):
         assert not registry.lookup(found.family).why_impossible(problem, found.config, GPUS[gpu])
 
 
+@pytest.mark.slow
 def test_a_pick_for_thousands_of_sequences_takes_half_a_second_at_most():
     problem = parse_shape("B=8192,H=32,Hkv=8,Sq=1,Sk=4096,D=128,dtype=bf16,seqused=1:4096")
     pick(problem, H100)
@@ -151,6 +153,7 @@ def test_a_thousand_problems_of_variants_get_kernels_that_can_run():
         assert found.expected_regret is None or not found.estimated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("packed", "cached", "paged"))
 def test_a_pick_is_the_same_whatever_the_lengths_on_the_device(kind):
     for problem in draw_kind(kind, 601, 40):

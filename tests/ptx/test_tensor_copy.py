@@ -92,6 +92,7 @@ def slide(tensor, row, length, end, outer=SLIDING):
     return out, execution.faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row, length, end", [(0, 40, 40), (16, 21, 21), (32, 35, 40), (0, 3, 3), (0, 0, 7), (16, 9, 30)]
 )

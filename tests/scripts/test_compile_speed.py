@@ -15,6 +15,7 @@ def test_a_source_with_an_error_does_not_count():
     assert len(compile_speed.compiled(texts, threading.Barrier(1))) == 2
 
 
+@pytest.mark.slow
 def test_the_others_do_not_wait_for_a_process_that_failed():
     context = multiprocessing.get_context("spawn")
     failed, waiting = context.Process(target=os._exit, args=(3,)), context.Process(target=context.Barrier(2).wait)

@@ -116,6 +116,7 @@ def test_the_sanitizer_disqualifies_who_reads_out_of_bounds_and_keeps_what_it_sa
     assert timings["caught"].disqualified == "In the final: it lies."
 
 
+@pytest.mark.slow
 def test_who_interrupts_waits_for_no_finalist_that_was_not_begun():
     names = [str(n) for n in range(3 * finalists.SANITIZED_AT_ONCE)]
     asked = []

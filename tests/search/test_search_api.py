@@ -78,6 +78,7 @@ class NeverStarts(FakeDevice):
         raise OSError("There is no driver.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, told", [({}, True), ({"ray": "local"}, False)])
 def test_workers_that_do_not_start_are_the_scripts_fault_only_if_they_import_it(tmp_path, words, told):
     with pytest.raises(FailedRun, match="failed to start 3 times") as error:

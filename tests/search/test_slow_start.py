@@ -15,6 +15,7 @@ from evoattn.search.setup import begin_study
 DEVICE = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sentence, notes", [("its bytecode is not kept.", 1), ("", 0)])
 def test_the_sentence_is_a_note_before_the_search(tmp_path, sentence, notes):
     words = SearchWords(
