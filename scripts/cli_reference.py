@@ -38,7 +38,7 @@ def page() -> str:
     root: Any = typer.main.get_command(app)
     parts = [HEAD, *_words(root)]
     for name, command in _commands(root):
-        arguments = [_metavar(p) for p in command.params if p.param_type_name == "argument"]
+        arguments = [_metavar(p) for p in command.params if p.param_type_name == "argument" and not p.hidden]
         usage = " ".join(["evoattn", name, *arguments, "[OPTIONS]"])
         paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
         parts += [f"\n## evoattn {name}\n", f"```\n{usage}\n```\n"]
@@ -59,6 +59,8 @@ def _words(command: Any) -> list[str]:
     """A line for each argument and option: its names, its meaning and what it is where it is left out."""
     lines = []
     for p in command.params:
+        if p.hidden:
+            continue
         option = p.param_type_name == "option"
         names = [*p.opts, *p.secondary_opts] if option else [_metavar(p)]
         value = f" {p.metavar}" if option and p.metavar else ""

@@ -17,7 +17,7 @@ grep '^evoattn search' docs/lessons.md | while read -r _ words; do
     echo "== $study"
     # shellcheck disable=SC2086  (the words of a command line of our own)
     $evoattn $words < /dev/null
-    $evoattn report "$study" --format json -o "$out/$study.json"
+    $evoattn report --study "$study" --format json -o "$out/$study.json"
   } 2>&1 | tee -a "$out/lessons.log"
 done
 ${PYTHON:-.venv/bin/python} scripts/fill_lessons.py docs/lessons.md "$out"

@@ -16,8 +16,8 @@ for problem in "$@"; do
   {
     echo "== $problem, $budget"
     $evoattn search --gpu auto --budget "$budget" --problem "$problem" --study "$problem" ${SEARCH_OPTIONS:-}
-    $evoattn report "$problem" --format json -o "$out/$problem.json"
-    $evoattn report "$problem" --format html -o "$out/$problem.html"
+    $evoattn report --study "$problem" --format json -o "$out/$problem.json"
+    $evoattn report --study "$problem" --format html -o "$out/$problem.html"
     $evoattn export best --study "$problem" -o "$out/$problem.cu"
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     if [ "$capability" = 90 ]; then capability=90a; fi     # Hopper's own instructions need that target

@@ -41,6 +41,7 @@ Database = Annotated[
 StudyName = Annotated[
     str | None, typer.Option("--study", metavar="NAME", help="Name of the study.", show_default="the latest")
 ]
+StudyWord = Annotated[str | None, typer.Argument(metavar="STUDY", help="The study, without --study.", hidden=True)]
 TrialWord = Annotated[str, typer.Argument(metavar="TRIAL", help="Number of the trial, or `best`.")]
 ShapeOption = Annotated[
     str | None, typer.Option("--shape", help="`best` is then the best of all studies of this shape.", metavar="SHAPE")
@@ -133,6 +134,13 @@ def opened(db: str | None) -> Iterator[Storage]:
         yield storage
     finally:
         storage.close()
+
+
+def named_study(option: str | None, word: str | None) -> str | None:
+    """The study of `--study NAME`, or of the name alone, as it may be written too. Raises `WrongUse` for both."""
+    if option is not None and word is not None:
+        raise WrongUse(f"Give the study once: --study {option}, or {word!r}.")
+    return word if option is None else option
 
 
 def kept_in(storage: Storage, study: Study, db: str | None) -> Kept:

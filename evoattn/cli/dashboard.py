@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from evoattn.cli.common import Database, errors, opened, print_plainly
+from evoattn.cli.common import Database, StudyName, StudyWord, errors, named_study, opened, print_plainly
 
 
 def dashboard(
-    study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="Name of the study.", show_default="the latest")
-    ] = None,
+    word: StudyWord = None,
+    study: StudyName = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")
     ] = 8080,
@@ -30,7 +29,7 @@ def dashboard(
     with errors(), opened(db) as storage:
         from evoattn.dashboard.serve import Dashboard, listen, serve
 
-        chosen = storage.chosen_study(study)
+        chosen = storage.chosen_study(named_study(study, word))
         shown = Dashboard(storage, chosen)
         server = listen(shown, host, port)
         print_plainly(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from evoattn import __version__
 from evoattn.cli import attempt, bench, catalogue, dashboard, db, kernels, pick, profile, search, studies, tune
@@ -48,6 +48,15 @@ class _Commands(TyperGroup):
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code
+
+
+class _Command(TyperCommand):
+    """Leaves a hidden argument out of the usage line too."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words behind the command's name."""
+        hidden = {f"[{p.metavar}]" for p in self.params if getattr(p, "hidden", False)}
+        return [piece for piece in super().collect_usage_pieces(ctx) if piece not in hidden]
 
 
 def _said(error: Exception) -> int:
@@ -107,7 +116,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "families": catalogue.families,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=_Command)(_command)
 app.add_typer(db.app, name="db")
 
 

@@ -15,11 +15,13 @@ from evoattn.cli.common import (
     ProblemOption,
     ShapeOption,
     StudyName,
+    StudyWord,
     TrialWord,
     chosen,
     console,
     errors,
     kept_in,
+    named_study,
     opened,
     require_one_of,
     write,
@@ -27,9 +29,8 @@ from evoattn.cli.common import (
 
 
 def report(
-    study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="Name of the study.", show_default="the latest")
-    ] = None,
+    word: StudyWord = None,
+    study: StudyName = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, json or html.")] = "table",
     output: Output = None,
     full: Annotated[
@@ -45,11 +46,12 @@ def report(
     leaderboard and all that was learnt on the way; --format html writes a page of it with plots.
     """
     with errors():
+        wanted = named_study(study, word)
         require_one_of("format", format, ("table", "json", "html"))
         with opened(db) as storage:
             from evoattn.report import render_html, render_json, render_table, summarise
 
-            chosen_study = storage.chosen_study(study)
+            chosen_study = storage.chosen_study(wanted)
             summary = summarise(storage, chosen_study, limit)
             kept = kept_in(storage, chosen_study, db)
             if format == "json":

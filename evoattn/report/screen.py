@@ -39,15 +39,18 @@ def print_result(summary: StudySummary, console: Console, kept: Kept) -> None:
     config = command([["--family", winner.row.family], *settings], width)
     print_lines(console, ["", "Its config, as options of `evoattn search`:", *config])
     _print_place(summary, console, kept)
-    study = [["--study", kept.study]] if kept.study else []
-    db = [["--db", kept.db]] if kept.db else []
-    export = command([["evoattn", "export", "best"], *study, *db, ["-o", "best.cu"]], width)
+    export = command([["evoattn", "export", "best"], *_found_by(kept), ["-o", "best.cu"]], width)
     page = command([*_words("report", kept), ["--format", "html"], ["-o", "report.html"]], width)
     print_lines(console, ["", "Next:", *export, *page, f"  python: {_python(kept)}"])
 
 
+def _found_by(kept: Kept) -> list[list[str]]:
+    study = [["--study", kept.study]] if kept.study else []
+    return [*study, *([["--db", kept.db]] if kept.db else [])]
+
+
 def _words(name: str, kept: Kept) -> list[list[str]]:
-    return [["evoattn", name], *([[kept.study]] if kept.study else []), *([["--db", kept.db]] if kept.db else [])]
+    return [["evoattn", name], *_found_by(kept)]
 
 
 def _python(kept: Kept) -> str:

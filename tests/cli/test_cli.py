@@ -74,13 +74,21 @@ def test_resume_goes_on_without_repeating(study):
     assert len(rows) == 20 and len(set(rows)) == 20
 
 
+@pytest.mark.parametrize("command", ["report", "dashboard"])
+def test_one_way_to_name_a_study_is_documented(command):
+    """The name alone is understood as well, which help does not say."""
+    shown = run(command, "--help").stdout
+    assert f"{command} [OPTIONS]\n" in shown and "--study NAME" in shown and "STUDY]" not in shown
+
+
 @pytest.mark.slow
 def test_report_formats(study, tmp_path):
     db, _ = study
     assert "never timed" in run("report", "--db", db).stdout
     assert "ESTIMATED" in run("report", "--full", "--db", db).stdout
-    data = json.loads(run("report", "small", "--format", "json", "--db", db).stdout)
+    data = json.loads(run("report", "--study", "small", "--format", "json", "--db", db).stdout)
     assert data["leaderboard"]
+    assert json.loads(run("report", "small", "--format", "json", "--db", db).stdout) == data, "the name alone will do"
     page = tmp_path / "report.html"
     assert run("report", "--format", "html", "-o", page, "--db", db).exit_code == 0
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
@@ -187,7 +195,7 @@ def test_wrong_use_of_search(tmp_path, words, expected):
         (("show", "first"), "'first' is not the number"),
         (("export", "999"), "no trial 999"),
         (("reproduce", "--", "-1e9"), "'-1e9' is not the number"),
-        (("report", "nothing"), "no study 'nothing' in"),
+        (("report", "--study", "nothing"), "no study 'nothing' in"),
         (("export", "best", "--study", "x"), "it has small."),
         (("search", "--resume", "--study", "x"), "it has small."),
         (("search", "--resume", "--gpu", "H100"), "for the GPU l4"),

@@ -108,7 +108,7 @@ def test_commands_name_a_database_and_a_study_that_they_would_not_find_themselve
     text = printed(storage, study, Kept("/tmp/x.sqlite", "/tmp/my data.sqlite", study.name))
     joined = " ".join(text.replace("\\\n", " ").split())
     assert f"evoattn export best --study {study.name} --db '/tmp/my data.sqlite' -o best.cu" in joined
-    assert f"evoattn report {study.name} --db '/tmp/my data.sqlite' --format html" in joined
+    assert f"evoattn report --study {study.name} --db '/tmp/my data.sqlite' --format html" in joined
     assert f"evoattn.load(\"best\", study='{study.name}', db='/tmp/my data.sqlite')" in joined
 
 

@@ -86,6 +86,7 @@ def test_a_search_speaks_before_it_imports_anything_slow():
         (("export", "best", "--format", "pdf"), "Invalid value for '--format': 'pdf' is not one of 'check', 'header'"),
         (("bench", "seed_h100", "--peers", "fa9"), "A peer is one of flash, cudnn"),
         (("show", "best", "--study", "x", "--shape", "B=1,H=2,S=96,D=32"), "not both"),
+        (("report", "x", "--study", "y"), "Give the study once"),
         (("export", "best", "--shape", "B=1,H=2,S=96,D=32", "--problem", "seed_h100"), "not both"),
         (("search", "--gpu", "rtx409"), "Did you mean rtx4090?"),
         (("search", "--gpu", "l4", "--shape", ""), "'' is not part of a shape"),
