@@ -8,6 +8,9 @@ from evoattn.model.space import KernelConfig
 
 MOST_SPLIT_KEYS = 512
 """Of the keys before a tile of rows that begins behind as many tiles as a split has, where rows are as many."""
+MOST_HEAD_ROWS, MOST_HEAD_BLOCKS, SEVERAL_HEADS = 200, 1300, 24
+"""Where each query is a tile of heads: queries of a case, blocks of a case whose first split has several tiles, and
+heads of a query: those of two warps, one of them half full."""
 
 
 def windowed(problem: AttentionProblem, past: int, ahead: int) -> AttentionProblem:
@@ -77,13 +80,26 @@ def beside_tiles(problem: AttentionProblem, rows: int, tile: int, split: int = 1
 
 def by_heads(problem: AttentionProblem, tile: int) -> AttentionProblem:
     """As many rows a K/V head, but of heads instead of queries: for kernels of which each query takes a tile of `tile`
-    heads. Where the mask asks for many queries, one head keeps them."""
+    heads. Where the mask asks for many queries, one head keeps them, and gets others beside it."""
     rows = problem.seqlen_q * problem.heads // problem.kv_heads
     queries = 1 if rows % tile == 0 else 2
     wanted = problem.masking.queries_to_see_all(problem.seqlen_k)
-    if problem.seqlen_q <= queries or (problem.heads == 1 and wanted > queries):
+    if problem.seqlen_q <= queries:
         return problem
+    if problem.heads == 1 and wanted > queries:
+        return problem.with_(heads=min(tile, SEVERAL_HEADS))
     return problem.with_(seqlen_q=queries, heads=problem.kv_heads * -(-rows // queries))
+
+
+def of_first_split(stages: int, splits: int, tile: int) -> tuple[int, int] | None:
+    """(queries, keys) under a mask that ends in the upper left corner, where each query is a tile of rows: the queries
+    see so many tiles of keys of the first of `splits` that a stage is used again, or two, and the first of the next.
+    Less than `splits` splits have keys then, and queries none of most of them. None if that is too many blocks."""
+    for tiles in range(min(stages + 1, max(2, (MOST_HEAD_ROWS - 5) // tile)), 1, -1):
+        every = (tiles - 1) * splits + 1  # the fewest of which a split has so many
+        if (queries := tiles * tile + 5) * -(-every // tiles) <= MOST_HEAD_BLOCKS:
+            return queries, every * tile - 3
+    return None
 
 
 def used_cases(problem: AttentionProblem, tile: int) -> list[tuple[str, AttentionProblem, str]]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.case_shapes import (
+    MOST_HEAD_ROWS,
     begin_apart,
     beside_tiles,
     by_heads,
     fitted,
     keys_of_three_kernels,
+    of_first_split,
     sequenced,
     used_cases,
     windowed,
@@ -25,8 +27,9 @@ from evoattn.model.space import KernelConfig
 
 _IN_TURN = re.compile(r"heads_(\d+)")
 """A parameter's value: so many heads take turns in the order of tiles."""
-MOST_KEYS, MOST_SQUARE_KEYS, MOST_HEAD_ROWS = 1600, 420, 200
-"""Keys of the longest case; the second where a mask asks for as many queries, the third where each is a tile."""
+MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
+"""Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
+`case_shapes.MOST_HEAD_ROWS`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
-      as there would be of queries (`by_heads`);
+      as there would be of queries (`by_heads`), and of a mask that asks for many queries one split of several tiles;
     - most of a tile of keys, where the mask does not end within tiles;
     - more queries than keys, of which there is one alone, or three where heads are rows;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
@@ -121,6 +124,9 @@ class _Maker:
         self.keys = keys
         """Of the case of many key tiles."""
         self.many = self.one.with_(seqlen_q=self._rows_for(keys), seqlen_k=keys)
+        if self.heads_are_rows and self.most < again and self.most < MOST_KEYS:
+            found = of_first_split(self.stages, self.shares, self.block_n)
+            self.many = self.one.with_(seqlen_q=found[0], seqlen_k=found[1]) if found else self.many
 
     def number(self, name: str) -> int:
         return int(self.params.get(name, 1))
@@ -167,7 +173,8 @@ class _Maker:
         cases = []
         if str(self.params.get("RESCALE", "")).startswith("lazy"):
             within = min(self.keys, (self.stages + 3) * self.shares * self.block_n + 1)
-            rising = fitted(self.one.with_(seqlen_q=max(64, self._rows_for(within)), seqlen_k=within), within, 5)
+            rising = self.one.with_(seqlen_q=max(64, self._rows_for(within)), seqlen_k=within)
+            rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         if "KEPT_VECTORS" in self.params:
             coarse = self._coarse_scores and "tiles" not in str(self.params["SOFTMAX"])

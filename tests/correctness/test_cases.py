@@ -44,9 +44,9 @@ def test_rows_are_heads_where_each_query_takes_a_tile(mask):
     assert whole.group_size == 64 and whole.kv_heads == 2 and part.group_size * part.seqlen_q > 64
 
 
-def test_one_head_keeps_the_queries_that_a_mask_asks_for():
+def test_queries_are_as_many_as_a_mask_asks_for():
     many, grouped, *_ = cases("causal_upper_left", "latent_wgmma", STAGES=2)
-    assert many.heads == 1 and 32 * 2 < many.seqlen_k < many.seqlen_q < 110
+    assert 16 < many.heads < 32 * 2 < many.seqlen_k < many.seqlen_q < 110
     assert grouped.seqlen_q == 2
 
 
@@ -54,6 +54,21 @@ def test_one_head_keeps_the_queries_that_a_mask_asks_for():
 def test_a_stage_is_used_again_in_each_split_where_each_query_is_a_tile(splits):
     many = cases("causal_upper_left", "latent_wgmma", STAGES=2, SPLITS=splits)[0]
     assert 32 * 3 * splits < many.seqlen_k < many.seqlen_q <= 210
+
+
+@pytest.mark.parametrize("tile, stages, splits", [(64, 2, 4), (32, 4, 8), (16, 2, 64), (128, 3, 6)])
+def test_the_first_split_has_several_tiles_where_queries_see_few(tile, stages, splits):
+    """That each split has several would be too many queries."""
+    many = cases("causal_upper_left", "latent_wgmma", BLOCK_N=tile, STAGES=stages, SPLITS=splits)[0]
+    tiles = -(-many.seqlen_k // tile)
+    of_split = -(-tiles // splits)
+    assert 1 < of_split <= stages + 1 and of_split * tile < many.seqlen_q <= 300 and many.seqlen_k % tile
+    assert -(-tiles // of_split) * many.seqlen_q <= 1300
+
+
+def test_few_blocks_are_more_than_several_tiles_of_a_split():
+    many = cases("causal_upper_left", "latent_wgmma", BLOCK_N=128, STAGES=2, SPLITS=64)[0]
+    assert many.seqlen_k < many.seqlen_q < 280
 
 
 @pytest.mark.parametrize("turn", [4, 8, 16])

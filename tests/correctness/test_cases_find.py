@@ -43,6 +43,13 @@ FAULTS = {
     "a tile that the last row alone sees": ("flash_wgmma", CAUSAL, {}, EDGE, "min(seqlen_k, end_row + offset - 1)"),
     "a page behind the table": ("flash_wgmma", PAGED, {}, "key < keys ? __ldg", "key <= keys ? __ldg"),
     "keys that end within a tile": ("flash_mma", PLAIN, {}, "if (n * 8 >= keys)", "if (n % 8 >= keys)"),
+    "a factor of a split's second tile": (
+        "latent_wgmma",
+        LATENT.with_(seqlen_q=3),
+        {"SPLITS": 4, "RESCALE": "always"},
+        "exp2_approx(old_shift - state.shift[row])",
+        "exp2_approx(state.shift[row])",
+    ),
     "a stage that is never given back": ("latent_wgmma", LATENT, {"OVERLAP": True}, *RELEASE),
 }
 

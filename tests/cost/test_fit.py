@@ -21,6 +21,7 @@ from scripts.cost.fit import Data, folds
 from scripts.cost.judge import LEAST, judge, spread_table
 from scripts.cost.judged_sets import for_all_cards
 from scripts.cost.measured import Row, files, thinned
+from scripts.cost.other_card import fits_of
 from scripts.cost.table import make_table
 
 CARDS = GPUS["h100"], GPUS["h200"]
@@ -143,3 +144,16 @@ def test_no_fit_saw_a_problem_that_it_is_judged_on():
 
 def test_there_are_measured_times_in_the_repository():
     assert {path.parent.name for path in files()} == {"campaigns", "landscapes"}
+
+
+def test_a_fit_for_another_card_saw_nothing_of_it():
+    problems = [PROBLEM.with_(batch=b) for b in (1, 2, 3)]
+    known = [Row(card, p, rows()[0].config, 128, 0, 9.0, "campaign") for p in problems for card in CARDS]
+    judged = [row for row in known if row.gpu.name == "h200" and row.problem == problems[0]]
+    whole, others = fits_of(known, judged, "h100").values()
+    assert whole == [row for row in known if row.gpu.name == "h100"]
+    assert others == [row for row in whole if row.problem != problems[0]]
+    with pytest.raises(ValueError, match="judged files hold times of h100"):
+        fits_of(known, whole, "h100")
+    with pytest.raises(ValueError, match="No times of other problems"):
+        fits_of(whole[:1], judged, "h100")
