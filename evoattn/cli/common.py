@@ -164,12 +164,12 @@ def unusual(db: str | None) -> str | None:
 
 def chosen_problem(shape: str | None, problem: str | None) -> AttentionProblem | None:
     """The problem that --shape or --problem names, None without either. Raises `ProblemError`."""
-    from evoattn.model import named_problems
+    from evoattn.model import named_problems, shape_text
 
     if shape is not None and problem is not None:
         raise WrongUse("Give --problem or --shape, not both.")
     if shape is not None:
-        return named_problems.parse_shape(shape)
+        return shape_text.parse_shape(shape)
     return None if problem is None else named_problems.lookup(problem)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from evoattn.model.gpu_spec import MAX_GRID_YZ as MAX_GRID_YZ
 from evoattn.model.gpu_spec import GpuError as GpuError
 from evoattn.model.gpu_spec import GpuSpec as GpuSpec
-from evoattn.model.gpu_table import ARCHITECTURES, GB, MB, make_spec
+from evoattn.model.gpu_table import ARCHITECTURES, GB, GEFORCE_SHARE, MB, make_spec
 from evoattn.model.gpu_table import GPUS as GPUS
 from evoattn.model.meant import unknown
 
@@ -26,8 +26,23 @@ def _plain(name: str) -> str:
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())
 
 
+SISTERS = frozenset(("ti", "super", "laptop", "mobile", "max", "d"))
+"""A word of these makes a name that of another card: an RTX 3090 Ti is no RTX 3090."""
+
+
+def row_of(product: str) -> GpuSpec | None:
+    """The table's row of the card that a driver calls `product`, such as `NVIDIA A100-SXM4-80GB`; None if it has none.
+
+    It is the row with most words of the name: that card is both an A100 and an A100 80GB.
+    """
+    words = set(re.split(r"[^a-z0-9]+", product.lower()))
+    rows = [spec for spec in GPUS.values() if words.issuperset(spec.product.lower().split())]
+    return None if words & SISTERS else max(rows, key=lambda spec: len(spec.product.split()), default=None)
+
+
 def lookup(name: str) -> GpuSpec:
-    """The spec called `name`, or whose product is: `rtx4090`, `RTX 4090`, `NVIDIA GeForce RTX 4090`.
+    """The spec called `name`, or that of a card by its maker's or its driver's name: `rtx4090`, `RTX 4090`, `H100 SXM`,
+    `NVIDIA H100 80GB HBM3`.
 
     Raises `GpuError` on an unknown one.
     """
@@ -36,6 +51,8 @@ def lookup(name: str) -> GpuSpec:
     for spec in GPUS.values():
         if _plain(name) in (_plain(spec.name), _plain(spec.product)):
             return spec
+    if row := row_of(name):
+        return row
     raise GpuError(unknown("GPU", name, sorted(GPUS), "evoattn gpus"))
 
 
@@ -62,11 +79,8 @@ class DetectedDevice:
 
         A card of fewer SMs than the table's (a MIG slice) has its own number here.
         """
-        words = self.product.replace("-", " ").split()
-        rows = [spec for spec in GPUS.values() if all(word in words for word in spec.product.split())]
-        if rows:  # `A100-SXM4-80GB` is both an A100 and an A100 80GB
-            return max(rows, key=lambda spec: len(spec.product.split())).with_limits(self.limits)
-        return self._made_row()
+        row = row_of(self.product)
+        return row.with_limits(self.limits) if row else self._made_row()
 
     def _made_row(self) -> GpuSpec | None:
         nearest = max((known for known in ARCHITECTURES if known <= self.capability), default=None)
@@ -83,7 +97,8 @@ class DetectedDevice:
             rates["memory_bytes"] / GB,
             limits["l2_bytes"] / MB,
             "the card's driver",
-            note=MADE_ROW,
+            GEFORCE_SHARE if "GeForce" in self.product else 1.0,
+            MADE_ROW,
         ).with_limits(limits)
         major, minor = self.capability
         return spec if nearest == self.capability else replace(spec, arch=f"sm_{major}{minor}")

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 
 Choice = TypeVar("Choice")
 

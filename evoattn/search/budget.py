@@ -31,7 +31,7 @@ class Budget:
 
 def parse_budget(text: str) -> Budget:
     """`90s`, `30m`, `2h` (fractions allowed) or `500trials`. Raises `BudgetError`."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh])|(\d{1,9})trials", str(text).strip())
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([smh])|(\d{1,9}) ?trials", str(text).strip())
     if not match or float(match[1] or match[3]) == 0:
         raise BudgetError(
             f"The budget {text!r} is neither a time over 0 such as 90s, 30m or 2h nor a count over 0 such as 500trials."

@@ -13,6 +13,7 @@ from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
 from evoattn.model.meant import meant
 from evoattn.model.paths import default_database
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
@@ -104,7 +105,7 @@ def read_words(words: SearchWords) -> SearchRequest:
         registry.lookup(name)
     parse_choices(list(words.choices))
     name = DEFAULT_PROBLEM if words.problem is None else words.problem
-    problem = problems.lookup(name) if words.shape is None else problems.parse_shape(words.shape)
+    problem = problems.lookup(name) if words.shape is None else parse_shape(words.shape)
     if not words.resume:
         return SearchRequest(words, budget, problem)
     kept = (words.problem, words.shape, words.families, words.choices, words.sampler, words.cache)

@@ -8,8 +8,8 @@ from typing import Any
 from evoattn.evaluation.bandwidth import probed
 from evoattn.fleet.base import Fleet
 from evoattn.model import gpu as gpus
+from evoattn.model.describe import short_name
 from evoattn.model.gpu import DetectedDevice, GpuError
-from evoattn.model.named_problems import short_name
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Study
 from evoattn.samplers.base import Sampler

@@ -31,6 +31,8 @@ from evoattn.search.request import choose_device
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("Tesla T4", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA RTX 4000", None),
     ],
 )
@@ -53,13 +55,20 @@ def device(**limits: int) -> DetectedDevice:
         ("A100 80GB", "a100-80gb"),
         ("H100 PCIe", "h100-pcie"),
         ("RTX 6000 Ada", "rtx6000ada"),
+        ("H100 SXM", "h100"),
+        ("nvidia h100 80gb hbm3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("A100-SXM4", "a100"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
     ],
 )
 def test_a_gpu_is_known_as_its_maker_writes_it(written, name):
     assert lookup(written) is GPUS[name]
 
 
-@pytest.mark.parametrize("written", ["RTX 4090 Ti", "", "4090", "NVIDIA", "A100-SXM4"])
+@pytest.mark.parametrize(
+    "written", ["RTX 4090 Ti", "RTX 4080 SUPER", "H20", "H100X", "", "4090", "NVIDIA", "RTX", "PCIe"]
+)
 def test_a_gpu_is_not_taken_for_one_of_a_like_name(written):
     with pytest.raises(GpuError, match="Unknown GPU"):
         lookup(written)
@@ -96,6 +105,8 @@ def test_a_card_that_is_not_in_the_table_gets_a_row_of_what_its_driver_says():
     assert spec.peak_tflops("fp16") == pytest.approx(107, rel=0.01) and spec.l2_bytes == 48 << 20
     assert DetectedDevice(0, product, (8, 9), "13.0", limits=ADA_LIMITS).spec is None, "its clocks are not known"
     assert DetectedDevice(0, "Tesla T4", (7, 5), "13.0", limits=ADA_LIMITS, rates=ADA_RATES).spec is None
+    geforce = DetectedDevice(0, "NVIDIA GeForce RTX 4070", (8, 9), "13.0", limits=ADA_LIMITS, rates=ADA_RATES).spec
+    assert geforce.name == "rtx-4070" and geforce.peak_tflops("fp16") == pytest.approx(107 / 2, rel=0.01)
     thor = DetectedDevice(0, "NVIDIA Thor", (11, 0), "13.0", limits=ADA_LIMITS, rates=ADA_RATES).spec
     assert thor.arch == "sm_110" and thor.capability == (11, 0)
 

@@ -1,0 +1,130 @@
+"""A problem as people write its shape: on the command line, in Python and as evoattn prints it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from evoattn.model.dtype import DTYPES
+from evoattn.model.mask import MASKS
+from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
+
+_SIZES = {
+    "b": ("batch",),
+    "h": ("heads",),
+    "hq": ("heads",),
+    "hkv": ("kv_heads",),
+    "s": ("seqlen_q", "seqlen_k"),
+    "sq": ("seqlen_q",),
+    "sk": ("seqlen_k",),
+    "d": ("head_dim",),
+    "dv": ("value_dim",),
+}
+"""What each key of a shape sets; keys are read in any case."""
+_FLAGS = {"0": False, "1": True, "false": False, "true": True}
+_SWITCHES = ("lse", "sink", "alibi", "shared_kv")
+MOST_DIGITS = 9
+"""Of a size."""
+_NUMBERS = ("scale", "softcap")
+_TEXTS = ("window", "bias", "seqused", "varlen")
+_SETTABLE = {name for names in _SIZES.values() for name in names} | {"dtype", "mask", "layout", "page"}
+_SETTABLE |= {*_SWITCHES, *_NUMBERS, *_TEXTS}
+EXAMPLE = "B=1,H=16,S=1024,D=64,dtype=fp16,mask=full"
+SHAPE_SYNTAX = (
+    f"{EXAMPLE}; its keys are B, H, Hkv, S (or Sq and Sk), D, Dv, dtype, mask, layout, lse, scale, window, softcap, "
+    "sink, alibi, bias, seqused, page, shared_kv and varlen (see `evoattn search --help`)"
+)
+"""How a shape is written, with all its keys."""
+_KEYS = {"batch": "B", "heads": "H", "seqlen_q": "S", "head_dim": "D"}
+"""The key of each field that a shape cannot do without."""
+_NAME_IN_FRONT = re.compile(r"^\s*\w+:\s+")
+_AROUND_EQUALS = re.compile(r"\s*=\s*")
+_BETWEEN = re.compile(r"[,;\s]+")
+
+
+def complete(fields: dict[str, Any], name: str = "") -> AttentionProblem:
+    """The problem with what may be left out filled in: kv_heads = heads, seqlen_k = seqlen_q."""
+    fields = {"kv_heads": fields.get("heads"), "seqlen_k": fields.get("seqlen_q"), **fields}
+    missing = [f for f in ("batch", "heads", "seqlen_q", "head_dim") if f not in fields]
+    if missing:
+        raise ProblemError(
+            f"The shape lacks {', '.join(f'{f} ({_KEYS[f]}=)' for f in missing)}; it is written like {SHAPE_SYNTAX}."
+        )
+    return AttentionProblem(**fields, name=name)
+
+
+def parse_shape(text: str) -> AttentionProblem:
+    """The problem of a text such as `B=1,H=16,S=1024,D=64,dtype=fp16,mask=causal` (see `SHAPE_SYNTAX`), or of one as
+    `describe` makes it, `B=1 H=32/8 S=1024 D=64 fp16 causal sink`, of which a name in front is not kept.
+
+    Raises `ProblemError` on anything else.
+    """
+    fields: dict[str, Any] = {}
+    for part in _parts(text):
+        key, equals, value = part.partition("=")
+        names = _SIZES.get(key.lower(), (key.lower(),))
+        if not equals or names[0] not in _SETTABLE:
+            from evoattn.model.named_problems import named_problems  # which imports this module
+
+            if part in named_problems():
+                raise ProblemError(f"{part!r} is no shape but the name of a problem: --problem takes it.")
+            raise ProblemError(f"{part!r} is not part of a shape, which is written like {SHAPE_SYNTAX}.")
+        for name in names:
+            if name in fields:
+                raise ProblemError(f"The shape names {name} twice.")
+            fields[name] = _value(name, key, value)
+    return complete(fields)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The parts `key=value` of a shape, which commas, semicolons or spaces tell apart. `H=32/8` is two of them; a word
+    alone is that of a dtype, a mask or a layout, or switches something on."""
+    joined = _AROUND_EQUALS.sub("=", _NAME_IN_FRONT.sub("", text))
+    for part in [part for part in _BETWEEN.split(joined) if part] or [text]:
+        key, equals, value = part.partition("=")
+        heads, shared, kv_heads = value.partition("/")
+        if shared and _SIZES.get(key.lower()) == ("heads",):
+            yield from (f"{key}={heads}", f"Hkv={kv_heads}")
+        elif equals:
+            yield part
+        else:
+            kinds = [field for field in ("dtype", "mask", "layout") if key.lower() in chain(*_words(field).values())]
+            yield f"{kinds[0]}={key}" if kinds else f"{key}=1" if key.lower() in _SWITCHES else part
+
+
+def _words(field: str) -> dict[str, tuple[str, ...]]:
+    """How each word of a field may be written, in any case; empty for a field of numbers.
+
+    `causal` is `causal_upper_left`, as `is_causal=True` is in PyTorch.
+    """
+    if field == "dtype":
+        return {name: dtype.spellings for name, dtype in DTYPES.items()}
+    if field == "mask":
+        return {name: (name, *mask.spellings) for name, mask in MASKS.items()}
+    return {layout: (layout,) for layout in LAYOUTS} if field == "layout" else {}
+
+
+def _value(name: str, key: str, text: str) -> int | float | str | bool:
+    """What `key=text` of a shape gives the field `name`. Raises `ProblemError`."""
+    if name in _SWITCHES:
+        if text.lower() not in _FLAGS:
+            raise ProblemError(f"{name} must be 0 or 1, not {text!r}.")
+        return _FLAGS[text.lower()]
+    if name in _NUMBERS:
+        try:
+            return float(text)
+        except ValueError:
+            raise ProblemError(f"{name} must be a positive number, not {text!r}.") from None
+    if name in _TEXTS:
+        return text.lower()
+    if words := _words(name):
+        for word, spellings in words.items():
+            if text.lower() in spellings:
+                return word
+        known = ", ".join(" or ".join(spellings[:2]) for spellings in words.values())
+        raise ProblemError(f"{name} must be one of {known}, not {text!r}.")
+    if not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
+        raise ProblemError(f"{key} must be a whole number from 1 to {10**MOST_DIGITS - 1}, not {text!r}.")
+    return int(text)
