@@ -123,6 +123,8 @@ def attention(
             scale = asked.number("scale", scale)
         elif isinstance(scale, Tensor):
             scale = scale.item()
+    if softcap.__class__ is not float and not _is_compiling():
+        softcap = asked.number("softcap", softcap)
     others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
     others = others or seqused_k is not None or softcap != 0
     if dropout_p:
@@ -139,7 +141,6 @@ def attention(
     if others:
         if not _is_compiling():
             asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
-            softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
         variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k)
         return varied.attention(
             query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out, strict

@@ -13,13 +13,16 @@ def has_autocast(kind: str) -> bool:
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
+def autocast_dtype(kind: str, tensor: Tensor) -> torch.dtype:
+    """What autocast hands to SDPA has this dtype: of floating tensors on devices of that kind its own, but for float64,
+    which stays as it is."""
+    changes = tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == kind
+    return torch.get_autocast_dtype(kind) if changes else tensor.dtype
+
+
 def autocast(kind: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors as autocast hands them to SDPA: floating ones on devices of that kind in its dtype, float64 as it is."""
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 and t.device.type == kind else t
-        for t in tensors
-    )
+    """Tensors as autocast hands them to SDPA."""
+    return tuple(tensor.to(autocast_dtype(kind, tensor)) for tensor in tensors)
 
 
 def without_autocast(kind: str) -> contextlib.AbstractContextManager[object]:

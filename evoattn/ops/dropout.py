@@ -13,6 +13,12 @@ from evoattn.ops.torch_sdpa import lower_right_mask, sdpa, without_unseen
 REASON = "kernels have no dropout"
 
 
+def require_alone(beyond: bool) -> None:
+    """Raise `ValueError` where there are arguments that SDPA lacks."""
+    if beyond:
+        raise ValueError("dropout_p goes with the arguments of SDPA alone: nothing computes it with others.")
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -30,8 +36,7 @@ def attention(
 
     Raises `ValueError` for those and for an `out` that does not fit, and `NoKernel` under `strict`.
     """
-    if beyond:
-        raise ValueError("dropout_p goes with the arguments of SDPA alone: nothing computes it with others.")
+    require_alone(beyond)
     if strict:
         raise NoKernel(f"No kernel serves this call: {REASON}.")
     if capture.recorders():

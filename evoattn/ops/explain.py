@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -56,7 +57,15 @@ def explain(
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {attn_masks.NO_TENSOR}."
     scale = None if scale is None else asked.number("scale", scale)
-    softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
+    softcap = asked.number("softcap", softcap)
+    starts = None if cu_seqlens_q is None or cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
+    longest = max_seqlen_q, max_seqlen_k
+    variant = Variant(
+        window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
+    )
+    if dropout_p:
+        dropout.require_alone(not variant.plain or return_lse or causal != "upper_left")
+        return f"SDPA runs: {dropout.REASON}."
     if block_table is not None:
         query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
         enable_gqa, causal = True, "lower_right"
@@ -67,14 +76,10 @@ def explain(
         if attn_masks.causal_kind(attn_mask) is None:
             of_sdpa = "; as SDPA under `evoattn.sdpa` PyTorch's own runs, as there is a mask tensor"
         is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
-    starts = None
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        variant = replace(variant, bias=bias)
+    if starts is not None:
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        enable_gqa, causal, starts = True, "lower_right", (cu_seqlens_q, cu_seqlens_k)
-    longest = max_seqlen_q, max_seqlen_k
-    variant = Variant(
-        window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
-    )
+        enable_gqa, causal = True, "lower_right"
     if not variant.plain:
         variant.require_tensors()
     watched = not is_ordinary(query, key, value)
@@ -85,9 +90,7 @@ def explain(
         variant.require(query, key)
     runtime = current.runtime()
     reason = None
-    if dropout_p:
-        reason = dropout.REASON
-    elif watched:
+    if watched:
         reason = WATCHED
     elif torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *variant.tensors)):
         reason = GRADIENTS

@@ -5,16 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evoattn.ops.autocast import autocast_dtype, has_autocast
+
 
 def require_out(out: Tensor, query: Tensor, value: Tensor) -> None:
-    """Raise `ValueError` unless `out` has the answer's shape, query's dtype and device, and nothing wants gradients,
-    `TypeError` where it is no tensor."""
+    """Raise `ValueError` unless `out` has the answer's shape, query's dtype, or that of autocast, and its device, and
+    nothing wants gradients, `TypeError` where it is no tensor."""
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a tensor, not {type(out).__name__}.")
-    shape = (*query.shape[:-1], value.shape[-1])
-    if tuple(out.shape) != shape or out.dtype != query.dtype or out.device != query.device:
+    shape, dtype = (*query.shape[:-1], value.shape[-1]), query.dtype
+    if has_autocast(query.device.type):
+        dtype = autocast_dtype(query.device.type, query)
+    if tuple(out.shape) != shape or out.dtype != dtype or out.device != query.device:
         raise ValueError(
-            f"out must be a {query.dtype} tensor of shape {list(shape)} on {query.device}, "
+            f"out must be a {dtype} tensor of shape {list(shape)} on {query.device}, "
             f"not {out.dtype} {list(out.shape)} on {out.device}."
         )
     if torch.is_grad_enabled() and (out.requires_grad or query.requires_grad or value.requires_grad):

@@ -110,7 +110,7 @@ class RecordedKernel:
         does not serve, and `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's."""
         asked.require_causal(causal)
         scale = None if scale is None else asked.number("scale", scale)
-        softcap = asked.number("softcap", softcap) if isinstance(softcap, torch.Tensor) else softcap
+        softcap = asked.number("softcap", softcap)
         require_ordinary(query, key, value)
         variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
         if cu_seqlens_q is not None and cu_seqlens_k is not None:

@@ -42,7 +42,7 @@ def attention_paged(
     """
     if not torch.compiler.is_compiling():
         scale = None if scale is None else asked.number("scale", scale)
-        softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
+        softcap = asked.number("softcap", softcap)
     for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,16 @@ from torch import Tensor
 
 from evoattn.backends.base import LaunchError
 from evoattn.model import forks
-from evoattn.ops import asked, checked, cubins, fallback
-from evoattn.ops.choice import Choice, KernelKey, Picker, Pickers, choose
+from evoattn.ops import asked, cubins, fallback
+from evoattn.ops.choice import Choice, Picker, Pickers, choose
 from evoattn.ops.cubins import Cubin
-from evoattn.ops.kernel import LoadedKernel, scratch_places, tensor_places
-from evoattn.ops.plan import CallPlan, Refusal, Scratch
+from evoattn.ops.kernel import LoadedKernel
+from evoattn.ops.kernels import COLD, Kernels
+from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
 GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
-COLD = "its kernel is not loaded yet and a CUDA graph is being captured; call evoattn.warmup or the model once before"
 
 
 class NoKernel(RuntimeError):
@@ -45,25 +44,20 @@ class Runtime:
     ) -> None:
         """`platform` None: no device, every call is SDPA's. `build` makes machine code, as `cubins.get` does. `others`:
         what to try where the picked kernel cannot serve a caller's strides."""
-        self.platform, self.pick, self.folder, self._build, self._others = platform, pick, folder, build, others
+        self.platform, self.pick, self._others = platform, pick, others
         self.device_type = platform.device_type if platform else "cuda"
         self.estimated = False
         self._plans: dict[tuple[object, ...], CallPlan | Refusal] = {}
         self.served: dict[tuple[object, ...], bool] = {}
         """What integrations have found out of whether a kernel serves calls to come, until `forget`."""
-        self._kernels: dict[tuple[int, KernelKey], LoadedKernel] = {}
-        self._failures: dict[tuple[int, KernelKey], str] = {}
-        """Why kernels could not be made ready; none is tried again in this process."""
-        self._scratch = Scratch(platform) if platform else None
+        self._kernels = Kernels(platform, folder, build, self.forget) if platform else None
         self._lock = forks.Lock()
-        self._said: set[str] = set()
         forks.tell(self)
 
     def after_fork(self) -> None:
         """The child of a process that has used CUDA has no context: torch serves its calls, or says why not."""
         if self.platform and self.platform.lost_in_fork():
-            self.platform = None
-            self._kernels.clear()
+            self.platform = self._kernels = None
         self.forget()
 
     def forget(self) -> None:
@@ -141,18 +135,8 @@ class Runtime:
 
     def fail(self, kernel: LoadedKernel, reason: str) -> str:
         """Take a kernel out of use for the rest of the process; the reason."""
-        assert self._scratch is not None
-        kernel.failure = reason
-        self._scratch.forget()
-        self.forget()
-        self.say(f"{reason}; the kernel is not used again, SDPA runs")
-        return reason
-
-    def say(self, what: str) -> None:
-        """Warn, once for each text."""
-        if what not in self._said:
-            self._said.add(what)
-            warnings.warn(f"evoattn: {what}.", RuntimeWarning, stacklevel=4)
+        assert self._kernels is not None
+        return self._kernels.fail(kernel, reason)
 
     def choice(
         self,
@@ -184,8 +168,12 @@ class Runtime:
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
-        kernel = self._kernels.get((index, choice.key))
-        return kernel.failure if kernel else self._failures.get((index, choice.key), "")
+        return self._kernels.failure(choice, index) if self._kernels else ""
+
+    def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
+        """The plan of a chosen kernel on a device, made ready at first use: see `Kernels.prepare`."""
+        assert self._kernels is not None
+        return self._kernels.prepare(choice, index, scale)
 
     def _decide(
         self,
@@ -209,42 +197,3 @@ class Runtime:
             if plan.__class__ is CallPlan or not asked.may_share(key, value):  # the next one may lie elsewhere
                 self.keep(call, plan)
             return plan
-
-    def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
-        """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture."""
-        platform, scratch = self.platform, self._scratch
-        assert platform is not None and scratch is not None
-        with self._lock:
-            problem, launches = choice.problem, choice.launches(scale)
-            kernel = self._kernels.get((index, choice.key))
-            if (kernel is None or not kernel.holds(launches)) and platform.capturing():
-                self.say(f"SDPA was captured for {problem.packed.describe()}: {COLD}")
-                return Refusal(COLD)
-            if failure := self.failure(choice, index):
-                return Refusal(failure)
-            try:
-                kernel = kernel or self._load(choice, index, platform)
-                if kernel.failure:
-                    return Refusal(kernel.failure)
-                workspace = choice.family.workspace(problem, choice.config, choice.gpu)
-                places, scratch_bytes, zeroed_bytes = scratch_places(workspace)
-                places |= tensor_places()
-                packed = kernel.pack(launches, places)
-            except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
-                words = str(error).strip().splitlines() or [type(error).__name__]
-                reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
-                self._failures[index, choice.key] = reason
-                self.served.clear()
-                self.say(f"{reason}; SDPA runs")
-                return Refusal(reason)
-            return CallPlan(choice.words, kernel, packed, problem, scratch_bytes, zeroed_bytes, scratch, platform)
-
-    def _load(self, choice: Choice, index: int, platform: Platform) -> LoadedKernel:
-        """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
-        cubin = self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self.folder)
-        kernel = checked.load(choice, cubin, index, platform, self.folder)
-        if kernel.failure:
-            self.served.clear()
-            self.say(f"{kernel.failure}; it is never used here, SDPA runs")
-        self._kernels[index, choice.key] = kernel
-        return kernel

@@ -10,8 +10,9 @@ from torch import Tensor
 from evoattn.backends.base import LaunchError
 from evoattn.ops import asked, current, fallback, ordinary
 from evoattn.ops.given_out import needs_copy
+from evoattn.ops.kernels import COLD
 from evoattn.ops.plan import NO_MEMORY, CallPlan, Refusal
-from evoattn.ops.runtime import COLD, GRADIENTS, NoKernel, Runtime
+from evoattn.ops.runtime import GRADIENTS, NoKernel, Runtime
 from evoattn.ops.variant import Variant
 
 FREED = -1

@@ -53,7 +53,7 @@ def attention_varlen(
     """
     if not torch.compiler.is_compiling():
         softmax_scale = None if softmax_scale is None else asked.number("softmax_scale", softmax_scale)
-        softcap = asked.number("softcap", softcap) if isinstance(softcap, Tensor) else softcap
+        softcap = asked.number("softcap", softcap)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} must have three dimensions, [total, heads, head_dim], not {list(tensor.shape)}.")

@@ -15,6 +15,7 @@ from evoattn.ops import cubins, current
 from evoattn.ops.choice import Choice
 from evoattn.ops.cubins import Cubin
 from evoattn.ops.plan import CallPlan, Refusal
+from evoattn.ops.platform import Platform
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.pick import next_picks
 from op_calls.calls import Call
@@ -26,8 +27,12 @@ Numbered = tuple[int, Call]
 class Compiling(Runtime):
     """Compiles the kernel of a call and refuses to run it."""
 
+    def __init__(self, platform: Platform, folder: Path, build: Callable[..., Cubin]) -> None:
+        super().__init__(platform, current.best_known, folder, others=next_picks)
+        self._folder, self._build = folder, build
+
     def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
-        self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self.folder)
+        self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self._folder)
         return Refusal("it is compiled")
 
 
@@ -35,7 +40,7 @@ def compile_one(
     gpu: GpuSpec, folder: Path, estimated: bool, numbered: Numbered, build: Callable[..., Cubin] = cubins.get
 ) -> Numbered:
     """Compile what the call will need; what fails will fail again where it is told."""
-    runtime = Compiling(NoDevice(gpu.name), current.best_known, folder, build, next_picks)
+    runtime = Compiling(NoDevice(gpu.name), folder, build)
     runtime.estimated = estimated
     with current.use(runtime), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,6 +8,7 @@ import torch
 from fake_device import near, reference, tensors
 
 from evoattn.ops.attention import attention
+from evoattn.ops.explain import explain
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -135,6 +136,15 @@ def test_no_number_is_no_scale(device, scale, words):
         torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
     with pytest.raises(TypeError, match="scale must be a number"):
         attention(q, k, v, scale=scale, **words)
+
+
+@pytest.mark.parametrize("cap", ["x", [5.0], None, torch.tensor([5.0, 6.0]), np.ones(2)], ids=repr)
+@pytest.mark.parametrize("words", [{}, {"window": (9, 0)}], ids=str)
+def test_no_number_is_no_soft_cap(device, cap, words):
+    q, k, v = tensors(kv_heads=4)
+    for called in (attention, explain):
+        with pytest.raises(TypeError, match="softcap must be a number, not "):
+            called(q, k, v, softcap=cap, **words)
 
 
 @pytest.mark.parametrize("words", [{"is_causal": 1}, {"enable_gqa": None}, {"is_causal": "x", "softcap": 5.0}], ids=str)

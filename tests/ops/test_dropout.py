@@ -8,6 +8,7 @@ from fake_device import tensors
 from torch.nn.attention.bias import causal_lower_right
 
 from evoattn.ops.attention import attention
+from evoattn.ops.explain import explain
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.sdpa import capture, sdpa
 
@@ -40,10 +41,14 @@ def test_dropout_has_the_place_and_the_answer_that_it_has_in_sdpa(device, args, 
     assert shapes.missed == {"it has dropout": 1}
 
 
-@pytest.mark.parametrize("words", [dict(window=(3, 0)), dict(return_lse=True), dict(causal="lower_right")])
+@pytest.mark.parametrize(
+    "words", [dict(window=(3, 0)), dict(return_lse=True), dict(causal="lower_right"), dict(bias=torch.zeros(37, 45))]
+)
 def test_dropout_beside_what_sdpa_lacks_is_refused(words):
     with pytest.raises(ValueError, match="dropout_p goes with the arguments of SDPA alone"):
         attention(*tensors(), dropout_p=0.5, enable_gqa=True, **words)
+    with pytest.raises(ValueError, match="dropout_p goes with the arguments of SDPA alone"):
+        explain(*tensors(), dropout_p=0.5, enable_gqa=True, **words)
 
 
 def test_a_query_that_sees_no_key_has_the_output_zero():

@@ -38,7 +38,7 @@ def test_streams_have_zeroed_scratch_of_their_own(device, tmp_path):
         device.is_capturing = True
         attention(q, k, v, strict=True)
     assert [one.stream for one in device.launches[-2:]] == [9, 9]
-    assert set(runtime._scratch._kept) == {(-1, 7, True), (-1, 8, True), (-1, 9, True)}
+    assert set(runtime._kernels._scratch._kept) == {(-1, 7, True), (-1, 8, True), (-1, 9, True)}
     assert device.outside == 1
 
 
@@ -50,7 +50,7 @@ def test_memory_of_variants_in_compiled_code_comes_from_no_pool(tmp_path):
     words = None, False, "upper_left", None, None, 0.0, None, None, None, False, True
     with current.use(fake_runtime(device, tmp_path, split_kv_pick)) as runtime:
         attention_cache_op(q, k, v, used, *words)
-        assert device.outside == len(runtime._scratch._kept) > 0
+        assert device.outside == len(runtime._kernels._scratch._kept) > 0
 
 
 def test_memory_of_packed_sequences_in_compiled_code_comes_from_no_pool(device, tmp_path):
@@ -62,7 +62,7 @@ def test_memory_of_packed_sequences_in_compiled_code_comes_from_no_pool(device, 
     words = 1024, 1024, False, None, None, 0.0, None, None, True
     with current.use(fake_runtime(device, tmp_path, pick)) as runtime:
         attention_varlen_op(q, k, v, starts, starts, *words)
-        assert device.outside == len(runtime._scratch._kept) > 0
+        assert device.outside == len(runtime._kernels._scratch._kept) > 0
 
 
 def test_scratch_is_kept_per_stream_unless_it_is_large(device):
@@ -201,9 +201,9 @@ def test_without_memory_for_scratch_torch_answers(device, tmp_path):
     with current.use(runtime), warnings.catch_warnings():
         warnings.simplefilter("error")
         attention(q, k, v, strict=True)
-        enough, runtime._scratch.get = runtime._scratch.get, run_out
+        enough, runtime._kernels._scratch.get = runtime._kernels._scratch.get, run_out
         assert torch.equal(attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
         with pytest.raises(NoKernel, match="no memory left"):
             attention(q, k, v, strict=True)
-        runtime._scratch.get = enough
+        runtime._kernels._scratch.get = enough
         assert near(attention(q, k, v, strict=True), reference(q, k, v)), "the kernel stays in use"
