@@ -13,10 +13,11 @@ from itertools import product
 
 from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
-from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.climbs import Climbs, Refined
-from evoattn.portfolio.starts import FAMILY, other_shapes
+from evoattn.portfolio.rounding import rounded
+from evoattn.portfolio.starts import FAMILY, WARP_FAMILY, other_shapes, warp_shapes
 from evoattn.portfolio.work import tiles_of
 
 Genes = Mapping[str, Sequence[Value]]
@@ -36,16 +37,15 @@ WAITING_WAVES, WAITING = (1.2, 2.0), 0.1
 times on an H100 and an H200 one in 31 is 1.2 to 2.7 times the score, of 6,364 others one in 138. Blocks may wait for
 one another there; why was not found. Of campaign r, left out of the fit, two of 281 first choices were such (1.64 and
 1.77 times the best)."""
+OTHER_FAMILY = 4
+"""As so many genes a family counts that no kernel of the class has."""
 ROUNDS, STARTS = 6, 3
 """Steps of a climb, and climbs that begin elsewhere than at the pick."""
+FAR = 1.25
+"""Times the least cost of all starts: a climb from a family's first start has saved a fifth, seldom more."""
 ENOUGH = 160
 """Costs that were computed for a pick, from which on no further climb begins: the first call of a shape waits. Of 60
 problems the ends cost 0.4 % more than with all climbs, with 200 0.3 %, with 80 1 %."""
-FEW_QUERIES = 16
-FINE, PARTS = {True: 16, False: 4}, {True: 32, False: 64}
-"""Lengths are rounded up to multiples of FINE, and of the power of two that is a PARTS-th of them at most; by whether
-there are FEW_QUERIES. On 60 problems 16 and 32 cost 0.6 % (26 % at worst, a tile more), 4 and 64 nothing; but lengths
-that grow with every token of a decoding have new picks four times as often then."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Costs:
 
     def __init__(self, problem: AttentionProblem, gpu: GpuSpec) -> None:
         self._problem, self._gpu = problem, gpu
-        self._known: dict[tuple[Value, ...], float] = {}
+        self._known: dict[tuple[Value, ...], Scored] = {}
 
     def __len__(self) -> int:
         """Scores that were computed."""
@@ -96,8 +96,14 @@ class Costs:
 
         keys = [(config.family, *config.params.values()) for config in configs]
         if new := {key: config for key, config in zip(keys, configs, strict=True) if key not in self._known}:
-            self._known |= zip(new, scores(self._problem, list(new.values()), self._gpu), strict=True)
-        return [Scored(config, self._known[key]) for key, config in zip(keys, configs, strict=True)]
+            found = scores(self._problem, list(new.values()), self._gpu)
+            self._known |= {key: Scored(new[key], score) for key, score in zip(new, found, strict=True)}
+        return [self._known[key] for key in keys]
+
+    def within(self, factor: float) -> list[Scored]:
+        """All whose score is at most `factor` times the least."""
+        least = min((one.score for one in self._known.values()), default=0.0)
+        return [one for one in self._known.values() if one.score <= factor * least]
 
 
 def climb(
@@ -192,9 +198,10 @@ def doubt(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> floa
 
 
 def genes_from(kernels: Sequence[KernelConfig], config: KernelConfig) -> int:
-    """Genes that differ from the nearest of the kernels."""
+    """Genes that differ from the nearest of the kernels; OTHER_FAMILY where none is of its family."""
     alike = (k.params for k in kernels if k.family == config.family)
-    return min(sum(other[name] != value for name, value in config.params.items()) for other in alike)
+    differ = (sum(other[name] != value for name, value in config.params.items()) for other in alike)
+    return min(differ, default=OTHER_FAMILY)
 
 
 def beginnings(
@@ -204,31 +211,24 @@ def beginnings(
     genes: Mapping[str, Genes],
     costs: Costs,
 ) -> list[Scored]:
-    """The first of the `ranked` kernels that can run, and the STARTS of least cost among the others and other shapes of
-    the best of them (`evoattn/portfolio/starts.py`)."""
+    """The first of the `ranked` kernels that can run, and STARTS of the others, of other shapes of the best of them and
+    of tiles of single warps (`evoattn/portfolio/starts.py`): of each further family that of least cost, unless it is
+    FAR from the least of all, then those of least cost."""
     able = costs.of([c for c in ranked if _can_run(c, problem, gpu)])
     others = able[1:]
     if shaped := [one for one in able if one.config.family == FAMILY]:
         best = min(shaped, key=lambda one: one.score)
         others += costs.of(other_shapes(best.config, problem, gpu, genes.get(FAMILY, {})))
-    return able[:1] + sorted(others, key=lambda one: one.score)[:STARTS]
+    others += costs.of(warp_shapes(problem, gpu, genes.get(WARP_FAMILY, {}))) if able else []
+    others.sort(key=lambda one: one.score)
+    least = min((one.score for one in able + others), default=0.0)
+    found = able[:1]
+    for other in others:  # a family's first
+        if other.score <= FAR * least and all(other.config.family != one.config.family for one in found):
+            found.append(other)
+    found += [other for other in others if other not in found]
+    return found[: 1 + STARTS]
 
 
 def _can_run(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> bool:
     return not registry.lookup(config.family).why_impossible(problem, config, gpu)
-
-
-def rounded(problem: AttentionProblem) -> AttentionProblem:
-    """The problem with lengths rounded up, by a sixty-fourth part or to a multiple of 4; where there are few queries
-    these stay, and the keys are rounded by a thirty-second part or to a multiple of 16."""
-    few = problem.seqlen_q <= FEW_QUERIES
-    queries = problem.seqlen_q if few else _rounded(problem.seqlen_q, few)
-    try:
-        return problem.with_(seqlen_q=queries, seqlen_k=_rounded(problem.seqlen_k, few))
-    except ProblemError:  # too large by the rounding
-        return problem
-
-
-def _rounded(length: int, few_queries: bool) -> int:
-    granule = max(FINE[few_queries], (1 << length.bit_length()) // 2 // PARTS[few_queries])
-    return -(-length // granule) * granule

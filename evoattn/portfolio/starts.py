@@ -1,5 +1,5 @@
-"""Configs to begin a climb at that no change of a gene or two leads to: other tiles of rows, and keys shared out among
-the blocks that SMs have room for."""
+"""Configs to begin a climb at that no change of a gene or two leads to: other tiles of rows, keys shared out among the
+blocks that SMs have room for, and another family whose warps share a block's keys."""
 
 from __future__ import annotations
 
@@ -27,6 +27,43 @@ ROOM: Sequence[dict[str, Value]] = (
 """Changes of where registers and shared memory go, of which the first is taken with which the shape fits."""
 MOST_STAGES = 2
 """Of a start: more come with the climb."""
+
+FEW_QUERIES, FEW_KEYS = 16, 512
+"""Queries of a head, or keys, up to which warp-level tiles (WARP_FAMILY) have been fastest."""
+WARP_FAMILY = "flash_mma"
+WARP_ROWS = 16
+"""Of a tile for each warp."""
+WARP_SHAPES = {"few queries": ((1, 1), (1, 2), (1, 4)), "few keys": ((2, 1), (4, 1))}
+"""Warps that share the rows of a tile, and warps that share its keys."""
+WARP_GENES: dict[str, Value] = {
+    "STAGES": 2, "SCHEDULE": "together", "SMEM_LAYOUT": "swizzled", "Q_PLACE": "shared", "RESCALE": "always",
+    "ROW_SUM": "add", "O_STORE": "direct", "BLOCK_ORDER": "rows", "BLOCKS_PER_SM": 1,
+}  # fmt: skip
+"""The other genes of such a start. Where this family was fastest with few queries, most of its kernels had most of
+them, or lay a step away."""
+
+
+def warp_shapes(problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Sequence[Value]]) -> list[KernelConfig]:
+    """Valid configs of WARP_FAMILY with tiles of one warp's rows or few more, each with several tiles of keys.
+
+    None where the family has hardly been fastest: with heads that share K/V, as its tiles have rows of one head, with
+    many queries and many keys, and with few queries on less than half of the SMs, as its blocks do not share keys."""
+    tiles = problem.batch * problem.heads
+    able = {
+        "few queries": problem.seqlen_q <= FEW_QUERIES and 2 * tiles >= gpu.sm_count,
+        "few keys": problem.seqlen_q > FEW_QUERIES and problem.seqlen_k <= FEW_KEYS,
+    }
+    if problem.group_size > 1 or "BLOCK_N" not in genes or not any(able.values()):
+        return []
+    shapes = (shape for kind, shapes in WARP_SHAPES.items() if able[kind] for shape in shapes)
+    why_invalid = registry.lookup(WARP_FAMILY).why_invalid
+    found = (
+        KernelConfig(WARP_FAMILY, {"BLOCK_M": WARP_ROWS * rows, "BLOCK_N": keys, "WARPS": rows, "KEY_WARPS": shared}
+                     | WARP_GENES)
+        for rows, shared in shapes
+        for keys in genes["BLOCK_N"]
+    )  # fmt: skip
+    return [config for config in found if not why_invalid(problem, config, gpu)]
 
 
 def other_shapes(

@@ -147,7 +147,7 @@ def test_with_a_count_problems_come_as_they_are_drawn(earlier):
     assert len(problems) == 20 and timed not in problems
     assert all(group.weight == len(group.problems) and group.given for group in groups)
     kinds = Counter(kind_of(p) for group in groups_again(draw(0, 400), [], H200, 30, True)[0] for p in group.problems)
-    assert kinds["decoding"] == 5 and kinds["short and causal"] == 8
+    assert kinds["brief decoding"] == 8 and kinds["brief, few keys"] == 7
     dtypes = {group.name: {p.dtype for p in group.problems} for group in groups}
     assert all(len(found) == 1 and (found == {"fp16"}) == name.endswith(" fp16") for name, found in dtypes.items())
     assert {"16 d64 full", "16 d64 full fp16"} <= set(dtypes)

@@ -18,7 +18,8 @@ from evoattn.portfolio import climbs as module
 from evoattn.portfolio import shipped
 from evoattn.portfolio.climbs import MOST_BYTES, PACKAGE, Climbs, Key, Refined, what_decides
 from evoattn.portfolio.pick import pick, portfolio_kernels
-from evoattn.portfolio.refine import refined, rounded
+from evoattn.portfolio.refine import refined
+from evoattn.portfolio.rounding import rounded
 
 H100 = GPUS["h100"]
 PROBLEM = AttentionProblem(batch=49, heads=64, kv_heads=16, seqlen_q=39, seqlen_k=39, head_dim=64)

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from evoattn.portfolio.emphasis import KINDS, emphasized, kind_of
+from evoattn.model.named_problems import parse_shape
+from evoattn.portfolio.emphasis import KINDS, brief, emphasized, kind_of
 from evoattn.portfolio.workload import draw
 
 
@@ -16,3 +17,9 @@ def test_each_kind_has_its_part():
     assert sum(part for part, _ in KINDS.values()) == pytest.approx(1)
     assert counts == {name: round(part * 50) for name, (part, _) in KINDS.items()}
     assert len(set(found)) == len(found)
+
+
+def test_brief_problems_read_little_and_compute_little():
+    assert brief(parse_shape("B=7,H=16,Sq=1,Sk=448,D=80"))
+    assert not brief(parse_shape("B=10,H=32,Sq=1,Sk=10377,D=128"))  # 1.7 GB
+    assert not brief(parse_shape("B=1,H=16,S=4096,D=128"))

@@ -25,8 +25,8 @@ from evoattn.portfolio.refine import (
     genes_from,
     neighbours,
     refined,
-    rounded,
 )
+from evoattn.portfolio.rounding import rounded
 
 H100 = GPUS["h100"]
 MOST_ASKED = 350

@@ -7,13 +7,15 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.refine import all_genes
-from evoattn.portfolio.starts import other_shapes
+from evoattn.portfolio.starts import other_shapes, warp_shapes
 
 H100 = GPUS["h100"]
 SPACE = load_space("flash_wgmma", H100)
 GENES = all_genes(SPACE)
 LONG = parse_shape("B=1,H=20,Sq=256,Sk=11546,D=160,dtype=bf16,mask=causal_lower_right")
 MANY = parse_shape("B=33,H=64,Hkv=8,S=1280,D=64,dtype=fp16,mask=full")
+SHORT = parse_shape("B=7,H=16,Sq=1,Sk=448,D=80,dtype=fp16,mask=full")
+WARP_GENES = all_genes(load_space("flash_mma", H100))
 
 
 def started(problem):
@@ -43,3 +45,19 @@ def test_all_are_valid_and_have_known_values():
 def test_other_families_and_unknown_genes_have_none():
     assert other_shapes(KernelConfig("flash_mma", {}), LONG, H100, GENES) == []
     assert other_shapes(SPACE.starting_configs()[0], LONG, H100, {}) == []
+
+
+def test_warps_share_the_keys_of_few_queries():
+    found = warp_shapes(SHORT, H100, WARP_GENES)
+    assert {c["KEY_WARPS"] for c in found} == {1, 2, 4} and {c["BLOCK_M"] for c in found} == {16}
+    assert len({c["BLOCK_N"] for c in found}) > 2
+    few_keys = warp_shapes(SHORT.with_(seqlen_q=448), H100, WARP_GENES)
+    assert {c["WARPS"] for c in few_keys} == {2, 4}
+    for problem, configs in ((SHORT, found), (SHORT.with_(seqlen_q=448), few_keys)):
+        assert not any(registry.lookup("flash_mma").why_invalid(problem, c, H100) for c in configs)
+
+
+def test_warp_shapes_are_not_asked_where_they_were_hardly_fastest():
+    for changed in ({"kv_heads": 2}, {"batch": 1}, {"seqlen_q": 448, "seqlen_k": 2048}):
+        assert warp_shapes(SHORT.with_(**changed), H100, WARP_GENES) == []
+    assert warp_shapes(SHORT, H100, {}) == []

@@ -1,5 +1,6 @@
-"""Proposals that a pick could become: the cost model's climbs from a problem's pick and from other shapes, then
-neighbours of its fastest kernels: those that the cost model expects most of, and any gene's best value."""
+"""Proposals that a pick could become: the cost model's climbs from a problem's pick and from other shapes, what it
+cannot tell from where they end, then neighbours of its fastest kernels: those that the cost model expects most of, and
+any gene's best value."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from evoattn.portfolio.refine import Costs, all_genes, beginnings, climb, neighb
 CLIMBED_SHARE = 0.7
 """Of the proposals; the others are aimed and bred."""
 STEPS, KEPT = 8, 8
-"""Of each climb; of a problem's steps so many are proposed, the ends before others and those of least cost first."""
+"""Of each climb; of a problem so many are proposed: the ends, those of least cost first, then rivals and steps."""
+RIVALS, RIVAL = 3, 1.03
+"""So many that cost at most so many times the least of all that were scored: scores err by more, so that the one of
+least cost is often one whose score errs most."""
 LEADERS, BEST_OF = 3, 3
 """Of so many fastest kernels one is a parent, and of so many neighbours of least cost one is proposed."""
 ANY_GENE_SHARE = 0.5
@@ -46,7 +50,10 @@ class ClimbingBreeder(AimedBreeder):
             starts = beginnings(ranked, problem, self._gpu, self._genes, costs)
             climbs = [climb(s.config, problem, self._gpu, STEPS, self._genes[s.config.family], costs) for s in starts]
             ends, others = [steps[-1] for steps in climbs], [step for steps in climbs for step in steps[:-1]]
-            ordered = sorted(ends, key=lambda s: s.score) + sorted(others, key=lambda s: s.score)
+            ends.sort(key=lambda s: s.score)
+            rivals = [s for s in costs.within(RIVAL) if s.config.id not in {e.config.id for e in ends}]
+            rivals = self._rng.sample(rivals, min(len(rivals), RIVALS))
+            ordered = ends + rivals + sorted(others, key=lambda s: s.score)
             self._steps[self._target] = list({s.config.id: s.config for s in ordered}.values())[:KEPT]
         steps = self._steps[self._target]
         while steps:
