@@ -1,16 +1,19 @@
 """A campaign for scripts/portfolio_build.py of what scripts/portfolio_check.py timed; needs no GPU.
 
     python scripts/portfolio_checked.py OUT.jsonl.gz CHECK.json… --problem mla_decode [--problem B=8,H=128,…]
+    python scripts/portfolio_checked.py OUT.jsonl.gz CHECK.json… --drawn
 
-`CHECK.json` is what `portfolio_check.py -o` wrote: of each problem named the pick's and the winner's times are kept,
-both measured in turns. A problem of several checks gets the kernels of all of them where a kernel that they share shows
-that the GPU ran alike; else the file is refused. Registers come from a compile.
+`CHECK.json` is what `portfolio_check.py -o` wrote: of each problem named, or with --drawn of all that were drawn of its
+seeds, the pick's and the winner's times are kept, both measured in turns. A problem of several checks gets the kernels
+of all of them where a kernel that they share shows that the GPU ran alike; else the file is refused. Registers come
+from a compile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 from evoattn.portfolio import campaign
+from evoattn.portfolio.draws import PLAIN, draw_all
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 
@@ -53,6 +57,11 @@ def times_of(checks: list[dict[str, Any]], problems: list[AttentionProblem]) -> 
     return times, kernels
 
 
+def drawn_problems(check: dict[str, Any]) -> list[AttentionProblem]:
+    """The plain problems of a check, drawn of its seeds again."""
+    return draw_all([PLAIN], check["seeds"], len(check["rows"]))
+
+
 def group_name(problem: AttentionProblem) -> str:
     """The class but for its last word."""
     return class_of(problem).rpartition(" ")[0]
@@ -64,7 +73,7 @@ def groups_of(times: Times, kernels: dict[str, Kernel]) -> tuple[list[Group], di
     for name in sorted({group_name(p) for p in times}):
         problems = [p for p in times if group_name(p) == name]
         own = list(dict.fromkeys(k for p in problems for k in times[p]))
-        group = Group(name, problems, (), kernels={k: kernels[k] for k in own})
+        group = Group(name, problems, (), kernels={k: replace(kernels[k]) for k in own})  # others have them too
         for k in own:
             group.kernels[k].times = {i: times[p][k] for i, p in enumerate(problems) if k in times[p]}
         groups.append(group)
@@ -83,14 +92,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("checks", type=Path, nargs="+")
-    parser.add_argument("--problem", action="append", required=True, help="a name or a shape; may be repeated")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--problem", action="append", default=[], help="a name or a shape; may be repeated")
+    which.add_argument("--drawn", action="store_true", help="all that were drawn of the checks' seeds")
     parser.add_argument("--versions", default="", help="of what timed the checks, for people")
     words = parser.parse_args()
     checks = [json.loads(path.read_text()) for path in words.checks]
     devices = sorted({check["device"] for check in checks})
     if len(devices) > 1:
         parser.error(f"checks of several cards: {', '.join(devices)}")
-    times, kernels = times_of(checks, [by_name_or_shape(text) for text in words.problem])
+    named = [by_name_or_shape(text) for text in words.problem]
+    times, kernels = times_of(checks, named or [p for check in checks for p in drawn_problems(check)])
     groups, table = groups_of(times, kernels)
     for group in groups:
         for kernel in group.kernels.values():

@@ -1,10 +1,11 @@
 """`scripts/portfolio_checked.py` makes a campaign of checks."""
 
 import pytest
-from portfolio_checked import groups_of, times_of
+from portfolio_checked import drawn_problems, groups_of, times_of
 
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.portfolio import campaign
+from evoattn.portfolio.workload import draw
 
 MLA = by_name_or_shape("mla_decode")
 ONE = by_name_or_shape("B=1,H=128,Hkv=1,Sq=1,Sk=32768,D=576,Dv=512,dtype=bf16,shared_kv=1")
@@ -40,3 +41,23 @@ def test_checks_at_other_clocks_are_refused():
     slow = {"rows": [row(MLA, 358.0, THREE, 304.0)]}
     with pytest.raises(ValueError, match="cannot be taken together"):
         times_of([{"rows": [row(MLA, 286.5, OVERLAP, 263.0)]}, slow], [MLA])
+
+
+def test_problems_of_seeds_are_drawn_again():
+    problems = drawn_problems({"seeds": [109, 110], "rows": [None] * 8})
+    assert len(problems) == 8 and len(set(problems) & {*draw(109, 4), *draw(110, 4)}) >= 4
+    check = {"rows": [row(p, 5.0, THREE, 4.0) for p in problems]}
+    times, _ = times_of([check], problems)
+    assert set(times) == {p.with_(name="") for p in problems}
+
+
+def test_each_group_has_its_own_times_of_a_kernel():
+    other = ONE.with_(seqlen_q=2, mask="causal_lower_right")
+    times, kernels = times_of([{"rows": [row(MLA, 5.0, THREE, 4.0), row(other, 9.0, THREE, 8.0)]}], [MLA, other])
+    groups, _ = groups_of(times, kernels)
+    assert len(groups) == 2 and {us for g in groups for k in g.kernels.values() for us in k.times.values()} == {
+        4,
+        5,
+        8,
+        9,
+    }
