@@ -37,6 +37,9 @@ WAITING_WAVES, WAITING = (1.2, 2.0), 0.1
 times on an H100 and an H200 one in 31 is 1.2 to 2.7 times the score, of 6,364 others one in 138. Blocks may wait for
 one another there; why was not found. Of campaign r, left out of the fit, two of 281 first choices were such (1.64 and
 1.77 times the best)."""
+FINAL, FINALISTS = 1.03, 16
+"""The steps of climbs and what costs at most so many times the least of all are asked again, by further fits
+(`evoattn/cost/agreed.py`): so many of least cost."""
 OTHER_FAMILY = 4
 """As so many genes a family counts that no kernel of the class has."""
 ROUNDS, STARTS = 6, 3
@@ -171,6 +174,8 @@ def refined(
 def _climbed(
     ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
 ) -> Refined:
+    from evoattn.cost.agreed import agreed  # here: it reads files of weights
+
     costs = Costs(problem, gpu)
     starts = beginnings(ranked, problem, gpu, genes, costs)
     if not starts:  # as the lengths are rounded
@@ -183,7 +188,13 @@ def _climbed(
     def doubted(one: Scored) -> float:
         return one.score * (1 + doubt(one.config, problem, gpu))
 
-    end = min(steps, key=lambda one: doubted(one) * (1 + A_GENE * genes_from(ranked, one.config)))
+    def by_itself(one: Scored) -> float:
+        return doubted(one) * (1 + A_GENE * genes_from(ranked, one.config))
+
+    able = {one.config.id: one for one in steps + costs.within(FINAL)}
+    final = [first.config, *(one.config for one in sorted(able.values(), key=by_itself)[:FINALISTS])]
+    first, *others = map(Scored, final, agreed(problem, final, gpu))
+    end = min(others, key=by_itself)
     if doubted(end) < doubted(first) * (1 - LEAST_GAIN):
         return Refined(end.config, doubted(first) / doubted(end), len(costs))
     return Refined(first.config, 1.0, len(costs))

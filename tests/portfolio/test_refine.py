@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from evoattn.cost.agreed import agreed
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
@@ -18,8 +19,11 @@ from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import class_kernels, pick, portfolio_kernels, ranked
 from evoattn.portfolio.refine import (
     LEAST_GAIN,
+    OTHER_FAMILY,
+    STARTS,
     Costs,
     all_genes,
+    beginnings,
     climb,
     doubt,
     genes_from,
@@ -67,7 +71,7 @@ def test_what_is_saved_is_said_and_little_changes_nothing() -> None:
     assert portfolio
     kernels = portfolio_kernels(few, H100)[1:]
     found = refined(kernels, few, H100, portfolio.genes)
-    costs = scores(rounded(few), [kernels[0], found.config], H100)
+    costs = agreed(rounded(few), [kernels[0], found.config], H100)
     assert found.gain == pytest.approx(costs[0] / costs[1]) and found.gain > 1 / (1 - LEAST_GAIN)
     assert "by the cost model" in pick(few, H100).why
     again = refined([found.config], few, H100, {})
@@ -90,6 +94,27 @@ def test_a_pick_asks_for_few_costs(problem: AttentionProblem) -> None:
     kernels = list(ranked(problem, H100, portfolio.kernel_class(class_of(problem))))
     found = refined(kernels, problem, H100, portfolio.genes)
     assert len(kernels) < found.asked <= MOST_ASKED
+
+
+def test_what_costs_little_more_than_the_least_is_known() -> None:
+    """Of all scores, whatever the climb made of them; further fits are asked about these."""
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[0]
+    costs = Costs(problem, H100)
+    assert costs.within(1.03) == []
+    every = costs.of(neighbours(start, problem, H100, all_genes(load_space(start.family, H100))))
+    least = min(one.score for one in every)
+    assert sorted(one.score for one in costs.within(1.03)) == sorted(s.score for s in every if s.score <= 1.03 * least)
+
+
+def test_a_family_that_is_not_far_behind_has_a_start() -> None:
+    """Four warps of flash_mma share the keys of a query; no kernel of the class is of that family."""
+    portfolio, problem = shipped.load("sm_90a"), parse_shape("B=8,H=20,Sq=1,Sk=1194,D=64,dtype=bf16,layout=bshd")
+    assert portfolio
+    kernels = [c for c in class_kernels(problem, H100) if c.family != "flash_mma"]
+    starts = beginnings(kernels, problem, H100, portfolio.genes, Costs(problem, H100))
+    assert {"flash_mma", kernels[0].family} <= {one.config.family for one in starts} and len(starts) <= 1 + STARTS
+    assert genes_from(kernels, next(one.config for one in starts if one.config.family == "flash_mma")) == OTHER_FAMILY
 
 
 def test_the_cost_of_a_config_is_computed_once() -> None:
