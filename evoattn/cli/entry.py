@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 from io import TextIOWrapper
 
@@ -16,8 +17,14 @@ def _has_driver() -> bool:
     return True
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Entry point of the `evoattn` command. Ctrl-C ends it with a sentence while it still imports, too."""
+    """Entry point of the `evoattn` command. Ctrl-C ends it with a sentence while it still imports, too; so does
+    SIGTERM, by which `timeout`, containers and batch systems ask for an end."""
+    signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):  # a locale without a letter gets a question mark in its place
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

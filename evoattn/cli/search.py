@@ -98,7 +98,9 @@ def search(
         typer.Option("--offline", help="Time nothing, even if a device is here: for another GPU than that one."),
     ] = False,
 ) -> None:
-    """Search for the fastest kernel of a problem. Ctrl-C ends the search and keeps all that was found.
+    """Search for the fastest kernel of a problem.
+
+    Ctrl-C or SIGTERM ends the search without its final comparison. All that was found is kept, and --resume goes on.
 
     Without a GPU, name one by --gpu: kernels are then compiled for it, checked on an interpreter and ranked by a cost
     model, but never timed.

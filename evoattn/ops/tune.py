@@ -5,7 +5,8 @@ on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,6 +161,18 @@ def _compare(
     return Tuned(problem, entry.count, before, before_us, before, before_us), None
 
 
+@contextmanager
+def _kept() -> Iterator[list[Win]]:
+    """A list of winners, which the op takes once the context ends, however it does."""
+    wins: list[Win] = []
+    try:
+        yield wins
+    finally:
+        if wins:
+            current.wins().add(wins)
+            current.runtime().forget()
+
+
 def _engine(groups: list[Group], gpu: GpuSpec) -> Searches:
     from evoattn.portfolio.engine.engine import Engine  # and with it what renders and compiles
 
@@ -185,7 +198,8 @@ def tune(
     calls × time × expected gain is greatest; problems that one kernel can serve are searched as one. A fifth of the
     budget is for comparisons, the problems that take the most time first; what they do not reach stays as it is. A
     winner was right on the device and clearly ahead of what runs today and of SDPA in one interleaved run. It is kept
-    in the user's data folder (`wins.json`): this process and later ones take it. Runs worker processes, so that a
+    in the user's data folder (`wins.json`): this process and later ones take it. An interrupt keeps the winners of the
+    problems that were compared. Runs worker processes, so that a
     script that calls it needs the usual `if __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape,
     `FailedRun` without a known GPU.
     """
@@ -207,10 +221,9 @@ def tune(
     entries = shapes.entries
     groups = _groups(entries, gpu)
     tuned: dict[int, Tuned] = {}
-    wins: list[Win] = []
     if groups:
         started = time.monotonic()
-        with (make_engine or _engine)(groups, gpu) as engine:
+        with _kept() as wins, (make_engine or _engine)(groups, gpu) as engine:
 
             def say(stage: str) -> None:
                 refresh(TuneProgress(stage, time.monotonic() - started, engine.compiled, engine.measured))
@@ -229,9 +242,6 @@ def tune(
                     today = current.best_known(entry.problem, gpu)
                     tuned[id(entry)], win = _compare(engine, *place, entry, today, gpu)
                     wins += [win] if win else []
-    if wins:
-        current.wins().add(wins)
-        current.runtime().forget()
     untouched = "SDPA: no family serves it"
     return TuneResult(
         tuple(tuned.get(id(e)) or Tuned(e.problem, e.count, untouched, None, untouched, None) for e in entries)

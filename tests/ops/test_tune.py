@@ -89,6 +89,20 @@ def test_winners_are_kept_and_taken(wins):
         )
 
 
+def test_an_interrupt_keeps_the_winners_of_what_was_compared(wins):
+    stages = []
+
+    def interrupt_the_second(progress):
+        stages.append(progress.stage)
+        if stages.count("comparing") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(shapes(), "10s", refresh=interrupt_the_second, gpu=H100, make_engine=FakeEngine)
+    assert FakeEngine.last.ended and [wins.find(p, H100) is not None for p in (SMALL, LARGE, OTHER)] == [1, 0, 0]
+    assert "your search measured 5.00 µs" in evoattn.explain(*tensors(), enable_gqa=True)
+
+
 VARIANTS = {
     "window": (dict(window=(9, 0), is_causal=True), {}),
     "softcap": (dict(softcap=30.0), {}),

@@ -1,4 +1,4 @@
-"""The real command, stopped by `kill -9` or Ctrl-C: no trial is lost and no worker outlives it."""
+"""The real command, stopped by `kill -9`, SIGTERM or Ctrl-C: no trial is lost and no worker outlives it."""
 
 import os
 import signal
@@ -45,6 +45,12 @@ def recorded(db) -> list[str]:
         return []
 
 
+def died(db) -> list[str]:
+    """Trials whose worker died, as far as is recorded."""
+    with sqlite3.connect(db) as connection:
+        return [row[0] for row in connection.execute("select state from trials where state = 'WORKER_DIED'")]
+
+
 def children_of(pid: int) -> list[int]:
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -86,12 +92,13 @@ def wait_until(condition, seconds=60.0):
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_workers_start_ends_the_search(tmp_path, how):
     process = start(tmp_path / "db.sqlite", "--budget", "10m", "--study", "early", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: "No CUDA device" in process.stdout.readline())
     wait_until(lambda: "starting for" in process.stdout.readline())
     servers = servers_of(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(process.pid, how)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0 and "Done (interrupted): " in output and "Traceback" not in output, output
     assert servers
@@ -99,22 +106,22 @@ def test_ctrl_c_while_workers_start_ends_the_search(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
     db = tmp_path / "db.sqlite"
     process = start(db, "--budget", "10m", "--study", "stopped", "--shape", "B=1,H=1,S=64,D=16")
     wait_until(lambda: len(recorded(db)) >= 4)
     workers = [*servers_of(process.pid), *workers_of(process.pid)]
-    if how == signal.SIGINT:
-        os.killpg(process.pid, how)
-    else:
+    if how == signal.SIGKILL:
         process.send_signal(how)
+    else:
+        os.killpg(process.pid, how)  # as a terminal does, or `timeout`: the workers get it too
     output, _ = process.communicate(timeout=30)
     before = recorded(db)
     assert len(before) >= 4 and len(set(before)) == len(before)
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert process.returncode == 0 and "interrupted" in output and "Best kernel: trial" in output, output
-    assert len(workers) == 3
+    assert len(workers) == 3 and not died(db)
     wait_until(lambda: not any(map(lives, workers)), 10)  # no worker outlives the search
     resumed = start(db, "--budget", "3trials", "--resume", "--jobs", "1")
     assert resumed.wait(timeout=120) == 0
