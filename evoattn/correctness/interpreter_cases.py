@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,8 @@ class SmallCase:
     kind: str = "plain"
     sms: int | None = None
     """SMs of the GPU that the launches are made for; None: all that it has."""
+    cold: bool = False
+    """Whether L2 of that GPU holds nothing, so that blocks are in gangs (`evoattn/families/gangs.py`)."""
     far: bool = False
     """Whether strides pass 2^31 (`far.py`)."""
     late_blocks: bool = False
@@ -49,7 +52,8 @@ class SmallCase:
 
     def placed(self, kernel: BuiltKernel) -> BuiltKernel:
         """The kernel as launched on a GPU of so many SMs, with such strides."""
-        gpu = kernel.gpu if self.sms is None else kernel.gpu.with_limits({"sm_count": self.sms})
+        limits = {} if self.sms is None else {"sm_count": self.sms}
+        gpu = kernel.gpu.with_limits(limits | ({"l2_bytes": 1} if self.cold else {}))
         make = FarKernel if self.far else BuiltKernel
         return make(kernel.family, kernel.config, gpu, kernel.compiled)
 
@@ -85,6 +89,7 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
       as there would be of queries (`by_heads`), and of a mask that asks for many queries one split of several tiles;
+    - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
     - most of a tile of keys, where the mask does not end within tiles;
     - more queries than keys, of which there is one alone, or three where heads are rows;
     - if there is a window, one in which row blocks begin at different tiles of keys, and with KEY_SPLIT one of which
@@ -200,6 +205,12 @@ class _Maker:
             rows = max(block_m // 2 + 5, problem.masking.queries_to_see_all(keys) + 6)  # of four slots each
             threes = self.other.with_(heads=6, kv_heads=2, seqlen_q=rows, seqlen_k=keys)
             cases.append(SmallCase("three heads a group", fitted(threes, block_n // 2 - 1, 2)))
+        if self.params.get("SCHEDULE") == "balanced" and self.params["TILE_ORDER"] in ("by_head", "all_heads"):
+            queries = block_m // 2 + 3 if self.params.get("GROUP_ROWS") else 40  # two tiles of rows for each K/V head
+            of_sm, gangs = self.number("BLOCKS_PER_SM"), max(2, self.number("BLOCKS_PER_SM"))
+            heads = {"heads": 2 * gangs + 2, "kv_heads": gangs + 1}
+            pairs = problem.with_(batch=1, **heads, seqlen_q=queries, seqlen_k=2 * block_n + 1)
+            cases.append(SmallCase("gangs", pairs, sms=math.ceil(2 * gangs / of_sm), cold=True))
         if problem.seqused:
             used = used_cases(problem, block_n)
             cases += [SmallCase(name, windowed(p, block_n // 2, 1), kind) for name, p, kind in used]

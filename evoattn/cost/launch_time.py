@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from evoattn.families.gangs import TilesInOrder
 from evoattn.families.work import SHARED_LINE, LaunchWork, Step
 from evoattn.model.gpu import GpuSpec
 
@@ -80,6 +81,8 @@ def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
     total = work.blocks * work.steps
     if work.schedule == "balanced":
         slots = min(slots, max(1, work.blocks - 1))
+        if work.order:  # places that whole gangs leave are idle
+            slots -= slots % work.order.gang(slots, gpu.l2_bytes)
         return _Turns(total / slots, total / min(slots, gpu.sm_count), work.blocks / slots, per_sm)
     uneven = work.most_steps > work.steps
     if work.blocks <= slots:
@@ -161,7 +164,16 @@ def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> tuple[float, floa
     visits = min(work.visits, work.heads_in_turn * work.sweepers / slots)
     between = work.sweep_bytes * work.visit_share * at_once
     again = work.sweep_bytes * max(0.0, visits * work.visit_share - 1) * _missed(between, gpu)
+    if work.order:
+        again += _apart_bytes(work.order, work.sweepers, gpu, min(slots, max(1, work.blocks - 1)))
     return once * _missed(once, gpu), again
+
+
+def _apart_bytes(order: TilesInOrder, sweepers: float, gpu: GpuSpec, slots: int) -> float:
+    """Bytes of K and V that cut tiles of rows read again, as others of the same keys read them at other times; a gang
+    reads them once."""
+    cut = order.key_bytes * order.cut(slots) / order.count
+    return cut * max(0.0, sweepers / order.gang(slots, gpu.l2_bytes) - 1) * _missed(cut, gpu)
 
 
 def _missed(wanted: float, gpu: GpuSpec) -> float:

@@ -18,6 +18,7 @@ from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.refusals import MAX_KEY_TILES, MAX_ROWS
 from evoattn.families.flash_wmma import resources as wmma
 from evoattn.families.flash_wmma.genes import FlashWmmaGenes
+from evoattn.families.gangs import LEAST_BLOCKS, held_bytes
 from evoattn.families.large_head import resources as large
 from evoattn.families.large_head.genes import LargeHeadGenes
 from evoattn.families.large_head_mma import resources as large_mma
@@ -31,10 +32,13 @@ from evoattn.families.three_kernel import resources as three
 from evoattn.families.three_kernel.genes import ThreeKernelGenes
 from evoattn.model.dtype import DTYPES
 from evoattn.model.errors import WrongUse
+from evoattn.model.gpu import GPUS
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
 
 Fields = dict[str, int | bool]
+EXPORTED_L2 = GPUS["h100"].l2_bytes
+"""Bytes of L2 that exported kernels reckon with: no card of sm_90 has fewer."""
 
 
 def _flash_wgmma(problem: AttentionProblem, config: KernelConfig) -> Fields:
@@ -54,6 +58,9 @@ def _flash_wgmma(problem: AttentionProblem, config: KernelConfig) -> Fields:
         "result_bytes": wgmma.result_bytes(problem),
         "max_key_tiles": MAX_KEY_TILES,
         "max_rows": MAX_ROWS,
+        "held_bytes": held_bytes(EXPORTED_L2),
+        "gang_part": LEAST_BLOCKS[0],
+        "gang_of": LEAST_BLOCKS[1],
         "persistent": wgmma.is_persistent(genes),
         "claimed": genes.SCHEDULE == "claimed",
         "balanced": genes.SCHEDULE == "balanced",

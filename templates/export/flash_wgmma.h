@@ -3,6 +3,8 @@
 struct Config : Compiled {
   int block_m, block_n, blocks_per_sm, key_split, heads_in_turn, warpgroups, warpgroup_rows, threads, smem_bytes;
   int result_bytes, max_key_tiles, max_rows;
+  int held_bytes;            // keys that L2 holds until they are read again
+  int gang_part, gang_of;    // at least so large a part of the blocks is in gangs
   int cluster, merge_words;  // merge_words: for each tile of rows, 0 where results are not merged in memory
   bool persistent, claimed, balanced, store_chunks, group_rows;
 };
@@ -11,13 +13,38 @@ inline int64_t row_blocks_of(const Problem& p, const Config& c) {
   return ceil_div(p.seqlen_q * (c.group_rows ? group_slots(p) : 1), c.block_m);
 }
 
+inline int64_t common_multiple(int64_t a, int64_t b) {
+  int64_t multiple = a;
+  while (multiple % b) multiple += a;
+  return multiple;
+}
+
+// Blocks of a gang of a balanced schedule (evoattn/families/gangs.py), of `tiles` and so many blocks at once.
+inline int64_t gang_size(const Problem& p, const Config& c, int64_t tiles, int64_t slots) {
+  const int64_t key_bytes = int64_t(2) * p.batch * p.kv_heads * p.seqlen_k * c.head_dim * c.element_bytes;
+  const int64_t cut = tiles - larger(0, tiles / slots - 1) * slots;
+  if (tiles <= slots || key_bytes * cut <= c.held_bytes * tiles) return 1;
+  const int64_t own = c.group_rows ? p.kv_heads : p.heads, step = larger(1, c.heads_in_turn);
+  const bool lines = p.kv_heads > 1 && p.k.head < p.k.row && c.head_dim * c.element_bytes % CHUNK_BYTES;
+  const int64_t near = lines ? own : own / p.kv_heads;
+  const int64_t sharing = c.heads_in_turn ? row_blocks_of(p, c) * common_multiple(c.heads_in_turn, near) : near;
+  for (int64_t size = smaller(sharing, slots) / step * step; size > step; size -= step) {
+    const int64_t blocks = slots / size * size;
+    if (sharing % size == 0 && tiles % size == 0 && blocks * c.gang_of >= slots * c.gang_part && tiles > blocks)
+      return size;
+  }
+  return 1;
+}
+
 inline Size grid_of(const Problem& p, const Config& c, int sm_count) {
   const int64_t row_blocks = row_blocks_of(p, c);
   const int64_t heads = c.group_rows ? p.kv_heads : p.heads, all_heads = heads * p.batch;
   const int64_t tiles = row_blocks * all_heads, split = c.key_split, turn = c.heads_in_turn;
   if (c.persistent) {  // one wave; balanced blocks are fewer than the tiles, which they share
-    const int64_t at_most = c.balanced ? larger(1, tiles - 1) : tiles;
-    return {smaller(at_most, int64_t(sm_count) * c.blocks_per_sm), 1, 1};
+    const int64_t slots = int64_t(sm_count) * c.blocks_per_sm;
+    if (!c.balanced) return {smaller(tiles, slots), 1, 1};
+    const int64_t gang = gang_size(p, c, tiles, slots);
+    return {larger(1, smaller(tiles - 1, slots / gang)), gang, 1};
   }
   if (turn == 0) return {heads * split, p.batch, row_blocks};
   if (turn == 1) return {row_blocks * split, heads, p.batch};
@@ -34,7 +61,7 @@ inline Plan plan(const Problem& p, const Config& c, int sm_count) {
   const int64_t tiles = row_blocks_of(p, c) * (c.group_rows ? p.kv_heads : p.heads) * p.batch;
   if (c.merge_words && tiles * c.key_split > int64_t(sm_count) * c.blocks_per_sm)
     plan.refusal = "The blocks that wait for one another are more than this device runs at once.";
-  const int64_t results = c.warpgroups * (c.merge_words ? tiles * c.key_split : grid.x);
+  const int64_t results = c.warpgroups * (c.merge_words ? tiles * c.key_split : grid.x * grid.y);
   const int64_t words = c.merge_words ? tiles * c.merge_words : c.balanced ? results : 1;
   Launch& launch = plan.add("flash_wgmma", grid, c.threads, c.smem_bytes);
   launch.cluster.x = c.cluster;

@@ -10,14 +10,14 @@
     // A tile of rows that two blocks share: the one with the first keys gives.
     if constexpr (SCHEDULE == Schedule::BALANCED) {
       if (of_keys.gives()) {
-        const int giver = blockIdx.x * WARPGROUPS + warpgroup;
+        const int giver = (blockIdx.y * gridDim.x + blockIdx.x) * WARPGROUPS + warpgroup;
         Partial::leave(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);
         named_barrier_sync<128>(O_TILE + warpgroup);  // all threads of the warpgroup have left their part
         if (end_thread == 0) give(counters_zeroed + giver);
         return;
       }
       if (of_keys.takes()) {
-        const int giver = (blockIdx.x - 1) * WARPGROUPS + warpgroup;
+        const int giver = (blockIdx.y * gridDim.x + blockIdx.x - 1) * WARPGROUPS + warpgroup;
         if (end_thread == 0) take(counters_zeroed + giver);
         named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0 has acquired all threads may read
         Partial::add_left(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);

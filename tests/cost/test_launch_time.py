@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from evoattn.cost.launch_time import launch_terms
+from evoattn.families.gangs import TilesInOrder
 from evoattn.families.work import LaunchWork, Step, bank_conflicts
 from evoattn.model.gpu import GPUS
 
@@ -100,3 +101,19 @@ def test_bank_conflicts():
     assert bank_conflicts(8, 128, 16) == 8, "eight lanes, all in the same four banks"
     assert bank_conflicts(8, 144, 16) == 1, "a padding of 16 bytes"
     assert bank_conflicts(32, 4, 4) == 1 and bank_conflicts(32, 8, 4) == 2
+
+
+def test_a_balanced_schedule_reads_keys_once_for_a_gang_and_again_for_each_tile_without():
+    keys, tiles = 3 * H100.l2_bytes, H100.sm_count * RESIDENT * 3 // 2
+    many = {"schedule": "balanced", "blocks": tiles, "sweepers": 4.0}
+    assert terms(**many, order=TilesInOrder(tiles, keys, 4)).dram_bytes == 0, "a gang of four"
+    assert terms(**many, order=TilesInOrder(tiles, keys, 1)).dram_bytes == 3 * keys
+    assert terms(**many, order=TilesInOrder(tiles, H100.l2_bytes // 2, 1)).dram_bytes == 0
+
+
+def test_places_that_gangs_leave_empty_do_nothing():
+    slots, size = H100.sm_count * RESIDENT, 13
+    assert slots % size
+    order = TilesInOrder(slots // size * size * 3, 10**12, size)
+    balanced = {"schedule": "balanced", "blocks": order.count}
+    assert terms(**balanced).chain < terms(**balanced, order=order).chain == pytest.approx(3 * 300)

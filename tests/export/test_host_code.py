@@ -2,6 +2,7 @@
 of SMs.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, replace
 
@@ -117,6 +118,27 @@ def test_cpp_plans_what_python_launches(family, tmp_path):
             for launch in answer["launches"]
         ]
         assert planned == [python_launch(launch) for launch in launches], case
+
+
+@pytest.mark.slow
+@needs_gxx
+def test_cpp_makes_the_same_gangs(tmp_path):
+    genes = {"SCHEDULE": "balanced", "BLOCK_M": 64, "TILE_ORDER": "by_head", "GROUP_ROWS": False, "BLOCKS_PER_SM": 1}
+    config = KernelConfig("flash_wgmma", load_space("flash_wgmma", H100).starting_configs()[0].params | genes)
+    draw, kind = random.Random(5), FAMILIES["flash_wgmma"]
+    problems = [
+        AttentionProblem(draw.randint(1, 12), 8 * group, 8, draw.randint(1, 600), keys, dim, layout=layout)
+        for keys in (500, 4000, 30_000) for layout in ("bhsd", "bshd") for group in (1, 3) for dim in (80, 128)
+        for _ in range(8)
+    ]  # fmt: skip
+    for order, dim in itertools.product(("by_head", "heads_4", "all_heads"), (80, 128)):
+        ordered = KernelConfig(config.family, config.params | {"TILE_ORDER": order})
+        of_dim = [p for p in problems if p.head_dim == dim and kind.why_impossible(p, ordered, H100) is None]
+        program = build("flash_wgmma", host_config(of_dim[0], ordered), tmp_path)
+        answers = run(program, [line(p, ordered, 132) for p in of_dim])
+        grids = [kind.launches(p, ordered, H100)[0].grid for p in of_dim]
+        assert [answer["launches"][0]["grid"] for answer in answers] == list(map(list, grids))
+        assert len({gang for _, gang, _ in grids}) > 1
 
 
 @needs_gxx

@@ -3,6 +3,7 @@ only."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from evoattn.families.base import ZEROED_SUFFIX, Family, softmax_scale_log2
@@ -183,7 +184,7 @@ class FlashWgmma(Family):
     def workspace(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> dict[str, int]:
         genes = self.genes(config)
         if genes.SCHEDULE == "balanced":
-            results = grid(problem, genes, gpu)[0] * warpgroups(genes)
+            results = math.prod(grid(problem, genes, gpu)) * warpgroups(genes)
             return {COUNTERS: 4 * results, RESULTS: results * result_bytes(problem)}
         if merges_in_memory(problem, genes):
             row_blocks, heads = row_tiles(problem, genes)

@@ -6,8 +6,10 @@ import math
 
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.registers import WARPGROUP, warpgroups
+from evoattn.families.gangs import TilesInOrder
 from evoattn.families.row_blocks import batches, row_blocks
 from evoattn.families.tensor_tiles import CHUNK_COLUMNS, ROW_BYTES, group_slots
+from evoattn.families.work import tensor_bytes
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 
@@ -16,6 +18,7 @@ IN_CLUSTER = (1, 2, 4)
 SMEM_PER_SM, SMEM_RESERVED = 228 * 1024, 1024
 """Bytes of shared memory of an SM of sm_90, and of them those that a block takes for the system."""
 HEADS_IN_TURN = {"by_head": 1, "heads_4": 4, "heads_8": 8, "heads_16": 16, "all_heads": 0}
+L2_LINE = 128
 O_CHUNK_PLACES = 2
 """64-column output buffers per warpgroup, with STORE=chunks."""
 TILE_WORDS, SEQUENCE_TILE_WORDS = 4, 8
@@ -88,17 +91,34 @@ def row_tiles(problem: AttentionProblem, genes: FlashWgmmaGenes) -> tuple[int, i
     return row_blocks(problem, genes.BLOCK_M), problem.heads * batches(problem)
 
 
+def tiles_in_order(problem: AttentionProblem, genes: FlashWgmmaGenes) -> TilesInOrder:
+    """The tiles of rows. Tiles next to one another share keys where they are of one head, or of a group of heads;
+    where a line of L2 has rows of K of several heads, the lines."""
+    rows, heads = row_tiles(problem, genes)
+    turn, own = HEADS_IN_TURN[genes.TILE_ORDER], heads // batches(problem)
+    _, head_stride, row_stride, _ = problem.strides("k")
+    row_bytes = problem.head_dim * problem.element_bytes
+    lines = problem.kv_heads > 1 and head_stride < row_stride and row_bytes % L2_LINE > 0
+    near = own if lines else own // problem.kv_heads
+    return TilesInOrder(
+        rows * heads, int(tensor_bytes(problem, "k", "v")), rows * math.lcm(turn, near) if turn else near, max(1, turn)
+    )
+
+
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
     """Blocks: one wave if they are persistent, else KEY_SPLIT per tile of rows, in the dimensions that `block_tile.cuh`
     reads.
 
-    Blocks of a balanced schedule are fewer than the tiles of rows, so that even a small problem has tiles that two
-    blocks share.
+    Blocks of a balanced schedule are (gangs, blocks of each) and fewer than the tiles of rows, so that even a small
+    problem has tiles that two blocks share.
     """
     rows, heads = row_tiles(problem, genes)
     if is_persistent(genes):
-        at_most = max(1, rows * heads - 1) if genes.SCHEDULE == "balanced" else rows * heads
-        return min(at_most, gpu.sm_count * genes.BLOCKS_PER_SM), 1, 1
+        tiles, slots = rows * heads, gpu.sm_count * genes.BLOCKS_PER_SM
+        if genes.SCHEDULE != "balanced":
+            return min(tiles, slots), 1, 1
+        gang = tiles_in_order(problem, genes).gang(slots, gpu.l2_bytes)
+        return max(1, min(tiles - 1, slots // gang)), gang, 1
     turn, split = HEADS_IN_TURN[genes.TILE_ORDER], genes.KEY_SPLIT
     if turn == 0:
         return heads // batches(problem) * split, batches(problem), rows

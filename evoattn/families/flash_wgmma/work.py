@@ -22,6 +22,7 @@ from evoattn.families.flash_wgmma.resources import (
     result_bytes,
     row_tiles,
     smem_bytes,
+    tiles_in_order,
 )
 from evoattn.families.residency import WARP
 from evoattn.families.row_blocks import batches
@@ -84,6 +85,7 @@ def launch_work(problem: AttentionProblem, genes: FlashWgmmaGenes, registers: in
             visits=own,
             visit_share=visit_share(problem, mean, keys),
             heads_in_turn=(HEADS_IN_TURN[genes.TILE_ORDER] or heads) / sharers,
+            order=tiles_in_order(problem, genes) if genes.SCHEDULE == "balanced" else None,
             cluster=cluster_blocks(problem, genes),
             genes=_numbers(problem, genes, groups, copies, tiles),
         ),

@@ -6,6 +6,10 @@
 // one row tile, so at most two blocks share a row tile. Block b - 1 has its first keys and takes them before all else
 // that was cut; block b has its last keys and takes them last. A block that waits for a result therefore waits for a
 // block that gives it without waiting for anyone.
+//
+// Blocks b and b + 1 begin at other key tiles. Where L2 does not hold the keys, row tiles that share them are therefore
+// taken by a gang: the blocks of a column of the grid, which all take the same key tiles at the same time, block y of a
+// gang of G those of row tile t · G + y. Above, "block" is a gang then, and "row tile" is G of them.
 
 // Key tiles first() to last() of a tile of rows, in one word.
 struct KeyRange {
@@ -21,10 +25,13 @@ struct KeyShare {
   KeyRange range;
   int end;  // key tiles not yet taken, counted as above
 
-  // The next part of this block's work, false if there is none: `round` counts the calls from 0.
+  // The next part of this block's work, false if there is none: `round` counts the calls from 0. `tiles` of rows, a
+  // multiple of the gang.
   __device__ __forceinline__ bool next(int round, int tiles, int key_tiles) {
-    const int blocks = gridDim.x, block = blockIdx.x, whole = max(0, tiles / blocks - 1);
-    index = round * blocks + block, range.word = (key_tiles - 1) << 16;
+    const int gang = gridDim.y, blocks = gridDim.x, block = blockIdx.x;
+    tiles /= gang;
+    const int whole = max(0, tiles / blocks - 1);
+    index = (round * blocks + block) * gang + blockIdx.y, range.word = (key_tiles - 1) << 16;
     if (round < whole) return true;
     const int steps = (tiles - whole * blocks) * key_tiles, each = steps / blocks, left = steps - each * blocks;
     auto share = [&](int b) { return each * b + left * b / blocks; };  // b · steps / blocks without an overflow
@@ -32,7 +39,7 @@ struct KeyShare {
     if (round == whole) end = share(block + 1);
     if (end <= begin) return false;
     const int tile = (end - 1) / key_tiles, last = end - 1 - tile * key_tiles, first = max(0, begin - tile * key_tiles);
-    index = whole * blocks + tile;
+    index = (whole * blocks + tile) * gang + blockIdx.y;
     range.word = (last < key_tiles - 1 ? 1 << 31 : 0) | last << 16 | first;
     end = tile * key_tiles + first;
     return true;
