@@ -26,6 +26,8 @@ TESTED = "if constexpr (TESTED) all_negative"
 BOUNDED = "fminf(fmaxf(x, -65504.f), 65504.f)"
 EDGE = "min(seqlen_k, end_row + offset)"
 HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
+BALANCED = {"SCHEDULE": "balanced"}
+GIVER, MEMBER = "(blockIdx.y * gridDim.x + blockIdx.x - 1", "tile) * gang + blockIdx.y;"
 RELEASE = "release(before);\n      }\n#", "}\n#"
 FAULTS = {
     "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
@@ -50,6 +52,14 @@ FAULTS = {
         "exp2_approx(old_shift - state.shift[row])",
         "exp2_approx(state.shift[row])",
     ),
+    "a result of another block of the gang": (
+        "flash_wgmma",
+        PLAIN.with_(heads=300),
+        BALANCED,
+        GIVER,
+        "(blockIdx.x - 1",
+    ),
+    "a tile of another block of the gang": ("flash_wgmma", PLAIN.with_(heads=300), BALANCED, MEMBER, "tile) * gang;"),
     "a stage that is never given back": ("latent_wgmma", LATENT, {"OVERLAP": True}, *RELEASE),
 }
 

@@ -67,7 +67,11 @@ GIVE_AGAIN = "  if (thread == 0) give(counters_zeroed + blockIdx.x * WARPGROUPS 
 HANDED_OVER: list[Row] = [
     ("a result is not waited for", BALANCED, [(TAKE, "")]),
     ("a result is never given", BALANCED, [(GIVE, "")]),
-    ("a result is taken from another block", BALANCED, [("(blockIdx.x - 1) * WARPGROUPS", "blockIdx.x * WARPGROUPS")]),
+    (
+        "a result is taken from another block",
+        BALANCED,
+        [("+ blockIdx.x - 1) * WARPGROUPS", "+ blockIdx.x) * WARPGROUPS")],
+    ),
     (
         "no barrier before a result is given",
         BALANCED,
