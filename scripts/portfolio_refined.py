@@ -55,7 +55,7 @@ def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) ->
         label: {
             "config": [one.config.family, one.config.params],
             "cost": one.score,
-            "genes": genes_from(kernels, one.config) if any(k.family == one.config.family for k in kernels) else 0,
+            "genes": genes_from(kernels, one.config),
             "doubt": doubt(one.config, problem, gpu),
         }
         for label, one in found.items()
