@@ -135,7 +135,7 @@ def _run_study(
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
     except WorkerFailed as error:
-        if prepared.words.ray:  # workers of its nodes import no script
+        if not error.exited:
             raise
         raise WorkerFailed(f"{error} In a script, {GUARD}.") from None
     finally:
