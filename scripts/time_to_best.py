@@ -1,12 +1,12 @@
 """How many seconds after Enter a search is within 2 % of the best known, on problems that no prior has seen.
 
-    python scripts/time_to_best.py [--count 6] [--seconds 15] [--random-seconds 30] [--after 0] [--sampler NAME]
-                                   [--known rows.json] [-o rows.json]
+    python scripts/time_to_best.py [--count 6] [--seconds 15] [--random-seconds 30] [--after 0] [--skip 0]
+                                   [--sampler NAME] [--known rows.json] [-o rows.json]
 
-The problems are drawn from seeds beyond those of portfolios, landscapes and priors. Each is searched by
-`evoattn search`, each time in a new database, with an empty cache of kernels and without the final: begun at the
-portfolio's kernels, begun at random configs (`--no-starting-configs`), and, with --after, for so many seconds more from
-the portfolio with another seed; 0 seconds leave a search out.
+The problems are drawn from seeds beyond those of portfolios, landscapes and priors; --skip leaves the first ones out.
+Each is searched by `evoattn search`, each time in a new database, with an empty cache of kernels and without the final:
+begun at the portfolio's kernels, begun at random configs (`--no-starting-configs`), and, with --after, for so many
+seconds more from the portfolio with another seed; 0 seconds leave a search out.
 
 One final of all of them then times each kernel that was the best so far of its search, where its own time is within 6 %
 of the least, and the last of each search of that problem in the file that --known names (an earlier run's). The least
@@ -95,10 +95,10 @@ class Found:
         return cls(**fields | {"steps": [Step(**step) for step in fields["steps"]]})
 
 
-def problems(count: int) -> list[AttentionProblem]:
-    """The first problem of each of the first seeds, within the bounds on operations."""
+def problems(count: int, skipped: int = 0) -> list[AttentionProblem]:
+    """The first problem of each of the first seeds, within the bounds on operations; the first `skipped` left out."""
     able = [[p for p in draw(seed, 20) if LEAST_FLOPS <= p.flops <= MOST_FLOPS] for seed in SEEDS]
-    return [found[0] for found in able if found][:count]
+    return [found[0] for found in able if found][skipped : skipped + count]
 
 
 def shape(problem: AttentionProblem) -> str:
@@ -176,13 +176,14 @@ def main() -> None:
     parser.add_argument("--random-seconds", type=float, default=30, help="of the one from random configs; 0 for none")
     parser.add_argument("--after", type=float, default=0, help="of the third; 0 for none")
     parser.add_argument("--problems", nargs="*", default=[], help="named problems in place of drawn ones")
+    parser.add_argument("--skip", type=int, default=0, help="of the drawn problems")
     parser.add_argument("--sampler")
     parser.add_argument("--known", type=Path, help="what an earlier run wrote by -o")
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     if not (words.seconds or words.random_seconds or words.after):
         parser.error("One of --seconds, --random-seconds and --after is over 0.")
-    chosen = [lookup(name) for name in words.problems] or problems(words.count)
+    chosen = [lookup(name) for name in words.problems] or problems(words.count, words.skip)
     more = ["--sampler", words.sampler] if words.sampler else []
     known = [Found.read(fields) for fields in json.loads(words.known.read_text())] if words.known else []
     searches = {
