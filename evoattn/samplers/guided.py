@@ -36,6 +36,12 @@ ELITE = 12
 """The best so far, of which configs are bred."""
 FIRST_THOUGHTS, FIRST_ROUNDS = 960, 4
 """Configs thought of before the first proposal: it waits 0.1 to 0.2 s for them, while the GPU worker starts."""
+FAMILY_THOUGHTS, FAMILY_ROUNDS = 120, 2
+"""Configs of each family that are thought of next. All others are bred of what the prior likes best, which may be of
+one family."""
+EACH_FAMILY, FAMILY_NEAR = 2, 0.4
+"""Of each family so many configs are tried first: those that the prior likes best, at most so much slower by it (log)
+than the best of all. Where families are close, it errs by up to 0.25 between them (docs/landscapes)."""
 THOUGHTS, MOST_EACH, LEAST_EACH = 480, 60, 4
 """Configs thought of for all proposals that are asked for at once, and the most and the least for each of them. The
 more the better (docs/samplers.md), but several GPUs ask for more proposals at once, and not more often."""
@@ -82,6 +88,8 @@ class GuidedSampler(ProposingSampler):
         """Proposed, without a result."""
         self._news = 0
         """Results since the last fit."""
+        self._first: deque[str] = deque()
+        """Config ids that are proposed before others."""
         self._spare: list[tuple[str, Params]] = []
         """Starting configs that are not proposed as such."""
         if setup.prior and self._starting:
@@ -109,6 +117,8 @@ class GuidedSampler(ProposingSampler):
         if not self._open:
             for _ in range(FIRST_ROUNDS):
                 self._think(FIRST_THOUGHTS // FIRST_ROUNDS)
+            if self._has_prior and not self._values:
+                self._think_of_families()
         if not self._provided:
             self._think(self._with_each * self._together)
             self._provided = self._together
@@ -123,7 +133,10 @@ class GuidedSampler(ProposingSampler):
         return None
 
     def _choose(self) -> str:
-        """The best of the open thoughts in one opinion."""
+        """One of the first, or else the best of the open thoughts in one opinion."""
+        while self._first:
+            if (first := self._first.popleft()) in self._open:
+                return first
         names, opinions = list(self._opinions), np.array(list(self._opinions.values()))
         return names[int(opinions[:, self.rng.randrange(opinions.shape[1])].argmin())]
 
@@ -135,6 +148,23 @@ class GuidedSampler(ProposingSampler):
         configs = self._thinker.random(random if best else count) + self._thinker.bred(best, count - random - of_liked)
         configs += self._thinker.bred(liked, of_liked) + ([] if self._open else self._spare)
         self._add(self._thinker.near(configs))
+
+    def _think_of_families(self) -> None:
+        """Think of more configs of each family, and choose those to be tried first."""
+        for _ in range(FAMILY_ROUNDS):
+            for best in self._by_family():
+                self._add(self._thinker.near(self._thinker.bred(best[:ELITE], FAMILY_THOUGHTS // FAMILY_ROUNDS)))
+        families = self._by_family()
+        near = min(best[0].prior for best in families) + FAMILY_NEAR if families else 0.0
+        chosen = [best[i] for i in range(EACH_FAMILY) for best in families if i < len(best) and best[i].prior <= near]
+        self._first.extend(config_id(thought.family, thought.params) for thought in chosen)
+
+    def _by_family(self) -> list[list[Thought]]:
+        """The open thoughts of each family, those first that the prior likes best."""
+        families: dict[str, list[Thought]] = {}
+        for thought in sorted(self._open.values(), key=lambda thought: thought.prior):
+            families.setdefault(thought.family, []).append(thought)
+        return list(families.values())
 
     def _liked(self, count: int) -> list[Thought]:
         """The open thoughts that some opinion likes best."""

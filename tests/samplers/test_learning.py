@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
@@ -12,7 +13,7 @@ from evoattn.model.records import TrialState
 from evoattn.model.space import config_id
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import GeneticSampler
-from evoattn.samplers.guided import LEAST_EACH, MOST_EACH, THOUGHTS, TOGETHER, GuidedSampler
+from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, THOUGHTS, TOGETHER, GuidedSampler
 from evoattn.samplers.tpe import History, TpeSampler
 
 
@@ -81,5 +82,20 @@ def test_many_proposals_at_once_share_the_thoughts(count, most):
     sampler = GuidedSampler(SamplerSetup(SPACES, 0, why_invalid, prior))
     sampler.ask(TOGETHER)
     priced.clear()
-    assert [len(sampler.ask(count)) for _ in range(3)] == 3 * [count]
-    assert most / 2 < len(priced) <= 3 * most + TOGETHER  # what was thought of before is not priced again
+    assert [len(sampler.ask(count)) for _ in range(5)] == 5 * [count]
+    assert most / 2 < len(priced) <= 5 * most + TOGETHER  # what was thought of before is not priced again
+
+
+@pytest.mark.parametrize(("behind", "tried"), [(FAMILY_NEAR - 0.1, 2), (FAMILY_NEAR + 0.5, 0)])
+def test_each_family_is_tried_first_unless_it_is_far_behind(behind, tried):
+    """By the prior, `round` is so far behind `flat` that no opinion prefers it."""
+
+    def prior(configs):
+        return [math.log(cost(family, params) / 20) + shift[family] for family, params in configs]
+
+    shift = {"flat": 0.0, "round": math.log(24 / 20) + behind}
+    spaces = {family: replace(space, starting=()) for family, space in SPACES.items()}
+    for seed in range(5):
+        sampler = GuidedSampler(SamplerSetup(spaces, seed, why_invalid, prior))
+        first = [p.family for p in sampler.ask(8) if p.operator == "guided"][:4]
+        assert first.count("round") == tried
