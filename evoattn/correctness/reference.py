@@ -150,6 +150,9 @@ class Answer:
     allowed_rms: float
     lse: torch.Tensor | None = None
     allowed_lse: float = 0.0
+    rounds_evenly: bool = False
+    """Whether the roundings of an honest kernel cancel out over many rows, so that an output that leans to one side is
+    wrong (`judge.judge_rounding`): of 16-bit answers to plain inputs."""
 
 
 LSE_ABSOLUTE, LSE_RELATIVE = 2e-4, 2e-5

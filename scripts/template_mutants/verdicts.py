@@ -28,7 +28,7 @@ BLIND_CONFIGS = 2
 
 ANSWER, FAULT, DEADLOCK, REFUSED, SURVIVED = "answer", "fault", "deadlock", "refused", "survived"
 DEAD, STILLBORN = "same PTX", "does not compile"
-_ANSWERS = ("largest error", "root-mean-square", "are NaN", "never written", "log-sum-exp")
+_ANSWERS = ("largest error", "root-mean-square", "are NaN", "never written", "log-sum-exp", "on average")
 _ENDLESS = ("deadlocked", "waits forever", "was stopped after")
 
 
