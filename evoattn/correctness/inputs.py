@@ -16,6 +16,7 @@ KINDS = (
     "large_logits",
     "late_huge_key",
     "large_logits_late_key",
+    "large_logits_two_keys",
     "huge_keys_within",
     "scores_past_fp16",
     "rising_maximum",
@@ -40,6 +41,7 @@ def make_inputs(
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
+    `large_logits_two_keys` has a second such key among the first, so that half of the rows rise from either end on,
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
     meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
     `scores_past_fp16` gives a query one key that is more octaves above all others than fp16 has, or all keys as far
@@ -57,7 +59,8 @@ def make_inputs(
         shape = sequences.whole_shape(problem, name)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         for one in each(problem):
-            _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind, problem.softmax_scale, tile)
+            if name == "q" or not problem.seqused:
+                _bend(values[:, :, one.queries if name == "q" else one.keys], name, kind, problem.softmax_scale, tile)
             if not one.lengths[0] and name != "q":
                 values[:, :, one.keys] = math.nan
         if problem.seqused and name != "q":
@@ -86,8 +89,10 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         _lone_rows(values, scale)
     elif kind == "scores_past_fp16":
         _one_dimension_each(values, name, scale)
-    elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
+    elif kind in ("late_huge_key", "large_logits_late_key", "large_logits_two_keys") and name == "k":
         values[:, :, max(0, rows - 3)] *= 12
+        if kind == "large_logits_two_keys" and rows > 5:
+            values[:, :, 2] *= 12
     elif kind == "rising_maximum" and name == "q":
         values.abs_()
     elif kind == "rising_maximum" and name == "k":
@@ -98,11 +103,12 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
 
 
 def _lone_rows(q: torch.Tensor, scale: float) -> None:
-    """Of each 64 heads of all queries make the last 48 small but one in 16, which sees one dimension of K alone, the
-    first, second or third: the logarithm of a weight to base 2. A warp, then, in which one row's scores alone rise,
-    rows being queries or heads. With a `scale` too small for that it is `MOST_LONE`."""
+    """Of each 64 rows make the last 48 small but one in 16, which sees one dimension of K alone, the first, second or
+    third: the logarithm of a weight to base 2. A warp, then, in which one row's scores alone rise, rows being queries
+    (of one or two heads) or heads. With a `scale` too small for that it is `MOST_LONE`."""
     _, heads, queries, _ = q.shape
-    index = torch.arange(queries, device=q.device) * heads + torch.arange(heads, device=q.device)[:, None]
+    steps = (1, 16) if heads <= 2 else (heads, 1)
+    index = torch.arange(queries, device=q.device) * steps[0] + torch.arange(heads, device=q.device)[:, None] * steps[1]
     q[:, index // 16 % 4 > 0] *= 0.01
     q[..., :LONE_DIMENSIONS] *= 0.01
     for dimension, row in zip(range(LONE_DIMENSIONS), (5, 13, 13), strict=True):

@@ -162,9 +162,9 @@ class _Maker:
         return [
             SmallCase("ragged, many key tiles", fitted(self.many, max(1, self.keys - block_n - 3), 5)),
             SmallCase(
-                "grouped, strided, logits x300, a late huge key",
+                "grouped, strided, logits x300, huge keys",
                 fitted(grouped, 2, 1),
-                "late_huge_key" if self._coarse_scores else "large_logits_late_key",
+                "late_huge_key" if self._coarse_scores else "large_logits_two_keys",
                 sms=1,
                 far=can_be_far(grouped),
             ),
@@ -179,6 +179,9 @@ class _Maker:
         if str(self.params.get("RESCALE", "")).startswith("lazy"):
             within = min(self.keys, (self.stages + 3) * self.shares * self.block_n + 1)
             rising = self.one.with_(seqlen_q=max(64, self._rows_for(within)), seqlen_k=within)
+            masked = self.problem.masking.causal or self.problem.window  # "grouped" has whole tiles of other masks
+            if masked and not self.heads_are_rows and not self.params.get("GROUP_ROWS"):
+                rising = rising.with_(heads=2)
             rising = fitted(self.many if self.many.seqlen_k > self.keys else rising, within, 5)
             cases.append(SmallCase("a shift that rises late", rising, "huge_keys_within", tile=self.block_n))
         if "KEPT_VECTORS" in self.params:
