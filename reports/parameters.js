@@ -112,11 +112,12 @@ function drawParallel() {
 
 function slice(parameter, colour, width, low, high) {
   const count = parameter.rows.length;
+  const longest = Math.max(...parameter.rows.map((row) => `${row.value}`.length));
   const plot = Plot.plot({
     width,
     height: count * 20 + 26,
     ariaLabel: `Best and median by value of ${parameter.name}`,
-    marginLeft: 84,
+    marginLeft: Math.max(84, 12 + 6.5 * longest),
     marginRight: 34,
     marginTop: 2,
     marginBottom: 24,

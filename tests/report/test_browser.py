@@ -15,6 +15,7 @@ pytestmark = pytest.mark.browser
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+LONG = "heads_reversed_twice"
 COUNTS = {"flash_wgmma": {"tensor cores": 58, "floating point": 460}}
 HEIGHTS = {1280: 900, 390: 844}
 """Of the first screen, by width: a laptop, a phone."""
@@ -41,7 +42,16 @@ def summaries(timed):
     storage, study = timed
     estimated, empty = make_study(storage, offline=True, name="estimated"), make_study(storage, name="empty")
     for n in range(40):
-        add(storage, estimated, TrialState.ESTIMATED, cost=1e5 + n, operator="random", A=n % 4, B=n % 2, C="one")
+        add(
+            storage,
+            estimated,
+            TrialState.ESTIMATED,
+            cost=1e5 + n,
+            operator="random",
+            A=n % 4,
+            B=LONG[: 4 + n % 2 * 16],
+            C="one",
+        )
     studies = {"measured": study, "estimated": estimated, "empty": empty}
     return {kind: summarise(storage, study) for kind, study in studies.items()}
 
@@ -111,6 +121,10 @@ def test_pages_with_less_to_say_load_clean_too(browser, pages, kind, width):
     show(browser, pages[kind], width, "light")
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    cut = """return [...document.querySelectorAll("#slices svg text")].filter((label) =>
+        label.getBoundingClientRect().left < label.ownerSVGElement.getBoundingClientRect().left - 1)
+        .map((label) => label.textContent)"""
+    assert browser.execute_script(cut) == []
 
 
 def test_copying_and_sorting(browser, pages, summaries):
