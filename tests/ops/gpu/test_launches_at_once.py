@@ -19,12 +19,19 @@ from evoattn.ops.runtime import Runtime
 
 pytestmark = ON_A_GPU
 MERGED = {**WGMMA, "STAGES": 2, "OVERLAP": True, "GROUP_ROWS": True}
+BALANCED = WGMMA | {
+    "BLOCK_M": 128,
+    "STAGES": 2,
+    "PRODUCER": "warpgroup",
+    "OVERLAP": True,
+    "SCHEDULE": "balanced",
+}
 KERNELS = {
     "B=1,H=32,Hkv=8,Sq=4,Sk=4096,D=128,dtype=bf16,mask=causal_lower_right": MERGED | {"KEY_SPLIT": 16},
     "B=1,H=28,Hkv=4,Sq=8,Sk=8000,D=128,dtype=fp16,mask=full": MERGED | {"KEY_SPLIT": 32},
     "B=2,H=16,Hkv=8,Sq=16,Sk=3000,D=64,dtype=bf16,mask=full": MERGED | {"KEY_SPLIT": 8},
-    "B=5,H=9,S=500,D=128,dtype=bf16,mask=full": WGMMA
-    | {"BLOCK_M": 128, "STAGES": 2, "PRODUCER": "warpgroup", "OVERLAP": True, "SCHEDULE": "balanced"},
+    "B=5,H=9,S=500,D=128,dtype=bf16,mask=full": BALANCED,
+    "B=6,H=8,Sq=448,Sk=4571,D=128,dtype=bf16,mask=full": BALANCED,  # gangs of four
 }
 SHAPES = list(KERNELS)
 HELD = 128
