@@ -35,10 +35,10 @@ STARTING = 10
 ELITE = 12
 """The best so far, of which configs are bred."""
 FIRST_THOUGHTS, FIRST_ROUNDS = 960, 4
-"""Configs thought of before the first proposal: it waits 0.1 to 0.2 s for them, while the GPU worker starts."""
+"""Configs thought of before the first proposal: it waits 0.2 s for them, while the GPU worker starts."""
 FAMILY_THOUGHTS, FAMILY_ROUNDS = 120, 2
-"""Configs of each family that are thought of next. All others are bred of what the prior likes best, which may be of
-one family."""
+"""Configs of each family that are thought of next, in 0.07 s. All others are bred of what the prior likes best, which
+may be of one family."""
 EACH_FAMILY, FAMILY_NEAR = 2, 0.4
 """Of each family so many configs are tried first: those that the prior likes best, at most so much slower by it (log)
 than the best of all. Where families are close, it errs by up to 0.25 between them (docs/landscapes)."""
