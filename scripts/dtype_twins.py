@@ -16,13 +16,12 @@ import math
 import random
 import sys
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gangs import build
+from gangs import build, compilers
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GpuSpec, detect_devices
@@ -72,7 +71,7 @@ def main() -> int:
 
     stage, logs = Stage(gpu, SEED), defaultdict(list)
     stage(("register", "", [twin for _, twin, _ in twins]))
-    with ThreadPoolExecutor(asked.jobs) as pool:
+    with compilers(asked.jobs) as pool:
         waiting = [[pool.submit(build, twin, c, gpu) for c in configs] for _, twin, configs in twins]
         for index, (problem, twin, configs) in enumerate(twins):
             (faster, slower), *_ = stage(("final", "", index, [one.result() for one in waiting[index]], ROUNDS, ()))

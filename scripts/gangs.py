@@ -17,9 +17,10 @@ three times without, for Nsight Compute:
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,11 @@ def variants(one: Compared, gpu: GpuSpec) -> list[tuple[str, KernelConfig, GpuSp
     return chosen
 
 
+def compilers(jobs: int) -> ProcessPoolExecutor:
+    """Processes for `build`; none of them inherits a CUDA context."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+
+
 def build(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> BuiltKernel:
     candidate = render(FAMILIES[config.family], problem, config, gpu)
     compiled: CompiledKernel = compile_candidate(candidate)
@@ -100,7 +106,7 @@ def time_all(chosen: list[Compared], gpu: GpuSpec, jobs: int) -> None:
 
     stage, plans = Stage(gpu, SEED), [variants(one, gpu) for one in chosen]
     stage(("register", "", [one.problem for one in chosen]))
-    with ThreadPoolExecutor(jobs) as pool:
+    with compilers(jobs) as pool:
         waiting = [
             [pool.submit(build, one.problem, config, of) for _, config, of in plan]
             for one, plan in zip(chosen, plans, strict=True)
