@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +25,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    eager_mask,
     sdpa_mask,
     sliding_window_causal_mask_function,
 )
 
-from evoattn.integrations import by_hand, padded_batch, static_cache
+from evoattn.integrations import by_hand, model_code, padded_batch, static_cache
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import NoKernel
@@ -65,12 +67,20 @@ def mask(
     tensor of a causal mask, since it may be called with a single query. The tensor of a padded batch carries what
     kernels take instead.
     """
+    asked: dict[str, Any] = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length)
+    asked |= dict(q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask)
+    asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)
+    made: Tensor | None
+    if not model_code.takes_attention(others.get("config")):
+        made = eager_mask(**asked)
+        return made
     everything = attention_mask is None and bool(others.get("allow_is_bidirectional_skip")) and local_size is None
     if everything and _is_same(mask_function, bidirectional_mask_function):
         return None
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
         known = _is_same(mask_function, sliding_window_causal_mask_function(local_size))
+        known = known and model_code.hands_on_windows(others.get("config"))
     if isinstance(q_offset, Tensor) and kv_offset == 0 and _is_same(mask_function, causal_mask_function):
         places = _step_of_static_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
         if places is not None:
@@ -79,18 +89,7 @@ def mask(
     last = known and local_size is not None and q_length == 1 and kv_offset + kv_length == int(q_offset) + 1
     if (whole or last) and not torch.compiler.is_exporting():
         return None
-    made: Tensor | None = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip,
-        **others,
-    )
+    made = sdpa_mask(**asked)
     if made is not None and attention_mask is not None and kv_offset == 0:
         _mark(made, attention_mask, mask_function, isinstance(q_offset, int) and q_offset == 0, local_size)
     return made
@@ -162,12 +161,16 @@ def attention_forward(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     sliding_window: int | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
     """See `transformers.integrations.sdpa_attention.sdpa_attention_forward`.
 
     query `[batch, heads, seqlen_q, head_dim]`, key and value with `kv_heads` instead; the answer is `[batch, seqlen_q,
     heads, head_dim]`, contiguous. `s_aux` holds a sink per head: one more score in every row's softmax, with no value.
+    `indices` `[batch, seqlen_q, count]` are the only keys that each query sees (DeepSeek V3.2). Raises `ValueError` for
+    `block_indices` (MiniMax M3).
     """
     decoder = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     causal = query.shape[2] > 1 and decoder
@@ -179,6 +182,12 @@ def attention_forward(
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])
     window = sliding_window if decoder and sliding_window and sliding_window < key.shape[2] else None
+    if window is not None and not model_code.hands_on_windows(getattr(module, "config", None)):
+        window = None  # the mask tensor has it, or nobody: "sdpa" knows no windows
+    if block_indices is not None:
+        raise ValueError('evoattn serves no attention over selected blocks of keys; load this model with "sdpa".')
+    if indices is not None:
+        attention_mask = by_hand.selected(indices, attention_mask, query, key, causal)
     padded = padded_batch.padded_of(attention_mask, query, key, causal, window)
     if padded is not None and not dropout:
         served = padded_batch.attention(query, key, value, padded, scaling, softcap or 0.0, s_aux, position_bias)
@@ -187,7 +196,8 @@ def attention_forward(
     if dropout and attention_mask is None and window is not None:
         attention_mask = by_hand.window_mask(query, key, window)
     if (softcap is not None or s_aux is not None) and (attention_mask is not None or dropout):
-        return by_hand.attention(query, key, value, attention_mask, dropout, scaling, causal, softcap, s_aux), None
+        terms = softcap, s_aux, position_bias
+        return by_hand.attention(query, key, value, attention_mask, dropout, scaling, causal, *terms), None
     if attention_mask is not None or dropout:
         answer, _ = sdpa_attention_forward(
             module,
@@ -205,6 +215,7 @@ def attention_forward(
         return answer, None
     if causal and key.shape[2] > query.shape[2]:  # an empty static cache: what lies beyond the queries is masked
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     variant = softcap is not None or s_aux is not None or window is not None
     as_sdpa = position_bias is not None and not variant and not torch.compiler.is_compiling()
     try:

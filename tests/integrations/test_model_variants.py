@@ -105,24 +105,28 @@ def test_windows_hold_while_decoding(tmp_path, make):
 def test_windows_hold_under_dropout(tmp_path, queries, keys, sinks):
     """Of so little that nothing is dropped; no mask tensor was made."""
     module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, 2
+    module.is_causal, module.num_key_value_groups, module.config = True, 2, mistral(16)[1]
     query, key = torch.randn(2, 4, queries, 64), torch.randn(2, 2, keys, 64)
     with current.use(fake_runtime(None, tmp_path)):
         answers = [
             attention_forward(module, query, key, key, None, dropout, sliding_window=16, s_aux=sinks)[0]
             for dropout in (0.0, 1e-12)
         ]
+        whole = attention_forward(module, query, key, key, None, s_aux=sinks)[0]
     torch.testing.assert_close(answers[1], answers[0])
+    assert not torch.allclose(whole, answers[0])
 
 
 def test_chunked_and_padded_windows_keep_their_mask():
     from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
-    words = dict(batch_size=1, q_length=48, kv_length=48, local_size=16)
+    words = dict(batch_size=1, q_length=48, kv_length=48, local_size=16, config=mistral(16)[1])
     assert mask(**words, mask_function=sliding_window_causal_mask_function(16)) is None
     assert mask(**words, mask_function=sliding_window_causal_mask_function(15)) is not None
     chunked = chunked_causal_mask_function(16, torch.zeros(1, dtype=torch.int64))
     assert mask(**words, mask_function=chunked) is not None
+    unknown = words | {"config": None}
+    assert mask(**unknown, mask_function=sliding_window_causal_mask_function(16)) is not None
     padded = torch.ones(1, 48, dtype=torch.bool)
     padded[:, :5] = False
     assert mask(**words, mask_function=sliding_window_causal_mask_function(16), attention_mask=padded) is not None

@@ -1,0 +1,78 @@
+"""What the code of a transformers model says of how it calls attention, by the config that a mask is made for."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import warnings
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+HANDS_ON = re.compile(r"attention_interface\(\s(?:[^()]|\([^()]*\))*?\bsliding_window=")
+"""A call of attention with the window of its layer."""
+MAKES_WINDOWS = re.compile(r"\bcreate_(?:bidirectional_)?sliding_window\w*mask|\bcreate_masks_for_generate\b")
+"""The model has masks made for its windows."""
+SUPPORTS = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
+
+
+def _model_of(config: Any) -> Any:
+    """A model class of this config, None where there is none in its package."""
+    of: Any = type(config)
+    return _search(of, len(sys.modules))
+
+
+@functools.lru_cache
+def _search(config_class: Any, _loaded: int) -> Any:
+    """As `_model_of`, among `_loaded` modules: looked for again only where there are more."""
+    package = config_class.__module__.rpartition(".")[0]
+    modules = [sys.modules[name] for name in list(sys.modules) if package and name.startswith(f"{package}.modeling_")]
+    for module in modules:
+        for found in list(vars(module).values()):
+            own = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
+            if own and found.config_class is config_class:
+                return found
+    return None
+
+
+@functools.cache
+def _takes_attention(model: Any) -> bool:
+    """Whether a model runs the attention that it is asked for: transformers refuses none of a registered name. A model
+    for which it refuses all of its own wants masks that are added to scores."""
+    takes = model._can_set_attn_implementation() and any(getattr(model, name, False) for name in SUPPORTS)
+    if not takes:
+        warnings.warn(
+            f"evoattn: {model.__name__} takes no attention but transformers' own; it gets the masks of "
+            'attn_implementation="eager".',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return takes
+
+
+@functools.cache
+def _hands_on_windows(model: Any) -> bool:
+    try:
+        code = inspect.getsource(sys.modules[model.__module__])
+    except (OSError, TypeError):
+        return False
+    return bool(HANDS_ON.search(code) and MAKES_WINDOWS.search(code))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def takes_attention(config: Any) -> bool:
+    """Whether layers of a model of this config call the attention that they are asked for. True where its code is not
+    known. Warns once of each model that does not."""
+    model = _model_of(config)
+    return model is None or _takes_attention(model)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def hands_on_windows(config: Any) -> bool:
+    """Whether the sliding windows of this config's masks are those that layers hand to their attention, so that no mask
+    tensor is needed for them. Some models do the one or the other only. False where the code is not known."""
+    model = _model_of(config)
+    return model is not None and _hands_on_windows(model)

@@ -1,0 +1,156 @@
+"""Models that call attention in ways of their own: without the interface, with windows in the mask or in the call
+alone, with keys that an indexer selects. Logits are eager's, in float32 and without a device."""
+
+import warnings
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+from fake_device import fake_runtime
+
+from evoattn.integrations import model_code
+from evoattn.integrations.transformers import NAME, attention_forward, register
+from evoattn.ops import current
+
+SIZES = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99, max_position_embeddings=64)
+LLAMA = SIZES | dict(num_key_value_heads=2, head_dim=16, intermediate_size=32, pad_token_id=0)
+EXPERTS = dict(num_local_experts=2, num_experts=2, num_experts_per_tok=1)
+TOKENS = torch.arange(3, 43).reshape(2, 20)
+
+
+def padded(side):
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[0, slice(0, 7) if side == "left" else slice(13, 20)] = 0
+    return mask
+
+
+def bloom():
+    return transformers.BloomForCausalLM, transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=99)
+
+
+def megatron_bert():
+    config = transformers.MegatronBertConfig(**SIZES, intermediate_size=32)
+    return transformers.MegatronBertForMaskedLM, config
+
+
+def phimoe():
+    """Its masks have windows, of which its layers do not tell."""
+    return transformers.PhimoeForCausalLM, transformers.PhimoeConfig(**LLAMA, **EXPERTS, sliding_window=8)
+
+
+def olmoe():
+    """Its layers hand on a window, which its masks lack."""
+    config = transformers.OlmoeConfig(**(LLAMA | EXPERTS))
+    config.sliding_window = 8
+    return transformers.OlmoeForCausalLM, config
+
+
+def gemma2():
+    sizes = dict(sliding_window=8, attn_logit_softcapping=2.0, query_pre_attn_scalar=4)
+    return transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**LLAMA, **sizes)
+
+
+def deepseek_v32():
+    sizes = dict(SIZES, intermediate_size=32, num_key_value_heads=4, first_k_dense_replace=2, index_n_heads=2)
+    sizes |= dict(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+    config = transformers.DeepseekV32Config(**sizes, index_head_dim=16, index_topk=4, n_group=1, topk_group=1)
+    return transformers.DeepseekV32ForCausalLM, config
+
+
+def of_both(make, tmp_path, call):
+    """What `call` makes of the model with eager's and with evoattn's attention; parameters are large enough that
+    attention matters."""
+    register()
+    kind, config = make()
+    answers = []
+    with current.use(fake_runtime(None, tmp_path)), torch.no_grad():
+        for implementation in ("eager", NAME):
+            model = kind._from_config(config, attn_implementation=implementation, dtype=torch.float32).eval()
+            torch.manual_seed(1)
+            for parameter in model.parameters():
+                parameter.normal_(std=0.15 if parameter.dim() > 1 else 0.5)
+            answers.append(call(model))
+    assert answers[0].isfinite().all() and answers[0].std() > 1e-2
+    return answers
+
+
+def same(answers):
+    torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
+
+
+MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32]
+
+
+@pytest.mark.filterwarnings("ignore:evoattn. .* takes no attention:RuntimeWarning")
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("side", ["", "left", "right"])
+def test_logits_are_eagers(tmp_path, make, side):
+    real = padded(side).bool() if side else torch.ones(2, 20, dtype=torch.bool)
+    inputs = {"attention_mask": padded(side)} if side else {}
+    same(of_both(make, tmp_path, lambda model: model(input_ids=TOKENS, **inputs).logits[real]))
+
+
+def test_windows_are_those_of_the_mask(tmp_path):
+    """Else phimoe's window, or the lack of one in olmoe, would make no difference above."""
+    for make, window in ((phimoe, 8), (olmoe, None)):
+
+        def set_window(model, window):
+            model.config.sliding_window = window
+            return model(input_ids=TOKENS).logits
+
+        with_window = of_both(make, tmp_path, lambda model: set_window(model, 8))
+        without = of_both(make, tmp_path, lambda model: set_window(model, None))
+        assert torch.allclose(with_window[0], without[0], atol=1e-4) == (window is None)
+        same(with_window)
+
+
+def test_a_model_without_the_interface_is_told_of_once(tmp_path):
+    model_code._takes_attention.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            of_both(bloom, tmp_path, lambda model: model(input_ids=TOKENS).logits)
+    ours = [str(one.message) for one in said if "evoattn" in str(one.message)]
+    assert len(ours) == 1 and "takes no attention but transformers' own" in ours[0]
+
+
+def test_position_biases_over_an_empty_static_cache(tmp_path):
+    """They have a column for each place of the cache, as Inkling makes them."""
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 2
+    query, key, bias = torch.randn(1, 4, 9, 16), torch.randn(1, 2, 32, 16), torch.randn(1, 4, 9, 32)
+    with current.use(fake_runtime(None, tmp_path)):
+        found, _ = attention_forward(module, query, key, key, None, position_bias=bias)
+        expected, _ = attention_forward(module, query, key[:, :, :9], key[:, :, :9], None, position_bias=bias[..., :9])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.float32], ids=str)
+@pytest.mark.parametrize("sinks", [None, torch.zeros(4)], ids=["", "sinks"])
+def test_only_selected_keys_are_seen(tmp_path, kind, sinks):
+    """Of those that the mask shows."""
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 2
+    query, key = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16)
+    indices = torch.stack([torch.randperm(9)[:5] for _ in range(18)]).view(2, 9, 5)
+    indices[:, :, 0] = torch.arange(9)  # each query sees its own key
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
+    mask = {None: None, torch.bool: causal, torch.float32: torch.zeros(1, 1, 9, 9).masked_fill(~causal, -1e30)}[kind]
+    seen = causal & (indices[..., None] == torch.arange(9)).any(2)[:, None]
+    with current.use(fake_runtime(None, tmp_path)):
+        found, _ = attention_forward(module, query, key, key, mask, indices=indices, s_aux=sinks)
+        expected, _ = attention_forward(module, query, key, key, seen, s_aux=sinks)
+    torch.testing.assert_close(found, expected)
+
+
+def test_selected_blocks_are_refused():
+    query = torch.randn(1, 4, 9, 16)
+    with pytest.raises(ValueError, match='load this model with "sdpa"'):
+        attention_forward(torch.nn.Module(), query, query, query, None, block_indices=torch.zeros(1, 4, 9, 2))
+
+
+def test_code_that_is_not_known_keeps_its_mask_tensors():
+    assert model_code.takes_attention(None) and not model_code.hands_on_windows(None)
+    config = transformers.MistralForCausalLM.config_class()
+    assert model_code.takes_attention(config) and model_code.hands_on_windows(config)
