@@ -79,8 +79,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       torch's own 16-bit scores failed it for 5 to 17 of 100 seeds, with 40 for 1 to 3;
     - one query, a tile that lacks one key, more heads than the order of tiles takes in turn, and blocks that wait long;
     - whole tiles alone, which real lengths often are, of two K/V heads as far apart;
-    - just past one tile of rows, and a part of one key tile, of several heads on three SMs; under a mask that ends in
-      the lower right corner there are rows that see no key;
+    - just past two tiles of rows, or past one where several heads take turns, and a part of one key tile, of several
+      heads on three SMs; under a mask that ends in the lower right corner there are rows that see no key;
     - if shifts rise seldom (RESCALE=lazy…), keys that make them rise after the first tiles, in any order of tiles; if a
       softmax of its own keeps scores, a huge key behind them; packed sequences, of which each of these is the longest
       (`sequenced`); terms beside the product at their extremes (`terms.make_terms`), a bias whose rows have no padding;
@@ -157,7 +157,7 @@ class _Maker:
         groups = 2 if turn < 4 else 3 if turn < 12 else 5  # no multiple of the turn: it would hide the group of heads
         heads = 2 * groups
         single = problem.with_(batch=min(turn, 2), heads=heads, kv_heads=groups, seqlen_q=1, seqlen_k=2 * block_n - 1)
-        rows = max(block_m + 7, block_n // 2 + 42)
+        rows = max((2 if turn == 1 else 1) * block_m + 7, block_n // 2 + 42)  # three tiles of rows, or more heads
         part = self.one.with_(heads=min(turn + 1, 5), seqlen_q=rows, seqlen_k=block_n // 2 + 1)
         return [
             SmallCase("ragged, many key tiles", fitted(self.many, max(1, self.keys - block_n - 3), 5)),

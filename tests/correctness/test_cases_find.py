@@ -28,6 +28,7 @@ EDGE = "min(seqlen_k, end_row + offset)"
 HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
 BALANCED = {"SCHEDULE": "balanced"}
 GIVER, MEMBER = "(blockIdx.y * gridDim.x + blockIdx.x - 1", "tile) * gang + blockIdx.y;"
+TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
 RELEASE = "release(before);\n      }\n#", "}\n#"
 FAULTS = {
     "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
@@ -38,6 +39,28 @@ FAULTS = {
         {"RESCALE": "lazy_8"},
         TESTED,
         "i < FLOATS - 4",
+    ),
+    "a lazy shift that rises for the first head": (
+        "flash_wgmma",
+        PLAIN,
+        {"RESCALE": "lazy_8"},
+        "row_max(s, rise);",
+        "rise[0] = rise[1] = -1.f; if (blockIdx.y == 0) row_max(s, rise);",
+    ),
+    "a lazy shift that rises for the first head under a mask": (
+        "flash_wgmma",
+        PLAIN.with_(mask="causal_lower_right"),
+        {"RESCALE": "lazy_8"},
+        "row_max(s, rise);",
+        "rise[0] = rise[1] = -1.f; if (blockIdx.y == 0) row_max(s, rise);",
+    ),
+    "weights and answers that are cut": ("flash_mma", PLAIN, {}, "cvt.rn.f16x2", "cvt.rz.f16x2"),
+    "the third tile of rows": (
+        "three_kernel",
+        PLAIN,
+        {"PV_BLOCK_M": 64},
+        TRANSPOSED,
+        f"if (blockIdx.x < 2) {TRANSPOSED}",
     ),
     "one key is no key": ("flash_scalar", PLAIN, {}, "keys_end > 0 ?", "keys_end > 1 ?"),
     "a score past fp16": ("three_kernel", PLAIN, HALF, BOUNDED, "fmaxf(x, -65504.f)"),

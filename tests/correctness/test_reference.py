@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
-from evoattn.correctness.judge import judge
+from evoattn.correctness.cases import make_case
+from evoattn.correctness.judge import judge, judge_rounding
 from evoattn.correctness.terms import torch_dtype
 from evoattn.model.mask import MASKS
 from evoattn.model.problem import AttentionProblem
@@ -112,6 +113,27 @@ def test_a_largest_output_may_be_one_unit_off_where_all_happen_to_be_representab
         o = torch.full(problem.shape("o"), 3.0)
         o[0, 0, 5, 7] += off * units
         assert (judge({"o": o.to(torch_dtype(problem))}, answer)[0] == "") == right
+
+
+def test_answers_that_are_cut_are_told_from_rounded_ones():
+    problem = AttentionProblem(1, 2, 1, 40, 67, 64, "bf16")
+    exact = torch.randn(problem.shape("o"), generator=torch.Generator().manual_seed(0)).double()
+    cut = (exact.float().view(torch.int32) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+    assert not judge_rounding(exact.to(torch.bfloat16), exact)
+    assert "too short on average" in judge_rounding(cut, exact)
+    assert "too long on average" in judge_rounding((1.003 * exact).to(torch.bfloat16), exact)
+    assert not judge_rounding(cut[:, :1, :39], exact[:, :1, :39]), "few rows"
+    exact[:, 1] = 0
+    assert "too short" in judge_rounding(torch.where(exact == 0, 0, cut), exact), "rows that see no key do not count"
+
+
+def test_only_plain_inputs_of_16_bit_problems_are_judged_by_their_rounding():
+    plain = AttentionProblem(1, 2, 1, 8, 16, 64, "bf16")
+    assert make_case("", plain, 0, "cpu", double=True).answer.rounds_evenly
+    assert not make_case("", plain, 0, "cpu").answer.rounds_evenly
+    assert not make_case("", plain, 0, "cpu", "rising_maximum", double=True).answer.rounds_evenly
+    for other in (plain.with_(dtype="fp32"), plain.with_(softcap=20.0)):
+        assert not make_case("", other, 0, "cpu", double=True).answer.rounds_evenly
 
 
 def test_large_scores_of_fp32_problems_are_allowed_their_own_rounding():
