@@ -32,7 +32,8 @@ def test_two_blocks_of_rows_whole_tiles_a_part_of_one_and_two_batches(block_m):
     assert grouped.batch == 2 and grouped.group_size == 2 and grouped.layout == "bshd" and grouped.seqlen_q >= 40
     assert whole.seqlen_k == 64 and whole.seqlen_q % block_m == 0 and whole.kv_heads == 2
     assert many.seqlen_k % 32 and part.seqlen_k < 32
-    assert part.seqlen_q > block_m and part.seqlen_q % block_m
+    assert part.seqlen_q > 2 * block_m and part.seqlen_q % block_m
+    assert part.strides("q")[2] > part.strides("k")[2] and part.seqlen_k < 32
 
 
 @pytest.mark.parametrize("mask", ["full", "causal_lower_right"])
