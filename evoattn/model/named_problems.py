@@ -32,9 +32,7 @@ def lookup(name: str) -> AttentionProblem:
     """The problem called `name`. Raises `ProblemError` on an unknown one."""
     problems = named_problems()
     if name not in problems:
-        near = meant(name, problems)  # all of them are many words, of no use beside the right one
-        some = "`evoattn problems` lists all." if near else f"evoattn has {', '.join(problems)}."
-        raise ProblemError(f"Unknown problem {name!r}; {some}{near}")
+        raise ProblemError(f"Unknown problem {name!r}; `evoattn problems` lists all.{meant(name, problems)}")
     return problems[name]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from evoattn.evaluation.main_file import GUARD, require_no_import
 from evoattn.evaluation.workers import WorkerFailed
-from evoattn.model.errors import FailedRun
+from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
@@ -69,7 +69,7 @@ def search(
     budget: str = "1m",
     *,
     gpu: str = "auto",
-    families: Sequence[str] = (),
+    families: Sequence[str] | str = (),
     sampler: str | None = None,
     study: str | None = None,
     seed: int | None = None,
@@ -92,10 +92,13 @@ def search(
     """
     require_no_import()
     wanted = by_name_or_shape(problem) if isinstance(problem, str) else problem
+    if not isinstance(wanted, AttentionProblem):
+        kind = type(problem).__name__
+        raise WrongUse(f"A search is for an AttentionProblem, the name of one or a shape as text, not a {kind}.")
     words = SearchWords(
         gpu,
         budget,
-        families=tuple(families),
+        families=(families,) if isinstance(families, str) else tuple(families),
         sampler=sampler,
         study=study,
         seed=seed,

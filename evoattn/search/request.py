@@ -146,15 +146,13 @@ def choose_boards(text: str | None, devices: list[DetectedDevice]) -> tuple[Dete
     if text is None:
         return ()
     numbers = read_numbers(text)
+    if not devices:
+        raise GpuError("There is no CUDA device here; leave --devices out, and search offline by --gpu l4 or the like.")
     here = {device.index: device for device in devices}
     for number in numbers or ():
         if number not in here:
-            raise GpuError(
-                f"There is no CUDA device {number} here; --devices may name {', '.join(map(str, here)) or 'none'}."
-            )
+            raise GpuError(f"There is no CUDA device {number} here; --devices may name {', '.join(map(str, here))}.")
     boards = tuple(here[n] for n in (sorted(here) if numbers is None else numbers))
-    if not boards:
-        raise GpuError("There is no CUDA device here; leave --devices out to search offline.")
     require_alike(boards)
     return boards
 

@@ -30,7 +30,7 @@ def tools(device=FakeDevice) -> Tools:
 
 
 def search(tmp_path, **words):
-    words = dict(families=["flash_mma"], budget="12trials", jobs=1, machines=Machines(HERE), tools=tools()) | words
+    words = dict(families="flash_mma", budget="12trials", jobs=1, machines=Machines(HERE), tools=tools()) | words
     return evoattn.search(PROBLEM, db=str(tmp_path / "db.sqlite"), **words)
 
 
@@ -73,6 +73,11 @@ def test_a_script_without_a_guard_is_told_so_and_its_workers_begin_no_study(tmp_
     storage = Storage.open(db)
     assert len(storage.studies()) == 1
     storage.close()
+
+
+def test_what_is_no_problem_is_one_sentence(tmp_path):
+    with pytest.raises(WrongUse, match=r"a shape as text, not a tuple\.$"):
+        evoattn.search((1, 16, 1024, 64), gpu="l4", db=str(tmp_path / "db.sqlite"))
 
 
 class NeverStarts(FakeDevice):
