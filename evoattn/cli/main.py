@@ -67,6 +67,8 @@ def _said(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
         typer.echo(getattr(error, "message", ""), err=True)
         return int(exit_code)
+    if message.startswith("Got unexpected extra argument") and "=" in message:
+        message += ": a shape with spaces in it stands in quotes"
     command = ctx.command_path if ctx else "evoattn"
     typer.echo(f"evoattn: {message}{'' if message.endswith('?') else '.'} See `{command} --help`.", err=True)
     return int(exit_code)

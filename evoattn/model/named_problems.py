@@ -32,6 +32,8 @@ def lookup(name: str) -> AttentionProblem:
     """The problem called `name`. Raises `ProblemError` on an unknown one."""
     problems = named_problems()
     if name not in problems:
+        if "=" in name:
+            raise ProblemError(f"{name!r} is a shape, not the name of a problem: --shape takes it.")
         raise ProblemError(f"Unknown problem {name!r}; `evoattn problems` lists all.{meant(name, problems)}")
     return problems[name]
 

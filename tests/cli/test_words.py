@@ -93,6 +93,11 @@ def test_a_search_speaks_before_it_imports_anything_slow():
         (("pick", "--gpu", "l4", "--problem", ""), "Unknown problem ''"),
         (("search", "--gpu", "l4", "--study", ""), "leave --study out"),
         (("search", "--gpu", "l4", "--shape", "seed_h100"), "the name of a problem"),
+        (("search", "--gpu", "l4", "--problem", "B=1,H=2,S=96,D=32"), "--shape takes it."),
+        (
+            ("search", "--gpu", "l4", "--shape", "B=1", "H=2", "S=96", "D=32"),
+            "a shape with spaces in it stands in quotes",
+        ),
         (("search", "--gpu", "l4", "--problem", "seed_h10"), "Did you mean seed_h100?"),
         (("search", "--gpu", "l4", "--sampler", "geneti"), "Did you mean genetic?"),
         (("search", "--gpu", "l4", "--family", "Flash_MM"), "Did you mean flash_mma?"),
