@@ -25,7 +25,7 @@ from evoattn.portfolio.emphasis import BRIEF_US, kind_of
 from evoattn.portfolio.pick import REFINED_DIM, class_kernels
 from evoattn.portfolio.refine import A_GENE, doubt, genes_from
 from scripts.cost.fit import EACH
-from scripts.cost.measured import Row, files, read, thinned
+from scripts.cost.measured import Row, files, launched_as_today, read, thinned
 from scripts.cost.table import Floats
 
 LEAST = 6
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("campaigns", type=Path, nargs="+")
     parser.add_argument("--judged", type=int, default=EACH, help="as the fit was told")
     options = parser.parse_args()
-    rows, stored = thinned(read(files()), options.judged), np.load(options.scores)
+    rows, stored = thinned(launched_as_today(read(files())), options.judged), np.load(options.scores)
     scores = np.full((1 + len(stored["beside"]), len(rows)), np.nan)
     scores[:, stored["row"]] = np.stack([stored["score"], *stored["beside"]])
     if not np.allclose(np.array([row.us for row in rows])[stored["row"]], stored["us"]):

@@ -23,7 +23,7 @@ from evoattn.cost.fitted import BESIDE, DATA, Fitted, save
 from scripts.cost.fitting import REFEREED, fit, predict
 from scripts.cost.judge import HEAD, Judgement, spread_table
 from scripts.cost.judged_sets import judged_sets, problem_keys
-from scripts.cost.measured import Row, files, read, thinned
+from scripts.cost.measured import Row, files, launched_as_today, read, thinned
 from scripts.cost.table import Floats, Numbers, Table, make_table
 
 EACH = 40
@@ -119,7 +119,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     started, paths, jobs = time.monotonic(), options.files or files(), options.jobs
-    every = read(paths)
+    every = launched_as_today(read(paths))
     thin = thinned(every, options.each)
     if options.fit_only:
         save(fit(make_table(thin, "both", jobs), np.arange(len(thin))), options.fit_only)

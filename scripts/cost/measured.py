@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -25,6 +26,8 @@ LANDSCAPE_FOLD = 8
 LATE_LAUNCH = ("h100-2026-11-22-a", "h100-2026-11-22-b", "h100-2026-11-22-c")
 """Campaigns in which one launch that the CPU was late with was sometimes taken for a time. Of a problem whose best is
 short, times that may be such are left out."""
+GANGS_SINCE = "2026-11-23"
+"""Kernels whose blocks are gangs today (`evoattn/families/gangs.py`) had none in what was saved before."""
 
 
 def files() -> list[Path]:
@@ -42,6 +45,17 @@ def read(paths: Iterable[Path]) -> list[Row]:
     return without_late(list(rows.values()))
 
 
+def launched_as_today(rows: Iterable[Row]) -> list[Row]:
+    """The rows but those of kernels that have gangs today and had none when they were timed."""
+    return [row for row in rows if row.saved >= GANGS_SINCE or not _has_gangs(row)]
+
+
+def _has_gangs(row: Row) -> bool:
+    if row.family != "flash_wgmma" or row.config.params["SCHEDULE"] != "balanced":
+        return False
+    return FAMILIES[row.family].launches(row.problem, row.config, row.gpu)[0].grid[1] > 1
+
+
 def _rows(path: Path) -> Iterator[Row]:
     if path.parent.name == "landscapes" or path.name.startswith("landscapes"):
         yield from _of_landscapes(landscape.load(path))
@@ -53,7 +67,7 @@ def _rows(path: Path) -> Iterator[Row]:
         return
     late = path.name.removesuffix(".jsonl.gz") in LATE_LAUNCH
     for group in groups:
-        yield from _of_group(card, group, late)
+        yield from _of_group(card, group, late, about["saved"])
 
 
 def _of_landscapes(landscapes: Iterable[landscape.Landscape]) -> Iterator[Row]:
@@ -63,10 +77,11 @@ def _of_landscapes(landscapes: Iterable[landscape.Landscape]) -> Iterator[Row]:
             if card is not None and found.best_us is not None and found.state == "right":
                 config = KernelConfig(found.family, found.params)
                 problem = one.problem.with_()
-                yield Row(card, problem, config, found.registers, found.spills, found.best_us, "landscape")
+                numbers = found.registers, found.spills, found.best_us
+                yield Row(card, problem, config, *numbers, "landscape", one.about["saved"])
 
 
-def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]:
+def _of_group(card: GpuSpec, group: dict[str, Any], late: bool, saved: str) -> Iterator[Row]:
     """A campaign's group: times of the search, and in their place those of the final table, taken in turns."""
     problems = [_problem(p) for p in group["problems"]]
     kernels = {k["id"]: k for k in group["kernels"] if k["state"] == "right" and k["registers"]}
@@ -87,7 +102,7 @@ def _of_group(card: GpuSpec, group: dict[str, Any], late: bool) -> Iterator[Row]
                 continue
             k = kernels[name]
             config = KernelConfig(k["family"], k["params"])
-            yield Row(card, problem, config, k["registers"], k["spill_bytes"], us, "campaign")
+            yield Row(card, problem, config, k["registers"], k["spill_bytes"], us, "campaign", saved)
 
 
 def _may_be_late(us: float, best: float, rough: bool) -> bool:

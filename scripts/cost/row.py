@@ -21,6 +21,8 @@ class Row:
     us: float
     source: str
     """`campaign`: found by a search, so mostly good. `landscape`: good and bad alike."""
+    saved: str = ""
+    """The day on which it was saved, as 2026-11-23."""
 
     @property
     def family(self) -> str:

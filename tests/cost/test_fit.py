@@ -21,7 +21,7 @@ from scripts.cost.boosting import TREES, HistGradientBoostingRegressor, fit_tree
 from scripts.cost.fit import Data, folds
 from scripts.cost.judge import LEAST, judge, spread_table
 from scripts.cost.judged_sets import for_all_cards
-from scripts.cost.measured import Row, files, thinned
+from scripts.cost.measured import Row, files, launched_as_today, thinned
 from scripts.cost.other_card import fits_of
 from scripts.cost.table import make_table
 
@@ -89,6 +89,17 @@ def test_problems_are_told_apart_by_how_much_their_kernels_differ():
 def rows(source="campaign"):
     configs = list(load_space("flash_mma", H100).starting_configs())
     return [Row(H100, PROBLEM, c, 128, 0, 10.0 + i, source) for i, c in enumerate(configs)]
+
+
+def test_times_of_another_launch_are_not_in_the_fit():
+    problem = parse_shape("B=5,H=12,Sq=494,Sk=6272,D=96,dtype=bf16")
+    start = load_space("flash_wgmma", H100).starting_configs()[0].params | {"BLOCK_M": 128, "BLOCK_N": 80}
+    balanced, fixed = (KernelConfig("flash_wgmma", start | {"SCHEDULE": name}) for name in ("balanced", "fixed"))
+    before, since, other = (
+        Row(H100, problem, config, 128, 0, 200.0, "campaign", saved)
+        for config, saved in ((balanced, "2026-11-22"), (balanced, "2026-11-23"), (fixed, "2026-11-22"))
+    )
+    assert launched_as_today([before, since, other]) == [since, other]
 
 
 def test_a_third_of_the_rows_that_are_kept_are_the_fastest():
