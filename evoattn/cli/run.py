@@ -56,8 +56,12 @@ def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> 
     best = f", best {leaders[0].timing.median_us:.2f} µs" if leaders and leaders[0].timing else ""
     trials = sum(prepared.storage.counts(earlier).values())
     print_text(console, f"Searched before, in study {earlier.name} ({trials} trials{best}). To go on with that one:")
+    _print_resume(prepared, earlier, console)
+
+
+def _print_resume(prepared: PreparedSearch, study: Study, console: Console) -> None:
     db = [["--db", place]] if (place := unusual(prepared.words.db)) else []
-    words = [["evoattn", "search"], ["--resume"], ["--study", earlier.name], *db]
+    words = [["evoattn", "search"], ["--resume"], ["--study", study.name], *db]
     print_lines(console, command(words, min(console.width, WIDEST)))
 
 
@@ -112,6 +116,9 @@ def _search(
         f"{progress.candidates_per_second:.2f} per second; {progress.starting_seconds:.1f} s to start"
         + (f"; {_workers(progress)} busy {progress.busy_share:.0%} of the time." if wanted.device else "."),
     )
+    if running.interrupted:
+        print_text(console, "To go on with it:")
+        _print_resume(prepared, prepared.study, console)
     if progress.speeds:
         print_text(console, _boards(progress))
     if ended == "budget spent" and not progress.measured:

@@ -121,6 +121,7 @@ def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
     assert len(before) >= 4 and len(set(before)) == len(before)
     if how != signal.SIGKILL:
         assert process.returncode == 0 and "interrupted" in output and "Best kernel: trial" in output, output
+        assert "To go on with it:\n  evoattn search --resume --study stopped" in output
     assert len(workers) == 3 and not died(db)
     wait_until(lambda: not any(map(lives, workers)), 10)  # no worker outlives the search
     resumed = start(db, "--budget", "3trials", "--resume", "--jobs", "1")
