@@ -16,7 +16,9 @@ HANDS_ON = re.compile(r"attention_interface\(\s(?:[^()]|\([^()]*\))*?\bsliding_w
 """A call of attention with the window of its layer."""
 MAKES_WINDOWS = re.compile(r"\bcreate_(?:bidirectional_)?sliding_window\w*mask|\bcreate_masks_for_generate\b")
 """The model has masks made for its windows."""
-SUPPORTS = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
+BEYOND_SDPA = re.compile(r"attention_interface\(\s(?:[^()]|\([^()]*\))*?\b(?:s_aux|softcap)=")
+"""A call of attention with sinks or a soft cap."""
+FUSED = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
 
 
 def _model_of(config: Any) -> Any:
@@ -39,13 +41,24 @@ def _search(config_class: Any, _loaded: int) -> Any:
 
 
 @functools.cache
+def _code(model: Any) -> str:
+    """Of the model's module; empty where it cannot be read."""
+    try:
+        return inspect.getsource(sys.modules[model.__module__])
+    except (OSError, TypeError):
+        return ""
+
+
+@functools.cache
 def _takes_attention(model: Any) -> bool:
-    """Whether a model runs the attention that it is asked for: transformers refuses none of a registered name. A model
-    for which it refuses all of its own wants masks that are added to scores."""
-    takes = model._can_set_attn_implementation() and any(getattr(model, name, False) for name in SUPPORTS)
+    """As `takes_attention`. Transformers refuses no model of a registered name. One for which it refuses all of its own
+    fused attention, or "sdpa" though nothing is asked for that "sdpa" lacks, wants masks that are added to scores."""
+    fused = any(getattr(model, name, False) for name in FUSED)
+    takes = model._can_set_attn_implementation() and fused
+    takes = takes and bool(model._supports_sdpa or BEYOND_SDPA.search(_code(model)))
     if not takes:
         warnings.warn(
-            f"evoattn: {model.__name__} takes no attention but transformers' own; it gets the masks of "
+            f"evoattn: transformers has no fused attention for all of {model.__name__}; it gets the masks of "
             'attn_implementation="eager".',
             RuntimeWarning,
             stacklevel=2,
@@ -55,17 +68,14 @@ def _takes_attention(model: Any) -> bool:
 
 @functools.cache
 def _hands_on_windows(model: Any) -> bool:
-    try:
-        code = inspect.getsource(sys.modules[model.__module__])
-    except (OSError, TypeError):
-        return False
+    code = _code(model)
     return bool(HANDS_ON.search(code) and MAKES_WINDOWS.search(code))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_attention(config: Any) -> bool:
-    """Whether layers of a model of this config call the attention that they are asked for. True where its code is not
-    known. Warns once of each model that does not."""
+    """Whether the layers of a model of this config call the attention that they are asked for, and say what they need
+    of it. True where its code is not known. Warns once of each model for which it is not so."""
     model = _model_of(config)
     return model is None or _takes_attention(model)
 

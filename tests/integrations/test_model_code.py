@@ -34,6 +34,13 @@ def megatron_bert():
     return transformers.MegatronBertForMaskedLM, config
 
 
+def pegasus_x():
+    """Layers of its decoder do not say that they are causal."""
+    sizes = dict(d_model=64, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+    config = transformers.PegasusXConfig(**sizes, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=99)
+    return transformers.PegasusXForConditionalGeneration, config
+
+
 def phimoe():
     """Its masks have windows, of which its layers do not tell."""
     return transformers.PhimoeForCausalLM, transformers.PhimoeConfig(**LLAMA, **EXPERTS, sliding_window=8)
@@ -82,13 +89,21 @@ def same(answers):
 MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32]
 
 
-@pytest.mark.filterwarnings("ignore:evoattn. .* takes no attention:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("side", ["", "left", "right"])
 def test_logits_are_eagers(tmp_path, make, side):
     real = padded(side).bool() if side else torch.ones(2, 20, dtype=torch.bool)
     inputs = {"attention_mask": padded(side)} if side else {}
     same(of_both(make, tmp_path, lambda model: model(input_ids=TOKENS, **inputs).logits[real]))
+
+
+@pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
+def test_masks_are_there_where_layers_do_not_say_what_they_are(tmp_path):
+    words = dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9])
+    same(of_both(pegasus_x, tmp_path, lambda model: model(**words).logits))
+    splinter = transformers.SplinterModel, transformers.SplinterConfig(**SIZES, intermediate_size=32)
+    same(of_both(lambda: splinter, tmp_path, lambda model: model(input_ids=TOKENS).last_hidden_state))
 
 
 def test_windows_are_those_of_the_mask(tmp_path):
@@ -112,7 +127,7 @@ def test_a_model_without_the_interface_is_told_of_once(tmp_path):
         for _ in range(2):
             of_both(bloom, tmp_path, lambda model: model(input_ids=TOKENS).logits)
     ours = [str(one.message) for one in said if "evoattn" in str(one.message)]
-    assert len(ours) == 1 and "takes no attention but transformers' own" in ours[0]
+    assert len(ours) == 1 and "has no fused attention for all of Bloom" in ours[0]
 
 
 def test_position_biases_over_an_empty_static_cache(tmp_path):
