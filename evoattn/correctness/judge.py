@@ -9,7 +9,7 @@ import torch
 from evoattn.correctness.arena import UNWRITTEN, bits
 from evoattn.correctness.reference import Answer
 
-LEAST_ROWS, LEANS, DEVIATIONS = 40, 0.15, 6.0
+LEAST_ROWS, LEANS, DEVIATIONS = 40, 0.15, 4.0
 """Rows that an average is taken of, what it may be in units of the dtype's `eps`, and standard errors on top."""
 
 Outputs = dict[str, torch.Tensor]
