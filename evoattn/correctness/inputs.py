@@ -41,7 +41,7 @@ def make_inputs(
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
-    `large_logits_two_keys` has a second such key among the first, so that half of the rows rise from either end on,
+    `large_logits_two_keys` has a second such key among the first, so that eight rows by turns rise from either end on,
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
     meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
     `scores_past_fp16` gives a query one key that is more octaves above all others than fp16 has, or all keys as far
@@ -81,6 +81,12 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         return
     if kind.startswith("large_logits") and name == "q":
         values *= 30 if kind == "large_logits" else 300
+        if kind == "large_logits_two_keys":
+            _eight_by_eight(values)
+    elif kind == "large_logits_two_keys" and name == "k" and rows > 5:
+        for row, sign in ((2, 1), (rows - 3, -1)):
+            values[:, :, row] *= 12
+            values[:, :, row, 0] = sign * 36.0
     elif kind == "huge_keys_within" and name == "k":
         values[:, :, rows // 3] *= 100  # scores that leave even the range of bf16, whichever key comes first
         values[:, :, rows * 2 // 3] *= 30
@@ -89,10 +95,8 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         _lone_rows(values, scale)
     elif kind == "scores_past_fp16":
         _one_dimension_each(values, name, scale)
-    elif kind in ("late_huge_key", "large_logits_late_key", "large_logits_two_keys") and name == "k":
+    elif kind in ("late_huge_key", "large_logits_late_key") and name == "k":
         values[:, :, max(0, rows - 3)] *= 12
-        if kind == "large_logits_two_keys" and rows > 5:
-            values[:, :, 2] *= 12
     elif kind == "rising_maximum" and name == "q":
         values.abs_()
     elif kind == "rising_maximum" and name == "k":
@@ -100,6 +104,14 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         values += torch.linspace(0, 6, rows, device=values.device)[None, None, :, None]
     elif kind == "equal_keys" and name == "k":
         values[:] = values[:, :, :1].clone()
+
+
+def _eight_by_eight(q: torch.Tensor) -> None:
+    """Let the first dimension of K decide, nearly always, and for eight rows after another, queries or heads, the other
+    way than for the next eight."""
+    _, heads, queries, dim = q.shape
+    eights = torch.arange(queries, device=q.device) // 8 + torch.arange(heads, device=q.device)[:, None] // 8
+    q[..., 0] = (300.0 - 600.0 * (eights % 2)) * math.sqrt(dim)
 
 
 def _lone_rows(q: torch.Tensor, scale: float) -> None:
