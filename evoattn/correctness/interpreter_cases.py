@@ -212,8 +212,9 @@ class _Maker:
         if self.params.get("SCHEDULE") == "balanced" and self.params["TILE_ORDER"] in ("by_head", "all_heads"):
             queries = block_m // 2 + 3 if self.params.get("GROUP_ROWS") else 40  # two tiles of rows for each K/V head
             of_sm, gangs = self.number("BLOCKS_PER_SM"), max(2, self.number("BLOCKS_PER_SM"))
-            pairs = problem.with_(batch=1, heads=2 * gangs + 2, kv_heads=gangs + 1, seqlen_q=queries)
-            pairs = pairs.with_(seqlen_k=2 * block_n + 1)
+            kv_heads = 2 * gangs + 1  # a whole round of tiles, then more than one for each gang
+            pairs = problem.with_(batch=1, heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=queries)
+            pairs = pairs.with_(seqlen_k=block_n + 1)
             cases.append(SmallCase("gangs", pairs, sms=math.ceil(2 * gangs / of_sm), cold=True))
         if problem.seqused:
             used = used_cases(problem, block_n)
