@@ -6,9 +6,9 @@
 Of the campaigns' problems of so many queries or more those are taken on which a kernel with SCHEDULE=balanced that has
 gangs today (`evoattn/families/gangs.py`) took the largest part more than the best; of each the fastest such kernel of
 each BLOCK_M. Each is proved on the problem and timed with gangs, without, as SCHEDULE=fixed, and beside the best other
-kernel of the campaigns.
-`--list` compiles and times nothing. `--once WORDS` launches the first kernel of one problem three times with gangs and
-three times without, for Nsight Compute:
+kernel of the campaigns. `--list` compiles and times nothing, and says how often K and V are read from memory, by a
+simulation. `--once WORDS` launches the first kernel of one problem three times with gangs and three times without, for
+Nsight Compute:
 
     ncu --metrics dram__bytes_read.sum,lts__t_sector_hit_rate.pct,gpu__time_duration.sum \\
         -k flash_wgmma python scripts/gangs.py docs/campaigns/h100-*.jsonl.gz --once "B=5 H=12"
@@ -17,9 +17,11 @@ three times without, for Nsight Compute:
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import multiprocessing
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evoattn.backends.compiler import compile_candidate
 from evoattn.families.built import BuiltKernel
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.resources import grid, row_tiles
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec, detect_devices
@@ -40,6 +44,8 @@ from scripts.cost.row import Row
 FAMILY = "flash_wgmma"
 ALL_HELD = 1 << 40
 """Bytes of an L2 that holds all keys: no gangs."""
+HELD_BYTES = 30e6
+"""Of L2, for `reads_of_keys`: by it an H100's recorded times are those of the bytes at 3 TB/s, within a tenth."""
 ROUNDS, SEED = 7, 11
 
 
@@ -87,6 +93,38 @@ def variants(one: Compared, gpu: GpuSpec) -> list[tuple[str, KernelConfig, GpuSp
         if FAMILIES[FAMILY].why_invalid(one.problem, fixed, gpu) is None:
             chosen.append((f"{name}, fixed", fixed, gpu))
     return chosen
+
+
+def reads_of_keys(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec, held: float = HELD_BYTES) -> float:
+    """Times that a balanced kernel with TILE_ORDER=by_head reads K and V from memory, if all blocks take as long for a
+    tile of keys and L2 keeps the `held` bytes of them that were read last."""
+    genes = FlashWgmmaGenes.of(config)
+    gangs, gang, _ = grid(problem, genes, gpu)
+    rows, heads = row_tiles(problem, genes)
+    key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    units, sharing = rows * heads // gang, rows * heads // (problem.kv_heads * problem.batch)
+    whole = max(0, units // gangs - 1)
+    steps = (units - whole * gangs) * key_tiles
+    work = []  # of each gang: key tiles, counted through all of its units, in its order
+    for b in range(gangs):
+        first = [turn * gangs + b for turn in range(whole)]
+        taken = [unit * key_tiles + key for unit in first for key in reversed(range(key_tiles))]
+        cut = range(b * steps // gangs, (b + 1) * steps // gangs)
+        work.append(taken + [whole * gangs * key_tiles + step for step in reversed(cut)])
+    cache: OrderedDict[tuple[int, int], None] = OrderedDict()
+    places, missed = int(held / (genes.BLOCK_N * (problem.head_dim + problem.head_dim_v) * problem.element_bytes)), 0
+    for time in range(max(map(len, work))):
+        for member, taken in itertools.product(range(gang), work):
+            if time >= len(taken):
+                continue
+            unit, key = divmod(taken[time], key_tiles)
+            tile = (unit * gang + member) // sharing, key
+            missed += tile not in cache
+            cache[tile] = None
+            cache.move_to_end(tile)
+            if len(cache) > places:
+                cache.popitem(last=False)
+    return missed / (problem.batch * problem.kv_heads * key_tiles)
 
 
 def compilers(jobs: int) -> ProcessPoolExecutor:
@@ -158,7 +196,9 @@ def main() -> int:
         for one in chosen:
             print(f"{one.problem.describe()}: best other {one.best.us:.1f} µs")
             for name, config, of in variants(one, gpu)[1:]:
-                print(f"  {name}, grid {FAMILIES[FAMILY].launches(one.problem, config, of)[0].grid}")
+                by_head = config["SCHEDULE"] == "balanced" and config["TILE_ORDER"] == "by_head"
+                reads = f", {reads_of_keys(one.problem, config, of):.2f} reads of K and V" if by_head else ""
+                print(f"  {name}, grid {FAMILIES[FAMILY].launches(one.problem, config, of)[0].grid}{reads}")
     elif asked.once:
         launch_once(next(one for one in chosen if one.problem.describe().startswith(asked.once)), gpu)
     else:

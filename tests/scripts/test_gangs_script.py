@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangs import compared, gang_of, variants
+from gangs import ALL_HELD, compared, gang_of, reads_of_keys, variants
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
@@ -34,3 +34,11 @@ def test_kernels_with_gangs_are_held_against_the_best_other():
     grids = [FAMILIES["flash_wgmma"].launches(FEW_ROWS, c, gpu)[0].grid for _, c, gpu in variants(one, H100)]
     assert grids[1:3] == [(33, 4, 1), (132, 1, 1)] and grids[0][1] == 1
     assert gang_of(FEW_ROWS.with_(mask="causal_upper_left"), one.balanced[0].config, H100) == 0
+
+
+def test_a_gang_reads_keys_once():
+    config = row(FEW_ROWS, 1.0, BLOCK_M=128).config
+    assert reads_of_keys(FEW_ROWS, config, H100) == 1
+    without = H100.with_limits({"l2_bytes": ALL_HELD})
+    assert 3.5 < reads_of_keys(FEW_ROWS, config, without) <= 4
+    assert reads_of_keys(FEW_ROWS, config, without, held=ALL_HELD) == 1
