@@ -1,18 +1,58 @@
-"""Worker processes import the main file of the program that starts them: a search must not begin in that import."""
+"""The main file of the program that searches: `multiprocessing` has each new process import it, which a search does
+without, unless what it sends to its workers is defined there."""
 
 from __future__ import annotations
 
 import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
 
 from evoattn.model.errors import WrongUse
 
-GUARD = 'put the call under `if __name__ == "__main__":`, as worker processes import the script that starts them'
+_lock = Lock()
+_without = 0
+
+
+@contextmanager
+def without_main_file() -> Iterator[None]:
+    """Worker processes that are started meanwhile do not import the program's main file: it needs no guard, may come
+    from standard input, and its imports cost them no time. They can be sent nothing that it defines."""
+    global _without
+    with _lock:
+        _without += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _without -= 1
+
+
+@contextmanager
+def as_asked() -> Iterator[None]:
+    """Around the start of a process: `multiprocessing` does not see the main file if it is to be left out."""
+    with _lock:
+        main = vars(sys.modules["__main__"])
+        names = ("__file__", "__spec__") if _without else ()
+        kept: dict[str, Any] = {name: main[name] for name in names if name in main}
+        if kept:
+            main.pop("__file__", None)
+            main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.update(kept)
 
 
 def require_no_import() -> None:
-    """Raise `WrongUse` in a worker process that imports the main file, where no process can be started.
+    """Raise `WrongUse` in a process of another library that imports the main file, where no process can be started.
 
     As `multiprocessing.spawn` finds it out, which says so only after a study has begun.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise WrongUse(f"A search was begun by its own worker process: {GUARD}.")
+        raise WrongUse(
+            "A search was begun by a process that imports the script which started it: put the call under "
+            '`if __name__ == "__main__":`.'
+        )

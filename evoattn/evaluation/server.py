@@ -19,6 +19,8 @@ from multiprocessing.context import ForkServerProcess, SpawnProcess
 from threading import Event
 from typing import Any
 
+from evoattn.evaluation import main_file
+
 PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -66,7 +68,7 @@ def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> ForkServerP
     """A process forked from the server, which is waited for."""
     start()
     process = CONTEXT.Process(target=target, args=arguments, daemon=True)
-    with without_interrupts():
+    with without_interrupts(), main_file.as_asked():
         process.start()
     _has_forked.set()
     return process
@@ -75,7 +77,7 @@ def fork(target: Callable[..., None], arguments: tuple[Any, ...]) -> ForkServerP
 def spawn(target: Callable[..., None], arguments: tuple[Any, ...]) -> SpawnProcess:
     """A process with none of the server's imports."""
     process = BESIDE.Process(target=target, args=arguments, daemon=True)
-    with without_interrupts():
+    with without_interrupts(), main_file.as_asked():
         process.start()
     return process
 

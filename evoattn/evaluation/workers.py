@@ -27,12 +27,7 @@ REFRESH_SECONDS = 0.1
 
 
 class WorkerFailed(FailedRun):
-    """A worker process cannot be started: its message is one sentence. `exited`: the process ended by itself before it
-    made its handler, as it does where the script that it imports raises."""
-
-    def __init__(self, sentence: str, exited: bool = False) -> None:
-        super().__init__(sentence)
-        self.exited = exited
+    """A worker process cannot be started: its message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class BaseWorker(ABC):
 
     def __init__(self) -> None:
         self.ready = self.busy = False
-        self.failures_to_start, self.start_failure, self._exited = 0, "", False
+        self.failures_to_start, self.start_failure = 0, ""
         self._tag: Any = None
         self._doing, self._started, self._deadline = "", 0.0, math.inf
 
@@ -80,8 +75,7 @@ class BaseWorker(ABC):
         """Raises `WorkerFailed` once the process failed to start `START_TRIES` times in a row."""
         if self.failures_to_start >= START_TRIES:
             raise WorkerFailed(
-                f"A worker process failed to start {START_TRIES} times; the last time: {self.start_failure}",
-                self._exited,
+                f"A worker process failed to start {START_TRIES} times; the last time: {self.start_failure}"
             )
 
     @abstractmethod
@@ -199,18 +193,18 @@ class Worker(BaseWorker):
             self._process.join(1)
             code = self._process.exitcode
             how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
-            return self._lost(Ending.DIED, f"The worker process ended with {how}.", exited=bool(code and code > 0))
+            return self._lost(Ending.DIED, f"The worker process ended with {how}.")
         if self.overdue:
             limit = self._deadline - self._started if self.busy else START_SECONDS
             return self._lost(Ending.TIMEOUT, f"It ran past its limit of {limit:.0f} s and was ended.")
         return None
 
-    def _lost(self, ending: Ending, value: Any, exited: bool = False) -> Outcome | None:
+    def _lost(self, ending: Ending, value: Any) -> Outcome | None:
         """Replace the process; the outcome of its task, or None if it had none."""
         had_task = self.busy
         if not self.ready:
             self.failures_to_start += 1
-            self.start_failure, self._exited = value, exited
+            self.start_failure = value
         self.stop()
         self._spawn()
         return self._end(ending, value) if had_task else None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from evoattn.evaluation.main_file import require_no_import
+from evoattn.evaluation.main_file import require_no_import, without_main_file
 from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
@@ -199,9 +199,7 @@ def tune(
     budget is for comparisons, the problems that take the most time first; what they do not reach stays as it is. A
     winner was right on the device and clearly ahead of what runs today and of SDPA in one interleaved run. It is kept
     in the user's data folder (`wins.json`): this process and later ones take it. An interrupt keeps the winners of the
-    problems that were compared. Runs worker processes, so that a
-    script that calls it needs the usual `if __name__ == "__main__":`. Raises `WrongUse` for a wrong budget or shape,
-    `FailedRun` without a known GPU.
+    problems that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU.
     """
     require_no_import()
     seconds = parse_budget(budget).seconds
@@ -223,7 +221,7 @@ def tune(
     tuned: dict[int, Tuned] = {}
     if groups:
         started = time.monotonic()
-        with _kept() as wins, (make_engine or _engine)(groups, gpu) as engine:
+        with without_main_file(), _kept() as wins, (make_engine or _engine)(groups, gpu) as engine:
 
             def say(stage: str) -> None:
                 refresh(TuneProgress(stage, time.monotonic() - started, engine.compiled, engine.measured))

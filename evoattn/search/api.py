@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from evoattn.evaluation.main_file import GUARD, require_no_import
-from evoattn.evaluation.workers import WorkerFailed
+from evoattn.evaluation.main_file import require_no_import, without_main_file
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
@@ -85,8 +84,7 @@ def search(
 
     The other words are those of `evoattn search`; all trials are recorded in the database `db`, the usual one unless
     given. `refresh` is called with the progress several times per second. `machines` and `tools` are those
-    that the words name unless given. Worker processes import the caller's main file, so that a script needs the usual
-    `if __name__ == "__main__":`.
+    that the words name unless given.
 
     Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
     """
@@ -108,7 +106,8 @@ def search(
         ray=ray,
     )
     request = replace(read_words(words), problem=wanted)
-    with nullcontext(machines) if machines else machines_of(words) as found:
+    alone = without_main_file() if tools is None else nullcontext()
+    with alone, nullcontext(machines) if machines else machines_of(words) as found:
         return _run(request, plan(words, wanted, found.devices), found, refresh, tools)
 
 
@@ -137,10 +136,6 @@ def _run_study(
             running = make_search(prepared, machines, tools, crew)
             progress = running.run(prepared.budget, lambda: refresh(running.progress))
         leaders = storage.leaderboard(record, 1)
-    except WorkerFailed as error:
-        if not error.exited:
-            raise
-        raise WorkerFailed(f"{error} In a script, {GUARD}.") from None
     finally:
         storage.close()
     if not leaders:
