@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 from io import TextIOWrapper
+from typing import TextIO
 
 
 def _has_driver() -> bool:
@@ -21,10 +23,16 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _nowhere() -> TextIO:
+    """In place of a stream that the caller has closed, as a shell does by `>&-`."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
 def main() -> None:
     """Entry point of the `evoattn` command. Ctrl-C ends it with a sentence while it still imports, too; so does
     SIGTERM, by which `timeout`, containers and batch systems ask for an end."""
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):  # a locale without a letter gets a question mark in its place
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -32,6 +40,9 @@ def main() -> None:
         _run()
     except KeyboardInterrupt:
         print("evoattn: Interrupted.", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:  # of the help, which no command's own `errors` surrounds
+        print(f"evoattn: {error.strerror or error}.", file=sys.stderr)
         sys.exit(1)
 
 

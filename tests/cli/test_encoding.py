@@ -51,3 +51,19 @@ def test_a_locale_without_the_letters_is_no_error(words):
     )
     assert b"Traceback" not in done.stderr and done.returncode in (0, 2)
     assert done.stdout.decode("ascii")
+
+
+@pytest.mark.parametrize(
+    "ending, code, said",
+    [
+        ("--help >/dev/full", 1, "evoattn: No space left on device.\n"),
+        ("families >/dev/full", 1, "evoattn: No space left on device.\n"),
+        ("families >&-", 0, ""),
+        ("report --db /none 2>&-", 1, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_costs_no_traceback(ending, code, said):
+    done = subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' -m evoattn {ending}"], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
