@@ -4,7 +4,8 @@
 
 Of each call: two runs, the same bit for bit, over memory that was poisoned with NaN before; inputs unchanged; nothing
 written beside a given `out`; the answer and the log-sum-exp against the formula in float64 by flash-attention's rule.
-The second run of 4 calls of 10 is compiled, a CUDA graph's, of several threads or streams, or SDPA's in nested blocks.
+The second run of half of the calls is compiled, a CUDA graph's, of several threads or streams, SDPA's in nested blocks,
+in a mode of torch (inference, autocast, deterministic algorithms, gradients) or by a transform.
 Where no kernel runs, the reason is counted and PyTorch's answer is judged, too. `--jobs` processes compile kernels
 ahead. After a call that breaks the device another process goes on. Exit code 1 if anything is wrong. Without a GPU
 PyTorch answers all calls.

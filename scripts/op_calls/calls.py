@@ -17,9 +17,11 @@ HEAD_DIMS = (8, 16, 20, 24, 32, 40, 48, 64, 64, 72, 80, 88, 96, 100, 112, 128, 1
 LENGTHS = (1, 2, 3, 7, 16, 17, 31, 63, 64, 65, 113, 127, 128, 129, 203, 239, 256, 257, 511, 799, 1023, 1025, 2047, 4099)
 GROUPS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 16)
 PLACES = ("bhsd", "bhsd", "bshd", "bshd", "sbhd", "fused", "wide", "every other", "late", "odd start", "expanded")
-PLACES += ("expanded heads", "columns")
-NUMBERS = ("normal", "normal", "normal", "large", "late key", "equal keys")
-OUTS = ("", "", "", "given", "given", "other order", "query")
+PLACES += ("expanded heads", "expanded rows", "expanded columns", "columns")
+NUMBERS = ("normal", "normal", "normal", "large", "late key", "equal keys", "nan", "inf")
+OUTS = ("", "", "", "given", "given", "other order", "every other column", "query")
+TABLES = ("", "", "int64", "turned", "shared", "wild")
+BIAS_PLACES = ("", "", "expanded", "turned", "odd start", "fewer dimensions")
 PAGES = (16, 32, 64, 128, 256, 24)
 VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "mask", "seqused")
 MOST_BATCH, MOST_BIASES = 70, 1 << 26
@@ -53,13 +55,19 @@ class Call:
     window: tuple[int, int] | None = None
     softcap: float = 0.0
     sink: bool = False
+    """Every third of them is -inf."""
     alibi: bool = False
     bias: str = ""
     """The dimensions over which it differs, of b, h, q and k."""
     mask: str = ""
     """`bool` or `float`: an `attn_mask` with the dimensions of `bias`."""
+    bias_places: str = ""
+    """How a bias or mask lies in memory."""
     seqused: bool = False
     page: int = 0
+    table: str = ""
+    """What is unusual in the table of pages: `shared` ones are in several sequences, `wild` entries, behind the last
+    key, name no page."""
 
     @property
     def flops(self) -> float:
@@ -69,9 +77,15 @@ class Call:
 
     @property
     def biases(self) -> int:
-        """Elements of the bias or mask."""
+        """Elements of the bias or mask, or of what it is expanded to."""
         sizes = {"b": self.batch, "h": self.heads, "q": self.seqlen_q, "k": self.seqlen_k}
-        return math.prod(sizes[letter] for letter in self.bias)
+        return math.prod(sizes[letter] for letter in ("bhqk" if self.bias_places == "expanded" else self.bias))
+
+    @property
+    def masked(self) -> bool:
+        """Whether torch would take a mask tensor: a NaN of a key that it hides stays one there."""
+        lower = self.is_causal and self.causal == "lower_right" and self.seqlen_q != self.seqlen_k
+        return bool(self.window or self.bias or self.mask or self.alibi or self.seqused) or lower
 
     @property
     def plain(self) -> bool:
@@ -116,10 +130,13 @@ def _shape(rng: random.Random) -> Call:
     queries, keys = (rng.choice(LENGTHS) if rng.random() < 0.7 else _log(rng, 4096) for _ in "qk")
     kind = rng.random()
     queries, keys = (keys, keys) if kind < 0.3 else (1, keys) if kind < 0.45 else (queries, keys)
+    batch = _log(rng, MOST_BATCH)
+    if kind > 0.97:  # an empty tensor
+        batch, queries, keys = rng.choice(((0, queries, keys), (batch, 0, keys), (batch, queries, 0)))
     dim = rng.choice(HEAD_DIMS)
     return Call(
         0,
-        batch=_log(rng, MOST_BATCH),
+        batch=batch,
         heads=kv_heads * group,
         kv_heads=kv_heads,
         seqlen_q=queries,
@@ -137,12 +154,15 @@ def _with_arguments(rng: random.Random, call: Call) -> Call:
     """The call with some of the arguments beyond shapes."""
     op: Literal["attention", "paged", "varlen"]
     op = rng.choices(("attention", "paged", "varlen"), (70, 15, 15))[0]
+    if not (call.batch and call.seqlen_q and call.seqlen_k):
+        op = "attention"
     call = replace(call, op=op, numbers=rng.choice(NUMBERS), out=rng.choice(OUTS))
     if rng.random() < 0.3:
         call = replace(call, scale=rng.choice((0.05, 0.125, 0.3, 1.0)))
     if op == "paged":
         page = rng.choice(PAGES)
         call = replace(call, page=page, places=rng.choice(("bhsd", "wide", "late")), causal="lower_right", seqused=True)
+        call = replace(call, table=rng.choice(TABLES))
     elif op == "varlen":
         call = replace(call, places=rng.choice(("bshd", "fused", "wide", "late")), causal="lower_right")
     if call.out == "query" and (call.value_dim != call.head_dim or call.places.startswith("expanded")):
@@ -151,6 +171,9 @@ def _with_arguments(rng: random.Random, call: Call) -> Call:
     wanted = rng.sample(VARIANTS, rng.choice((0, 0, 1, 1, 2))) if rng.random() < 0.6 else []
     for name in wanted:
         call = _with_variant(rng, call, name)
+    own = call.op == "attention" and not call.places.startswith("expanded")
+    if (call.numbers in ("nan", "inf") and (call.masked or not own)) or not call.seqlen_k:
+        call = replace(call, numbers="normal")
     return call
 
 
@@ -176,9 +199,10 @@ def _with_variant(rng: random.Random, call: Call, name: str) -> Call:
     if name == "alibi" and not (call.bias or call.mask):
         return replace(call, alibi=True)
     if name == "bias" and plain and not (call.alibi or call.mask):
-        return replace(call, bias=_over(rng, call))
+        return replace(call, bias=_over(rng, call), bias_places=rng.choice(BIAS_PLACES))
     if name == "mask" and plain and not (call.alibi or call.bias):
-        return replace(call, mask=rng.choice(("bool", "float")), bias=_over(rng, call), is_causal=False)
+        call = replace(call, mask=rng.choice(("bool", "float")), bias=_over(rng, call), is_causal=False)
+        return replace(call, bias_places=rng.choice(BIAS_PLACES))
     if name == "seqused" and plain:
         return replace(call, seqused=True)
     return call

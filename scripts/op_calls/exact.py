@@ -45,13 +45,13 @@ def sequences(call: Call, made: Made, out: Tensor, lse: Tensor) -> Iterator[Sequ
     used = [call.seqlen_k] * call.batch if made.used is None else made.used.tolist()
     for b, keys in enumerate(used):
         if made.table is not None:
-            pages = made.table[b].long()
+            pages = made.table[b, : -(-keys // call.page)].long()
             k, v = (cache[pages].flatten(0, 1)[:keys].transpose(0, 1) for cache in (made.k, made.v))
             yield Sequence(made.q[b].transpose(0, 1), k, v, None, out[b].transpose(0, 1), lse[b])
             continue
         bias = None
         if made.bias is not None:
-            whole = made.bias.expand(-1, -1, -1, call.seqlen_k)
+            whole = made.bias[(None,) * (4 - made.bias.dim())].expand(-1, -1, -1, call.seqlen_k)
             bias = whole[b if whole.shape[0] > 1 else 0, ..., :keys]
         yield Sequence(made.q[b], made.k[b, :, :keys], made.v[b, :, :keys], bias, out[b], lse[b])
 
@@ -131,8 +131,9 @@ def why_wrong(call: Call, made: Made, answer: Tensor, lse: Tensor | None) -> tup
         fill(call, made, rough, answer.dtype)
     if not answer.numel():
         return "", 0.0
-    if torch.isnan(answer).any():
-        return f"{int(torch.isnan(answer).sum())} of {answer.numel()} outputs are NaN", math.inf
+    if not torch.equal(torch.isnan(answer), nan := torch.isnan(exact)):
+        return f"{int(torch.isnan(answer).sum())} of {answer.numel()} outputs are NaN, not {int(nan.sum())}", math.inf
+    answer, exact, low = (tensor.masked_fill(nan, 0) for tensor in (answer, exact, low))
     off, rough, eps = answer.double() - exact, low.double() - exact, torch.finfo(answer.dtype).eps
     rounded = exact.to(answer.dtype)
     nudged = (rounded + 0.3 - 0.3).double() - rounded.double()
@@ -154,6 +155,10 @@ def _rows(call: Call) -> tuple[int, int, int]:
 
 def _why_wrong_lse(lse: Tensor, exact: Tensor) -> str:
     """-inf exactly where no key is seen, elsewhere off by no more than the polynomial exponential is."""
+    none = torch.isnan(exact) | torch.isposinf(exact)
+    if not torch.equal(torch.isnan(lse) | torch.isposinf(lse), none):
+        return "the log-sum-exp is a number where the formula's is none, or none where that is one"
+    lse, exact = lse.masked_fill(none, 0), exact.masked_fill(none, 0)
     unseen = torch.isneginf(exact)
     if not torch.equal(torch.isneginf(lse), unseen):
         return "the log-sum-exp is -inf elsewhere than where nothing is seen"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import evoattn
+from op_calls import terms
 from op_calls.calls import Call
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -64,11 +65,11 @@ class Maker:
         call = self.call
         made = {"attention": self._plain, "paged": self._paged, "varlen": self._varlen}[call.op]()
         if call.sink:
-            made.sinks = self._numbers(call.heads)
+            made.sinks = terms.with_hidden(self._numbers(call.heads))
         if call.alibi:
             made.slopes = torch.linspace(0.01, 0.5, call.heads, device=self.device)
         if call.bias:
-            made.bias = self._bias()
+            made.bias = terms.bias(call, self._numbers, self.filled)
         if self.filled:
             self._special(made)
         self._give_out(made)
@@ -101,6 +102,10 @@ class Maker:
             return self._numbers(1, heads, rows, dim).expand(batch, -1, -1, -1)
         if places == "expanded heads" and kv:
             return self._numbers(batch, 1, rows, dim).expand(-1, heads, -1, -1)
+        if places == "expanded rows" and kv:
+            return self._numbers(batch, heads, 1, dim).expand(-1, -1, rows, -1)
+        if places == "expanded columns" and kv:
+            return self._numbers(batch, heads, rows, 1).expand(-1, -1, -1, dim)
         if places == "columns":
             return self._numbers(batch, heads, dim, rows).transpose(2, 3)
         return self._numbers(batch, heads, rows, dim)
@@ -131,13 +136,12 @@ class Maker:
 
     def _paged(self) -> Made:
         call = self.call
-        own = -(-call.seqlen_k // call.page)
-        pages = call.batch * own + 3
+        pages = call.batch * -(-call.seqlen_k // call.page) + 3
         q = self._placed(call.batch, call.seqlen_q, call.heads, call.head_dim, False)
         k = self._placed(pages, call.page, call.kv_heads, call.head_dim, True)
         v = self._placed(pages, call.page, call.kv_heads, call.value_dim, True)
-        order = torch.randperm(pages, generator=self.lengths)[: call.batch * own].view(call.batch, own)
-        return Made(q, k, v, used=self._used(), table=order.to(torch.int32).to(self.device))
+        used = self._used()
+        return Made(q, k, v, used=used, table=terms.table(call, pages, used, self.lengths))
 
     def _varlen(self) -> Made:
         call = self.call
@@ -149,15 +153,6 @@ class Maker:
         first, second = (one.to(self.device) for one in starts)
         return Made(q, k, v, starts=(first, second), longest=(call.seqlen_q, call.seqlen_k))
 
-    def _bias(self) -> Tensor:
-        call = self.call
-        sizes = {"b": call.batch, "h": call.heads, "q": call.seqlen_q, "k": call.seqlen_k}
-        bias = self._numbers(*(size if name in call.bias else 1 for name, size in sizes.items()))
-        if not call.mask or not self.filled:
-            return bias
-        hidden = bias > 0.5
-        return ~hidden if call.mask == "bool" else bias.masked_fill(hidden, -math.inf)
-
     def _special(self, made: Made) -> None:
         """Scores that need rescaling, or are all the same; what lies behind the keys in use is NaN."""
         call = self.call
@@ -168,6 +163,8 @@ class Maker:
             made.k[:, :, -1] *= LARGE
         if call.numbers == "equal keys" and own:
             made.k.copy_(made.k[:, :, :1].clone())
+        if call.numbers in ("nan", "inf") and made.k.shape[0]:
+            made.k[0, 0, call.seqlen_k // 2, 1] = float(call.numbers)
         if made.used is not None and own:
             behind = torch.arange(call.seqlen_k, device=self.device) >= made.used[:, None]
             for tensor in (made.k, made.v):
@@ -180,18 +177,18 @@ class Maker:
             made.out = made.q
         elif call.out:
             shape = *made.q.shape[:-1], call.value_dim
-            size = math.prod(shape)
+            size = math.prod(shape) * (2 if call.out == "every other column" else 1)
             made.room = torch.empty(BAND + size + BAND, dtype=self.dtype, device=self.device)
-            made.out = within(made.room, shape, call.out == "other order")
+            made.out = within(made.room, shape, call.out)
 
 
-def within(room: Tensor, shape: tuple[int, ...], other_order: bool) -> Tensor:
-    """The tensor between the bands of `room`; in another order of dimensions two by two."""
+def within(room: Tensor, shape: tuple[int, ...], out: str) -> Tensor:
+    """The tensor between the bands of `room`; in another order of dimensions two by two, or every other column."""
     inner = room[BAND:-BAND]
-    if not other_order:
-        return inner.view(shape)
     *front, a, b, dim = shape
-    return inner.view(*front, b, a, dim).transpose(-3, -2)
+    if out == "every other column":
+        return inner.view(*front, a, b, 2 * dim)[..., ::2]
+    return inner.view(shape) if out != "other order" else inner.view(*front, b, a, dim).transpose(-3, -2)
 
 
 def called(call: Call, made: Made, strict: bool, out: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,5 @@
-"""The ways in which a drawn call is made a second time: compiled, in a CUDA graph, by threads, on streams, as SDPA."""
+"""The ways in which a drawn call is made a second time: compiled, in a CUDA graph, by threads, on streams, as SDPA, in
+the modes and by the transforms of torch."""
 
 from __future__ import annotations
 
@@ -6,18 +7,22 @@ import math
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import evoattn
 from op_calls.calls import Call
 from op_calls.made import Made, called
 
 Answer = tuple[Tensor, Tensor | None]
-WAYS = ("eager", "graph", "threads", "streams", "sdpa", "compiled")
-WEIGHTS = (60, 10, 8, 8, 8, 6)
+WAYS = ("eager", "graph", "threads", "streams", "sdpa", "compiled", "any size", "autocast", "inference", "vmap")
+WAYS += ("gradients", "deterministic", "fake")
+WEIGHTS = (47, 10, 7, 7, 7, 5, 2, 4, 3, 2, 2, 2, 2)
 AT_ONCE = 3
 """Threads or streams that make the same call."""
 REPLAYS = 3
@@ -36,8 +41,21 @@ def made_by(way: str, call: Call, made: Made) -> list[Answer]:
     if way == "threads":
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [future.result() for future in [pool.submit(run) for _ in range(1 if alone else AT_ONCE)]]
-    if way == "compiled":
-        return [_compiled(run)]
+    if way in ("compiled", "any size"):
+        return [_compiled(call, made, way == "any size")]
+    if way == "autocast":
+        return [_under_autocast(call, made)]
+    if way == "inference":
+        with torch.inference_mode():
+            return [run()]
+    if way == "vmap" and not alone:
+        return [_mapped(call, made)]
+    if way == "gradients" and not alone:
+        return [_with_gradients(call, made)]
+    if way == "deterministic":
+        return [_deterministic(run)]
+    if way == "fake" and not alone:
+        return [_beside_fake(call, made, run())]
     if way == "sdpa" and _is_sdpas(call):
         return [_as_sdpa(call, made)]
     if way == "graph" and made.q.is_cuda:
@@ -48,14 +66,81 @@ def made_by(way: str, call: Call, made: Made) -> list[Answer]:
 
 
 def has_same_bits(way: str, call: Call) -> bool:
-    """Whether that way runs the kernel of the eager call: compiled code may take PyTorch for variants."""
-    return way != "compiled" or call.plain
+    """Whether that way runs the kernel of the eager call: compiled code may take PyTorch for variants, transforms and
+    gradients do, and what autocast makes may lie otherwise in memory."""
+    if way in ("compiled", "any size"):
+        return call.plain
+    return way != "autocast" and (way not in ("vmap", "gradients") or bool(call.out))
 
 
-def _compiled(run: Callable[[], Answer]) -> Answer:
+def _compiled(call: Call, made: Made, any_size: bool) -> Answer:
     torch._dynamo.reset()
-    answer: Answer = torch.compile(lambda: run(), fullgraph=True, backend="aot_eager")()
+    run = torch.compile(
+        lambda made: called(call, made, False, made.out), fullgraph=True, dynamic=any_size, backend="aot_eager"
+    )
+    answer: Answer = run(made)
     return answer
+
+
+def _under_autocast(call: Call, made: Made) -> Answer:
+    """Of tensors in float32, whose numbers are those of 16 bits; not of slopes, which it rounds."""
+    if call.dtype == "fp32" or call.alibi or call.out == "query":
+        return called(call, made, False, made.out)
+    wide = replace(made, q=made.q.float(), k=made.k.float(), v=made.v.float())
+    if made.bias is not None and made.bias.dtype != torch.bool:
+        wide.bias = made.bias.float()
+    if made.sinks is not None:
+        wide.sinks = made.sinks.float()
+    with torch.autocast(made.q.device.type, made.q.dtype):
+        return called(call, wide, False, made.out)
+
+
+def _mapped(call: Call, made: Made) -> Answer:
+    """The second of two calls that differ in their queries."""
+
+    def run(q: Tensor) -> tuple[Tensor, ...]:
+        answer, lse = called(call, replace(made, q=q), False, None)
+        return (answer,) if lse is None else (answer, lse)
+
+    answer, *lse = torch.func.vmap(run)(torch.stack((made.q.flip(0), made.q)))
+    return answer[1], lse[0][1] if lse else None
+
+
+def _with_gradients(call: Call, made: Made) -> Answer:
+    with torch.enable_grad():
+        q = made.q.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        answer, lse = called(call, replace(made, q=q), False, None)
+        if answer.numel():
+            (gradient,) = torch.autograd.grad(answer.float().sum(), q)
+            assert gradient.shape == q.shape
+    return answer.detach(), None if lse is None else lse.detach()
+
+
+def _deterministic(run: Callable[[], Answer]) -> Answer:
+    """With new memory full of NaN, as torch has it then."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _beside_fake(call: Call, made: Made, answer: Answer) -> Answer:
+    """The answer, which one of tensors without data has to fit in shape and dtype."""
+    with FakeTensorMode() as mode:
+        inputs = {name: _faked(mode, value) for name, value in vars(made).items()}
+        fake = called(call, Made(**inputs), False, None)
+    for real, other in zip(answer, fake, strict=True):
+        if real is not None and other is not None:
+            same = (real.shape, real.dtype) == (other.shape, other.dtype)
+            assert same, f"a fake answer is {other.dtype} {list(other.shape)}"
+    return answer
+
+
+def _faked(mode: FakeTensorMode, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return mode.from_tensor(value)
+    return tuple(_faked(mode, one) for one in value) if isinstance(value, tuple) else value
 
 
 def _is_sdpas(call: Call) -> bool:

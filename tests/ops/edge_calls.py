@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+HIDDEN_ROW = "a hidden row"
 
 
 class Calls:
@@ -58,8 +59,9 @@ class Calls:
         calls["expanded heads"] = (q, k[:, :1].expand(-1, 4, -1, -1), v[:, :1].expand(-1, 4, -1, -1)), {}
         calls["expanded rows"] = (q, k[:, :, :1].expand(-1, -1, 13, -1), v), {}
         calls["expanded batches"] = (q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)), {}
+        odd = self.random(2 * 4 * 9 * 64 + 3)[3:].view(2, 4, 9, 64)  # on any device, so that all have the same numbers
         if self.device == "cpu":  # elsewhere torch's own kernels read by misaligned loads
-            calls["odd start"] = (self.random(2 * 4 * 9 * 64 + 3)[3:].view(2, 4, 9, 64), k, v), {}
+            calls["odd start"] = (odd, k, v), {}
         return calls
 
     def of_values(self) -> dict[str, Call]:
@@ -97,8 +99,9 @@ class Calls:
         row = seen.clone()
         row[3] = False
         r = self.random
-        masks: dict[str, Any] = {"bool": seen, "a hidden row": row, "number": r(9, 13)}
-        masks["a hidden row of numbers"] = torch.zeros_like(row, dtype=torch.float16).masked_fill(~row, -torch.inf)
+        masks: dict[str, Any] = {"bool": seen, HIDDEN_ROW: row, "number": r(9, 13)}
+        hidden = torch.zeros_like(row, dtype=torch.float16).masked_fill(~row, -torch.inf)
+        masks[f"{HIDDEN_ROW} of numbers"] = hidden
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.complex64):
             masks[str(dtype)] = r(9, 13).to(dtype)
         shapes = (

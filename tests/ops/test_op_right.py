@@ -12,13 +12,14 @@ from fake_device import FakeDevice, fake_runtime
 from op_calls.ahead import compile_one
 from op_calls.calls import Call, drawn
 from op_calls.exact import why_wrong
-from op_calls.judged import judged
-from op_calls.made import Maker, called
+from op_calls.judged import _written_beside, judged
+from op_calls.made import BAND, POISON, Maker, called
 from op_calls.ways import AT_ONCE, WAYS, ways
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.paths import ROOT
 from evoattn.ops import current
+from evoattn.ops.attention import attention
 from evoattn.ops.runtime import Runtime
 
 PLAIN = Call(7, batch=2, heads=4, kv_heads=2, seqlen_q=37, seqlen_k=45)
@@ -28,7 +29,8 @@ def test_the_same_seed_draws_the_same_calls_of_every_kind():
     calls = drawn(3, 200, 1e8)
     assert calls == drawn(3, 200, 1e8) != drawn(4, 200, 1e8)
     assert {call.op for call in calls} == {"attention", "paged", "varlen"}
-    for field in ("window", "softcap", "sink", "alibi", "bias", "mask", "seqused", "lse", "out", "scale"):
+    fields = "window", "softcap", "sink", "alibi", "bias", "mask", "seqused", "lse", "out", "scale"
+    for field in (*fields, "table", "bias_places"):
         assert sum(bool(getattr(call, field)) for call in calls) > 5, field
 
 
@@ -48,6 +50,12 @@ def test_what_pytorch_answers_is_right(seed):
         {"places": "late", "numbers": "late key", "is_causal": True, "causal": "lower_right"},
         {"op": "varlen", "places": "bshd", "causal": "lower_right"},
         {"op": "varlen", "places": "wide", "causal": "lower_right", "out": "query"},  # with gaps that no answer has
+        {"numbers": "nan", "is_causal": True, "lse": True, "softcap": 5.0, "sink": True},
+        {"numbers": "inf", "lse": True},
+        {"bias": "hk", "bias_places": "expanded"},
+        {"bias": "q", "bias_places": "turned", "sink": True},
+        {"mask": "bool", "bias": "qk", "bias_places": "fewer dimensions"},
+        {"mask": "float", "bias": "bhqk", "bias_places": "odd start"},
         {"places": "wide", "window": (9, 0), "out": "query"},
     ],
     ids=str,
@@ -76,7 +84,7 @@ class Misbehaving(FakeDevice):
     [
         (lambda made, device: made.k.mul_(2), "inputs were changed"),
         (lambda made, device: made.room[:3].zero_(), "6 bytes beside out were written"),
-        (lambda made, device: made.out[0, 0, 0].fill_(float("nan")), "outputs are NaN"),
+        (lambda made, device: made.out[0, 0, 0].fill_(float("nan")), "outputs are NaN, not 0"),
         (lambda made, device: made.out.mul_(1.2), "times the error that is allowed"),
         (lambda made, device: made.out[0, 0, 0, :1].add_(1e-4 * len(device.launches)), "two runs differ"),
     ],
@@ -89,10 +97,51 @@ def test_a_wrong_answer_is_found(tmp_path, harm, sentence):
         assert sentence in judged(0, call, "cpu", made).wrong
 
 
+def test_what_is_written_between_the_columns_of_out_is_found():
+    call = dataclasses.replace(PLAIN, out="every other column")
+    made = Maker(call, "cpu").made()
+    inner = made.room[BAND:-BAND]
+    poison = torch.full((2,), POISON, dtype=torch.uint8).view(torch.float16)
+    made.room.copy_(poison)
+    made.out.zero_()
+    assert not _written_beside(call, made)
+    inner[3] = 0
+    assert _written_beside(call, made) == "2 bytes beside out were written"
+
+
+def test_a_number_where_the_formula_has_none_is_wrong():
+    call = dataclasses.replace(PLAIN, numbers="nan", lse=True, is_causal=True)
+    made = Maker(call, "cpu").made()
+    double = (tensor.double() for tensor in (made.q, made.k, made.v))
+    answer, lse = attention(*double, is_causal=True, enable_gqa=True, return_lse=True)
+    rows = torch.arange(37) >= 22  # which see key 22
+    assert torch.equal(answer[0, :2].isnan().any(-1), rows.expand(2, -1)) and not answer[1].isnan().any()
+    right = answer.half(), lse.float()
+    assert why_wrong(call, made, *right)[0] == ""
+    assert "outputs are NaN" in why_wrong(call, made, right[0].nan_to_num(), right[1])[0]
+    assert "none" in why_wrong(call, made, right[0], right[1].nan_to_num())[0]
+
+
+@pytest.mark.parametrize("table", ["int64", "turned", "shared", "wild"])
+def test_unusual_tables_of_pages(table):
+    call = Call(7, "paged", 3, 4, 2, 2, 90, page=16, table=table, seqused=True, is_causal=True, causal="lower_right")
+    made = Maker(call, "cpu").made()
+    assert (made.table.dtype == torch.int64) == (table == "int64")
+    assert made.table.is_contiguous() != (table == "turned")
+    assert torch.equal(made.table[0], made.table[1]) == (table == "shared")
+    assert bool((made.table.abs() >= len(made.k)).any()) == (table == "wild")
+    assert not judged(0, call, "cpu", made).wrong
+
+
+def test_some_sinks_are_none():
+    sinks = Maker(dataclasses.replace(PLAIN, sink=True), "cpu").made().sinks
+    assert torch.isneginf(sinks).tolist() == [True, False, False, True]
+
+
 def test_the_same_seed_draws_the_same_ways():
     assert ways(3, 200) == ways(3, 200) != ways(4, 200)
     assert ways(3, 100) == ways(3, 200)[:100]
-    assert set(ways(3, 200)) == set(WAYS)
+    assert set(ways(3, 400)) == set(WAYS)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -102,7 +151,9 @@ def test_every_way_is_right(tmp_path, way, changes):
     with current.use(fake_runtime(device, tmp_path)), torch.no_grad():
         row = judged(0, call, "cpu", way=way)
     assert (row.wrong, row.kernel) == ("", True)
-    again = AT_ONCE if way == "threads" and not call.out else 0 if way == "compiled" and call.window else 1
+    again = AT_ONCE if way == "threads" and not call.out else 1
+    if (way in ("compiled", "any size") and call.window) or (way in ("vmap", "gradients") and not call.out):
+        again = 0  # PyTorch answers
     assert len(device.launches) == 3 + 2 + again, "the check's, two eager ones, and those of the way"
 
 
