@@ -159,7 +159,7 @@ def make_groups(gpu: GpuSpec, most: int = 8, only: str = "") -> list[Group]:
             and p.seqlen_k >= LEAST_KEYS
             and rows in ("any", "few" if p.seqlen_q <= FEW_QUERIES else "many")
         }
-        problems = [named_problems.parse_shape(n) if "=" in n else named_problems.lookup(n) for n in named]
+        problems = [named_problems.by_name_or_shape(n) for n in named]
         if able:
             problems += spread(list(able), min(count, most) - len(problems), gpu)
         families = tuple(f.name for f in registry.FAMILIES.values() if not f.why_unsupported(problems[0], gpu))

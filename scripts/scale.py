@@ -37,8 +37,9 @@ from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import detect_devices
-from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.named_problems import lookup
 from evoattn.model.paths import ROOT
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig
 from evoattn.timing.peers.labels import PEER_NAMES
 from evoattn.timing.protocol import FINAL

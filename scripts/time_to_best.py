@@ -37,8 +37,9 @@ from evoattn.backends.kernel_files import KernelFiles
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
+from evoattn.model.describe import short_name
 from evoattn.model.gpu import detect_devices
-from evoattn.model.named_problems import lookup, short_name
+from evoattn.model.named_problems import lookup
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig, config_id

@@ -7,10 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evoattn.model.describe import short_name
 from evoattn.model.dtype import DTYPES
 from evoattn.model.mask import MASKS
-from evoattn.model.named_problems import lookup, named_problems, parse_shape, short_name
+from evoattn.model.named_problems import lookup, named_problems
 from evoattn.model.problem import LAYOUTS, AttentionProblem, ProblemError
+from evoattn.model.shape_text import parse_shape
 
 sizes = st.integers(1, 40)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from terminal import refused, run
 
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.wins import Win, Wins

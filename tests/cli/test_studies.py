@@ -6,8 +6,9 @@ import pytest
 from terminal import SHAPE, refused, run
 
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
-from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.named_problems import lookup
 from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import prepare_search

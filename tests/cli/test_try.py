@@ -18,8 +18,8 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.records import Candidate
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, load_space
 from evoattn.search.attempt import attempt, check_on_interpreter, fill_in
 from evoattn.search.starting import starting_configs

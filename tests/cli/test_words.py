@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from evoattn import __version__
 from evoattn.cli.main import app
 from evoattn.cli.search import SHAPE_HELP
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.variant import VARIANTS
 
 SLOW = ("torch", "optuna", "sqlalchemy", "alembic", "cupy", "jinja2", "plotly", "numpy", "rich")

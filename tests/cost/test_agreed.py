@@ -11,7 +11,7 @@ from evoattn.cost.agreed import agreed
 from evoattn.cost.cost import scores
 from evoattn.cost.fitted import Fitted, load, save
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 
 H100, PROBLEM = GPUS["h100"], parse_shape("B=1,H=16,S=1024,D=64")

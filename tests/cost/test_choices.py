@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 
 pytest.importorskip("sklearn")
 pytest.importorskip("scipy")

@@ -12,7 +12,7 @@ from evoattn.families import registry
 from evoattn.families.render import render
 from evoattn.families.work import SHARED_LINE, WARP
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 
 H100 = GPUS["h100"]

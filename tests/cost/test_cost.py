@@ -13,7 +13,8 @@ from evoattn.cost.fitted import Fitted, load
 from evoattn.families import registry
 from evoattn.families.residency import why_no_memory
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.named_problems import lookup
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.search.starting import starting_configs
 

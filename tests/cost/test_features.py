@@ -8,7 +8,7 @@ from evoattn.cost.cost import physical_part
 from evoattn.cost.features import features
 from evoattn.cost.fitted import load
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 
 H100 = GPUS["h100"]

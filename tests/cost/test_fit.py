@@ -10,7 +10,7 @@ from evoattn.cost.cost import cost
 from evoattn.cost.fitted import load
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 
 pytest.importorskip("sklearn")

@@ -7,7 +7,7 @@ import pytest
 from evoattn.cost.cost import physical_part
 from evoattn.cost.fitted import load
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from scripts.cost.late import MOST_LATE, usual_us, without_late
 from scripts.cost.row import Row

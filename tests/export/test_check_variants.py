@@ -16,8 +16,8 @@ from evoattn.export.constants import problem_constants
 from evoattn.export.recorded import Recorded
 from evoattn.families.includes import resolve
 from evoattn.model.launch import KernelLaunch
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.paths import TEMPLATES
+from evoattn.model.shape_text import parse_shape
 from evoattn.storage import StorageError
 
 MAIN = """

@@ -11,7 +11,8 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.named_problems import lookup
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 
 H100, FAMILY = GPUS["h100"], FAMILIES["latent_wgmma"]

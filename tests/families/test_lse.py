@@ -19,9 +19,9 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model import gpu
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.records import TrialState
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 
 H100 = gpu.GPUS["h100"]

@@ -7,8 +7,8 @@ import pytest
 from evoattn.families.base import MOST_ROWS
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 
 SHAPES = (

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from evoattn.correctness import reference
 from evoattn.model.mask import MASKS, Mask, MaskKind
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import parse_shape
 
 WINDOW = Mask("window", past=5, ahead=0, corner="lower_right")
 sides = st.none() | st.integers(-3, 12)

@@ -9,8 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from evoattn.correctness import reference
 from evoattn.correctness.case_shapes import sequenced
 from evoattn.correctness.cases import device_cases
-from evoattn.model.named_problems import parse_shape, short_name
+from evoattn.model.describe import short_name
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import parse_shape
 
 SHAPE = "B=3,H=4,Hkv=2,Sq=37,Sk=53,D=24"
 

@@ -6,9 +6,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evoattn.correctness import reference
 from evoattn.families.registry import FAMILIES
+from evoattn.model.describe import short_name
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape, short_name
 from evoattn.model.problem import AttentionProblem, ProblemError
+from evoattn.model.shape_text import parse_shape
 
 SHAPE = "B=2,H=4,Hkv=2,Sq=37,Sk=53,D=24"
 

@@ -7,8 +7,8 @@ from fake_device import WGMMA, FakeDevice, fake_runtime, near, reference, tensor
 import evoattn
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.records import CompileInfo, Evaluation, TrialState
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, KernelConfig, load_space
 from evoattn.ops.load import RecordedKernel, load
 from evoattn.ops.runtime import NoKernel

@@ -7,7 +7,7 @@ import pytest
 
 from evoattn.families import registry
 from evoattn.model.gpu import lookup
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio import campaign
 from evoattn.portfolio.again import groups_again

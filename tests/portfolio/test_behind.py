@@ -2,7 +2,7 @@
 
 import pytest
 
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.behind import beside_pytorch, faster
 from evoattn.portfolio.campaign import Part, card
 from evoattn.portfolio.engine.kernel import Group

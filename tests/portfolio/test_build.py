@@ -7,7 +7,7 @@ import pytest
 from portfolio_build import UNTIMED, build_group, covers, left_out_regrets, presumed, said
 
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.engine.kernel import Kernel
 from evoattn.portfolio.fit import Table, View
 from evoattn.portfolio.measured import Imagined, Measured, imagine, one_speed, usual_of_plain, without_stumbles

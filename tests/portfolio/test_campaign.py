@@ -2,8 +2,8 @@
 
 import pytest
 
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.paths import ROOT
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.campaign import (
     VARIANT_PROBLEMS,

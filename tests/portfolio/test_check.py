@@ -8,7 +8,7 @@ import torch
 
 from evoattn.model.gpu import lookup
 from evoattn.model.named_problems import lookup as lookup_problem
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.check import check, make_group
 from evoattn.portfolio.draws import draw_all
 from evoattn.portfolio.engine.kernel import Kernel

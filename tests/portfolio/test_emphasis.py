@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.emphasis import KINDS, brief, emphasized, kind_of
 from evoattn.portfolio.workload import draw
 

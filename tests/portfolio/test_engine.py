@@ -7,7 +7,7 @@ import pytest
 
 from evoattn.evaluation.process import Handler
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evoattn.backends.base import LaunchError
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.engine.clock import DIRECT_CALLS, GRAPH_UNDER_US, Clock, Repeated, repeat
 from evoattn.portfolio.engine.final import Final
 from evoattn.portfolio.engine.memory import Memory

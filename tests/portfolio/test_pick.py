@@ -7,7 +7,8 @@ import pytest
 
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import lookup, parse_shape
+from evoattn.model.named_problems import lookup
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.cover import MOST_KERNELS

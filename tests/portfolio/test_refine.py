@@ -10,8 +10,8 @@ from evoattn.cost.agreed import agreed
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.climbs import Climbs

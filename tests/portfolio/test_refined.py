@@ -3,7 +3,7 @@
 from portfolio_refined import CLASS, RULE, SHAPE, chosen, contestants, summary
 
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.pick import class_kernels, pick
 
 H100 = GPUS["h100"]

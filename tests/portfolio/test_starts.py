@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.refine import all_genes
 from evoattn.portfolio.starts import other_shapes, warp_shapes

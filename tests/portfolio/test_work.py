@@ -4,7 +4,7 @@ import pytest
 
 from evoattn.families.split_kv.resources import SPLIT_GRANULE
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.work import (
     SPLIT_KEYS,

@@ -4,7 +4,8 @@ import pytest
 
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import named_problems, parse_shape
+from evoattn.model.named_problems import named_problems
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.variant import parse_window
 from evoattn.portfolio.features import class_of, features
 from evoattn.portfolio.kind_workload import KINDS, draw_kind

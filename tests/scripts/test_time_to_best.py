@@ -7,8 +7,8 @@ from landscape_groups import SEEDS as LANDSCAPE_SEEDS
 from search_speed import Event
 from time_to_best import ENTERS, SEEDS, Found, Step, course, finalists, problems, row, shape
 
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.records import Timing
+from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio.workload import BUILD_SEEDS
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from untrusted import JSON, SPACE
 
 from evoattn.model import gpu
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import ProblemError
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError
 from evoattn.search.budget import BudgetError, parse_budget
 from evoattn.storage import StorageError

@@ -7,8 +7,8 @@ import torch
 
 from evoattn.correctness.judge import judge_o
 from evoattn.correctness.reference import make_answer, make_inputs
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 
 ON_A_GPU = [
     pytest.mark.device,

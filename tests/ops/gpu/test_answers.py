@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from gpu_problems import ON_A_GPU, PREFILL, SHAPES, flags, inputs, require_right
 
 import evoattn
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.ops.asked import mask_name
 
 pytestmark = ON_A_GPU

@@ -7,7 +7,7 @@ from gpu_problems import ON_A_GPU, require_answer, without_waiting
 
 import evoattn
 from evoattn.correctness.reference import make_inputs
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 
 pytestmark = ON_A_GPU
 CACHES = [

@@ -7,7 +7,7 @@ from gpu_problems import DECODE, ON_A_GPU, PREFILL, flags, inputs, require_right
 from stand_in import stand_in
 
 import evoattn
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime

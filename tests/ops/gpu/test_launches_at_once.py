@@ -11,7 +11,7 @@ from fake_device import WGMMA, Pick
 from gpu_problems import ON_A_GPU, flags, inputs, require_right
 
 import evoattn
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform

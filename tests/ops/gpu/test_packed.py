@@ -8,7 +8,7 @@ from gpu_problems import ON_A_GPU, require_answer, without_waiting
 import evoattn
 from evoattn.correctness.case_shapes import sequenced
 from evoattn.correctness.reference import make_inputs
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.ops import current
 from evoattn.ops.platform import CudaPlatform
 from evoattn.ops.runtime import Runtime
