@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from evoattn.backends.compiler import compile_candidate
 from evoattn.families.built import BuiltKernel
 from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
-from evoattn.families.flash_wgmma.resources import grid, row_tiles
+from evoattn.families.flash_wgmma.resources import gang_size, grid, row_tiles
 from evoattn.families.registry import FAMILIES
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec, detect_devices
@@ -62,8 +62,9 @@ def gang_of(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> in
     """Blocks of a gang of the config; 1 where it has none, 0 where it cannot run."""
     if config.family != FAMILY or config["SCHEDULE"] != "balanced":
         return 1
-    family = FAMILIES[FAMILY]
-    return 0 if family.why_impossible(problem, config, gpu) else family.launches(problem, config, gpu)[0].grid[1]
+    if FAMILIES[FAMILY].why_impossible(problem, config, gpu):
+        return 0
+    return gang_size(problem, FlashWgmmaGenes.of(config), gpu)
 
 
 def compared(rows: list[Row], gpu: GpuSpec, problems: int, queries: int) -> list[Compared]:
@@ -99,7 +100,7 @@ def reads_of_keys(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec,
     """Times that a balanced kernel with TILE_ORDER=by_head reads K and V from memory, if all blocks take as long for a
     tile of keys and L2 keeps the `held` bytes of them that were read last."""
     genes = FlashWgmmaGenes.of(config)
-    gangs, gang, _ = grid(problem, genes, gpu)
+    gang, gangs, _ = grid(problem, genes, gpu)
     rows, heads = row_tiles(problem, genes)
     key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
     units, sharing = rows * heads // gang, rows * heads // (problem.kv_heads * problem.batch)

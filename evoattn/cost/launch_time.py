@@ -172,8 +172,9 @@ def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> tuple[float, floa
 def _apart_bytes(order: TilesInOrder, sweepers: float, gpu: GpuSpec, slots: int) -> float:
     """Bytes of K and V that cut tiles of rows read again, as others of the same keys read them at other times; a gang
     reads them once."""
-    cut = order.key_bytes * order.cut(slots) / order.count
-    return cut * max(0.0, sweepers / order.gang(slots, gpu.l2_bytes) - 1) * _missed(cut, gpu)
+    cut, again = order.key_bytes * order.cut(slots) / order.count, sweepers / order.gang(slots, gpu.l2_bytes) - 1
+    between = order.bytes_between(slots) if order.sharing >= sweepers else cut  # or the tiles lie far apart
+    return cut * max(0.0, again) * _missed(between, gpu)
 
 
 def _missed(wanted: float, gpu: GpuSpec) -> float:

@@ -18,7 +18,7 @@ from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
 from evoattn.families.flash_wgmma.refusals import MAX_KEY_TILES, MAX_ROWS
 from evoattn.families.flash_wmma import resources as wmma
 from evoattn.families.flash_wmma.genes import FlashWmmaGenes
-from evoattn.families.gangs import LEAST_BLOCKS, held_bytes
+from evoattn.families.gangs import IDLE, held_bytes
 from evoattn.families.large_head import resources as large
 from evoattn.families.large_head.genes import LargeHeadGenes
 from evoattn.families.large_head_mma import resources as large_mma
@@ -59,8 +59,7 @@ def _flash_wgmma(problem: AttentionProblem, config: KernelConfig) -> Fields:
         "max_key_tiles": MAX_KEY_TILES,
         "max_rows": MAX_ROWS,
         "held_bytes": held_bytes(EXPORTED_L2),
-        "gang_part": LEAST_BLOCKS[0],
-        "gang_of": LEAST_BLOCKS[1],
+        "idle_part": IDLE,
         "persistent": wgmma.is_persistent(genes),
         "claimed": genes.SCHEDULE == "claimed",
         "balanced": genes.SCHEDULE == "balanced",

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HELD = 0.7
-"""Part of L2 up to which keys that are read again are found there: kernels of the campaigns lose nothing up to 0.75 of
-L2 on an H100, and half of them a fifth or more from twice its size on."""
-LEAST_BLOCKS = 5, 6
-"""At least so large a part of the blocks that run at once is in gangs; others would be idle. To read keys from memory
-for every tile of rows takes twice as long as to multiply them, or more."""
+HELD = 0.8
+"""Part of L2 up to which keys are found there again. On an H100 gangs gained nothing where 0.73 of L2 was read between,
+and a fifth of the time at 0.94."""
+IDLE = 6
+"""Gangs leave no more of the places idle than the part that cut tiles are of all, divided by this. Keys that come from
+memory for every tile of rows take up to twice as long as their products; the whole tiles gain nothing."""
 
 
 def held_bytes(l2_bytes: int) -> int:
+    """Of an L2 of so many."""
     return int(HELD * l2_bytes)
 
 
@@ -39,14 +40,21 @@ class TilesInOrder:
         """The tiles that so many blocks share out after their whole ones."""
         return self.count - max(0, self.count // blocks - 1) * blocks
 
+    def bytes_between(self, blocks: int) -> int:
+        """Of K and V, read by so many blocks without gangs between a cut tile of rows and the last that shares its
+        keys. Each of these tiles is `cut - blocks` of `cut` parts of a pass over all cut keys behind the one before,
+        as each block begins so much further on."""
+        cut = self.cut(blocks)
+        return self.key_bytes * max(0, min(cut, (self.sharing - 1) * (cut - blocks))) // self.count
+
     def gang(self, slots: int, l2_bytes: int) -> int:
-        """Blocks of a gang: 1 where L2 holds the keys, or where whole gangs would leave too many places empty."""
-        if self.count <= slots or self.key_bytes * self.cut(slots) <= held_bytes(l2_bytes) * self.count:
+        """Blocks of a gang: 1 where L2 holds what is read between one tile of rows and the last that shares its keys,
+        or where whole gangs would leave too many places empty."""
+        if self.count <= slots or self.bytes_between(slots) <= held_bytes(l2_bytes):
             return 1
-        part, of = LEAST_BLOCKS
+        cut = self.cut(slots)
         for size in range(min(self.sharing, slots) // self.turn * self.turn, self.turn, -self.turn):
             whole = self.sharing % size == 0 and self.count % size == 0
-            gangs = slots // size
-            if whole and gangs * size * of >= slots * part and self.count > gangs * size:
+            if whole and self.count > slots - slots % size and slots % size * IDLE * self.count <= slots * cut:
                 return size
         return 1

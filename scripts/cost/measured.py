@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evoattn.families.registry import FAMILIES
+from evoattn.families.flash_wgmma.genes import FlashWgmmaGenes
+from evoattn.families.flash_wgmma.resources import gang_size
 from evoattn.model.gpu import DetectedDevice, GpuSpec
 from evoattn.model.paths import ROOT
 from evoattn.model.problem import AttentionProblem, ProblemError
@@ -51,9 +52,7 @@ def launched_as_today(rows: Iterable[Row]) -> list[Row]:
 
 
 def _has_gangs(row: Row) -> bool:
-    if row.family != "flash_wgmma" or row.config.params["SCHEDULE"] != "balanced":
-        return False
-    return FAMILIES[row.family].launches(row.problem, row.config, row.gpu)[0].grid[1] > 1
+    return row.family == "flash_wgmma" and gang_size(row.problem, FlashWgmmaGenes.of(row.config), row.gpu) > 1
 
 
 def _rows(path: Path) -> Iterator[Row]:

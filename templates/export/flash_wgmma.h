@@ -3,9 +3,8 @@
 struct Config : Compiled {
   int block_m, block_n, blocks_per_sm, key_split, heads_in_turn, warpgroups, warpgroup_rows, threads, smem_bytes;
   int result_bytes, max_key_tiles, max_rows;
-  int held_bytes;            // keys that L2 holds until they are read again
-  int gang_part, gang_of;    // at least so large a part of the blocks is in gangs
-  int cluster, merge_words;  // merge_words: for each tile of rows, 0 where results are not merged in memory
+  int held_bytes, idle_part;  // for gangs
+  int cluster, merge_words;   // merge_words: for each tile of rows, 0 where results are not merged in memory
   bool persistent, claimed, balanced, store_chunks, group_rows;
 };
 
@@ -23,14 +22,15 @@ inline int64_t common_multiple(int64_t a, int64_t b) {
 inline int64_t gang_size(const Problem& p, const Config& c, int64_t tiles, int64_t slots) {
   const int64_t key_bytes = int64_t(2) * p.batch * p.kv_heads * p.seqlen_k * c.head_dim * c.element_bytes;
   const int64_t cut = tiles - larger(0, tiles / slots - 1) * slots;
-  if (tiles <= slots || key_bytes * cut <= c.held_bytes * tiles) return 1;
   const int64_t own = c.group_rows ? p.kv_heads : p.heads, step = larger(1, c.heads_in_turn);
   const bool lines = p.kv_heads > 1 && p.k.head < p.k.row && c.head_dim * c.element_bytes % CHUNK_BYTES;
   const int64_t near = lines ? own : own / p.kv_heads;
   const int64_t sharing = c.heads_in_turn ? row_blocks_of(p, c) * common_multiple(c.heads_in_turn, near) : near;
+  const int64_t apart = smaller(cut, (sharing - 1) * (cut - slots));
+  if (tiles <= slots || key_bytes * apart / tiles <= c.held_bytes) return 1;
   for (int64_t size = smaller(sharing, slots) / step * step; size > step; size -= step) {
-    const int64_t blocks = slots / size * size;
-    if (sharing % size == 0 && tiles % size == 0 && blocks * c.gang_of >= slots * c.gang_part && tiles > blocks)
+    const int64_t idle = slots % size;
+    if (sharing % size == 0 && tiles % size == 0 && tiles > slots - idle && idle * c.idle_part * tiles <= slots * cut)
       return size;
   }
   return 1;
@@ -44,7 +44,7 @@ inline Size grid_of(const Problem& p, const Config& c, int sm_count) {
     const int64_t slots = int64_t(sm_count) * c.blocks_per_sm;
     if (!c.balanced) return {smaller(tiles, slots), 1, 1};
     const int64_t gang = gang_size(p, c, tiles, slots);
-    return {larger(1, smaller(tiles - 1, slots / gang)), gang, 1};
+    return {gang, larger(1, smaller(tiles - 1, slots / gang)), 1};
   }
   if (turn == 0) return {heads * split, p.batch, row_blocks};
   if (turn == 1) return {row_blocks * split, heads, p.batch};

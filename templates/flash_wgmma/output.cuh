@@ -17,7 +17,7 @@
         return;
       }
       if (of_keys.takes()) {
-        const int giver = (blockIdx.y * gridDim.x + blockIdx.x - 1) * WARPGROUPS + warpgroup;
+        const int giver = ((blockIdx.y - 1) * gridDim.x + blockIdx.x) * WARPGROUPS + warpgroup;
         if (end_thread == 0) take(counters_zeroed + giver);
         named_barrier_sync<128>(O_TILE + warpgroup);  // what thread 0 has acquired all threads may read
         Partial::add_left(results_gmem + giver * Partial::PIECES * 128, o, of_rows, end_thread);

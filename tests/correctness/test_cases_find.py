@@ -27,7 +27,7 @@ BOUNDED = "fminf(fmaxf(x, -65504.f), 65504.f)"
 EDGE = "min(seqlen_k, end_row + offset)"
 HALF = {"S_TYPE": "fp16", "SOFTMAX": "rewrite", "P_PLACE": "own"}
 BALANCED = {"SCHEDULE": "balanced"}
-GIVER, MEMBER = "(blockIdx.y * gridDim.x + blockIdx.x - 1", "tile) * gang + blockIdx.y;"
+GIVER, MEMBER = "((blockIdx.y - 1) * gridDim.x + blockIdx.x)", "tile) * gang + blockIdx.x;"
 TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
 RELEASE = "release(before);\n      }\n#", "}\n#"
 FAULTS = {
@@ -80,7 +80,7 @@ FAULTS = {
         PLAIN.with_(heads=300),
         BALANCED,
         GIVER,
-        "(blockIdx.x - 1",
+        "((blockIdx.y - 1) * gridDim.x)",
     ),
     "a tile of another block of the gang": ("flash_wgmma", PLAIN.with_(heads=300), BALANCED, MEMBER, "tile) * gang;"),
     "a stage that is never given back": ("latent_wgmma", LATENT, {"OVERLAP": True}, *RELEASE),

@@ -4,6 +4,7 @@ results over."""
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -104,7 +105,7 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
   const int i = threadIdx.x;
   if (i >= pairs) return;
   KeyShare share;
-  out += (blockIdx.x * pairs + i) * rounds;
+  out += (blockIdx.y * pairs + i) * rounds;
   for (int round = 0; share.next(round, sizes[i].x, sizes[i].y); ++round)
     out[round] = make_int2(share.index, share.range.word);
 }"""
@@ -119,7 +120,7 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
             np.array([launch[:2] for launch in group], np.int32),
         )
         numbers = [np.int32(len(group)), np.int32(rounds)]
-        execution = run_launch(ptx, "k", blocks, 256, ["out", "sizes", *numbers], {"out": out, "sizes": sizes})
+        execution = run_launch(ptx, "k", (1, blocks, 1), 256, ["out", "sizes", *numbers], {"out": out, "sizes": sizes})
         assert not execution.faults
         for i, (launch, expected) in enumerate(zip(group, taken)):
             for block in range(blocks):
@@ -190,7 +191,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     leaves at zero. The blocks of the last case are more than run together."""
     gpu = replace(H100, sm_count=sm_count)
     p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
-    blocks, tiles = grid(p, FlashWgmmaGenes.of(c), gpu)[0], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
+    blocks, tiles = grid(p, FlashWgmmaGenes.of(c), gpu)[1], p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"])
     key_tiles = -(-p.seqlen_k // c["BLOCK_N"])
     cut = [piece for pieces in shares(tiles, key_tiles, blocks) for piece in pieces if piece[1] > 0]
     assert cut and FAMILY.why_invalid(p, c, gpu) is None
@@ -222,7 +223,7 @@ def test_all_blocks_that_may_wait_are_resident(sm_count):
             resident = H100.blocks_resident(
                 registers_at_launch(FlashWgmmaGenes.of(c)), launch.threads, launch.smem_bytes
             )
-            assert 0 < launch.grid[0] <= sm_count * resident and launch.grid[1:] == (1, 1), c.describe()
+            assert 0 < math.prod(launch.grid) <= sm_count * resident, c.describe()
             seen.add((c["SCHEDULE"], c["BLOCKS_PER_SM"]))
     assert sm_count == 1 or {("balanced", 1), ("balanced", 2)} <= seen  # of one SM all waves are whole
 

@@ -70,7 +70,7 @@ HANDED_OVER: list[Row] = [
     (
         "a result is taken from another block",
         BALANCED,
-        [("+ blockIdx.x - 1) * WARPGROUPS", "+ blockIdx.x) * WARPGROUPS")],
+        [("(blockIdx.y - 1) * gridDim.x", "blockIdx.y * gridDim.x")],
     ),
     (
         "no barrier before a result is given",

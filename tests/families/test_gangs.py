@@ -32,7 +32,7 @@ H100 = GPUS["h100"]
 
 def grid_of(shape: str, gpu=H100, **genes) -> tuple[int, int]:
     c = config(**{"SCHEDULE": "balanced", "BLOCKS_PER_SM": 1, "BLOCK_M": 128, "PRODUCER": "warpgroup"} | genes)
-    gangs, gang, one = grid(parse_shape(shape), FlashWgmmaGenes.of(c), gpu)
+    gang, gangs, one = grid(parse_shape(shape), FlashWgmmaGenes.of(c), gpu)
     assert one == 1
     return gangs, gang
 
@@ -61,6 +61,8 @@ def test_there_are_no_gangs_where_l2_holds_the_keys():
     assert grid_of(FEW_ROWS, replace(H100, l2_bytes=10**9)) == (132, 1)
     long = "B=4,H=16,S=16384,D=128"  # of 537 MB only what the last tiles of rows read
     assert grid_of(long) == (132, 1)
+    behind = TilesInOrder(144, 112 * 10**6, 3)  # tiles that share keys begin 1/12 of a pass after one another
+    assert behind.bytes_between(132) == 112 * 10**6 // 6 and behind.gang(132, H100.l2_bytes) == 1
 
 
 def test_a_gang_leaves_few_places_empty():
@@ -72,6 +74,7 @@ def test_a_gang_leaves_few_places_empty():
         assert gang * (slots // gang) >= slots * 5 / 6 and count % gang == sharing % gang == 0
         assert gang == 1 or (count > slots and gang % turn == 0 and gang > turn)
     assert TilesInOrder(4 * 67, 10**12, 67).gang(132, H100.l2_bytes) == 1, "one gang of 67"
+    assert [TilesInOrder(8 * n, 10**12, 8).gang(132, H100.l2_bytes) for n in (22, 190)] == [8, 4], "of 132 places four"
     assert TilesInOrder(4 * 84, 10**12, 84).gang(132, H100.l2_bytes) == 42
 
 
@@ -84,7 +87,7 @@ def test_blocks_of_a_gang_take_the_same_key_tiles_of_neighbouring_tiles_of_rows(
         + """
 extern "C" __global__ void k(int2* out, int tiles, int key_tiles, int rounds) {
   KeyShare share;
-  out += (blockIdx.y * gridDim.x + blockIdx.x) * rounds;
+  out += (blockIdx.x * gridDim.y + blockIdx.y) * rounds;
   for (int round = 0; share.next(round, tiles, key_tiles); ++round)
     out[round] = make_int2(share.index, share.range.word);
 }"""
@@ -94,7 +97,7 @@ extern "C" __global__ void k(int2* out, int tiles, int key_tiles, int rounds) {
         expected, rounds = shares(units, key_tiles, gangs), 3 + units // gangs
         out = np.full((gang, gangs, rounds, 2), -1, np.int32)
         numbers = [np.int32(n) for n in (gang * units, key_tiles, rounds)]
-        assert not run_launch(ptx, "k", (gangs, gang, 1), 1, ["out", *numbers], {"out": out}).faults
+        assert not run_launch(ptx, "k", (gang, gangs, 1), 1, ["out", *numbers], {"out": out}).faults
         for member, block in itertools.product(range(gang), range(gangs)):
             pieces = [(i, word & 0xFFFF, word >> 16 & 0x7FFF) for i, word in out[member, block].tolist() if i >= 0]
             assert pieces == [(unit * gang + member, first, last) for unit, first, last in expected[block]]
@@ -120,7 +123,7 @@ def test_blocks_of_gangs_hand_their_results_over(sizes, sm_count, gangs, genes):
     p, c = AttentionProblem(*sizes, lse=True), config(**SMALL | genes)
     assert FAMILY.why_invalid(p, c, gpu) is None
     (launch,) = FAMILY.launches(p, c, gpu)
-    assert launch.grid == (*gangs, 1)
+    assert launch.grid == (gangs[1], gangs[0], 1)
     units = p.heads * p.batch * -(-p.seqlen_q // c["BLOCK_M"]) // gangs[1]
     assert any(first for pieces in shares(units, -(-p.seqlen_k // c["BLOCK_N"]), gangs[0]) for _, first, _ in pieces)
     results = math.prod(gangs) * warpgroups(FlashWgmmaGenes.of(c))

@@ -105,11 +105,18 @@ def tiles_in_order(problem: AttentionProblem, genes: FlashWgmmaGenes) -> TilesIn
     )
 
 
+def gang_size(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> int:
+    """Blocks that keep step; 1 but for a balanced schedule."""
+    if genes.SCHEDULE != "balanced":
+        return 1
+    return tiles_in_order(problem, genes).gang(gpu.sm_count * genes.BLOCKS_PER_SM, gpu.l2_bytes)
+
+
 def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tuple[int, int, int]:
     """Blocks: one wave if they are persistent, else KEY_SPLIT per tile of rows, in the dimensions that `block_tile.cuh`
     reads.
 
-    Blocks of a balanced schedule are (gangs, blocks of each) and fewer than the tiles of rows, so that even a small
+    Blocks of a balanced schedule are (those of a gang, gangs) and fewer than the tiles of rows, so that even a small
     problem has tiles that two blocks share.
     """
     rows, heads = row_tiles(problem, genes)
@@ -117,8 +124,8 @@ def grid(problem: AttentionProblem, genes: FlashWgmmaGenes, gpu: GpuSpec) -> tup
         tiles, slots = rows * heads, gpu.sm_count * genes.BLOCKS_PER_SM
         if genes.SCHEDULE != "balanced":
             return min(tiles, slots), 1, 1
-        gang = tiles_in_order(problem, genes).gang(slots, gpu.l2_bytes)
-        return max(1, min(tiles - 1, slots // gang)), gang, 1
+        gang = gang_size(problem, genes, gpu)
+        return gang, max(1, min(tiles - 1, slots // gang)), 1
     turn, split = HEADS_IN_TURN[genes.TILE_ORDER], genes.KEY_SPLIT
     if turn == 0:
         return heads // batches(problem) * split, batches(problem), rows

@@ -8,8 +8,9 @@
 // block that gives it without waiting for anyone.
 //
 // Blocks b and b + 1 begin at other key tiles. Where L2 does not hold the keys, row tiles that share them are therefore
-// taken by a gang: the blocks of a column of the grid, which all take the same key tiles at the same time, block y of a
-// gang of G those of row tile t · G + y. Above, "block" is a gang then, and "row tile" is G of them.
+// taken by a gang: the blocks of a row of the grid, which all take the same key tiles at the same time, block x of a
+// gang of G those of row tile t · G + x. Above, "block" is a gang then, and "row tile" is G of them. The blocks of a
+// gang begin one after another, so that most have the same place on their SMs and the same pace.
 
 // Key tiles first() to last() of a tile of rows, in one word.
 struct KeyRange {
@@ -28,10 +29,10 @@ struct KeyShare {
   // The next part of this block's work, false if there is none: `round` counts the calls from 0. `tiles` of rows, a
   // multiple of the gang.
   __device__ __forceinline__ bool next(int round, int tiles, int key_tiles) {
-    const int gang = gridDim.y, blocks = gridDim.x, block = blockIdx.x;
+    const int gang = gridDim.x, blocks = gridDim.y, block = blockIdx.y;
     tiles /= gang;
     const int whole = max(0, tiles / blocks - 1);
-    index = (round * blocks + block) * gang + blockIdx.y, range.word = (key_tiles - 1) << 16;
+    index = (round * blocks + block) * gang + blockIdx.x, range.word = (key_tiles - 1) << 16;
     if (round < whole) return true;
     const int steps = (tiles - whole * blocks) * key_tiles, each = steps / blocks, left = steps - each * blocks;
     auto share = [&](int b) { return each * b + left * b / blocks; };  // b · steps / blocks without an overflow
@@ -39,7 +40,7 @@ struct KeyShare {
     if (round == whole) end = share(block + 1);
     if (end <= begin) return false;
     const int tile = (end - 1) / key_tiles, last = end - 1 - tile * key_tiles, first = max(0, begin - tile * key_tiles);
-    index = (whole * blocks + tile) * gang + blockIdx.y;
+    index = (whole * blocks + tile) * gang + blockIdx.x;
     range.word = (last < key_tiles - 1 ? 1 << 31 : 0) | last << 16 | first;
     end = tile * key_tiles + first;
     return true;
