@@ -35,7 +35,7 @@ def row_of(product: str) -> GpuSpec | None:
 
     It is the row with most words of the name: that card is both an A100 and an A100 80GB.
     """
-    words = set(re.split(r"[^a-z0-9]+", product.lower()))
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"(\d) gb\b", r"\1gb", product.lower())))
     rows = [spec for spec in GPUS.values() if words.issuperset(spec.product.lower().split())]
     return None if words & SISTERS else max(rows, key=lambda spec: len(spec.product.split()), default=None)
 

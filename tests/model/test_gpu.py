@@ -59,6 +59,7 @@ def device(**limits: int) -> DetectedDevice:
         ("nvidia h100 80gb hbm3", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
         ("A100-SXM4", "a100"),
+        ("A100 PCIe 80 GB", "a100-80gb"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
     ],
 )
