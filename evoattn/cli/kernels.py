@@ -95,6 +95,7 @@ def reproduce(
     It is rendered, compiled, checked and timed anew, and compared with the record. Exit code 0 only if it reproduced.
     """
     with errors(), chosen(db, trial, study, shape, problem, gpu) as (storage, record):
+        from evoattn.report.text import print_text
         from evoattn.search.reproduce import reproduce as run_again
 
         result = run_again(storage, record, storage.study(record.study_id), trust_source)
@@ -102,7 +103,7 @@ def reproduce(
         screen.print(f"Trial {record.number} ({record.family})")
         for finding in result.findings:
             mark = {True: "ok", False: "FAILED", None: "note"}[finding.agrees]
-            screen.print(f"  {finding.what:<8} {mark:<7} {finding.sentence}", markup=False)
+            print_text(screen, f"{finding.what:<8} {mark:<7} {finding.sentence}", indent="  ")
         screen.print("reproduced" if result.reproduced else "NOT reproduced")
         if not result.reproduced:
             raise typer.Exit(FAILED_RUN)
