@@ -26,16 +26,15 @@ from evoattn.portfolio.draws import PLAIN, draw_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.pick import class_kernels, climbing_genes, pick
-from evoattn.portfolio.refine import A_GENE, LEAST_GAIN, ROUNDS, Costs, Scored, beginnings, climb, doubt, genes_from
+from evoattn.portfolio.refine import A_GENE, LEAST_GAIN, ROUNDS, Costs, Scored, beginnings, climb, genes_from
 
 RULE, CLASS, SHAPE = "rule", "class", "shape"
 """Where a climb begins: the class's kernel by its rule, its others, and other tiles of rows or shares of the keys."""
 
 
 def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) -> dict[str, dict[str, Any]]:
-    """By label: family and genes, cost, genes that no kernel of the class has beside its others, and the part that the
-    cost is in doubt by. `rule 0` is the class's kernel by its rule, `rule 2` the second step from there; so for each
-    start."""
+    """By label: family and genes, cost, and genes that no kernel of the class has beside its others. `rule 0` is the
+    class's kernel by its rule, `rule 2` the second step from there; so for each start."""
     kernels, costs, genes = class_kernels(problem, gpu), Costs(problem, gpu), climbing_genes(gpu)
     found: dict[str, Scored] = {}
     for label, config in (("checked pick", row.get("pick")), ("checked winner", row.get("winner"))):
@@ -56,40 +55,33 @@ def contestants(problem: AttentionProblem, row: dict[str, Any], gpu: GpuSpec) ->
             "config": [one.config.family, one.config.params],
             "cost": one.score,
             "genes": genes_from(kernels, one.config),
-            "doubt": doubt(one.config, problem, gpu),
         }
         for label, one in found.items()
     }
 
 
-def chosen(kernels: dict[str, Any], starts: tuple[str, ...], steps: int, a_gene: float, doubts: bool) -> dict[str, Any]:
+def chosen(kernels: dict[str, Any], starts: tuple[str, ...], steps: int, a_gene: float) -> dict[str, Any]:
     """The step of least cost of climbs of so many steps that begin at one of `starts`, where a gene that no kernel of
-    the class has costs `a_gene` more, and with `doubts` a kernel its doubt; the rule's kernel where that one does not
-    save LEAST_GAIN."""
-
-    def cost(one: dict[str, Any]) -> float:
-        return float(one["cost"]) * (1 + (one["doubt"] if doubts else 0.0))
-
+    the class has costs `a_gene` more; the rule's kernel where that one does not save LEAST_GAIN."""
     rule: dict[str, Any] = kernels[f"{RULE} 0"]
     able = [
         one
         for label, one in kernels.items()
         if one["us"] and label.startswith(starts) and int(label.rpartition(" ")[2]) <= steps
     ]
-    best: dict[str, Any] = min(able, key=lambda one: cost(one) * (1 + a_gene * one["genes"]), default=rule)
-    return best if cost(best) < cost(rule) * (1 - LEAST_GAIN) else rule
+    best: dict[str, Any] = min(able, key=lambda one: one["cost"] * (1 + a_gene * one["genes"]), default=rule)
+    return best if best["cost"] < rule["cost"] * (1 - LEAST_GAIN) else rule
 
 
-RULES: dict[str, tuple[tuple[str, ...], int, float, bool]] = {
-    "the class's kernel by its rule": ((RULE,), 0, 0.0, False),
-    "the class's best by the cost model": ((RULE, CLASS), 0, 0.0, False),
-    "a climb from the rule's": ((RULE,), ROUNDS, 0.0, False),
-    "climbs from others of the class, too": ((RULE, CLASS), ROUNDS, 0.0, False),
-    "from other shapes, too": ((RULE, CLASS, SHAPE), ROUNDS, 0.0, False),
-    "the same, few steps": ((RULE, CLASS, SHAPE), 2, 0.0, False),
-    "the same, and few changed genes": ((RULE, CLASS, SHAPE), ROUNDS, A_GENE, False),
-    "and fewer": ((RULE, CLASS, SHAPE), ROUNDS, 2 * A_GENE, False),
-    "the same with few changed genes, and doubts": ((RULE, CLASS, SHAPE), ROUNDS, A_GENE, True),
+RULES: dict[str, tuple[tuple[str, ...], int, float]] = {
+    "the class's kernel by its rule": ((RULE,), 0, 0.0),
+    "the class's best by the cost model": ((RULE, CLASS), 0, 0.0),
+    "a climb from the rule's": ((RULE,), ROUNDS, 0.0),
+    "climbs from others of the class, too": ((RULE, CLASS), ROUNDS, 0.0),
+    "from other shapes, too": ((RULE, CLASS, SHAPE), ROUNDS, 0.0),
+    "the same, few steps": ((RULE, CLASS, SHAPE), 2, 0.0),
+    "the same, and few changed genes": ((RULE, CLASS, SHAPE), ROUNDS, A_GENE),
+    "and fewer": ((RULE, CLASS, SHAPE), ROUNDS, 2 * A_GENE),
 }
 
 

@@ -19,8 +19,6 @@ from evoattn.cost.packed_trees import TABLES, pack, unpack
 from evoattn.cost.trees import Trees
 
 DATA = Path(__file__).parent / "data" / "fitted.npz"
-BESIDE = tuple(DATA.with_name(f"beside_{i}.npz") for i in (1, 2))
-"""Further fits, which err in other places, of the families whose picks are refined."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.climbs import Climbs, Refined
 from evoattn.portfolio.rounding import rounded
 from evoattn.portfolio.starts import FAMILY, WARP_FAMILY, other_shapes, warp_shapes
-from evoattn.portfolio.work import tiles_of
 
 Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
@@ -32,14 +31,6 @@ A_GENE = 0.005
 """Part of its cost that a config must save for each gene that no kernel of the class has beside its others: the class's
 were chosen by their times. On 241 problems of a campaign, left out of the fit, a fit's first choice of 40 kernels loses
 1.025 without it, 1.023 with it and 1.024 with twice as much; a fit before the campaign 1.033 to 1.034 with any."""
-WAITING_WAVES, WAITING = (1.2, 2.0), 0.1
-"""Part of its cost that a balanced schedule must save beside where its blocks have so many tiles each: of 594 such
-times on an H100 and an H200 one in 31 is 1.2 to 2.7 times the score, of 6,364 others one in 138. Blocks may wait for
-one another there; why was not found. Of campaign r, left out of the fit, two of 281 first choices were such (1.64 and
-1.77 times the best)."""
-FINAL, FINALISTS = 1.03, 16
-"""The steps of climbs and what costs at most so many times the least of all are asked again, by further fits
-(`evoattn/cost/agreed.py`): so many of least cost."""
 OTHER_FAMILY = 4
 """As so many genes a family counts that no kernel of the class has."""
 ROUNDS, STARTS = 6, 3
@@ -174,8 +165,6 @@ def refined(
 def _climbed(
     ranked: Sequence[KernelConfig], problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Genes]
 ) -> Refined:
-    from evoattn.cost.agreed import agreed  # here: it reads files of weights
-
     costs = Costs(problem, gpu)
     starts = beginnings(ranked, problem, gpu, genes, costs)
     if not starts:  # as the lengths are rounded
@@ -185,27 +174,10 @@ def _climbed(
         if len(costs) < ENOUGH:
             steps += climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)
 
-    def doubted(one: Scored) -> float:
-        return one.score * (1 + doubt(one.config, problem, gpu))
-
-    def by_itself(one: Scored) -> float:
-        return doubted(one) * (1 + A_GENE * genes_from(ranked, one.config))
-
-    able = {one.config.id: one for one in steps + costs.within(FINAL)}
-    final = [first.config, *(one.config for one in sorted(able.values(), key=by_itself)[:FINALISTS])]
-    first, *others = map(Scored, final, agreed(problem, final, gpu))
-    end = min(others, key=by_itself)
-    if doubted(end) < doubted(first) * (1 - LEAST_GAIN):
-        return Refined(end.config, doubted(first) / doubted(end), len(costs))
+    end = min(steps, key=lambda one: one.score * (1 + A_GENE * genes_from(ranked, one.config)))
+    if end.score < first.score * (1 - LEAST_GAIN):
+        return Refined(end.config, first.score / end.score, len(costs))
     return Refined(first.config, 1.0, len(costs))
-
-
-def doubt(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> float:
-    """WAITING of such a schedule, else 0."""
-    if config.family != FAMILY or config["SCHEDULE"] != "balanced":
-        return 0.0
-    tiles = tiles_of(FAMILY, config.params, problem).blocks / (gpu.sm_count * int(config["BLOCKS_PER_SM"]))
-    return WAITING if WAITING_WAVES[0] <= tiles < WAITING_WAVES[1] else 0.0
 
 
 def genes_from(kernels: Sequence[KernelConfig], config: KernelConfig) -> int:

@@ -17,22 +17,13 @@ MANY_ROWS = 20_000
 from 0.900 to about 0.92 in the median; smaller families have too few rows for more."""
 
 
-OTHER_TREES: dict[str, float] = {"max_iter": 300, "max_features": 0.5}
-"""What differs in the fits that stand beside the first one: half of the features at each split, drawn anew, so that
-they err in other places."""
-
-
-def fit_trees(
-    names: tuple[str, ...], table: Floats, physical: Floats, measured: Floats, near: Floats, member: int = 0
-) -> Trees:
+def fit_trees(names: tuple[str, ...], table: Floats, physical: Floats, measured: Floats, near: Floats) -> Trees:
     """Trees of one family for log(measured / physical) from [row, feature]; rows near the best of their problem weigh
-    more. `member`: 0 for the first fit, else a number of one that stands beside it."""
+    more."""
     varies = [i for i in range(len(names)) if len(np.unique(table[:, i])) > 1]
     names, table = tuple(names[i] for i in varies), table[:, varies]
     size = MANY_TREES if len(table) >= MANY_ROWS else TREES
-    if member:
-        size = size | OTHER_TREES | {"max_iter": min(size["max_iter"], OTHER_TREES["max_iter"])}
-    model = HistGradientBoostingRegressor(**size, early_stopping=False, random_state=member)
+    model = HistGradientBoostingRegressor(**size, early_stopping=False, random_state=0)
     model.fit(table, np.log(measured / physical), sample_weight=near)
     return _as_trees(model, names)
 

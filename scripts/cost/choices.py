@@ -1,5 +1,5 @@
 """What picks would lose on the problems of campaigns that the cost model's fit has not seen: among the kernels that
-were timed there, the time of the one that a fit chooses over that of the fastest.
+were timed there, the time of the one that it chooses over that of the fastest.
 
     python -m scripts.cost.fit --jobs 12 --judged 40 --scores SCORES.npz
     python -m scripts.cost.choices SCORES.npz docs/campaigns/h100-2026-11-22-p0.jsonl.gz \\
@@ -24,27 +24,28 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.portfolio import campaign
 from evoattn.portfolio.emphasis import BRIEF_US, kind_of
 from evoattn.portfolio.pick import REFINED_DIM, class_kernels
-from evoattn.portfolio.refine import A_GENE, doubt, genes_from
+from evoattn.portfolio.refine import A_GENE, genes_from
 from scripts.cost.fit import EACH
 from scripts.cost.measured import Row, files, launched_as_today, read, thinned
 from scripts.cost.table import Floats
 
 LEAST = 6
 """Kernels of a problem."""
-HEAD = "| chosen by | on | problems | geomean | 95th percentile | worst |\n|---|---|---|---|---|---|"
+HEAD = "| on | problems | geomean | 95th percentile | worst |\n|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A problem, the measured times of its kernels, and what fits say of them: [fit, kernel]."""
+    """A problem, the measured times of its kernels, and their scores."""
 
     problem: AttentionProblem
     us: Floats
     scores: Floats
 
-    def lost(self, fits: Sequence[int]) -> float:
-        """By the geometric mean of these fits' scores."""
-        return float(self.us[np.argmin(np.log(self.scores[list(fits)]).mean(0))] / self.us.min())
+    @property
+    def lost(self) -> float:
+        """The time of the kernel of least score over the least time."""
+        return float(self.us[np.argmin(self.scores)] / self.us.min())
 
     def kinds(self) -> Iterator[str]:
         """What the problem counts among."""
@@ -55,36 +56,34 @@ class Choice:
 
 
 def choices(rows: Sequence[Row], scores: Floats, problems: set[AttentionProblem], gpu: GpuSpec) -> list[Choice]:
-    """Of the problems that have enough rows of the card, and of families that every fit knows."""
+    """Of the problems that have enough rows of the card."""
     found: dict[AttentionProblem, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
-        if row.problem in problems and row.source == "campaign" and row.gpu == gpu and np.isfinite(scores[:, i]).all():
+        if row.problem in problems and row.source == "campaign" and row.gpu == gpu and np.isfinite(scores[i]):
             found[row.problem].append(i)
     return [
-        Choice(problem, np.array([rows[i].us for i in chosen]), scores[:, chosen] * _factors(rows, chosen, gpu))
+        Choice(problem, np.array([rows[i].us for i in chosen]), scores[chosen] * _factors(rows, chosen, gpu))
         for problem, chosen in found.items()
         if len(chosen) >= LEAST
     ]
 
 
 def _factors(rows: Sequence[Row], chosen: Sequence[int], gpu: GpuSpec) -> Floats:
-    """What a score counts more for genes that no kernel of the class has, and where it is in doubt."""
+    """What a score counts more for genes that no kernel of the class has."""
     kernels = class_kernels(rows[chosen[0]].problem, gpu)
-    genes = np.array([genes_from(kernels, rows[i].config) for i in chosen])
-    return (1 + A_GENE * genes) * np.array([1 + doubt(rows[i].config, rows[i].problem, gpu) for i in chosen])
+    return np.array([1 + A_GENE * genes_from(kernels, rows[i].config) for i in chosen])
 
 
-def table(found: Mapping[str, Sequence[Choice]], fits: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Its rows: by campaign, each fit over all of its problems, and the last one over those of each kind."""
+def table(found: Mapping[str, Sequence[Choice]]) -> Iterator[str]:
+    """Its rows: by campaign, all of its problems, then those of each kind."""
     for name, some in found.items():
-        for label, chosen in fits.items():
-            kinds: dict[str, list[float]] = defaultdict(list)
-            for choice in some:
-                for kind in choice.kinds() if label == list(fits)[-1] else ("all",):
-                    kinds[kind].append(choice.lost(chosen))
-            for kind, lost in kinds.items():
-                mean, high = np.exp(np.mean(np.log(lost))), np.quantile(lost, 0.95)
-                yield f"| {label} | {name}, {kind} | {len(lost)} | {mean:.4f} | {high:.3f} | {max(lost):.3f} |"
+        kinds: dict[str, list[float]] = defaultdict(list)
+        for choice in some:
+            for kind in choice.kinds():
+                kinds[kind].append(choice.lost)
+        for kind, lost in kinds.items():
+            mean, high = np.exp(np.mean(np.log(lost))), np.quantile(lost, 0.95)
+            yield f"| {name}, {kind} | {len(lost)} | {mean:.3f} | {high:.3f} | {max(lost):.3f} |"
 
 
 def main() -> None:
@@ -94,8 +93,8 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=EACH, help="as the fit was told")
     options = parser.parse_args()
     rows, stored = thinned(launched_as_today(read(files())), options.judged), np.load(options.scores)
-    scores = np.full((1 + len(stored["beside"]), len(rows)), np.nan)
-    scores[:, stored["row"]] = np.stack([stored["score"], *stored["beside"]])
+    scores = np.full(len(rows), np.nan)
+    scores[stored["row"]] = stored["score"]
     if not np.allclose(np.array([row.us for row in rows])[stored["row"]], stored["us"]):
         parser.error("The scores are of other files of times.")
     found = {}
@@ -106,8 +105,7 @@ def main() -> None:
             if p.dtype != "fp32" and not p.variants and p.head_dim <= REFINED_DIM
         }  # fmt: skip
         found[path.name.removesuffix(".jsonl.gz")] = choices(rows, scores, plain, campaign.card(about["device"]))
-    fits = {"the first fit": [0]} | {f"fit {i} beside it": [i] for i in range(1, len(scores))}
-    print(HEAD, *table(found, fits | {"their mean": range(len(scores))}), sep="\n")
+    print(HEAD, *table(found), sep="\n")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from evoattn.cost.fitted import BESIDE, DATA, Fitted, save
-from scripts.cost.fitting import REFEREED, fit, predict
+from evoattn.cost.fitted import DATA, Fitted, save
+from scripts.cost.fitting import fit, predict
 from scripts.cost.judge import HEAD, Judgement, spread_table
 from scripts.cost.judged_sets import judged_sets, problem_keys
 from scripts.cost.measured import Row, files, launched_as_today, read, thinned
@@ -29,8 +29,6 @@ from scripts.cost.table import Floats, Numbers, Table, make_table
 EACH = 40
 """Rows of a problem of a campaign in the fit, a third of them its fastest; of landscapes more. All are judged."""
 FOLDS = 3
-FITS = FOLDS + 3
-"""Of the whole size; the smaller ones fill what is left of the time."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +53,16 @@ DATA_OF_PROCESS: list[Data] = []
 """The data, for processes that were forked: they need not be sent there."""
 
 
-def fit_here(inside: Numbers, member: int = 0) -> Fitted:
+def fit_here(inside: Numbers) -> Fitted:
     """A fit to these rows of the process's data."""
     (data,) = DATA_OF_PROCESS
     with threadpool_limits(data.threads):
-        return fit(data.fitted, inside, member)
+        return fit(data.fitted, inside)
 
 
-def judge_here(inside: Numbers, outside: Numbers, member: int = 0) -> Floats:
-    """The scores of the rows outside by a fit to those inside; of a member beside the first NaN for some families."""
-    (data,) = DATA_OF_PROCESS
-    found = predict(data.judged, outside, fit_here(inside, member))
-    return np.where(np.isin(data.judged.family[outside], REFEREED), found, np.nan) if member else found
-
-
-def judge_beside(data: Data, submit: Callable[..., Future[Floats]]) -> list[list[Future[Floats]]]:
-    """For each member beside the first fit, its scores of the parts of `folds`."""
-    members = range(1, len(BESIDE) + 1)
-    return [[submit(judge_here, *part, member) for part in folds(data)] for member in members]
+def judge_here(inside: Numbers, outside: Numbers) -> Floats:
+    """The scores of the rows outside by a fit to those inside."""
+    return predict(DATA_OF_PROCESS[0].judged, outside, fit_here(inside))
 
 
 def folds(data: Data, count: int = FOLDS) -> list[tuple[Numbers, Numbers]]:
@@ -111,12 +101,7 @@ def main() -> None:
     parser.add_argument("--scores", type=Path, help="where scores of problems left out are written, as .npz")
     parser.add_argument("--each", type=int, default=EACH, help="rows of a problem in the fit")
     parser.add_argument("--judged", type=int, help="rows of a problem of a campaign that are judged, not all")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        help=f"processes; {FITS} fits take as long as one another, and {len(BESIDE) * (FOLDS + 1)} a third",
-    )
+    parser.add_argument("--jobs", type=int, default=1, help=f"processes, of which {FOLDS + 3} fit")
     options = parser.parse_args()
     started, paths, jobs = time.monotonic(), options.files or files(), options.jobs
     every = launched_as_today(read(paths))
@@ -125,20 +110,13 @@ def main() -> None:
         save(fit(make_table(thin, "both", jobs), np.arange(len(thin))), options.fit_only)
         return
     judged = thinned(every, options.judged) if options.judged else every
-    data = Data(
-        make_table(judged, "compiler", jobs), make_table(thin, "both", jobs), max(1, jobs // (FITS + len(BESIDE)))
-    )
+    data = Data(make_table(judged, "compiler", jobs), make_table(thin, "both", jobs), max(1, jobs // (FOLDS + 3)))
     DATA_OF_PROCESS[:] = [data]
     print(f"{len(thin)} times in the fit, {len(judged)} judged, {time.monotonic() - started:.0f} s", flush=True)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         whole = None if options.judge_only else pool.submit(fit_here, np.arange(len(thin)))
         if whole:
             whole.add_done_callback(lambda done: save(done.result(), options.out))  # should the judging be cut off
-        beside = [] if options.judge_only else [
-            pool.submit(fit_here, np.arange(len(thin)), member) for member in range(1, len(BESIDE) + 1)
-        ]  # fmt: skip
-        for made, file in zip(beside, BESIDE, strict=False):
-            made.add_done_callback(lambda done, file=file: save(done.result(), options.out.with_name(file.name)))
         found = judge_all(data, pool.submit, options.scores)
         if whole:
             cards = sorted({row.gpu.name for row in judged})
@@ -165,9 +143,10 @@ def judge_all(
     elsewhere = start(first, others) if len(others) else None
     alone, landscapes = campaigns_alone(data)
     of_landscapes = start(alone, landscapes) if len(landscapes) and len(alone) else None
-    beside = judge_beside(data, submit) if scores_file else []
     chosen = np.concatenate([outside for _, outside in parts])
     score = np.concatenate([one.result() for one in scores])
+    if scores_file:
+        np.savez_compressed(scores_file, row=chosen, us=data.judged.us[chosen], score=score)
     judged = report("Problems left out of the fit", [rows[i] for i in chosen], score)
     print(spread_table(score, data.judged.us[chosen], problem_keys([rows[i] for i in chosen])))
     if elsewhere:
@@ -175,9 +154,6 @@ def judge_all(
     if of_landscapes:
         title = "Fitted on campaigns alone, judged on whole landscapes, of problems that the fit did not see"
         report(title, [rows[i] for i in landscapes], of_landscapes.result())
-    if scores_file:
-        others = [np.concatenate([one.result() for one in member]) for member in beside]
-        np.savez_compressed(scores_file, row=chosen, us=data.judged.us[chosen], score=score, beside=others)
     return judged
 
 

@@ -25,10 +25,6 @@ AT_ONCE = 4000
 """Rows that go through the trees at once."""
 LEAST_ROWS = 200
 """Rows of a family below which it gets no trees."""
-REFEREED = ("flash_mma", "flash_wgmma", "split_kv")
-"""Families whose picks are refined, so that several fits are asked."""
-BAG = 0.7
-"""Part of the problems that a fit beside the first one sees, drawn for each."""
 
 
 def fit_weights(table: Table, chosen: Numbers, seed: int = 0) -> dict[str, Weights]:
@@ -70,14 +66,10 @@ def near_best(rows: Sequence[Row]) -> Floats:
     return weights
 
 
-def fit(table: Table, chosen: Numbers, member: int = 0) -> Fitted:
-    """The whole model from these rows of the table; as `member` 1, 2 and so on one that stands beside it: with the same
-    weights, and trees of REFEREED from a BAG of the problems."""
+def fit(table: Table, chosen: Numbers) -> Fitted:
+    """The whole model from these rows of the table."""
     weights = fit_weights(table, chosen)
     trees: dict[str, Trees] = {}
-    if member:
-        chosen = chosen[_bag([table.rows[i] for i in chosen], member)]
-        chosen = chosen[np.isin(table.family[chosen], REFEREED)]
     near = near_best([table.rows[i] for i in chosen])[table.fits[chosen]]
     chosen = chosen[table.fits[chosen]]
     us, parts = table.physical(chosen, weights)
@@ -85,16 +77,8 @@ def fit(table: Table, chosen: Numbers, member: int = 0) -> Fitted:
         mine = np.flatnonzero(table.family[chosen] == family)
         if len(mine) >= LEAST_ROWS:
             names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
-            trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near[mine], member)
+            trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near[mine])
     return Fitted(weights, trees, {})
-
-
-def _bag(rows: Sequence[Row], member: int) -> Numbers:
-    """Which rows are of a BAG of their problems."""
-    problems = sorted({row.problem for row in rows}, key=lambda p: p.describe())
-    kept = np.random.default_rng(member).permutation(len(problems))[: round(BAG * len(problems))]
-    inside = {problems[i] for i in kept}
-    return np.flatnonzero([row.problem in inside for row in rows])
 
 
 def predict(table: Table, chosen: Numbers, fitted: Fitted) -> Floats:

@@ -1,6 +1,5 @@
-"""What a choice by several fits loses among the kernels that were timed."""
+"""What a choice by scores loses among the kernels that were timed."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +7,13 @@ import pytest
 
 from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
+from evoattn.model.space import KernelConfig
 
 pytest.importorskip("sklearn")
 pytest.importorskip("scipy")
 
 from evoattn.portfolio.pick import class_kernels
+from evoattn.portfolio.refine import A_GENE
 from scripts.cost.choices import LEAST, choices, table
 from scripts.cost.measured import Row
 
@@ -22,21 +23,27 @@ ROWS = [Row(H100, PROBLEM, c, 128, 0, 10.0 + i, "campaign") for i, c in enumerat
 US = np.array([row.us for row in ROWS])
 
 
-def test_the_mean_of_fits_chooses():
-    """One fit takes the second kernel for the fastest, another the third, and both agree on the first."""
-    scores = np.stack([US, US])
-    scores[0, 1], scores[1, 2] = 9.5, 9.5
+def test_the_kernel_of_least_score_is_chosen():
+    scores = US.copy()
+    scores[1] = 9.5
     (found,) = choices(ROWS, scores, {PROBLEM}, H100)
-    assert [found.lost(fits) for fits in ([0], [1], [0, 1])] == pytest.approx([1.1, 1.2, 1.0])
-    lines = list(table({"t": [found]}, {"first": [0], "both": [0, 1]}))
-    assert lines[0].startswith("| first | t, all | 1 | 1.1000 |") and len(lines) == 1 + 4
-    assert "| both | t, brief decoding | 1 | 1.0000 | 1.000 | 1.000 |" in lines
+    assert found.lost == pytest.approx(1.1)
+    lines = list(table({"t": [found]}))
+    assert lines[0] == "| t, all | 1 | 1.100 | 1.100 | 1.100 |" and len(lines) == 4
+    assert "| t, brief decoding | 1 | 1.100 | 1.100 | 1.100 |" in lines
 
 
-def test_problems_of_few_kernels_and_rows_that_a_fit_lacks_are_left_out():
-    scores = np.stack([US, US])
-    assert choices(ROWS[1:], scores[:, 1:], {PROBLEM}, H100) == []
-    assert choices(ROWS, scores, set(), H100) == [] and choices(ROWS, scores, {PROBLEM}, GPUS["h200"]) == []
-    scores[1, 0] = math.nan
-    assert choices(ROWS, scores, {PROBLEM}, H100) == []
-    assert choices([replace(row, source="landscape") for row in ROWS], np.stack([US]), {PROBLEM}, H100) == []
+def test_a_gene_that_no_kernel_of_the_class_has_counts_against_a_kernel():
+    near = CONFIGS[0]
+    other = KernelConfig(near.family, near.params | dict.fromkeys(list(near.params)[:4], "new"))
+    rows = [*ROWS, Row(H100, PROBLEM, other, 128, 0, 20.0, "campaign")]
+    scores = np.append(US, 10.0 * (1 - A_GENE))
+    assert choices(rows, scores, {PROBLEM}, H100)[0].lost == 1.0
+    assert choices(rows, np.append(US, 10.0 * (1 - 5 * A_GENE)), {PROBLEM}, H100)[0].lost == pytest.approx(2.0)
+
+
+def test_problems_of_few_kernels_and_without_a_score_are_left_out():
+    assert choices(ROWS[1:], US[1:], {PROBLEM}, H100) == []
+    assert choices(ROWS, US, set(), H100) == [] and choices(ROWS, US, {PROBLEM}, GPUS["h200"]) == []
+    assert choices(ROWS, np.append(np.nan, US[1:]), {PROBLEM}, H100) == []
+    assert choices([replace(row, source="landscape") for row in ROWS], US, {PROBLEM}, H100) == []

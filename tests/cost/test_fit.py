@@ -1,7 +1,6 @@
 """The scripts that fit and judge: trees are copied as they are, factors and correlations are what they say."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,20 +37,6 @@ def test_the_tables_say_what_scikit_learn_says():
     model = HistGradientBoostingRegressor(**TREES, early_stopping=False, random_state=0).fit(table, np.log(measured))
     assert trees.names == ("a", "b", "c")
     assert trees.predict(table) == pytest.approx(model.predict(table), abs=1e-4)
-
-
-def test_fits_that_stand_beside_the_first_err_in_other_places():
-    """Each sees other problems, and the families of picks alone."""
-    some = rows()
-    table = make_table(
-        [replace(row, problem=PROBLEM.with_(batch=1 + i % 7)) for i, row in enumerate(some * 20)], "both"
-    )
-    bags = [fitting._bag(table.rows, member) for member in (1, 2)]
-    seen = [{table.rows[i].problem for i in bag} for bag in bags]
-    assert [len(one) for one in seen] == [round(7 * fitting.BAG)] * 2 and seen[0] != seen[1]
-    every = np.arange(len(table.rows))
-    first, beside = fitting.fit(table, every), fitting.fit(table, every, 1)
-    assert beside.weights == first.weights and set(beside.trees) <= set(fitting.REFEREED)
 
 
 def test_a_judgement_counts_factors_over_the_best():

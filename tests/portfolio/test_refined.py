@@ -11,8 +11,7 @@ H100 = GPUS["h100"]
 
 def row(**kernels):
     named = {
-        name.replace("_", " "): {"cost": cost, "us": us, "genes": genes, "doubt": 0.0}
-        for name, (cost, us, genes) in kernels.items()
+        name.replace("_", " "): {"cost": cost, "us": us, "genes": genes} for name, (cost, us, genes) in kernels.items()
     }
     return {"problem": "B=1", "kernels": named}
 
@@ -23,22 +22,14 @@ ONE["kernels"] |= row(shape1_0=(8.9, 11.0, 4))["kernels"]
 
 def test_a_climb_counts_where_it_saves_enough():
     """One step saves 1 %, which is too little; two save 10 %."""
-    assert chosen(ONE["kernels"], (RULE,), 1, 0.0, False)["us"] == 10.0
-    assert chosen(ONE["kernels"], (RULE,), 2, 0.0, False)["us"] == 8.0
-    assert chosen(ONE["kernels"], (RULE, CLASS), 0, 0.0, False)["us"] == 12.0
+    assert chosen(ONE["kernels"], (RULE,), 1, 0.0)["us"] == 10.0
+    assert chosen(ONE["kernels"], (RULE,), 2, 0.0)["us"] == 8.0
+    assert chosen(ONE["kernels"], (RULE, CLASS), 0, 0.0)["us"] == 12.0
 
 
 def test_changed_genes_cost():
-    assert chosen(ONE["kernels"], (RULE, CLASS, SHAPE), 2, 0.0, False)["us"] == 11.0
-    assert chosen(ONE["kernels"], (RULE, CLASS, SHAPE), 2, 0.01, False)["us"] == 8.0
-
-
-def test_a_kernel_in_doubt_must_save_more_and_is_left_for_less():
-    doubted = {name: one | {"doubt": 0.1 * (name == "rule 2")} for name, one in ONE["kernels"].items()}
-    assert chosen(doubted, (RULE,), 2, 0.0, False)["us"] == 8.0
-    assert chosen(doubted, (RULE,), 2, 0.0, True)["us"] == 10.0, "9.9 is too little less"
-    begun = {name: one | {"doubt": 0.1 * (name == "rule 0")} for name, one in ONE["kernels"].items()}
-    assert chosen(begun, (RULE,), 1, 0.0, True)["us"] == 9.0
+    assert chosen(ONE["kernels"], (RULE, CLASS, SHAPE), 2, 0.0)["us"] == 11.0
+    assert chosen(ONE["kernels"], (RULE, CLASS, SHAPE), 2, 0.01)["us"] == 8.0
 
 
 def test_losses_are_over_the_fastest_of_all():
