@@ -17,7 +17,7 @@ from evoattn.model.space import config_id
 from evoattn.samplers.base import ProposingSampler, SamplerSetup, objective
 from evoattn.samplers.learners import Array, Judge, Learner, classification, regression
 from evoattn.samplers.pool import Params
-from evoattn.samplers.thoughts import Thinker, Thought
+from evoattn.samplers.thoughts import Thinker, Thought, first_of_each_value
 
 STARTUP = 16
 """Right kernels before a model is fitted where there is no prior."""
@@ -34,11 +34,11 @@ STARTING = 10
 """Starting configs that are proposed where there is a prior: those that it likes best. The others are thought of."""
 ELITE = 12
 """The best so far, of which configs are bred."""
-FIRST_THOUGHTS, FIRST_ROUNDS = 960, 4
-"""Configs thought of before the first proposal: it waits 0.2 s for them, while the GPU worker starts."""
-FAMILY_THOUGHTS, FAMILY_ROUNDS = 120, 2
-"""Configs of each family that are thought of next, in 0.07 s. All others are bred of what the prior likes best, which
-may be of one family."""
+FIRST_THOUGHTS, FIRST_ROUNDS = 480, 2
+"""Configs thought of before the first proposal, of all families."""
+FAMILY_THOUGHTS, FAMILY_ROUNDS, FAMILY_FAR = 60, 16, 0.8
+"""Then so many of each family in so many rounds, while the prior thinks its best at most so much slower (log) than the
+best of all. It takes 0.1 to 0.5 s, while the GPU worker starts."""
 EACH_FAMILY, FAMILY_NEAR = 2, 0.4
 """Of each family so many configs are tried first: those that the prior likes best, at most so much slower by it (log)
 than the best of all. Where families are close, it errs by up to 0.25 between them (docs/landscapes)."""
@@ -150,21 +150,27 @@ class GuidedSampler(ProposingSampler):
         self._add(self._thinker.near(configs))
 
     def _think_of_families(self) -> None:
-        """Think of more configs of each family, and choose those to be tried first."""
-        for _ in range(FAMILY_ROUNDS):
-            for best in self._by_family():
-                self._add(self._thinker.near(self._thinker.bred(best[:ELITE], FAMILY_THOUGHTS // FAMILY_ROUNDS)))
-        families = self._by_family()
-        near = min(best[0].prior for best in families) + FAMILY_NEAR if families else 0.0
-        chosen = [best[i] for i in range(EACH_FAMILY) for best in families if i < len(best) and best[i].prior <= near]
+        """Think of more configs of each family, and choose those to be tried first.
+
+        Every other round breeds of one config for each value of each gene: bred of the best alone, the configs of a
+        family soon are all alike.
+        """
+        for n in range(FAMILY_ROUNDS):
+            for own in self._by_family(FAMILY_FAR):
+                parents = own[:ELITE] if n % 2 else first_of_each_value(own)
+                self._add(self._thinker.near(self._thinker.bred(parents, FAMILY_THOUGHTS)))
+        near = self._by_family(FAMILY_NEAR)
+        chosen = [own[i] for i in range(EACH_FAMILY) for own in near if i < len(own)]
         self._first.extend(config_id(thought.family, thought.params) for thought in chosen)
 
-    def _by_family(self) -> list[list[Thought]]:
-        """The open thoughts of each family, those first that the prior likes best."""
+    def _by_family(self, near: float) -> list[list[Thought]]:
+        """The open thoughts of each family whose best is at most `near` above the best of all by the prior, best
+        first."""
         families: dict[str, list[Thought]] = {}
         for thought in sorted(self._open.values(), key=lambda thought: thought.prior):
             families.setdefault(thought.family, []).append(thought)
-        return list(families.values())
+        least = min((own[0].prior for own in families.values()), default=0.0)
+        return [own for own in families.values() if own[0].prior <= least + near]
 
     def _liked(self, count: int) -> list[Thought]:
         """The open thoughts that some opinion likes best."""

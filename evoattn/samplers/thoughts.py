@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,3 +104,12 @@ class Thinker:
     def forget(self, kept: Iterable[str]) -> None:
         """Drop all thoughts but those of the config ids `kept`."""
         self._made = {identity: self._made[identity] for identity in kept}
+
+
+def first_of_each_value(thoughts: Iterable[Thought]) -> list[Thought]:
+    """For each value of each gene the first of a family's thoughts that has it, each thought once."""
+    first: dict[tuple[str, Any], Thought] = {}
+    for thought in thoughts:
+        for gene in thought.params.items():
+            first.setdefault(gene, thought)
+    return list({id(thought): thought for thought in first.values()}.values())

@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_up_families import SPACES, best, cost, search, trial, typical, why_invalid
 
@@ -14,6 +15,7 @@ from evoattn.model.space import config_id
 from evoattn.samplers.base import SamplerSetup
 from evoattn.samplers.genetic import GeneticSampler
 from evoattn.samplers.guided import FAMILY_NEAR, LEAST_EACH, MOST_EACH, THOUGHTS, TOGETHER, GuidedSampler
+from evoattn.samplers.thoughts import Thought, first_of_each_value
 from evoattn.samplers.tpe import History, TpeSampler
 
 
@@ -97,5 +99,12 @@ def test_each_family_is_tried_first_unless_it_is_far_behind(behind, tried):
     spaces = {family: replace(space, starting=()) for family, space in SPACES.items()}
     for seed in range(5):
         sampler = GuidedSampler(SamplerSetup(spaces, seed, why_invalid, prior))
-        first = [p.family for p in sampler.ask(8) if p.operator == "guided"][:4]
-        assert first.count("round") == tried
+        first = [p for p in sampler.ask(8) if p.operator == "guided"][:4]
+        of_round = [cost(p.family, p.params) for p in first if p.family == "round"]
+        assert len(of_round) == tried
+        assert all(found < 1.02 * 20 for found in of_round)  # random configs are some 1.5 times as slow
+
+
+def test_parents_are_of_every_value():
+    thoughts = [Thought("a", {"x": x, "y": y}, np.zeros(0), 0.0) for x, y in [(1, 1), (1, 2), (1, 1), (2, 2), (2, 3)]]
+    assert first_of_each_value(thoughts) == [thoughts[0], thoughts[1], thoughts[3], thoughts[4]]
