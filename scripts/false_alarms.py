@@ -6,7 +6,8 @@ and counts.
 Each is a kernel that a search without a GPU would compile and check. All should come out right: what does not is named
 as soon as it is met, with its sentence, and the exit code is 1. Takes some two seconds of one core a config; Ctrl-C
 ends it with the table of what ran. The configs of a seed are numbered: those before `--first` are passed over. With
-`--out`, a line of JSON is added to the file for each.
+`--out`, a line of JSON is added to the file for each; those that the file has are counted and not run again, so that a
+run may be done in pieces, and on several machines (`cat` puts their files together).
 """
 
 from __future__ import annotations
@@ -179,15 +180,29 @@ def run_one(number: int, seed: int, families: tuple[str, ...]) -> Ran:
     )
 
 
-def run(results: Iterable[Ran], tally: Tally, out: Path | None) -> None:
+def read(path: Path, seed: int, families: tuple[str, ...]) -> dict[int, Ran]:
+    """What a file has of a seed, by number. Raises `ValueError` on configs of other families than these in turn."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [Ran(**{k: v for k, v in row.items() if k != "seed"}) for row in rows if row["seed"] == seed]
+    if wrong := next((one for one in found if families[one.number % len(families)] != one.family), None):
+        raise ValueError(f"{path} has number {wrong.number} of seed {seed} as {wrong.family}: it is of other families.")
+    return {one.number: one for one in found}
+
+
+def run(results: Iterable[Ran], tally: Tally, out: Path | None, seed: int) -> None:
     """Adds the results to the tally and to `out`; prints each that is not right."""
     for one in results:
-        tally.add(one)
-        if one.alarm:
-            print(f"{one.number} {one.family} {one.what}: {one.alarm}", flush=True)
+        count(one, tally)
         if out:
             with out.open("a") as file:
-                file.write(json.dumps(asdict(one)) + "\n")
+                file.write(json.dumps(asdict(one) | {"seed": seed}) + "\n")
+
+
+def count(one: Ran, tally: Tally) -> None:
+    """Add to the tally, and print it if it is not right."""
+    tally.add(one)
+    if one.alarm:
+        print(f"{one.number} {one.family} {one.what}: {one.alarm}", flush=True)
 
 
 def main() -> None:
@@ -201,9 +216,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, help="what ran is added to this file, one JSON object per line")
     args = parser.parse_args()
-    tally, call = Tally(), partial(run_one, seed=args.seed, families=tuple(args.family))
+    families, tally = tuple(args.family), Tally()
+    known = read(args.out, args.seed, families) if args.out and args.out.exists() else {}
+    numbers = range(args.first, args.first + args.count)
+    for number in filter(known.__contains__, numbers):
+        count(known[number], tally)
+    call = partial(run_one, seed=args.seed, families=families)
+    left = [number for number in numbers if number not in known]
     try:
-        run(in_processes(args.jobs, call, range(args.first, args.first + args.count)), tally, args.out)
+        run(in_processes(args.jobs, call, left), tally, args.out, args.seed)
     except KeyboardInterrupt:
         print("Interrupted.")
     print(tally.table())

@@ -1,5 +1,6 @@
 """`scripts/false_alarms.py`: a config of each family, as the command runs hundreds; and what it once met."""
 
+import json
 import subprocess
 import sys
 
@@ -67,10 +68,30 @@ MET = {
 }
 
 
+SCRIPT = TEMPLATES.parent / "scripts" / "false_alarms.py"
+
+
+def run(*words):
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parents[1])
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path):
+    out = tmp_path / "ran.jsonl"
+    words = "--seed", 5, "--family", "flash_mma", "--out", out
+    assert "1 configs" in run(1, *words).stdout
+    again = run(2, *words)
+    assert again.returncode == 0 and "0 false alarms in 2 configs" in again.stdout, again.stdout + again.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["number"], row["seed"], row["alarm"]) for row in rows] == [(0, 5, ""), (1, 5, "")]
+    out.write_text(out.read_text() + json.dumps(rows[0] | {"number": 2, "alarm": "INCORRECT"}) + "\n")
+    wrong = run(3, *words)
+    assert wrong.returncode == 1 and "1 false alarms in 3 configs" in wrong.stdout, "known ones count"
+    assert "other families" in run(1, "--seed", 5, "--family", "flash_scalar", "--out", out).stderr
+
+
 def test_a_few_configs_raise_no_alarm():
-    script = TEMPLATES.parent / "scripts" / "false_alarms.py"
-    command = [sys.executable, str(script), str(len(FAMILIES)), "--seed", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=script.parents[1])
+    done = run(len(FAMILIES), "--seed", 5)
     assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, (
         done.stdout + done.stderr
     )
