@@ -91,14 +91,15 @@ def by_heads(problem: AttentionProblem, tile: int) -> AttentionProblem:
     return problem.with_(seqlen_q=queries, heads=problem.kv_heads * -(-rows // queries))
 
 
-def of_first_split(stages: int, splits: int, tile: int) -> tuple[int, int] | None:
-    """(queries, keys) under a mask that ends in the upper left corner, where each query is a tile of rows: the queries
+def of_first_split(stages: int, splits: int, tile: int, rows: int = 1) -> tuple[int, int] | None:
+    """(queries, keys) under a mask that ends in the upper left corner, where `rows` queries are a tile: the queries
     see so many tiles of keys of the first of `splits` that a stage is used again, or two, and the first of the next.
     Less than `splits` splits have keys then, and queries none of most of them. None if that is too many blocks."""
-    for tiles in range(min(stages + 1, max(2, (MOST_HEAD_ROWS - 5) // tile)), 1, -1):
-        every = (tiles - 1) * splits + 1  # the fewest of which a split has so many
-        if (queries := tiles * tile + 5) * -(-every // tiles) <= MOST_HEAD_BLOCKS:
-            return queries, every * tile - 3
+    most = max(2, (MOST_HEAD_ROWS * min(rows, 2) - 5) // tile)
+    for tiles in range(min(stages + 1, most), 1, -1):
+        queries, every = tiles * tile + 5, (tiles - 1) * splits + 1  # the fewest of which a split has so many
+        if queries <= 2 * MOST_HEAD_ROWS and -(-queries // rows) * -(-every // tiles) <= MOST_HEAD_BLOCKS:
+            return queries, (every - 1) * tile + 1
     return None
 
 

@@ -41,7 +41,7 @@ def make_inputs(
     Standard normal values; `kind` bends them to what has caught wrong kernels (docs/sources.md): `large_logits` scales
     q by 30, `late_huge_key` makes one key near the end of each row 12 times as long, `large_logits_late_key` does so
     and scales q by 300, so that weights relative to anything but a row's own maximum leave the range even of fp32,
-    `large_logits_two_keys` has a second such key among the first, so that eight rows by turns rise from either end on,
+    `large_logits_two_keys` has a second such key among the first, so that rows rise from either end on, eight by turns,
     `huge_keys_within` makes two keys far from either end 100 and 30 times as long, and rows of which one in 16 alone
     meets such a key, or one in each `tile` keys, beside others that come close to what it has met before,
     `scores_past_fp16` gives a query one key that is more octaves above all others than fp16 has, or all keys as far
@@ -82,11 +82,9 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
     if kind.startswith("large_logits") and name == "q":
         values *= 30 if kind == "large_logits" else 300
         if kind == "large_logits_two_keys":
-            _eight_by_eight(values)
+            _first_dimension(values, name)
     elif kind == "large_logits_two_keys" and name == "k" and rows > 5:
-        for row, sign in ((2, 1), (rows - 3, -1)):
-            values[:, :, row] *= 12
-            values[:, :, row, 0] = sign * 36.0
+        _first_dimension(values, name)
     elif kind == "huge_keys_within" and name == "k":
         values[:, :, rows // 3] *= 100  # scores that leave even the range of bf16, whichever key comes first
         values[:, :, rows * 2 // 3] *= 30
@@ -106,12 +104,24 @@ def _bend(values: torch.Tensor, name: str, kind: str, scale: float, tile: int) -
         values[:] = values[:, :, :1].clone()
 
 
-def _eight_by_eight(q: torch.Tensor) -> None:
-    """Let the first dimension of K decide, nearly always, and for eight rows after another, queries or heads, the other
-    way than for the next eight."""
-    _, heads, queries, dim = q.shape
-    eights = torch.arange(queries, device=q.device) // 8 + torch.arange(heads, device=q.device)[:, None] // 8
-    q[..., 0] = (300.0 - 600.0 * (eights % 2)) * math.sqrt(dim)
+def _first_dimension(values: torch.Tensor, name: str) -> None:
+    """Let the first dimension decide which of the two long keys is higher: the same way for all rows, queries or heads,
+    or of 16 in 32 for eight the other way than for the next eight. Heads, or queries whose rows are heads, take turns;
+    the keys of every other batch are the other way round.
+    """
+    batches, heads, rows, dim = values.shape
+    batch, head, row = torch.meshgrid(*map(torch.arange, (batches, heads, rows)), indexing="ij")
+    if name == "k":
+        for key, height in ((2, 36.0), (rows - 3, -36.0)):
+            values[:, :, key] *= 12
+            values[:, :, key, 0] = (height * (1 - 2 * (batch % 2))[:, :, key]).to(values)
+        return
+    heads_are_rows = heads > 2
+    by_turns = (batch + (0 if heads_are_rows else head)) % 2 == 0
+    index = head if heads_are_rows else row
+    sign = 1 - 2 * torch.where(by_turns, index // 8 % 2, row % 2 if heads_are_rows else 1)
+    decided = (~by_turns | (index // 16 % 2 == 0)).to(values.device)
+    values[..., 0] = torch.where(decided, (sign * 300 * math.sqrt(dim)).to(values), values[..., 0])
 
 
 def _lone_rows(q: torch.Tensor, scale: float) -> None:
@@ -143,8 +153,10 @@ def _lone_keys(k: torch.Tensor, tile: int) -> None:
     tiles = -(-keys // tile)
     for dimension in (1, 2):
         for number in range(tiles):
-            within = tile - 8 if (number + dimension) % 4 == 0 else (number + dimension) % 4 * 8 - 8
-            at, higher = number * tile + within % tile + 3 * number % 8, number if dimension == 1 else tiles - number
+            turn = number if dimension == 1 else tiles - 1 - number  # in the order in which scores rise
+            within = (16, tile - 8, 0, 8)[turn % 4]
+            at = number * tile + within % tile + 3 * number % 8
+            higher = turn + (dimension == 2)
             if at < keys:
                 k[:, :, at, dimension] = 150.0 * (higher + 1)
 

@@ -28,9 +28,9 @@ from evoattn.model.space import KernelConfig
 
 _IN_TURN = re.compile(r"heads_(\d+)")
 """A parameter's value: so many heads take turns in the order of tiles."""
-MOST_KEYS, MOST_SQUARE_KEYS = 1600, 420
+MOST_KEYS, MOST_SQUARE_KEYS, MOST_STEPS = 1600, 420, 1400
 """Keys of the longest case; the second where a mask asks for as many queries. Where each of these is a tile, they are
-`case_shapes.MOST_HEAD_ROWS`."""
+`case_shapes.MOST_HEAD_ROWS`. More where splits are many, so long as all blocks take so many steps at most."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
 
     dtype, head_dim and mask are the problem's. The cases grow with the config's tiles of BLOCK_M queries and BLOCK_N
     keys, its STAGES and its SPLITS or KEY_SPLIT:
-    - so many key tiles that each stage of a ring is used a third time in each split, the last of one key, and those
-      that `keys_of_three_kernels` wants;
+    - so many key tiles that each stage of a ring is used a third time in each split, or a second time where splits are
+      many, the last of one key, and those that `keys_of_three_kernels` wants;
     - two batches, grouped heads, another layout, rows 2^32 bytes apart and more, a tile of keys for each split, and
       logits that overflow what is not rescaled, on a GPU of one SM, so that persistent blocks take several tiles of
       rows. It has 40 rows or more, since the largest error of a few is a small sample: with 13, kernels as coarse as
@@ -88,7 +88,8 @@ def interpreter_cases(problem: AttentionProblem, config: KernelConfig) -> list[S
       only some keys are in use, sequences of none, one and two, of whole tiles, of just less and more than a tile, of
       all keys, where a table ends, and of less than none;
     - if V lies within K, groups of more heads than BLOCK_M; if the rows of a tile are heads of one query, as many rows
-      as there would be of queries (`by_heads`), and of a mask that asks for many queries one split of several tiles;
+      as there would be of queries (`by_heads`); of splits under a mask that asks for many queries one that has several
+      tiles (`of_first_split`);
     - if blocks share tiles evenly, gangs of two that hand over, of a group of heads or of two tiles of rows;
     - most of a tile of keys, where the mask does not end within tiles;
     - more queries than keys, of which there is one alone, or three where heads are rows;
@@ -121,7 +122,12 @@ class _Maker:
         self.other = problem.with_(batch=2, layout="bshd" if problem.layout == "bhsd" else "bhsd")
         again = (self.stages + 1) * self.shares * self.block_n + 1  # a stage is used a second time
         square = max(2 * self.block_n + 5, min(again, MOST_HEAD_ROWS)) if self.heads_are_rows else MOST_SQUARE_KEYS
-        self.most = square if problem.masking.queries_to_see_all(MOST_KEYS) > 1 else MOST_KEYS
+        if problem.masking.queries_to_see_all(MOST_KEYS) > 1:
+            self.most = square
+        else:  # a split uses a stage again, where that is not too many blocks
+            tiles = self.stages * self.shares + 1
+            few = tiles * max(1, 40 // self.block_m) <= MOST_STEPS
+            self.most = max(MOST_KEYS, tiles * self.block_n) if few else MOST_KEYS
         laps = (2 * self.stages + 2) * self.shares
         most = max(self.most, 2 * self.block_n + 5)
         keys = min(max((laps - 1) * self.block_n + 1, keys_of_three_kernels(config)), most)
@@ -129,8 +135,9 @@ class _Maker:
         self.keys = keys
         """Of the case of many key tiles."""
         self.many = self.one.with_(seqlen_q=self._rows_for(keys), seqlen_k=keys)
-        if self.heads_are_rows and self.most < again and self.most < MOST_KEYS:
-            found = of_first_split(self.stages, self.shares, self.block_n)
+        if (self.heads_are_rows or self.number("SPLITS") > 1) and self.most < min(again, MOST_KEYS):
+            rows = 1 if self.heads_are_rows else self.block_m
+            found = of_first_split(self.stages, self.shares, self.block_n, rows)
             self.many = self.one.with_(seqlen_q=found[0], seqlen_k=found[1]) if found else self.many
 
     def number(self, name: str) -> int:
@@ -147,7 +154,7 @@ class _Maker:
     def usual(self) -> list[SmallCase]:
         """Of every config."""
         problem, block_m, block_n = self.problem, self.block_m, self.block_n
-        some = max(block_n + 3, min(self.shares * block_n + 3, self.most // 4))
+        some = max(block_n + 3, min(self.shares * block_n + 3, min(self.most, MOST_KEYS) // 4))
         kv_heads = 2 if self.heads_are_rows else 1  # heads of a batch that have blocks of their own are two
         rows = self._rows_for(some)
         grouped = self.other.with_(heads=2 * kv_heads, kv_heads=kv_heads, seqlen_q=rows, seqlen_k=some)
@@ -179,7 +186,10 @@ class _Maker:
         cases = []
         if str(self.params.get("RESCALE", "")).startswith("lazy"):
             within = min(self.keys, (self.stages + 3) * self.shares * self.block_n + 1)
-            rising = self.one.with_(seqlen_q=max(64, self._rows_for(within)), seqlen_k=within)
+            rows = self._rows_for(within) + (
+                58 if self.most == MOST_SQUARE_KEYS else 0
+            )  # 64 that see whole tiles alone
+            rising = self.one.with_(seqlen_q=max(64, rows), seqlen_k=within)
             masked = self.problem.masking.causal or self.problem.window  # "grouped" has whole tiles of other masks
             if masked and not self.heads_are_rows and not self.params.get("GROUP_ROWS"):
                 rising = rising.with_(heads=2)

@@ -30,6 +30,7 @@ BALANCED = {"SCHEDULE": "balanced"}
 GIVER, MEMBER = "((blockIdx.y - 1) * gridDim.x + blockIdx.x)", "tile) * gang + blockIdx.x;"
 TRANSPOSED = 'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans'
 RELEASE = "release(before);\n      }\n#", "}\n#"
+SPLIT = {"LOAD": "tma", "SPLITS": 16, "STAGES": 2, "BLOCK_N": 64, "MERGE": "last_block"}
 FAULTS = {
     "a lazy shift that rises for half of the rows": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "e < 2"),
     "a lazy shift that rises for every other key": ("flash_mma", PLAIN, {"RESCALE": "lazy"}, LAZY, "n % 2 == 0"),
@@ -53,6 +54,34 @@ FAULTS = {
         {"RESCALE": "lazy_8"},
         "row_max(s, rise);",
         "rise[0] = rise[1] = -1.f; if (blockIdx.y == 0) row_max(s, rise);",
+    ),
+    "a lazy shift that rises for all but some of the last keys": (
+        "flash_mma",
+        PLAIN.with_(mask="causal_upper_left"),
+        {"RESCALE": "lazy", "BLOCK_N": 128},
+        LAZY,
+        "(e < 3 || n < KEY_TILES - 1)",
+    ),
+    "eight rows that rise beside eight that do not": (
+        "latent_wgmma",
+        LATENT.with_(seqlen_q=1, mask="full"),
+        {},
+        "factor[0] != 1.f || factor[1] != 1.f",
+        "factor[0] != 0.f || factor[1] != 1.f",
+    ),
+    "rows that rise all together": (
+        "large_head_mma",
+        PLAIN.with_(head_dim=512),
+        {"RESCALE": "lazy", "BLOCK_M": 16, "ROW_WARPS": 1},
+        "grew |= scaled > before;",
+        "grew |= scaled < before;",
+    ),
+    "a stage that is used again in one of many splits": (
+        "split_kv",
+        PLAIN.with_(batch=2, heads=8, kv_heads=2, seqlen_q=1, seqlen_k=4096),
+        SPLIT,
+        "copy_again(v_map, v_ring, v_full_smem, tile, at.stage);",
+        "copy_again(v_map, v_ring, v_full_smem, tile + 1, at.stage);",
     ),
     "weights and answers that are cut": ("flash_mma", PLAIN, {}, "cvt.rn.f16x2", "cvt.rz.f16x2"),
     "the third tile of rows": (
