@@ -14,7 +14,7 @@ from evoattn.ops.custom_op import is_fake
 from evoattn.ops.given_out import needs_copy, require_out
 from evoattn.ops.ordinary import is_ordinary, require_ordinary
 from evoattn.ops.runtime import Runtime
-from evoattn.ops.variant import Variant
+from evoattn.ops.variant import Variant, closed
 
 _is_compiling = torch.compiler.is_compiling
 _has_autocast = torch.is_autocast_enabled
@@ -125,6 +125,8 @@ def attention(
             scale = scale.item()
     if softcap.__class__ is not float and not _is_compiling():
         softcap = asked.number("softcap", softcap)
+    if window is not None:
+        window = closed(window)
     others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None
     others = others or seqused_k is not None or softcap != 0
     if dropout_p:

@@ -18,7 +18,7 @@ from evoattn.ops.ordinary import WATCHED, is_ordinary
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
 from evoattn.ops.runtime import GRADIENTS
 from evoattn.ops.shapes import Wanted, problems_of
-from evoattn.ops.variant import Variant
+from evoattn.ops.variant import Variant, closed
 from evoattn.ops.variant_call import why_not_tensors
 
 
@@ -61,7 +61,7 @@ def explain(
     starts = None if cu_seqlens_q is None or cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     longest = max_seqlen_q, max_seqlen_k
     variant = Variant(
-        window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
+        closed(window), softcap, sinks, alibi_slopes, bias, seqused_k, block_table, starts=starts, longest=longest
     )
     if dropout_p:
         dropout.require_alone(not variant.plain or return_lse or causal != "upper_left")

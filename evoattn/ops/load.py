@@ -21,7 +21,7 @@ from evoattn.ops.choice import Picker
 from evoattn.ops.given_out import require_out
 from evoattn.ops.ordinary import require_ordinary
 from evoattn.ops.runtime import NoKernel, Runtime
-from evoattn.ops.variant import Variant
+from evoattn.ops.variant import Variant, closed
 
 if TYPE_CHECKING:
     from evoattn.model.records import Study, Trial
@@ -112,7 +112,7 @@ class RecordedKernel:
         scale = None if scale is None else asked.number("scale", scale)
         softcap = asked.number("softcap", softcap)
         require_ordinary(query, key, value)
-        variant = Variant(window, softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
+        variant = Variant(closed(window), softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
         if cu_seqlens_q is not None and cu_seqlens_k is not None:
             variant = replace(variant, starts=(cu_seqlens_q, cu_seqlens_k), longest=(max_seqlen_q, max_seqlen_k))
         if variant.plain:

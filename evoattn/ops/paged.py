@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, varied
-from evoattn.ops.variant import Variant
+from evoattn.ops.variant import Variant, closed
 
 
 def attention_paged(
@@ -62,7 +62,7 @@ def attention_paged(
         query.transpose(1, 2),
         k_cache.transpose(1, 2),
         v_cache.transpose(1, 2),
-        Variant(window, softcap, sinks, alibi_slopes, None, seqused_k, block_table),
+        Variant(closed(window), softcap, sinks, alibi_slopes, None, seqused_k, block_table),
         causal,
         scale,
         True,

@@ -22,6 +22,11 @@ TENSORS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seql
 """The arguments that are tensors, by the names that callers give them."""
 
 
+def closed(window: Any) -> Any:
+    """The window, or None where both of its sides are open, as in flash-attention's default."""
+    return None if isinstance(window, tuple | list) and tuple(window) == (-1, -1) else window
+
+
 @dataclass(frozen=True)
 class Variant:
     """The arguments of `evoattn.attention` by which a call is more than plain attention, as they were given."""
@@ -139,9 +144,9 @@ class Variant:
         return tuple(t for t in given if t is not None)
 
     def fields(self, is_causal: bool, query: Tensor, key: Tensor) -> dict[str, Any]:
-        """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences; how many keys are in
-        use is known to the device alone, so that it is anything from none to all, and of packed sequences how long
-        all of them are together.
+        """The fields of `AttentionProblem`. An open side of a window is as wide as both sequences, and one that hides
+        nothing is left out; how many keys are in use is known to the device alone, so that it is anything from none to
+        all, and of packed sequences how long all of them are together.
         """
         fields: dict[str, Any] = {"softcap": float(self.softcap)}
         fields |= {"sink": self.sinks is not None, "alibi": self.slopes is not None}
@@ -156,7 +161,8 @@ class Variant:
         if self.window is not None:
             everything = query.shape[2] + seqlen_k
             past, ahead = (everything if side < 0 else min(side, everything) for side in self.window)
-            fields["window"] = f"{past}:{0 if is_causal else ahead}"
+            if min(past, everything if is_causal else ahead) < max(query.shape[2], seqlen_k) - 1:  # else it hides none
+                fields["window"] = f"{past}:{0 if is_causal else ahead}"
         if self.bias is not None:
             over = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"

@@ -11,7 +11,7 @@ from evoattn.ops import asked, varied
 from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.given_out import require_out
 from evoattn.ops.ordinary import is_ordinary
-from evoattn.ops.variant import Variant
+from evoattn.ops.variant import Variant, closed
 
 
 def attention_varlen(
@@ -69,9 +69,8 @@ def attention_varlen(
         )
     if has_autocast(query.device.type):
         query, key, value = autocast(query.device.type, query, key, value)
-    window = None if tuple(window_size) == (-1, -1) else window_size
     variant = Variant(
-        window,
+        closed(window_size),
         softcap,
         sinks,
         alibi_slopes,
