@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from evoattn.model.describe import short_name as short_name
 from evoattn.model.meant import meant
 from evoattn.model.paths import SEARCH_SPACES
 from evoattn.model.problem import AttentionProblem, ProblemError
-from evoattn.model.shape_text import complete
-from evoattn.model.shape_text import parse_shape as parse_shape
+from evoattn.model.shape_text import complete, parse_shape
 
 _FILE = SEARCH_SPACES / "problems.yaml"
 

@@ -22,9 +22,9 @@ from evoattn.families.flash_wgmma.resources import grid, result_bytes
 from evoattn.families.gangs import TilesInOrder
 from evoattn.families.render import render
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
 from evoattn.model.paths import TEMPLATES
 from evoattn.model.problem import AttentionProblem
+from evoattn.model.shape_text import parse_shape
 from evoattn.ptx import run_launch
 
 H100 = GPUS["h100"]

@@ -6,7 +6,7 @@ from gangs import ALL_HELD, compared, gang_of, reads_of_keys, variants
 
 from evoattn.families.registry import FAMILIES
 from evoattn.model.gpu import GPUS
-from evoattn.model.named_problems import parse_shape
+from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from scripts.cost.row import Row
 
