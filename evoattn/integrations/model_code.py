@@ -18,6 +18,8 @@ MAKES_WINDOWS = re.compile(r"\bcreate_(?:bidirectional_)?sliding_window\w*mask|\
 """The model has masks made for its windows."""
 BEYOND_SDPA = re.compile(r"attention_interface\(\s(?:[^()]|\([^()]*\))*?\b(?:s_aux|softcap)=")
 """A call of attention with sinks or a soft cap."""
+NOT_CAUSAL, CAUSAL = "is_causal: bool = False", re.compile(r"\bis_causal=(?!False)")
+"""Layers that are not causal unless they are told so, and what tells them."""
 FUSED = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
 
 
@@ -86,3 +88,11 @@ def hands_on_windows(config: Any) -> bool:
     tensor is needed for them. Some models do the one or the other only. False where the code is not known."""
     model = _model_of(config)
     return model is not None and _hands_on_windows(model)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def says_causal(config: Any) -> bool:
+    """Whether a layer of a model of this config says that it is causal where it is. Those of UMT5's decoder and of some
+    others do not: they need a mask tensor, which "sdpa" does not give them. True where the code is not known."""
+    model = _model_of(config)
+    return model is None or NOT_CAUSAL not in (code := _code(model)) or CAUSAL.search(code) is not None

@@ -67,6 +67,7 @@ def mask(
     tensor of a causal mask, since it may be called with a single query. The tensor of a padded batch carries what
     kernels take instead.
     """
+    allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(others.get("config"))
     asked: dict[str, Any] = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length)
     asked |= dict(q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask)
     asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)

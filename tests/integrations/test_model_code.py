@@ -41,6 +41,12 @@ def pegasus_x():
     return transformers.PegasusXForConditionalGeneration, config
 
 
+def umt5():
+    """Nor do those of its decoder."""
+    config = transformers.UMT5Config(d_model=64, d_kv=16, d_ff=32, num_layers=2, num_heads=4, vocab_size=99)
+    return transformers.UMT5ForConditionalGeneration, config
+
+
 def phimoe():
     """Its masks have windows, of which its layers do not tell."""
     return transformers.PhimoeForCausalLM, transformers.PhimoeConfig(**LLAMA, **EXPERTS, sliding_window=8)
@@ -102,6 +108,7 @@ def test_logits_are_eagers(tmp_path, make, side):
 def test_masks_are_there_where_layers_do_not_say_what_they_are(tmp_path):
     words = dict(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9])
     same(of_both(pegasus_x, tmp_path, lambda model: model(**words).logits))
+    same(of_both(umt5, tmp_path, lambda model: model(**words).logits))
     splinter = transformers.SplinterModel, transformers.SplinterConfig(**SIZES, intermediate_size=32)
     same(of_both(lambda: splinter, tmp_path, lambda model: model(input_ids=TOKENS).last_hidden_state))
 
