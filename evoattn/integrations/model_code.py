@@ -83,6 +83,13 @@ def takes_attention(config: Any) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def calls_interface(config: Any) -> bool:
+    """Whether a model of this config calls transformers' attention interface. True where its code is not known."""
+    model = _model_of(config)
+    return model is None or bool(model._can_set_attn_implementation())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def hands_on_windows(config: Any) -> bool:
     """Whether the sliding windows of this config's masks are those that layers hand to their attention, so that no mask
     tensor is needed for them. Some models do the one or the other only. False where the code is not known."""

@@ -73,7 +73,9 @@ def mask(
     asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)
     made: Tensor | None
     if not model_code.takes_attention(others.get("config")):
-        made = eager_mask(**asked | {"allow_is_bidirectional_skip": False})
+        if model_code.calls_interface(others.get("config")):  # and with no mask could not say that it is not causal
+            asked["allow_is_bidirectional_skip"] = False
+        made = eager_mask(**asked)
         return made
     everything = attention_mask is None and bool(others.get("allow_is_bidirectional_skip")) and local_size is None
     if everything and _is_same(mask_function, bidirectional_mask_function):

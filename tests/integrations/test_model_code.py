@@ -113,6 +113,18 @@ def test_masks_are_there_where_layers_do_not_say_what_they_are(tmp_path):
     same(of_both(lambda: splinter, tmp_path, lambda model: model(input_ids=TOKENS).last_hidden_state))
 
 
+@pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
+def test_models_with_their_own_attention_get_no_mask_where_eager_has_none(tmp_path):
+    """Theirs would be as wide as a cache that they do not use."""
+
+    def call(model):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+        return model(input_ids=TOKENS, past_key_values=cache).logits
+
+    config = transformers.RoFormerConfig(**SIZES, embedding_size=64, intermediate_size=32)
+    same(of_both(lambda: (transformers.RoFormerForCausalLM, config), tmp_path, call))
+
+
 def test_windows_are_those_of_the_mask(tmp_path):
     """Else phimoe's window, or the lack of one in olmoe, would make no difference above."""
     for make, window in ((phimoe, 8), (olmoe, None)):
