@@ -39,10 +39,12 @@ def mark(mask: Tensor, padding: Tensor, causal: bool, window: int | None = None)
     """Have a mask tensor of these real tokens, bool `[batch, keys]`, carry a `Padded`, if they come first in each row,
     or last under a causal mask. Waits for the device, as `sdpa_mask` does; not in a capture or a trace.
     """
+    if torch.compiler.is_compiling():  # which cannot ask what follows
+        return
     runtime = current.runtime()
     if runtime.platform is None or mask.device.type != runtime.device_type or mask.is_inference():
         return  # of inference tensors nobody knows whether they were written to
-    if torch.compiler.is_compiling() or not is_ordinary(mask, padding, mask) or runtime.platform.capturing():
+    if not is_ordinary(mask, padding, mask) or runtime.platform.capturing():
         return
     rows, keys = padding.shape
     lengths, first = padding.sum(1, dtype=torch.int32), padding[:, 0]

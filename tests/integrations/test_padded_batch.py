@@ -26,13 +26,13 @@ def padding(*hidden):
 LEFT, RIGHT, MIDDLE, BOTH = padding(*range(9)), padding(*range(30, 48)), padding(20, 21), padding(0, 47)
 
 
-def logits(make, implementation, mask):
+def logits(make, implementation, mask, wrapped=lambda model: model):
     model, inputs = build(make, implementation)
     if make is bert:  # whose attention weights are all alike at its start
         for name, weights in model.named_parameters():
             weights.mul_(4 if ".attention." in name and "Norm" not in name else 1)
     inputs = dict.fromkeys(inputs, TWO)
-    answer = model(**inputs, attention_mask=mask)
+    answer = wrapped(model)(**inputs, attention_mask=mask)
     return answer["logits"] if "logits" in answer else answer["last_hidden_state"]
 
 
@@ -122,6 +122,17 @@ def test_a_layer_that_is_compiled_alone_takes_the_mask_as_any_other(tmp_path, pa
         layer = torch.compile(lambda q: attention_forward(module, q, q, q, mask)[0], backend="eager", fullgraph=True)
         expected = torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).transpose(1, 2)
         torch.testing.assert_close(layer(query), expected)
+
+
+@pytest.mark.parametrize("make", [llama, bert], ids=["llama", "bert"])
+def test_a_whole_model_compiles_with_padding(tmp_path, make):
+    """Within compiled code a mask cannot say what it stands for."""
+    register()
+    torch.compiler.reset()
+    with current.use(fake_runtime(FakeDevice(), tmp_path)), torch.no_grad():
+        expected = logits(make, "sdpa", RIGHT)
+        ours = logits(make, NAME, RIGHT, lambda model: torch.compile(model, backend="eager", fullgraph=True))
+    assert close(ours[RIGHT == 1], expected[RIGHT == 1])
 
 
 def test_training_with_padding_goes_through_sdpa(tmp_path):
