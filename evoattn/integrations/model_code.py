@@ -20,6 +20,8 @@ BEYOND_SDPA = re.compile(r"attention_interface\(\s(?:[^()]|\([^()]*\))*?\b(?:s_a
 """A call of attention with sinks or a soft cap."""
 NOT_CAUSAL, CAUSAL = "is_causal: bool = False", re.compile(r"\bis_causal=(?!False)")
 """Layers that are not causal unless they are told so, and what tells them."""
+WANTS_MASKS = re.compile(r"\ballow_is_causal_skip\W{1,3}False")
+"""The model asks for a mask tensor in any case, as it reads the tensor itself."""
 FUSED = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
 
 
@@ -103,3 +105,11 @@ def says_causal(config: Any) -> bool:
     others do not: they need a mask tensor, which "sdpa" does not give them. True where the code is not known."""
     model = _model_of(config)
     return model is None or NOT_CAUSAL not in (code := _code(model)) or CAUSAL.search(code) is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def wants_masks(config: Any) -> bool:
+    """Whether a model of this config reads mask tensors itself, as an indexer does that selects keys, so that nothing
+    else may take their place. False where the code is not known."""
+    model = _model_of(config)
+    return model is not None and WANTS_MASKS.search(_code(model)) is not None

@@ -130,7 +130,8 @@ def _step_of_static_cache(
     if padding is not None and torch.is_autocast_enabled(offset.device.type):
         return None  # queries would be of another dtype than the bias, whose bits they would read as theirs
     step = batch, queries, places, dtype, offset.device
-    if not kernel_serves(others.get("config"), *step, padding is not None):
+    config = others.get("config")
+    if model_code.wants_masks(config) or not kernel_serves(config, *step, padding is not None):
         return None
     if padding is None:
         return filled_places(batch, queries, offset)
@@ -180,7 +181,7 @@ def attention_forward(
     seen = places_of(attention_mask, query.shape[0], key.shape[2], query.dtype)
     if seen is not None:
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if not dropout and not wanted and position_bias is None:
+        if not dropout and not wanted and position_bias is None and indices is None:
             out = static_cache.attention(query, key, value, seen, scaling, softcap or 0.0, s_aux)
             return out.transpose(1, 2).contiguous(), None
         attention_mask = seen.as_mask(query.shape[2], key.shape[2])

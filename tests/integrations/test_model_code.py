@@ -7,9 +7,11 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
+from fake_cache import CacheDevice, split_kv_pick
 from fake_device import fake_runtime
 
 from evoattn.integrations import model_code
+from evoattn.integrations.static_cache import filled_places
 from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops import current
 
@@ -123,6 +125,42 @@ def test_models_with_their_own_attention_get_no_mask_where_eager_has_none(tmp_pa
 
     config = transformers.RoFormerConfig(**SIZES, embedding_size=64, intermediate_size=32)
     same(of_both(lambda: (transformers.RoFormerForCausalLM, config), tmp_path, call))
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_a_model_that_reads_its_masks_gets_them_over_a_static_cache_too(tmp_path, with_mask):
+    """Its indexer selects among the keys that the mask shows."""
+    register()
+    kind, config = deepseek_v32()
+    config.head_dim = config.qk_rope_head_dim = 64  # of which there is a kernel
+    config.qk_head_dim, config.index_head_dim = config.qk_nope_head_dim + 64, 128
+
+    def steps(implementation):
+        torch.manual_seed(1)
+        model = kind._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16).eval()
+        for parameter in model.parameters():
+            parameter.normal_(std=0.15 if parameter.dim() > 1 else 0.5)
+        cache = transformers.StaticCache(config=config, max_cache_len=64)
+        found = []
+        for begin, end in ((0, 20), (0, 1), (1, 2)):
+            seen = {"attention_mask": torch.ones(2, 20 * bool(found) + end, dtype=torch.long)} if with_mask else {}
+            found.append(model(input_ids=TOKENS[:, begin:end], past_key_values=cache, **seen).logits)
+        return torch.cat(found[1:], dim=1)
+
+    with current.use(fake_runtime(CacheDevice(), tmp_path, split_kv_pick)), torch.no_grad():
+        torch.testing.assert_close(steps(NAME), steps("eager"), atol=0.1, rtol=0)
+
+
+def test_keys_are_selected_among_filled_places(tmp_path):
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 2
+    query, key = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 32, 16)
+    indices = torch.tensor([3, 7, 19]).expand(2, 1, 3)
+    with current.use(fake_runtime(None, tmp_path)):
+        places = filled_places(2, 1, torch.tensor(8))
+        found, _ = attention_forward(module, query, key, key, places, indices=indices)
+        expected, _ = attention_forward(module, query, key[:, :, [3, 7]], key[:, :, [3, 7]], None)
+    torch.testing.assert_close(found, expected)
 
 
 def test_windows_are_those_of_the_mask(tmp_path):
