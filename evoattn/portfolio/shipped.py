@@ -110,7 +110,7 @@ class Portfolio:
         import numpy as np
 
         row = json.loads(self.lines[name])
-        return row["classes"], tuple(_kernel(k) for k in row["kernels"]), np.array(row["points"])
+        return row["classes"], tuple(_kernel(k) for k in row["kernels"]), np.array(row["points"], float)
 
     def kernel_class(self, name: str) -> KernelClass:
         """One class. Raises `KeyError` where there is none of this name."""
@@ -125,7 +125,7 @@ def _kernel(row: dict[str, Any]) -> ShippedKernel:
 
     config = KernelConfig(row["family"], completed(row["family"], row["params"]))
     splits = tuple(row.get("splits", ()))
-    return ShippedKernel(config, row["resident"], tuple(row["constants"]), np.array(row["errors"]), splits)
+    return ShippedKernel(config, row["resident"], tuple(row["constants"]), np.array(row["errors"], float), splits)
 
 
 @cache
@@ -174,4 +174,14 @@ def save(
     sizes = {name: list(row["classes"]) for name, row in groups.items()}
     values = genes_of(groups.values()) | dict(genes or {})
     rows = [{"cards": cards, "about": about, "genes": values, "groups": sizes}, *groups.values()]
-    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")
+    lines = (json.dumps(_short(row), separators=(",", ":")) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    """JSON's value with whole floats as integers: most constants and many errors are 0, and `0.0` takes three bytes."""
+    if isinstance(value, dict):
+        return {key: _short(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -128,8 +128,21 @@ def test_a_file_that_is_read_and_saved_is_the_same(tmp_path):
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
+def test_whole_numbers_are_written_without_a_point_and_read_as_floats(tmp_path):
+    config = load_space("flash_mma", H100).starting_configs()[0]
+    kernel = {"family": config.family, "params": config.params, "resident": 1}
+    row = {"points": [[0.0], [-2.0]], "kernels": [kernel | {"constants": [0.0, 1.5], "errors": [[0.0, 3.0]]}]}
+    row["classes"] = {"few": {"kernels": [0], "problems": 1, "regret": 1.0, "worst": 1.25}}
+    shipped.save(tmp_path / "sm_90a.jsonl", [], [], {"first": row}, {})
+    text = (tmp_path / "sm_90a.jsonl").read_text()
+    assert '"points":[[0],[-2]]' in text and '"constants":[0,1.5],"errors":[[0,3]]' in text
+    assert shipped.read(tmp_path / "sm_90a.jsonl")[1] == {"first": row}
+    whole = shipped.load("sm_90a", tmp_path).kernel_class("first few")
+    assert whole.points.dtype == whole.kernels[0].errors.dtype == float
+
+
 def test_the_data_is_small():
-    assert sum(f.stat().st_size for f in shipped.DATA.iterdir()) < 1 << 20
+    assert sum(f.stat().st_size for f in shipped.DATA.iterdir()) < 1_000_000
 
 
 def test_a_head_dim_that_was_not_measured_takes_the_next_and_says_so():
