@@ -1,6 +1,6 @@
 """Judge the cost model on landscapes of a card by a fit to another card's times alone: a table.
 
-python -m scripts.cost.other_card docs/landscapes/h200-*.jsonl.gz --fitted-on h100 --jobs 2
+python -m scripts.cost.other_card LANDSCAPES.jsonl.gz --fitted-on h100 --jobs 2
 
 Two fits: to all times of that card, and to those of problems that the judged files do not have. Writes nothing.
 """
