@@ -31,8 +31,9 @@ class Recorded:
     def read(cls, storage: Storage, trial: Trial, known: tuple[str, ...] = ("scale",)) -> Recorded:
         """`known` are the variants that the format knows.
 
-        Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote, or
-        if its problem has another variant, and `FamilyError` if its family is not here any more.
+        Raises `StorageError` if the trial has no source, if its source or its record is not what this version wrote, if
+        today's launches do not fit the source, or if its problem has another variant, and `FamilyError` if its family
+        is not here any more.
         """
         if trial.source_hash is None:
             raise StorageError(
@@ -53,6 +54,8 @@ class Recorded:
                 "`evoattn.load`."
             )
         config = KernelConfig(trial.family, trial.config)
+        if outdated := family.why_outdated(config, source):
+            raise StorageError(f"{outdated} Export trial {trial.number} with the evoattn that made it.")
         try:
             gpu = study.spec
             launches, workspace = family.launches(problem, config, gpu), family.workspace(problem, config, gpu)

@@ -95,6 +95,11 @@ class Family(ABC):
         architecture alone of the GPU: the number of SMs changes launches, never a source.
         """
 
+    def why_outdated(self, config: KernelConfig, source: str) -> str | None:
+        """One sentence if a recorded source of this config is of an older version whose kernels today's `launches` do
+        not fit, else None. Such a kernel could be wrong, or wait without end."""
+        return None
+
     @abstractmethod
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         """One to three launches, in order.

@@ -15,7 +15,7 @@ from evoattn.model.space import KernelConfig
 from evoattn.profiling.counters import parse
 from evoattn.profiling.ncu import Counted, ProfileError, count
 from evoattn.report.winner import fastest_peer
-from evoattn.search.recorded import ReproduceError, require_device, require_trusted
+from evoattn.search.recorded import ReproduceError, require_device, require_fitting, require_trusted
 from evoattn.storage import Storage
 from evoattn.timing.protocol import CacheMode
 
@@ -48,10 +48,12 @@ def profile_trial(
         raise ReproduceError(f"Trial {trial.number} is {trial.state}: counters are read of kernels that were timed.")
     problem, spec = AttentionProblem(**study.problem), study.spec
     cache: CacheMode = "cold" if study.options.get("cache") == "cold" else "warm"
+    source = storage.source(trial.source_hash)
     require_trusted(trial, problem, spec, trust_source)
+    require_fitting(trial, source)
     require_device(trial, spec)
     try:
-        compiled = compile_source(storage.source(trial.source_hash), spec.arch)
+        compiled = compile_source(source, spec.arch)
     except CompileError as error:
         raise ReproduceError(f"The recorded source no longer compiles: {error}.") from None
     config = KernelConfig(trial.family, trial.config)

@@ -1,4 +1,5 @@
-"""Before a recorded trial runs again: whether its source may be trusted, and its device is here."""
+"""Before a recorded trial runs again: whether its source may be trusted and fits today's launches, and its device is
+here."""
 
 from __future__ import annotations
 
@@ -41,6 +42,12 @@ def require_trusted(trial: Trial, problem: AttentionProblem, spec: gpus.GpuSpec,
             "recorded it."
         )
     return rendered
+
+
+def require_fitting(trial: Trial, source: str) -> None:
+    """Raises `ReproduceError` where today's launches do not fit the recorded source."""
+    if outdated := registry.lookup(trial.family).why_outdated(KernelConfig(trial.family, trial.config), source):
+        raise ReproduceError(f"{outdated} Trial {trial.number} was not run; run the commit that recorded it.")
 
 
 def _source_finding(trial: Trial, problem: AttentionProblem, config: KernelConfig, spec: gpus.GpuSpec) -> Finding:

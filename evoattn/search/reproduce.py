@@ -20,7 +20,7 @@ from evoattn.model import space as configs
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Candidate, CompiledKernel, CompileInfo, Evaluation, Study, Trial, TrialState
 from evoattn.model.space import KernelConfig
-from evoattn.search.recorded import Finding, ReproduceError, require_device, require_trusted
+from evoattn.search.recorded import Finding, ReproduceError, require_device, require_fitting, require_trusted
 from evoattn.storage import Storage
 from evoattn.storage.versions import collect, differences
 
@@ -46,8 +46,9 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     """Run `trial` again.
 
     A recorded source is code of whoever wrote the database: unless today's template renders it byte for byte from the
-    recorded config, it runs only if `trust_source`. Raises `ReproduceError` if the trial never ran, or its device is
-    not here; `FamilyError` if its family is not known; `StorageError` on a broken record.
+    recorded config, it runs only if `trust_source`. Raises `ReproduceError` if the trial never ran, if today's
+    launches do not fit its source, or if its device is not here; `FamilyError` if its family is not known;
+    `StorageError` on a broken record.
     """
     if trial.state not in (TrialState.COMPLETE, TrialState.ESTIMATED) or trial.source_hash is None:
         raise ReproduceError(f"Trial {trial.number} is {trial.state} ({trial.reason}) and has no result to reproduce.")
@@ -57,6 +58,7 @@ def reproduce(storage: Storage, trial: Trial, study: Study, trust_source: bool =
     candidate = Candidate(trial.family, trial.config, trial.config_id, source, spec.arch)
     config = KernelConfig(trial.family, trial.config)
     rendered = require_trusted(trial, problem, spec, trust_source)
+    require_fitting(trial, source)
     findings = [replace(rendered, agrees=None), _place_finding(storage, trial, study)]
     try:
         kernel = compile_source(candidate.source, candidate.arch)

@@ -55,6 +55,8 @@ ARCH = "sm_90a"
 MAX_HEAD_DIM = 256
 MAP_STRIDE = 16
 """Bytes that the strides of a tensor map are multiples of."""
+GANGS_ALONG_Y = "gridDim.y"
+"""In `key_share.cuh`, and in no other part of the kernel."""
 SCHEDULES = {"single": "SINGLE", "fixed": "FIXED", "claimed": "CLAIMED", "balanced": "BALANCED"}
 STORES = {"tensor_map": "TENSOR_MAP", "rows": "ROWS", "chunks": "CHUNKS"}
 RESCALES = {"always": ("ALWAYS", 0), "lazy_5": ("LAZY", 5), "lazy_8": ("LAZY", 8), "lazy_after": ("LAZY_AFTER", 0)}
@@ -152,6 +154,15 @@ class FlashWgmma(Family):
                 "wgmma_pv", problem.head_dim_v, problem.dtype, a_in_registers=True, b_transposed=True
             ),
         }
+
+    def why_outdated(self, config: KernelConfig, source: str) -> str | None:
+        """Blocks of a balanced schedule were numbered along x of the grid before they had gangs."""
+        if config.params.get("SCHEDULE") == "balanced" and GANGS_ALONG_Y not in source:
+            return (
+                "Its balanced schedule is of an evoattn without gangs, and numbers its blocks otherwise than today's "
+                "launches do."
+            )
+        return None
 
     def launches(self, problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> tuple[KernelLaunch, ...]:
         genes = self.genes(config)
