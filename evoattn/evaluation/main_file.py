@@ -46,13 +46,16 @@ def as_asked() -> Iterator[None]:
             main.update(kept)
 
 
-def require_no_import() -> None:
-    """Raise `WrongUse` in a process of another library that imports the main file, where no process can be started.
-
-    As `multiprocessing.spawn` finds it out, which says so only after a study has begun.
+def require_startable() -> None:
+    """Raise `WrongUse` in a process of another library that can start none: `multiprocessing` allows that neither to a
+    daemonic one, as those of its `Pool`, nor to one that still imports the main file, and says so only after a study
+    has begun.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
         raise WrongUse(
             "A search was begun by a process that imports the script which started it: put the call under "
             '`if __name__ == "__main__":`.'
         )
+    if process.daemon:
+        raise WrongUse("A search starts processes, which multiprocessing forbids in a daemonic one, as a Pool's are.")

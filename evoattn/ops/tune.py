@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from evoattn.evaluation.main_file import require_no_import, without_main_file
+from evoattn.evaluation.main_file import require_startable, without_main_file
 from evoattn.families import registry
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
@@ -201,7 +201,7 @@ def tune(
     in the user's data folder (`wins.json`): this process and later ones take it. An interrupt keeps the winners of the
     problems that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU.
     """
-    require_no_import()
+    require_startable()
     seconds = parse_budget(budget).seconds
     if seconds is None:
         raise WrongUse(f"tune takes a time such as 90s or 5m, not {budget!r}.")

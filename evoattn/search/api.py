@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from evoattn.evaluation.main_file import require_no_import, without_main_file
+from evoattn.evaluation.main_file import require_startable, without_main_file
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.named_problems import by_name_or_shape
 from evoattn.model.problem import AttentionProblem
@@ -88,7 +88,7 @@ def search(
 
     Raises `WrongUse` (a word that cannot be) or `FailedRun` (no config was right, a worker that does not start …).
     """
-    require_no_import()
+    require_startable()
     wanted = by_name_or_shape(problem) if isinstance(problem, str) else problem
     if not isinstance(wanted, AttentionProblem):
         kind = type(problem).__name__

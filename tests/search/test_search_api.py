@@ -1,6 +1,7 @@
 """`evoattn.search` from Python: a study without a terminal, and what it says when nothing comes of it."""
 
 import importlib
+import multiprocessing
 import subprocess
 import sys
 
@@ -93,6 +94,21 @@ def test_a_process_of_another_library_that_imports_the_script_begins_no_study(tm
     storage = Storage.open(db)
     assert len(storage.studies()) == 1
     storage.close()
+
+
+def _sentence_of(call):
+    """In a process of a pool: what `search` or `tune` says there."""
+    try:
+        getattr(evoattn, call)(PROBLEM, "1m")
+    except WrongUse as error:
+        return str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["search", "tune"])
+def test_a_daemonic_process_begins_no_study(call):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert "forbids in a daemonic one" in pool.apply(_sentence_of, (call,))
 
 
 def test_what_is_no_problem_is_one_sentence(tmp_path):
