@@ -8,8 +8,10 @@ import sys
 from html import unescape
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 from report_studies import add, make_study, printed, timing
 
+from evoattn.model.paths import REPORT_TEMPLATES
 from evoattn.model.records import TrialState
 from evoattn.report import render_html, render_json, summarise
 from evoattn.report.figures import MAX_POINTS, drawn_points
@@ -127,3 +129,18 @@ def test_report_needs_no_slow_library(measured):
         words = [sys.executable, "-c", code, "report", "--format", kind, "--db", str(storage.url.database)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert done.stdout.rstrip().endswith("[]"), done.stdout[-200:]
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        ("starting", "a starting config"),
+        ("random", "drawn at random"),
+        ("guided", "proposed by the guided sampler"),
+        ("crossover", "made by crossover"),
+        ("", "of unknown making"),
+    ],
+)
+def test_how_a_config_was_made_is_said_in_words(operator, words):
+    macros = Environment(loader=FileSystemLoader(REPORT_TEMPLATES)).get_template("macros.html.j2")
+    assert macros.module.made_by(operator) == words
