@@ -15,17 +15,17 @@ import numpy as np
 
 from scripts.cost.fit import EACH, report
 from scripts.cost.fitting import fit, predict
-from scripts.cost.measured import Row, files, read, thinned
+from scripts.cost.measured import Row, files, launched_as_today, read, thinned
 from scripts.cost.table import make_table
 
 
 def fits_of(known: Sequence[Row], judged: Sequence[Row], card: str) -> dict[str, list[Row]]:
-    """The rows of each fit, by the table's title. Raises `ValueError` if a judged row is of the card itself, or a fit
-    would have none."""
+    """The rows of each fit, by the table's title, of kernels that are launched so today. Raises `ValueError` if a
+    judged row is of the card itself, or a fit would have none."""
     if any(row.gpu.name == card for row in judged):
         raise ValueError(f"The judged files hold times of {card}, to which the model is fitted.")
     problems = {row.problem for row in judged}
-    here = [row for row in known if row.gpu.name == card]
+    here = [row for row in launched_as_today(known) if row.gpu.name == card]
     other = [row for row in here if row.problem not in problems]
     if not other:
         raise ValueError(f"No times of other problems on {card}.")
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=EACH, help="rows of a problem in the fit")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    judged = read(options.files)
+    judged = launched_as_today(read(options.files))
     named = {path.resolve() for path in options.files}
     known = thinned(read(p for p in options.known or files() if p.resolve() not in named), options.each)
     table = make_table(judged, "compiler", options.jobs)

@@ -85,6 +85,8 @@ def test_times_of_another_launch_are_not_in_the_fit():
         for config, saved in ((balanced, "2026-11-22"), (balanced, "2026-11-23"), (fixed, "2026-11-22"))
     )
     assert launched_as_today([before, since, other]) == [since, other]
+    judged = Row(CARDS[1], PROBLEM, fixed, 128, 0, 200.0, "campaign", "2026-11-22")
+    assert list(fits_of([before, since, other], [judged], "h100").values()) == [[since, other]] * 2
 
 
 def test_a_third_of_the_rows_that_are_kept_are_the_fastest():
