@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
+import time
 from io import TextIOWrapper
 from typing import TextIO
+
+TOGETHER_SECONDS = 1.0
+"""Signals that come closer together are one."""
 
 
 def _has_driver() -> bool:
@@ -19,8 +24,17 @@ def _has_driver() -> bool:
     return True
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+class _Interrupt:
+    """A handler of SIGTERM that does as Ctrl-C. `timeout` sends the signal twice at once, to its child and to the group
+    of both: the second would end what the first has begun, the keeping of results."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def __call__(self, number: int, frame: object) -> None:
+        before, self._last = self._last, time.monotonic()
+        if self._last - before > TOGETHER_SECONDS:
+            raise KeyboardInterrupt
 
 
 def _nowhere() -> TextIO:
@@ -31,7 +45,7 @@ def _nowhere() -> TextIO:
 def main() -> None:
     """Entry point of the `evoattn` command. Ctrl-C ends it with a sentence while it still imports, too; so does
     SIGTERM, by which `timeout`, containers and batch systems ask for an end."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _Interrupt())
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):  # a locale without a letter gets a question mark in its place
         if isinstance(stream, TextIOWrapper):

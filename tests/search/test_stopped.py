@@ -105,6 +105,30 @@ def test_an_interrupt_while_workers_start_ends_the_search(tmp_path, how):
     wait_until(lambda: not any(map(lives, servers)), 10)
 
 
+TWICE = """
+import os, signal
+from evoattn.cli import main
+from evoattn.cli.entry import main as command
+
+def interrupted():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("kept")
+        raise
+
+main.main = interrupted
+command()
+"""
+
+
+def test_sigterm_sent_twice_at_once_is_one_interrupt():
+    """As `timeout` sends it, to its child and to the group of both."""
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "kept\n" and done.stderr == "evoattn: Interrupted.\n" and done.returncode == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_search_keeps_its_trials_and_resumes(tmp_path, how):
