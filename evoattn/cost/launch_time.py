@@ -80,9 +80,9 @@ def _turns(work: LaunchWork, resident: int, gpu: GpuSpec) -> _Turns:
     slots, per_sm = _places(work, resident, gpu), work.blocks / gpu.sm_count
     total = work.blocks * work.steps
     if work.schedule == "balanced":
+        gang = work.order.gang(slots, gpu.l2_bytes) if work.order else 1
         slots = min(slots, max(1, work.blocks - 1))
-        if work.order:  # places that whole gangs leave are idle
-            slots -= slots % work.order.gang(slots, gpu.l2_bytes)
+        slots -= slots % gang  # places that whole gangs leave are idle
         return _Turns(total / slots, total / min(slots, gpu.sm_count), work.blocks / slots, per_sm)
     uneven = work.most_steps > work.steps
     if work.blocks <= slots:
@@ -165,15 +165,16 @@ def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> tuple[float, floa
     between = work.sweep_bytes * work.visit_share * at_once
     again = work.sweep_bytes * max(0.0, visits * work.visit_share - 1) * _missed(between, gpu)
     if work.order:
-        again += _apart_bytes(work.order, work.sweepers, gpu, min(slots, max(1, work.blocks - 1)))
+        again += _apart_bytes(work.order, work.sweepers, gpu, slots)
     return once * _missed(once, gpu), again
 
 
 def _apart_bytes(order: TilesInOrder, sweepers: float, gpu: GpuSpec, slots: int) -> float:
     """Bytes of K and V that cut tiles of rows read again, as others of the same keys read them at other times; a gang
-    reads them once."""
-    cut, again = order.key_bytes * order.cut(slots) / order.count, sweepers / order.gang(slots, gpu.l2_bytes) - 1
-    between = order.bytes_between(slots) if order.sharing >= sweepers else cut  # or the tiles lie far apart
+    reads them once. `slots`: blocks that run at once."""
+    blocks, again = min(slots, max(1, order.count - 1)), sweepers / order.gang(slots, gpu.l2_bytes) - 1
+    cut = order.key_bytes * order.cut(blocks) / order.count
+    between = order.bytes_between(blocks) if order.sharing >= sweepers else cut  # or the tiles lie far apart
     return cut * max(0.0, again) * _missed(between, gpu)
 
 

@@ -117,3 +117,10 @@ def test_places_that_gangs_leave_empty_do_nothing():
     order = TilesInOrder(slots // size * size * 3, 10**12, size)
     balanced = {"schedule": "balanced", "blocks": order.count}
     assert terms(**balanced).chain < terms(**balanced, order=order).chain == pytest.approx(3 * 300)
+
+
+def test_tiles_that_run_at_once_have_no_gangs():
+    tiles = H100.sm_count * RESIDENT
+    order = TilesInOrder(tiles, 10**12, tiles)
+    assert order.gang(tiles, H100.l2_bytes) == 1 < order.gang(tiles - 1, H100.l2_bytes)
+    assert terms(schedule="balanced", blocks=tiles, order=order).chain == pytest.approx(3 * 100 * tiles / (tiles - 1))
