@@ -186,9 +186,9 @@ class _Maker:
         cases = []
         if str(self.params.get("RESCALE", "")).startswith("lazy"):
             within = min(self.keys, (self.stages + 3) * self.shares * self.block_n + 1)
-            rows = self._rows_for(within) + (
-                58 if self.most == MOST_SQUARE_KEYS else 0
-            )  # 64 that see whole tiles alone
+            rows = self._rows_for(within)
+            if self.most == MOST_SQUARE_KEYS:
+                rows += 58  # 64 that see whole tiles alone
             rising = self.one.with_(seqlen_q=max(64, rows), seqlen_k=within)
             masked = self.problem.masking.causal or self.problem.window  # "grouped" has whole tiles of other masks
             if masked and not self.heads_are_rows and not self.params.get("GROUP_ROWS"):
