@@ -6,6 +6,7 @@ import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -40,6 +41,8 @@ CONNECT_S = 10
 """How long a server may take to accept a connection."""
 MIGRATION_LOCK = 0x65766F61
 """Key of the advisory lock under which tables are made and migrated ("evoa")."""
+_migrating = Lock()
+"""Alembic's context is one for the whole process: a second thread would migrate the first one's database."""
 
 
 def parse_url(text: str) -> URL:
@@ -191,4 +194,5 @@ def migrate(connection: Connection, current: str | None, where: str, migrations:
             f"this one's at {migrations.revision}); update evoattn, or choose another database with --db."
         )
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _migrating:
+        command.upgrade(config, "head")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -171,3 +172,11 @@ def test_a_study_without_a_right_trial_has_no_best(either):
     for word in ("first", "-1", "²", "1" * 13):
         with pytest.raises(UnknownRecord, match="is not the number of a trial"):
             chosen_trial(either, word)
+
+
+def test_threads_make_databases_at_once(tmp_path):
+    def make(number):
+        Storage.open(str(tmp_path / f"{number}.sqlite")).close()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(make, range(16)))
