@@ -201,7 +201,11 @@ def main() -> int:
                 reads = f", {reads_of_keys(one.problem, config, of):.2f} reads of K and V" if by_head else ""
                 print(f"  {name}, grid {FAMILIES[FAMILY].launches(one.problem, config, of)[0].grid}{reads}")
     elif asked.once:
-        launch_once(next(one for one in chosen if one.problem.describe().startswith(asked.once)), gpu)
+        named = [one for one in chosen if one.problem.describe().startswith(asked.once)]
+        if not named:
+            print(f"No problem begins with {asked.once!r}; --list prints them.", file=sys.stderr)
+            return 2
+        launch_once(named[0], gpu)
     else:
         time_all(chosen, gpu, asked.jobs)
     return 0

@@ -20,7 +20,7 @@ memory for every tile of rows take up to twice as long as their products; the wh
 
 
 def held_bytes(l2_bytes: int) -> int:
-    """Of an L2 of so many."""
+    """Bytes of keys that an L2 of `l2_bytes` is taken to hold."""
     return int(HELD * l2_bytes)
 
 
@@ -37,7 +37,7 @@ class TilesInOrder:
     """Heads that take turns in them: so many neighbours are of different heads."""
 
     def cut(self, blocks: int) -> int:
-        """The tiles that so many blocks share out after their whole ones."""
+        """How many tiles are shared out, key tile by key tile, after each of `blocks` has taken its whole ones."""
         return self.count - max(0, self.count // blocks - 1) * blocks
 
     def bytes_between(self, blocks: int) -> int:
@@ -48,8 +48,8 @@ class TilesInOrder:
         return self.key_bytes * max(0, min(cut, (self.sharing - 1) * (cut - blocks))) // self.count
 
     def gang(self, slots: int, l2_bytes: int) -> int:
-        """Blocks of a gang: 1 where L2 holds what is read between one tile of rows and the last that shares its keys,
-        or where whole gangs would leave too many places empty."""
+        """Blocks of a gang, where `slots` blocks run at once: 1 where L2 holds what is read between one tile of rows
+        and the last that shares its keys, or where whole gangs would leave too many places empty."""
         if self.count <= slots or self.bytes_between(slots) <= held_bytes(l2_bytes):
             return 1
         cut = self.cut(slots)

@@ -118,11 +118,12 @@ def _with_gradients(call: Call, made: Made) -> Answer:
 
 def _deterministic(run: Callable[[], Answer]) -> Answer:
     """With new memory full of NaN, as torch has it then."""
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         return run()
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 def _beside_fake(call: Call, made: Made, answer: Answer) -> Answer:
