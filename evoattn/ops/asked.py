@@ -170,6 +170,14 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
 
 
+def cap(softcap: Any) -> float:
+    """A soft cap as `number` makes it, 0 for None: models pass the one or the other for none. In compiled code a number
+    is left as it is."""
+    if softcap is None:
+        return 0.0
+    return softcap if torch.compiler.is_compiling() else number("softcap", softcap)
+
+
 def require_flags(**flags: object) -> None:
     """Raise `TypeError` for what is no bool."""
     for name, value in flags.items():

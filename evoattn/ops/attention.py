@@ -36,7 +36,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
@@ -60,7 +60,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
@@ -83,7 +83,7 @@ def attention(
     out: Tensor | None = None,
     strict: bool = False,
     window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
@@ -96,12 +96,13 @@ def attention(
     keys j <= i, or, with `causal="lower_right"`, keys j <= i + seqlen_k - seqlen_q. A query that sees no key has the
     output 0.
 
-    Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`; `alibi_slopes` `[heads]`
-    takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads, seqlen_q, seqlen_k]` and of query's
-    dtype or float32, is added; `window` `(past, ahead)` shows the keys from i + offset - past to i + offset + ahead
-    alone, -1 leaving a side open; `sinks` `[heads]` are scores without a value that take part in the sum. The offset is
-    that of the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention. `seqused_k` `[batch]`, int32 on the
-    device, says how many keys of each batch there are: the others may hold anything, and seqlen_k is then that number.
+    Beyond SDPA, in this order: `softcap` makes a scaled score s `softcap · tanh(s / softcap)`, and 0 or None leaves it
+    as it is; `alibi_slopes` `[heads]` takes slope · |i + offset - j| from it; `bias`, broadcastable to `[batch, heads,
+    seqlen_q, seqlen_k]` and of query's dtype or float32, is added; `window` `(past, ahead)` shows the keys from i +
+    offset - past to i + offset + ahead alone, -1 leaving a side open; `sinks` `[heads]` are scores without a value that
+    take part in the sum. The offset is that of the causal mask, without one seqlen_k - seqlen_q, as in FlashAttention.
+    `seqused_k` `[batch]`, int32 on the device, says how many keys of each batch there are: the others may hold
+    anything, and seqlen_k is then that number.
     `attn_mask` is SDPA's: torch's causal masks (`torch.nn.attention.bias`) are known as such, any other is a bias.
     `dropout_p` is SDPA's too, and goes with SDPA's own arguments alone.
 
@@ -123,8 +124,8 @@ def attention(
             scale = asked.number("scale", scale)
         elif isinstance(scale, Tensor):
             scale = scale.item()
-    if softcap.__class__ is not float and not _is_compiling():
-        softcap = asked.number("softcap", softcap)
+    if softcap.__class__ is not float:
+        softcap = asked.cap(softcap)
     if window is not None:
         window = closed(window)
     others = window is not None or sinks is not None or alibi_slopes is not None or bias is not None

@@ -35,7 +35,7 @@ def explain(
     causal: Literal["upper_left", "lower_right"] = "upper_left",
     return_lse: bool = False,
     window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
@@ -57,7 +57,7 @@ def explain(
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
         return f"SDPA runs: {attn_masks.NO_TENSOR}."
     scale = None if scale is None else asked.number("scale", scale)
-    softcap = asked.number("softcap", softcap)
+    softcap = asked.cap(softcap)
     starts = None if cu_seqlens_q is None or cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     longest = max_seqlen_q, max_seqlen_k
     variant = Variant(

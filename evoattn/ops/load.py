@@ -94,7 +94,7 @@ class RecordedKernel:
         return_lse: bool = False,
         out: torch.Tensor | None = None,
         window: tuple[int, int] | None = None,
-        softcap: float = 0.0,
+        softcap: float | None = 0.0,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
@@ -110,7 +110,7 @@ class RecordedKernel:
         does not serve, and `ValueError` for a wrong `causal`, `out` or argument beyond SDPA's."""
         asked.require_causal(causal)
         scale = None if scale is None else asked.number("scale", scale)
-        softcap = asked.number("softcap", softcap)
+        softcap = asked.cap(softcap)
         require_ordinary(query, key, value)
         variant = Variant(closed(window), softcap, sinks, alibi_slopes, bias, seqused_k, block_table)
         if cu_seqlens_q is not None and cu_seqlens_k is not None:

@@ -19,7 +19,7 @@ def attention_paged(
     causal: bool = False,
     scale: float | None = None,
     window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     out: Tensor | None = None,
@@ -42,7 +42,7 @@ def attention_paged(
     """
     if not torch.compiler.is_compiling():
         scale = None if scale is None else asked.number("scale", scale)
-        softcap = asked.number("softcap", softcap)
+    softcap = asked.cap(softcap)
     for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")

@@ -75,7 +75,7 @@ class Variant:
             or any(not isinstance(side, int) or isinstance(side, bool) or side < -1 for side in self.window)
         ):
             raise ValueError(f"window must be (past, ahead), keys beside the diagonal or -1, not {self.window!r}.")
-        if self.softcap is None or not 0 <= self.softcap < math.inf:
+        if not 0 <= self.softcap < math.inf:
             raise ValueError(f"softcap must be positive, or 0 for none, not {self.softcap!r}.")
         for name, tensor in (("sinks", self.sinks), ("alibi_slopes", self.slopes)):
             if tensor is not None and tuple(tensor.shape) != (heads,):

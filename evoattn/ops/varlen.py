@@ -26,7 +26,7 @@ def attention_varlen(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -53,7 +53,7 @@ def attention_varlen(
     """
     if not torch.compiler.is_compiling():
         softmax_scale = None if softmax_scale is None else asked.number("softmax_scale", softmax_scale)
-        softcap = asked.number("softcap", softcap)
+    softcap = asked.cap(softcap)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} must have three dimensions, [total, heads, head_dim], not {list(tensor.shape)}.")

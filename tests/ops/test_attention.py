@@ -9,6 +9,8 @@ from fake_device import near, reference, tensors
 
 from evoattn.ops.attention import attention
 from evoattn.ops.explain import explain
+from evoattn.ops.paged import attention_paged
+from evoattn.ops.varlen import attention_varlen
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
@@ -138,13 +140,33 @@ def test_no_number_is_no_scale(device, scale, words):
         attention(q, k, v, scale=scale, **words)
 
 
-@pytest.mark.parametrize("cap", ["x", [5.0], None, torch.tensor([5.0, 6.0]), np.ones(2)], ids=repr)
+@pytest.mark.parametrize("cap", ["x", [5.0], torch.tensor([5.0, 6.0]), np.ones(2)], ids=repr)
 @pytest.mark.parametrize("words", [{}, {"window": (9, 0)}], ids=str)
 def test_no_number_is_no_soft_cap(device, cap, words):
     q, k, v = tensors(kv_heads=4)
     for called in (attention, explain):
         with pytest.raises(TypeError, match="softcap must be a number, not "):
             called(q, k, v, softcap=cap, **words)
+
+
+@pytest.mark.parametrize("words", [{}, {"window": (9, 0)}], ids=str)
+def test_none_is_no_soft_cap(device, words):
+    """As models say that they have none."""
+    q, k, v = tensors(kv_heads=4)
+    expected = attention(q, k, v, **words, strict=True)
+    assert torch.equal(attention(q, k, v, softcap=None, **words, strict=True), expected)
+    assert explain(q, k, v, softcap=None, **words) == explain(q, k, v, **words)
+    compiled = torch.compile(lambda cap: attention(q, k, v, softcap=cap, **words), backend="eager", fullgraph=True)
+    assert near(compiled(None), expected)
+    (packed, keys, values), starts = (
+        (t[0].transpose(0, 1) for t in (q, k, v)),
+        [torch.tensor([0, t.shape[2]]) for t in (q, k)],
+    )
+    packed = attention_varlen(packed, keys, values, *starts, 37, 45, softcap=None)
+    assert near(packed, attention(q[:1], k[:1], v[:1])[0].transpose(0, 1))
+    table, used = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([45], dtype=torch.int32)
+    paged = attention_paged(*(t[:1].transpose(1, 2) for t in (q, k, v)), table, used, softcap=None)
+    assert near(paged, attention(q[:1], k[:1], v[:1]).transpose(1, 2))
 
 
 @pytest.mark.parametrize("words", [{"is_causal": 1}, {"enable_gqa": None}, {"is_causal": "x", "softcap": 5.0}], ids=str)
