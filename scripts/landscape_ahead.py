@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import replace
-from itertools import cycle
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from landscape_groups import make_groups
 from landscape_surveyor import Surveyor
 
-from evoattn.backends.compiler import CompileError, compile_source, version
+from evoattn.backends.compiler import version
 from evoattn.backends.kernel_files import KernelFiles
-from evoattn.families import registry
-from evoattn.families.render import render
 from evoattn.model.gpu import GPUS, GpuSpec
-from evoattn.model.records import Candidate, CompiledKernel
+from evoattn.model.records import CompiledKernel
+from evoattn.portfolio.engine.ahead import Planned
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.plan import compile_ahead
 
-LIST, KERNELS = "ahead.jsonl", "kernels"
+LIST, KERNELS, RANDOM = "ahead.jsonl", "kernels", "random"
 Config = tuple[str, dict[str, Any]]
 
 
@@ -50,22 +46,11 @@ def read(folder: Path, groups: list[Group], gpu: GpuSpec) -> tuple[dict[str, lis
     sources: dict[str, CompiledKernel] = {}
     for group in groups:
         for family, params in listed.get(group.name, []):
-            candidate = _candidate(group, Kernel(family, params), gpu)
+            candidate = Planned(group, family, params, 0, RANDOM).candidate(gpu)
             if compiled := files.get(candidate):
                 sources[candidate.source_hash] = compiled
                 configs.setdefault(group.name, []).append((family, params))
     return configs, sources
-
-
-def _candidate(group: Group, kernel: Kernel, gpu: GpuSpec) -> Candidate:
-    return render(registry.lookup(kernel.family), group.problems[0], kernel.config, gpu)
-
-
-def _compiled(candidate: Candidate) -> CompiledKernel | None:
-    try:
-        return replace(compile_source(candidate.source, candidate.arch), ptx="")  # nothing on the GPU's side reads it
-    except CompileError:
-        return None
 
 
 def compile_for(
@@ -74,34 +59,16 @@ def compile_for(
     """Draw valid configs for one problem of each group, and compile them until time is up; how many were kept.
     `targets`: the problem by group, else the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    files, known = KernelFiles(folder / KERNELS, version()), configs_of(folder)
+    files, known, count = KernelFiles(folder / KERNELS, version()), configs_of(folder), 0
     drawers = []
     for group in groups:
         group.kernels |= {k.id: k for k in (Kernel(f, p) for f, p in known.get(group.name, []))}
         drawers.append(Drawer(group, gpu, len(group.kernels), targets.get(group.name, 0)))
-    turns = cycle(zip(groups, drawers, strict=True))
-    end, count = time.monotonic() + seconds, 0
-    running: dict[Future[CompiledKernel | None], tuple[Group, Kernel, Candidate]] = {}
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool, (folder / LIST).open("a") as listed:
-        while running or time.monotonic() < end:
-            empty = 0  # groups in a row that have nothing left
-            while len(running) < 2 * jobs and empty < len(groups) and time.monotonic() < end:
-                group, drawer = next(turns)
-                kernel = drawer.draw()
-                empty = 0 if kernel else empty + 1
-                if kernel:
-                    candidate = _candidate(group, kernel, gpu)
-                    running[pool.submit(_compiled, candidate)] = group, kernel, candidate
-            if not running:
-                break
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                group, kernel, candidate = running.pop(done)
-                if compiled := done.result():
-                    count += 1
-                    files.put(candidate, compiled)
-                    row = {"group": group.name, "family": kernel.family, "params": kernel.params}
-                    listed.write(json.dumps(row) + "\n")
-                    listed.flush()
+    with (folder / LIST).open("a") as listed:
+        for one in compile_ahead(in_turns(drawers), files, gpu, seconds, jobs):
+            count += 1
+            listed.write(json.dumps({"group": one.group.name, "family": one.family, "params": one.params}) + "\n")
+            listed.flush()
     return count
 
 
@@ -112,10 +79,21 @@ class Drawer(Surveyor):
         super().__init__(group, gpu, seed)
         self._target = target
 
-    def draw(self) -> Kernel | None:
+    def draw(self) -> Planned | None:
         """A new config; None when nothing valid is left."""
         drawn = self._pool.draw()
-        return Kernel(*drawn, "random") if drawn else None
+        return Planned(self._group, *drawn, self._target, RANDOM) if drawn else None
+
+
+def in_turns(drawers: Sequence[Drawer]) -> Iterator[Planned]:
+    """A config of each until none has any left."""
+    drawn = True
+    while drawn:
+        drawn = False
+        for drawer in drawers:
+            if one := drawer.draw():
+                drawn = True
+                yield one
 
 
 def main() -> None:

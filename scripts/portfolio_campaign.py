@@ -18,6 +18,9 @@ the shipped kernels and what earlier ones found for them (`evoattn/portfolio/aga
 drawn, or with --emphasis more of the kinds on which picks lose most (`evoattn/portfolio/emphasis.py`). --draw FIRST:END
 draws from other seeds than 0 to 49.
 
+With --ahead the problems are those that `portfolio_ahead.py` chose; its compiled kernels are timed while no other waits
+for the GPU. Nothing is drawn then.
+
 A host with several GPUs shares the groups out, one process per GPU, e.g. for the second of four:
     CUDA_VISIBLE_DEVICES=1 python scripts/portfolio_campaign.py OUT1.jsonl.gz --share 1/4 --jobs 15
 """
@@ -33,16 +36,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evoattn.model.gpu import GpuSpec, detect_devices
+from evoattn.backends.compiler import version
+from evoattn.backends.kernel_files import KernelFiles
+from evoattn.evaluation.process import Handler
+from evoattn.model.gpu import DetectedDevice, GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
-from evoattn.portfolio import campaign
+from evoattn.portfolio import campaign, plan
 from evoattn.portfolio.again import groups_again
 from evoattn.portfolio.draws import DRAWS, PLAIN, SCORES, drawn
+from evoattn.portfolio.engine.ahead import Ahead
 from evoattn.portfolio.engine.aimed import AimedBreeder
 from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group, Kernel
+from evoattn.portfolio.engine.stage import Stage
 from evoattn.portfolio.final_table import final_tables, timed_problems, with_peers
 from evoattn.portfolio.recorded import fastest
 from evoattn.portfolio.workload import BUILD_SEEDS
@@ -50,7 +58,7 @@ from evoattn.portfolio.workload import BUILD_SEEDS
 RECORDED_EACH = 3
 """Fastest kernels of each problem of --landscapes."""
 SAVE_SECONDS = 30.0
-"""Between two saves of what the final tables hold so far."""
+"""Between two saves."""
 SAY_SECONDS = 20.0
 
 
@@ -82,8 +90,8 @@ def seeds(text: str) -> range:
     return range(int(first), int(end))
 
 
-def parse() -> argparse.Namespace:
-    """The words of the command line."""
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """The words of the command line, unless `given`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=360)
@@ -107,8 +115,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--share", default="0/1", help="I/N: the I-th of N shares of the groups")
     parser.add_argument("--jobs", type=int, help="compile processes")
     parser.add_argument("--after", type=Path, nargs="*", default=[])
+    parser.add_argument("--ahead", type=Path, metavar="FOLDER", help="what portfolio_ahead.py chose and compiled")
+    parser.add_argument("--near", type=int, default=12, help="problems at most that a promising kernel is timed on")
     parser.add_argument("--landscapes", type=Path, nargs="*", default=[])
-    words = parser.parse_args()
+    words = parser.parse_args(given)
     if (words.count and not words.again) or (words.emphasis and not words.count):
         parser.error("--count needs --again, and --emphasis needs --count.")
     return words
@@ -134,19 +144,24 @@ def make_groups(words: argparse.Namespace, gpu: GpuSpec) -> tuple[list[Group], d
 
 
 class Progress:
-    """Says what the search has done, each SAY_SECONDS at most."""
+    """Says what the search has done, each SAY_SECONDS at most, and saves it, each SAVE_SECONDS."""
 
-    def __init__(self, engine: Engine, groups: list[Group], started: float) -> None:
-        self._engine, self._groups, self._started, self._said = engine, groups, started, time.monotonic()
+    def __init__(self, engine: Engine, groups: list[Group], started: float, save: Callable[[], None]) -> None:
+        self._engine, self._groups, self._started, self._save = engine, groups, started, save
+        self._said = self._saved = time.monotonic()
 
     def __call__(self) -> None:
-        if time.monotonic() - self._said <= SAY_SECONDS:
+        now = time.monotonic()
+        if now - self._saved > SAVE_SECONDS:
+            self._saved = now
+            self._save()
+        if now - self._said <= SAY_SECONDS:
             return
-        self._said = time.monotonic()
+        self._said = now
         kernels = [k for g in self._groups for k in g.kernels.values()]
         states = Counter(k.state.split(":")[0] for k in kernels)
         print(
-            f"{self._said - self._started:5.0f} s: {len(kernels)} kernels {dict(states)}, "
+            f"{now - self._started:5.0f} s: {len(kernels)} kernels {dict(states)}, {self._engine.compiled} compiled, "
             f"{self._engine.measured} times, GPU busy {self._engine.busy_seconds:.0f} s, "
             f"queue {len(self._engine._ready)}",
             flush=True,
@@ -167,35 +182,43 @@ def timed_at_last(
     return table
 
 
-def main() -> None:
-    words = parse()
-    device = detect_devices()[0]
+def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[..., Handler] = Stage) -> None:
+    """Search, time at last, and save. `stage`: what the GPU process runs."""
     gpu = device.spec
+    assert gpu is not None  # or there would be no device
     started = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:5.0f} s: {text}", flush=True)
 
-    groups, best = make_groups(words, gpu)
+    ahead: Ahead | None = None
+    if words.ahead:
+        groups, planned = plan.load(words.ahead / plan.PLAN)
+        best: dict[str, list[Kernel]] = {}
+        ahead = Ahead(planned, KernelFiles(words.ahead / plan.KERNELS, version()), gpu)
+    else:
+        groups, best = make_groups(words, gpu)
     say(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems")
-    breeder = ClimbingBreeder if words.again else AimedBreeder if words.variants != PLAIN else Breeder
-    with Engine(groups, gpu, words.jobs, breeder=breeder) as engine:
-        searched = [g for g in groups if any(word in g.name for word in words.search.split(","))]
-        engine.run(words.seconds if searched else 0, Progress(engine, groups, started), searched)
-        about = {
-            "device": device.product,
-            "driver": device.driver,
-            "host": platform.node(),
-            "seconds": words.seconds,
-            "measured": engine.measured,
-            "compiled": engine.compiled,
-        }
+    climbing = words.again or ahead
+    breeder = ClimbingBreeder if climbing else AimedBreeder if words.variants != PLAIN else Breeder
+    with Engine(groups, gpu, words.jobs, most=words.near, stage=stage, breeder=breeder, ahead=ahead) as engine:
 
         def save(table: dict[str, Any]) -> None:
+            about = {
+                "device": device.product,
+                "driver": device.driver,
+                "host": platform.node(),
+                "seconds": words.seconds,
+                "measured": engine.measured,
+                "compiled": engine.compiled,
+            }
             campaign.save(words.output, groups, about, table)
 
+        searched = [g for g in groups if any(word in g.name for word in words.search.split(","))]
+        progress = Progress(engine, groups, started, lambda: save({}))
+        engine.run(words.seconds if searched else 0, progress, searched)
         save({})
-        say(f"searched; {about}")
+        say(f"searched; {engine.measured} times, {engine.compiled} compiled")
         table = timed_at_last(words, engine, best, save)
         say("final tables")
         if words.peers:
@@ -206,6 +229,10 @@ def main() -> None:
         bad = Counter(k.state[:60] for k in group.kernels.values() if k.state != "right")
         final = len((table.get(group.name) or {}).get("kernels", []))
         print(group.name, len(group.kernels), json.dumps(bad.most_common(3)), final)
+
+
+def main() -> None:
+    measure(parse(), detect_devices()[0])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import gzip
 import json
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +207,10 @@ def source_of(kernel: Kernel) -> str:
 
 
 def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str, Any]) -> None:
-    """One JSON line about the campaign, then one per group: problems, kernels with their times, the final table.
-
-    Of recalled kernels only those of the final table are kept: the earlier campaign's file has them all."""
-    with gzip.open(path, "wt", compresslevel=6) as file:
+    """One JSON line about the campaign, then one per group: problems, kernels with their times, the final table. Of
+    recalled kernels only those of the final table: the earlier campaign's file has them. It is put in place whole."""
+    part = path.with_name(path.name + ".part")
+    with gzip.open(part, "wt", compresslevel=6) as file:
         file.write(json.dumps(about | {"saved": time.strftime("%Y-%m-%d")}) + "\n")
         for group in groups:
             final = set((table.get(group.name) or {}).get("kernels", ()))
@@ -221,12 +221,12 @@ def save(path: Path, groups: list[Group], about: dict[str, Any], table: dict[str
                 "final": table.get(group.name),
             }
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    part.replace(path)
 
 
 def _plain(kernel: Kernel) -> dict[str, Any]:
-    row = asdict(kernel) | {"rough": sorted(kernel.rough), "id": kernel.id}
-    row["times"] = {str(i): round(us, 3) for i, us in kernel.times.items()}
-    return row
+    times = {str(i): round(us, 3) for i, us in kernel.times.items()}
+    return vars(kernel) | {"rough": sorted(kernel.rough), "id": kernel.id, "times": times}
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Group], dict[str, Any]]:

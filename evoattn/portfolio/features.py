@@ -52,11 +52,11 @@ def _size_word(problem: AttentionProblem) -> str:
         narrow = problem.batch * problem.kv_heads <= NARROW_HEADS
         return ("decode" if rows <= DECODE_ROWS else "few") + ("-narrow" if narrow else "") + grouped
     brief = "-brief" if problem.seqlen_k <= BRIEF_KEYS else ""
-    tiles = _row_tiles(problem) * problem.heads
+    tiles = row_tiles(problem) * problem.heads
     return ("short" if tiles <= WAVE_TILES else "many") + brief + grouped
 
 
-def _row_tiles(problem: AttentionProblem) -> int:
+def row_tiles(problem: AttentionProblem) -> int:
     """Tiles of rows of one head in all batches. A packed sequence fills half of its last one, in the mean."""
     if problem.varlen:
         return math.ceil(problem.shape("q")[2] / TILE_ROWS + problem.batch / 2)
@@ -75,7 +75,7 @@ def _most_keys(problem: AttentionProblem) -> int:
 def features(problem: AttentionProblem, gpu: GpuSpec) -> dict[str, float]:
     """Base-2 logarithms, and the part of the last wave of tiles that is filled (0 to 1). Keys are those that a query
     can see: no more than a window shows. Packed sequences have as many queries as they have in the mean."""
-    waves = _row_tiles(problem) * problem.heads / gpu.sm_count
+    waves = row_tiles(problem) * problem.heads / gpu.sm_count
     queries = problem.batch * problem.seqlen_q
     if problem.varlen:
         queries = max(1, problem.shape("q")[2])

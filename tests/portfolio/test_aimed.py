@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import lookup
 from evoattn.model.shape_text import parse_shape
@@ -13,7 +14,7 @@ from evoattn.portfolio import campaign
 from evoattn.portfolio.again import groups_again
 from evoattn.portfolio.emphasis import kind_of
 from evoattn.portfolio.engine.aimed import AIMS, Aim, AimedBreeder, fill_waves, fit_keys, group_rows, split_keys
-from evoattn.portfolio.engine.climbing import STEPS, ClimbingBreeder
+from evoattn.portfolio.engine.climbing import ALSO_FAR, BEHIND, KEPT, RIVAL, RIVALS, STEPS, ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import portfolio_kernels
@@ -86,7 +87,7 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     for _ in range(12):
         kernel, _ = breeder.propose()
         group.kernels[kernel.id] = kernel
-        if kernel.origin == "climbed":
+        if kernel.origin in ("climbed", "rival", "behind", "beside"):
             climbed.append(kernel)
     pick = portfolio_kernels(CHUNK, H200)[0]
     end = climb(pick, CHUNK, H200, STEPS, all_genes(SPACE))[-1].config
@@ -100,6 +101,28 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     near = neighbours(pick, CHUNK, H200, all_genes(SPACE))
     drawn = [breeder._of_a_gene(pick, near) for _ in range(20)]
     assert len({len(found) for found in drawn}) > 1 and all(0 < len(found) < len(near) for found in drawn)
+
+
+def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
+    """The pick, the ends, then kernels that score about as much or somewhat more and differ from these in many genes;
+    and another family's best, where it is not far behind."""
+    group = Group(class_of(CHUNK).rpartition(" ")[0], [CHUNK], ("flash_wgmma", "split_kv", "flash_mma"))
+    steps = ClimbingBreeder(group, H200, 0).steps(0)
+    configs = [config for config, _ in steps]
+    assert steps[0] == (portfolio_kernels(CHUNK, H200)[0], "given")
+    assert len({config.id for config in configs}) == len(steps) <= KEPT
+    costs = dict(zip((c.id for c in configs), scores(CHUNK, configs, H200), strict=True))
+    least = min(costs.values())
+    by_origin = {
+        origin: [costs[c.id] / least for c, other in steps if other == origin]
+        for origin in ("climbed", "rival", "behind")
+    }
+    assert len(by_origin["rival"]) == RIVALS and max(by_origin["rival"]) <= RIVAL
+    assert by_origin["behind"] and all(BEHIND[0] <= cost <= BEHIND[1] for cost in by_origin["behind"])
+    assert max(by_origin["climbed"]) <= ALSO_FAR
+    rivals = [config for config, origin in steps if origin == "rival"]
+    others = rivals[1:]
+    assert all(len(set(rivals[0].params.items()) ^ set(other.params.items())) >= 4 for other in others)
 
 
 @pytest.fixture
@@ -147,7 +170,7 @@ def test_with_a_count_problems_come_as_they_are_drawn(earlier):
     assert len(problems) == 20 and timed not in problems
     assert all(group.weight == len(group.problems) and group.given for group in groups)
     kinds = Counter(kind_of(p) for group in groups_again(draw(0, 400), [], H200, 30, True)[0] for p in group.problems)
-    assert kinds["brief decoding"] == 8 and kinds["brief, few keys"] == 7
+    assert kinds["causal, one wave"] == 6 and kinds["fp32"] == 3
     dtypes = {group.name: {p.dtype for p in group.problems} for group in groups}
     assert all(len(found) == 1 and (found == {"fp16"}) == name.endswith(" fp16") for name, found in dtypes.items())
     assert {"16 d64 full", "16 d64 full fp16"} <= set(dtypes)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from evoattn.backends.compiler import CompileError, compile_source
-from evoattn.evaluation.process import Handler
-from evoattn.model.records import CompiledKernel
+from evoattn.evaluation.pool import Pool
+from evoattn.evaluation.process import Ending, Handler
+from evoattn.evaluation.workers import wait_for_any
+from evoattn.model.records import Candidate, CompiledKernel
 
 COMPILE_SECONDS = 40.0
 
@@ -19,3 +23,23 @@ class SourceHandler(Handler):
         except CompileError as error:
             return str(error)
         return CompiledKernel(compiled.cubin, "", compiled.info)
+
+
+def compile_all(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, CompiledKernel]:
+    """By the hash of the source what compiled, each once. What processes of the pool still do comes first, and is
+    lost."""
+    waiting, running = list({c.source_hash: c for c in candidates}.values()), 0
+    found: dict[str, CompiledKernel] = {}
+    while waiting or running:
+        for worker in pool.idle():
+            if waiting:
+                candidate = waiting.pop()
+                worker.submit(candidate.source_hash, (candidate.source, candidate.arch), COMPILE_SECONDS)
+                running += 1
+        wait_for_any(pool.workers, 0.2)
+        for outcome in pool.poll():
+            if isinstance(outcome.tag, str):
+                running -= 1
+                if outcome.ending is Ending.RESULT and not isinstance(outcome.value, str):
+                    found[outcome.tag] = outcome.value
+    return found

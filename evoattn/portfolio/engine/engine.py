@@ -17,8 +17,9 @@ from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.records import CompiledKernel
+from evoattn.portfolio.engine.ahead import Ahead
 from evoattn.portfolio.engine.breeding import Breeder
-from evoattn.portfolio.engine.compiling import COMPILE_SECONDS, SourceHandler
+from evoattn.portfolio.engine.compiling import COMPILE_SECONDS, SourceHandler, compile_all
 from evoattn.portfolio.engine.kernel import Group, Kernel
 from evoattn.portfolio.engine.stage import Job, Stage
 
@@ -56,6 +57,7 @@ class Engine:
         sample: int = SAMPLE,
         breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder,
         sources: dict[str, CompiledKernel] | None = None,  # compiled already, by the hash of the source
+        ahead: Ahead | None = None,  # to be timed while no other kernel waits for the GPU
     ) -> None:
         self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
         self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
@@ -64,7 +66,7 @@ class Engine:
         self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler))
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
-        self._sources = dict(sources or {})
+        self._sources, self._ahead = dict(sources or {}), ahead
         self._fresh = False  # the GPU process was replaced and has not been told the problems
         self.measured, self.compiled, self.busy_seconds = 0, 0, 0.0
         self.samples: dict[str, list[float]] = {}  # µs of each round of the last final, by kernel's index or peer
@@ -113,7 +115,7 @@ class Engine:
         if self._fresh and self._stage.ready:
             self._fresh = False
             self._register_all()
-        while self._stage.idle and self._ready and not self._fresh:
+        while self._stage.idle and not self._fresh and (self._ready or self._take_ahead()):
             item = self._ready.popleft()
             best = tuple(item.group.best(i) for i in item.indexes)
             job = Job(item.group.name, self._built(item.kernel, item.compiled), item.check, tuple(item.indexes), best)
@@ -130,17 +132,27 @@ class Engine:
                 continue
             kernel, target = proposal
             group.kernels[kernel.id] = kernel
-            able = set(breeder.serves(kernel))
-            others = [j for j in self._near[group.name][target] if j in able]
-            problem = group.problems[target]
-            candidate = render(registry.lookup(kernel.family), problem, kernel.config, self.gpu)
-            first, rest = others[: self.sample], others[self.sample : self.most - 1]
-            item = _Ready(group, kernel, None, [target, *first], rest)
+            item = self._item(group, kernel, target)
+            candidate = render(registry.lookup(kernel.family), group.problems[target], kernel.config, self.gpu)
             if known := self._sources.get(candidate.source_hash):
                 self._compiled(item, known)
                 continue
             worker.submit((item, candidate.source_hash), (candidate.source, candidate.arch), COMPILE_SECONDS)
             return
+
+    def _item(self, group: Group, kernel: Kernel, target: int) -> _Ready:
+        able = set(self._breeders[group.name].serves(kernel))
+        others = [j for j in self._near[group.name][target] if j in able]
+        return _Ready(group, kernel, None, [target, *others[: self.sample]], others[self.sample : self.most - 1])
+
+    def _take_ahead(self) -> bool:
+        """Whether a kernel that was compiled ahead is ready now."""
+        if self._ahead is None or not (found := self._ahead.next()):
+            return False
+        planned, kernel, candidate, compiled = found
+        self._sources[candidate.source_hash] = compiled
+        self._compiled(self._item(planned.group, kernel, planned.target), compiled)
+        return True
 
     def _built(self, kernel: Kernel, compiled: CompiledKernel | None) -> BuiltKernel:
         assert compiled is not None  # it waits for the GPU only once it is compiled
@@ -231,20 +243,7 @@ class Engine:
     def compile_all(self, wanted: list[tuple[Group, Kernel]]) -> None:
         """Compile the kernels that are not compiled yet, on all processes."""
         found = [render(registry.lookup(k.family), g.problems[0], k.config, self.gpu) for g, k in wanted]
-        tasks = {c.source_hash: c for c in found if c.source_hash not in self._sources}
-        waiting, running = list(tasks.values()), 0
-        while waiting or running:
-            for worker in self._pool.idle():
-                if waiting:
-                    candidate = waiting.pop()
-                    worker.submit(candidate.source_hash, (candidate.source, candidate.arch), COMPILE_SECONDS)
-                    running += 1
-            wait_for_any(self._pool.workers, 0.2)
-            for outcome in self._pool.poll():
-                if isinstance(outcome.tag, str):
-                    running -= 1
-                    if outcome.ending is Ending.RESULT and not isinstance(outcome.value, str):
-                        self._sources[outcome.tag] = outcome.value
+        self._sources |= compile_all(self._pool, (c for c in found if c.source_hash not in self._sources))
         for (_, kernel), candidate in zip(wanted, found, strict=True):
             if compiled := self._sources.get(candidate.source_hash):
                 kernel.registers, kernel.spill_bytes = compiled.info.registers, compiled.info.spill_bytes

@@ -10,6 +10,9 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, config_id
 from evoattn.portfolio.features import distance, features
 
+Step = tuple[KernelConfig, str]
+"""A config to try, and its kernel's origin."""
+
 
 @dataclass
 class Kernel:
@@ -18,7 +21,7 @@ class Kernel:
     family: str
     params: dict[str, Any]
     origin: str = "random"
-    """`given`, `random`, `mutation` or `crossover`."""
+    """`given`, `random`, `mutation`, `crossover`, `aimed`, or of climbs `climbed`, `rival`, `behind` and `beside`."""
     state: str = "new"
     """`right` once it passed its check; else why it did not, as `wrong: …`, `compile: …`, `launch: …`."""
     registers: int = 0
@@ -54,6 +57,8 @@ class Group:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     given: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Configs to try first, (family, params)."""
+    first: dict[int, list[Step]] = field(default_factory=dict)
+    """By problem: what a plan has for it that is not compiled (`evoattn/portfolio/engine/ahead.py`)."""
     spent: float = 0.0
 
     def near(self, gpu: GpuSpec) -> list[list[int]]:

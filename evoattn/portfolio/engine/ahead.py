@@ -1,0 +1,67 @@
+"""Kernels that were proposed and compiled before a campaign began, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from evoattn.backends.kernel_files import KernelFiles
+from evoattn.families import registry
+from evoattn.families.render import render
+from evoattn.model.gpu import GpuSpec
+from evoattn.model.records import Candidate, CompiledKernel
+from evoattn.portfolio.engine.kernel import Group, Kernel
+
+
+@dataclass
+class Planned:
+    """A config to try, and for which of its group's problems."""
+
+    group: Group
+    family: str
+    params: dict[str, Any]
+    target: int
+    origin: str
+    compiled: bool = False
+    """Whether its machine code is among the plan's files."""
+
+    def kernel(self) -> Kernel:
+        """A new one."""
+        return Kernel(self.family, self.params, self.origin)
+
+    def candidate(self, gpu: GpuSpec) -> Candidate:
+        """Its source today."""
+        problem = self.group.problems[self.target]
+        return render(registry.lookup(self.family), problem, self.kernel().config, gpu)
+
+
+class Ahead:
+    """What a campaign takes from a plan (`evoattn/portfolio/plan.py`): kernels that are compiled already, which the GPU
+    process times while no other waits for it, and what breeders propose first."""
+
+    def __init__(self, planned: Iterable[Planned], files: KernelFiles, gpu: GpuSpec) -> None:
+        """The compiled kernels become new ones of their groups, so that no breeder proposes them; the others their
+        groups' `first`."""
+        self._files, self._gpu = files, gpu
+        self._waiting: deque[tuple[Planned, Kernel]] = deque()
+        for one in planned:
+            kernel = one.kernel()
+            first = one.group.first.setdefault(one.target, [])
+            if one.compiled:
+                one.group.kernels[kernel.id] = kernel
+                self._waiting.append((one, kernel))
+            else:
+                first.append((kernel.config, kernel.origin))
+
+    def next(self) -> tuple[Planned, Kernel, Candidate, CompiledKernel] | None:
+        """The next one and its machine code; None where none is left. One whose source is another today is passed
+        over."""
+        while self._waiting:
+            one, kernel = self._waiting.popleft()
+            candidate = one.candidate(self._gpu)
+            if compiled := self._files.get(candidate):
+                return one, kernel, candidate, compiled
+            del one.group.kernels[kernel.id]
+        return None

@@ -1,0 +1,88 @@
+"""A campaign's plan: made and compiled without a GPU, then timed while no other kernel waits for the GPU."""
+
+from __future__ import annotations
+
+import portfolio_campaign
+import pytest
+
+from evoattn.backends.compiler import version
+from evoattn.backends.kernel_files import KernelFiles
+from evoattn.evaluation.process import Handler
+from evoattn.model.gpu import GPUS, DetectedDevice
+from evoattn.model.shape_text import parse_shape
+from evoattn.portfolio import campaign, plan
+from evoattn.portfolio.engine.ahead import Ahead
+from evoattn.portfolio.engine.climbing import ClimbingBreeder
+from evoattn.portfolio.engine.kernel import Group
+
+H100 = GPUS["h100"]
+SHAPES = ("B=4,H=8,S=512,D=64,dtype=bf16,mask=full", "B=8,H=8,Sq=1,Sk=900,D=64,dtype=bf16,mask=full")
+
+
+def made():
+    group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], campaign.plain_families("16 d64 full"))
+    return plan.make([group], H100)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A plan of two problems whose first kernels are compiled."""
+    folder = tmp_path_factory.mktemp("ahead")
+    planned, files = made(), KernelFiles(folder / plan.KERNELS, version())
+    assert len(list(plan.compile_ahead(iter(planned[:3]), files, H100, 60, 2))) == 3
+    plan.save(folder / plan.PLAN, planned)
+    return folder
+
+
+def test_a_plan_begins_with_the_pick_of_every_problem():
+    planned = made()
+    assert [(one.target, one.origin) for one in planned[:2]] == [(0, "given"), (1, "given")]
+    assert len({one.kernel().id for one in planned}) == len(planned)
+
+
+def test_a_plan_is_read_as_it_was_written(folder):
+    groups, planned = plan.load(folder / plan.PLAN)
+    assert [(p.with_(name=""), g.weight) for g in groups for p in g.problems] == [
+        (parse_shape(shape), 2) for shape in SHAPES
+    ]
+    assert [one.compiled for one in planned] == [True] * 3 + [False] * (len(planned) - 3)
+    assert [vars(one.kernel()) for one in planned] == [vars(one.kernel()) for one in made()]
+
+
+def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
+    (group,), planned = plan.load(folder / plan.PLAN)
+    files = KernelFiles(folder / plan.KERNELS, version())
+    planned[0].params = planned[0].params | {"STAGES": 7 - planned[0].params["STAGES"]}  # no file has it
+    ahead = Ahead(planned, files, H100)
+    assert list(group.kernels) == [one.kernel().id for one in planned[:3]]
+    found, kernel, candidate, compiled = ahead.next()
+    assert found is planned[1] and kernel is group.kernels[kernel.id] and files.get(candidate) == compiled
+    assert planned[0].kernel().id not in group.kernels, "it may be proposed again"
+    assert ahead.next() and not ahead.next()
+    breeder = ClimbingBreeder(group, H100, 0)
+    breeder._target = 1
+    steps = [breeder._next_step() for _ in range(3)]
+    assert [(one.kernel().config, one.origin) for one in planned[3:] if one.target == 1][:3] == steps
+
+
+class FakeStage(Handler):
+    """Answers as the GPU process does, without a GPU."""
+
+    def __init__(self, gpu, seed=0):
+        pass
+
+    def __call__(self, task):
+        name, *arguments = task
+        return dict.fromkeys(arguments[0].indexes, (9.0, False)) if name == "job" else None
+
+
+@pytest.mark.slow
+def test_a_campaign_times_what_was_compiled_ahead_and_goes_on(folder, tmp_path):
+    words = [str(tmp_path / "out.jsonl.gz"), "--ahead", str(folder), "--seconds", "6", "--final-seconds", "0"]
+    device = DetectedDevice(0, "NVIDIA H100 80GB HBM3", (9, 0), "13.0")
+    portfolio_campaign.measure(portfolio_campaign.parse([*words, "--jobs", "1"]), device, FakeStage)
+    about, (group,), tables = campaign.load(tmp_path / "out.jsonl.gz")
+    right = {k.id for k in group.kernels.values() if k.state == "right" and k.times}
+    assert {one.kernel().id for one in made()[:3]} <= right, "no compile process waited for these"
+    assert len(right) > 3 and about["compiled"] >= len(right) - 3 and not tables
+    assert [p.describe() for p in group.problems] == [parse_shape(shape).describe() for shape in SHAPES]
