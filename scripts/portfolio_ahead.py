@@ -23,8 +23,8 @@ from evoattn.portfolio import plan
 from evoattn.portfolio.again import groups_again
 from evoattn.portfolio.draws import PLAIN, drawn
 
-SAVE_EACH = 500
-"""Kernels between two saves of the plan."""
+SAY_EACH = 500
+"""Compiled kernels between two lines."""
 
 
 def main() -> None:
@@ -46,12 +46,11 @@ def main() -> None:
     problems = sum(len(group.problems) for group in groups)
     print(f"{time.monotonic() - started:.0f} s: {problems} problems, {len(planned)} kernels planned", flush=True)
     files = KernelFiles(words.folder / plan.KERNELS, version())
+    count = 0
     for count, _ in enumerate(plan.compile_ahead(iter(planned), files, gpu, words.seconds, words.jobs), 1):
-        if count % SAVE_EACH == 0:
-            plan.save(words.folder / plan.PLAN, planned)
+        if count % SAY_EACH == 0:
             print(f"{time.monotonic() - started:.0f} s: {count} compiled", flush=True)
-    plan.save(words.folder / plan.PLAN, planned)
-    print(f"{sum(one.compiled for one in planned)} of {len(planned)} compiled")
+    print(f"{count} of {len(planned)} compiled")
 
 
 if __name__ == "__main__":

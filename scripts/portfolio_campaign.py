@@ -196,6 +196,7 @@ def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[.
         groups, planned = plan.load(words.ahead / plan.PLAN)
         best: dict[str, list[Kernel]] = {}
         ahead = Ahead(planned, KernelFiles(words.ahead / plan.KERNELS, version()), gpu)
+        say(f"{len(ahead)} of {len(planned)} planned kernels are compiled")
     else:
         groups, best = make_groups(words, gpu)
     say(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems")
@@ -218,7 +219,8 @@ def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[.
         progress = Progress(engine, groups, started, lambda: save({}))
         engine.run(words.seconds if searched else 0, progress, searched)
         save({})
-        say(f"searched; {engine.measured} times, {engine.compiled} compiled")
+        left = f", {len(ahead)} ahead were not timed" if ahead else ""
+        say(f"searched; {engine.measured} times, {engine.compiled} compiled{left}")
         table = timed_at_last(words, engine, best, save)
         say("final tables")
         if words.peers:

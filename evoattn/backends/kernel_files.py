@@ -41,6 +41,10 @@ class KernelFiles:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
+    def has(self, candidate: Candidate) -> bool:
+        """Whether there is a file for the candidate's kernel, whatever is in it."""
+        return self._path(candidate).exists()
+
     def put(self, candidate: Candidate, compiled: CompiledKernel) -> None:
         """Keep a kernel, in place of those that were not used for longest if there are too many. It is put in place
         whole, so that a killed process leaves no half of it; a full or read-only disk keeps nothing."""

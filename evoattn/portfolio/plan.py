@@ -52,8 +52,7 @@ def compile_ahead(
         while True:
             while len(running) < 2 * jobs and time.monotonic() < end and (one := next(planned, None)):
                 candidate = one.candidate(gpu)
-                if files.get(candidate):
-                    one.compiled = True
+                if files.has(candidate):
                     yield one
                 else:
                     running[pool.submit(_compiled, candidate)] = one, candidate
@@ -63,7 +62,6 @@ def compile_ahead(
                 one, candidate = running.pop(done)
                 if compiled := done.result():
                     files.put(candidate, compiled)
-                    one.compiled = True
                     yield one
 
 
@@ -78,7 +76,7 @@ def save(path: Path, planned: Iterable[Planned]) -> None:
     """The groups' problems, and the kernels in their order."""
     planned = list(planned)
     groups = {one.group.name: [problem.to_dict() for problem in one.group.problems] for one in planned}
-    kernels = [[one.group.name, one.family, one.params, one.target, one.origin, one.compiled] for one in planned]
+    kernels = [[one.group.name, one.family, one.params, one.target, one.origin] for one in planned]
     path.write_text(json.dumps({"groups": groups, "kernels": kernels}))
 
 

@@ -24,8 +24,6 @@ class Planned:
     params: dict[str, Any]
     target: int
     origin: str
-    compiled: bool = False
-    """Whether its machine code is among the plan's files."""
 
     def kernel(self) -> Kernel:
         """A new one."""
@@ -42,26 +40,27 @@ class Ahead:
     process times while no other waits for it, and what breeders propose first."""
 
     def __init__(self, planned: Iterable[Planned], files: KernelFiles, gpu: GpuSpec) -> None:
-        """The compiled kernels become new ones of their groups, so that no breeder proposes them; the others their
-        groups' `first`."""
-        self._files, self._gpu = files, gpu
-        self._waiting: deque[tuple[Planned, Kernel]] = deque()
+        """Of what is planned those whose machine code is among the files become new kernels of their groups, so that no
+        breeder proposes them; the others their groups' `first`."""
+        self._files = files
+        self._waiting: deque[tuple[Planned, Kernel, Candidate]] = deque()
         for one in planned:
-            kernel = one.kernel()
+            kernel, candidate = one.kernel(), one.candidate(gpu)
             first = one.group.first.setdefault(one.target, [])
-            if one.compiled:
+            if files.has(candidate):
                 one.group.kernels[kernel.id] = kernel
-                self._waiting.append((one, kernel))
+                self._waiting.append((one, kernel, candidate))
             else:
                 first.append((kernel.config, kernel.origin))
 
+    def __len__(self) -> int:
+        """Kernels that nobody took."""
+        return len(self._waiting)
+
     def next(self) -> tuple[Planned, Kernel, Candidate, CompiledKernel] | None:
-        """The next one and its machine code; None where none is left. One whose source is another today is passed
-        over."""
+        """The next one and its machine code; None where none is left. One that cannot be read is passed over."""
         while self._waiting:
-            one, kernel = self._waiting.popleft()
-            candidate = one.candidate(self._gpu)
+            one, kernel, candidate = self._waiting.popleft()
             if compiled := self._files.get(candidate):
                 return one, kernel, candidate, compiled
-            del one.group.kernels[kernel.id]
         return None
