@@ -97,7 +97,7 @@ def test_a_climb_begins_at_the_pick_and_goes_on_beside_the_fastest():
     group.kernels[pick.id] = Kernel(pick.family, pick.params, "given", "right", times={0: 1.0})
     breeder._target = 0
     beside = breeder._beside(CHUNK)
-    assert beside is not None and beside.id not in group.kernels
+    assert beside is not None and beside[0].id not in group.kernels
     near = neighbours(pick, CHUNK, H200, all_genes(SPACE))
     drawn = [breeder._of_a_gene(pick, near) for _ in range(20)]
     assert len({len(found) for found in drawn}) > 1 and all(0 < len(found) < len(near) for found in drawn)
@@ -123,6 +123,25 @@ def test_what_is_tried_first_errs_on_both_sides_of_the_least_cost():
     rivals = [config for config, origin in steps if origin == "rival"]
     others = rivals[1:]
     assert all(len(set(rivals[0].params.items()) ^ set(other.params.items())) >= 4 for other in others)
+
+
+def test_neighbours_of_the_fastest_come_as_often_as_what_climbs_came_to():
+    group = Group(class_of(CHUNK).rpartition(" ")[0], [CHUNK], ("flash_wgmma", "split_kv"))
+    breeder = ClimbingBreeder(group, H200, 0)
+    group.first[0] = breeder.steps(0)
+    for timed, least in ((0, 0), (3, 3)):
+        group.kernels = {
+            k.id: k
+            for c in portfolio_kernels(CHUNK, H200)[:timed]
+            for k in [Kernel(c.family, c.params, "given", "right", times={0: 1.0})]
+        }
+        breeder, origins = ClimbingBreeder(group, H200, 0), Counter()
+        breeder._steps[0] = list(group.first[0])
+        for _ in range(12):
+            if made := breeder._breed():
+                origins[made[2]] += 1
+        assert bool(origins["beside"]) == bool(timed) and origins["beside"] >= least, origins
+        assert origins["climbed"] + origins["rival"] + origins["behind"] > 1
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ cost model expects most of, and any gene's best value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from evoattn.cost.cost import scores
 from evoattn.families import registry
@@ -35,6 +36,9 @@ ALSO_FAR = 1.6
 families err by up to 1.4 times against one another."""
 LEADERS, BEST_OF = 3, 3
 """Of so many fastest kernels one is a parent, and of so many neighbours of least cost one is proposed."""
+BESIDE_SHARE = 0.5
+"""Of the proposals that are not bred, once LEADERS kernels are timed on the problem: neighbours of these. Before, and
+else, what climbs came to."""
 ANY_GENE_SHARE = 0.5
 """Of the neighbours: the best value of a gene that is drawn, however much the model expects it to cost. What the model
 thinks too slow would never be timed else."""
@@ -51,10 +55,12 @@ class ClimbingBreeder(AimedBreeder):
     def _breed(self) -> Proposal | None:
         problem = known(self._group.problems[self._target])
         if self._rng.random() < CLIMBED_SHARE:
-            if step := self._next_step():
+            turns: list[Callable[[], Step | None]] = [self._next_step, partial(self._beside, problem)]
+            timed = len(self._group.leaders(self._target, LEADERS)) == LEADERS
+            if timed and self._rng.random() < BESIDE_SHARE:
+                turns.reverse()
+            if step := turns[0]() or turns[1]():
                 return step[0].family, step[0].params, step[1]
-            if beside := self._beside(problem):
-                return beside.family, beside.params, "beside"
         return super()._breed()
 
     def steps(self, target: int) -> list[Step]:
@@ -118,7 +124,7 @@ class ClimbingBreeder(AimedBreeder):
                 return config, origin
         return None
 
-    def _beside(self, problem: AttentionProblem) -> KernelConfig | None:
+    def _beside(self, problem: AttentionProblem) -> Step | None:
         """A neighbour of one of the fastest kernels that the group has not tried, one of those of least cost."""
         parents = self.parents()[:LEADERS]
         if not parents:
@@ -130,7 +136,7 @@ class ClimbingBreeder(AimedBreeder):
             fresh, best_of = self._of_a_gene(parent, fresh), 1
         costs = scores(problem, fresh, self._gpu) if fresh else []
         ranked = sorted(range(len(fresh)), key=lambda i: costs[i])
-        return fresh[self._rng.choice(ranked[:best_of])] if ranked else None
+        return (fresh[self._rng.choice(ranked[:best_of])], "beside") if ranked else None
 
     def _of_a_gene(self, parent: KernelConfig, near: list[KernelConfig]) -> list[KernelConfig]:
         """Those that differ from the parent in a gene that is drawn of those in which some do."""
