@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,3 +62,19 @@ def selected(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, c
     if mask is None or mask.dtype == torch.bool:
         return chosen if mask is None else mask & chosen
     return mask.masked_fill(~chosen, torch.finfo(mask.dtype).min)
+
+
+def of_blocks(
+    module: Any, blocks: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, positions: Tensor | None
+) -> Tensor:
+    """The mask with only those blocks of keys left that each query selects, as the layer makes it for "sdpa" (MiniMax
+    M3). Raises `ValueError` for a layer that cannot."""
+    make = getattr(getattr(module, "indexer", None), "build_block_mask", None)
+    if make is None:
+        raise ValueError('evoattn serves no attention over selected blocks of keys; load this model with "sdpa".')
+    queries, keys = query.shape[2], key.shape[2]
+    if positions is None:
+        positions = torch.arange(keys - queries, keys, device=query.device)
+    positions = (positions if positions.dim() > 1 else positions[None]).expand(query.shape[0], -1)
+    made: Tensor = make(blocks, mask, keys, query.dtype, query.device, positions)
+    return made

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +20,10 @@ BEYOND_SDPA = re.compile(r"attention_interface\(\s(?:[^()]|\([^()]*\))*?\b(?:s_a
 """A call of attention with sinks or a soft cap."""
 NOT_CAUSAL, CAUSAL = "is_causal: bool = False", re.compile(r"\bis_causal=(?!False)")
 """Layers that are not causal unless they are told so, and what tells them."""
-WANTS_MASKS = re.compile(r"\ballow_is_causal_skip\W{1,3}False")
-"""The model asks for a mask tensor in any case, as it reads the tensor itself."""
+WANTS_MASKS = re.compile(
+    r"\ballow_is_causal_skip\W{1,3}False|^class \w*Indexer\b|\b(?:attention|attn)_mask\.dtype [!=]= torch\.bool", re.M
+)
+"""The model asks for a mask tensor in any case, selects keys, or makes another mask of the one that it gets."""
 FUSED = "_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn"
 
 
@@ -39,7 +41,7 @@ def _search(config_class: Any, _loaded: int) -> Any:
     for module in modules:
         for found in list(vars(module).values()):
             own = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
-            if own and found.config_class is config_class:
+            if own and config_class in (found.config_class, *get_args(found.config_class)):  # which may be a union
                 return found
     return None
 
@@ -109,7 +111,7 @@ def says_causal(config: Any) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def wants_masks(config: Any) -> bool:
-    """Whether a model of this config reads mask tensors itself, as an indexer does that selects keys, so that nothing
-    else may take their place. False where the code is not known."""
+    """Whether a model of this config reads mask tensors itself, as an indexer does that selects keys, or adds to them,
+    as Doge does, so that it needs them and nothing else may take their place. False where the code is not known."""
     model = _model_of(config)
     return model is not None and WANTS_MASKS.search(_code(model)) is not None

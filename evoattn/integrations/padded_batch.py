@@ -1,7 +1,8 @@
-"""Batches whose padding is on one side, as tokenizers make them: a mask tensor carries what kernels take in its place.
+"""Mask tensors that carry what kernels take in their place: of layers that get one though nothing is hidden but what a
+causal mask or a window hides, and of batches whose padding is on one side, as tokenizers make them.
 
-Keys behind the text of each row are keys that are not in use. Under a causal mask a row is two packed sequences, its
-text and its padding, whichever comes first; they lie end to end as they are, so that nothing is moved.
+Keys behind the text of each row are keys that are not in use. Under a causal mask or in a window a row is two packed
+sequences, its text and its padding, whichever comes first; they lie end to end as they are, so that nothing is moved.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import current, varied
+from evoattn.ops.attention import attention as unpadded
 from evoattn.ops.ordinary import is_ordinary
 from evoattn.ops.runtime import NoKernel
 from evoattn.ops.variant import Variant
@@ -23,46 +25,51 @@ MARK = "evoattn_padded"
 
 @dataclass(frozen=True)
 class Padded:
-    """What a mask tensor says. `causal` and `window`, the keys that a query sees, must be those of the layer; `lengths`
-    are the keys of each row, int32 `[batch]`, where they come first and the mask is not causal; `starts`, int32
-    `[2 · batch + 1]`, is where texts and paddings begin, and the last one ends, where it is."""
+    """What a mask tensor says. `window` is `(past, ahead)`, the keys that a query sees beside its own, -1 for an open
+    side; it and `causal` count from the last query, which is of the last key. Of padding: `lengths`, int32 `[batch]`,
+    are the keys of each row, where they come first and the mask has neither; `starts`, int32 `[2 · batch + 1]`, is
+    where texts and paddings begin, and the last one ends, where it has. Without either there is no padding."""
 
     causal: bool
-    window: int | None
+    window: tuple[int, int] | None
     lengths: Tensor | None
     starts: Tensor | None
     version: int
     """Of the tensor's contents: nobody has written to it since."""
 
 
-def mark(mask: Tensor, padding: Tensor, causal: bool, window: int | None = None) -> None:
-    """Have a mask tensor of these real tokens, bool `[batch, keys]`, carry a `Padded`, if they come first in each row,
-    or last under a causal mask. Waits for the device, as `sdpa_mask` does; not in a capture or a trace.
+def mark(mask: Tensor, padding: Tensor | None, causal: bool, window: tuple[int, int] | None = None) -> None:
+    """Have a mask tensor `[batch, 1, queries, keys]` carry a `Padded`, if its real tokens, bool `[batch, keys]`, come
+    first in each row, or, as a causal mask or a window takes it, last. Waits for the device where there is such a
+    tensor, as `sdpa_mask` does; not in a capture.
     """
-    if torch.compiler.is_compiling():  # which cannot ask what follows
-        return
     runtime = current.runtime()
     if runtime.platform is None or mask.device.type != runtime.device_type or mask.is_inference():
         return  # of inference tensors nobody knows whether they were written to
-    if not is_ordinary(mask, padding, mask) or runtime.platform.capturing():
+    if not is_ordinary(mask, mask if padding is None else padding, mask) or runtime.platform.capturing():
         return
-    rows, keys = padding.shape
-    lengths, first = padding.sum(1, dtype=torch.int32), padding[:, 0]
-    sides = (padding[:, 1:] != padding[:, :-1]).sum(1) <= 1
-    if not bool((sides if causal else sides & first).all()):
-        return
-    starts = None
-    if causal:
-        begin = torch.arange(rows, dtype=torch.int32, device=mask.device) * keys
-        middle = begin + torch.where(first, lengths, keys - lengths)
-        starts = torch.nn.functional.pad(torch.stack((begin, middle), 1).flatten(), (0, 1), value=rows * keys)
-    setattr(mask, MARK, Padded(causal, window, None if causal else lengths, starts, mask._version))
+    lengths = starts = None
+    if padding is not None:
+        rows, keys = padding.shape
+        lengths, first = padding.sum(1, dtype=torch.int32), padding[:, 0]
+        sides = (padding[:, 1:] != padding[:, :-1]).sum(1) <= 1
+        whole, one_side, behind = torch.stack((padding.all(), sides.all(), (sides & first).all())).tolist()
+        packed = causal or window is not None
+        if not whole and not (one_side and mask.shape[2] == keys if packed else behind):
+            return
+        if packed and not whole:
+            begin = torch.arange(rows, dtype=torch.int32, device=mask.device) * keys
+            middle = begin + torch.where(first, lengths, keys - lengths)
+            starts = torch.nn.functional.pad(torch.stack((begin, middle), 1).flatten(), (0, 1), value=rows * keys)
+        if packed or whole:
+            lengths = None
+    setattr(mask, MARK, Padded(causal, window, lengths, starts, mask._version))
 
 
-def padded_of(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool, window: int | None) -> Padded | None:
-    """What a mask tensor carries for a layer; None where that is nothing, or does not hold any more, for a mask that is
-    broadcast to the tensors `[batch, heads, seqlen, head_dim]`, in compiled code, which cannot ask its version, and in
-    a capture, before whose replays somebody may write to it."""
+def padded_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Padded | None:
+    """What a mask tensor carries; None where that is nothing, or does not hold any more, for a mask that is broadcast
+    to the tensors `[batch, heads, seqlen, head_dim]`, in compiled code, which cannot ask its version, and in a capture,
+    before whose replays somebody may write to it."""
     if mask is None or torch.compiler.is_compiling():
         return None
     found: Padded | None = getattr(mask, MARK, None)
@@ -71,9 +78,7 @@ def padded_of(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool, win
     platform = current.runtime().platform
     if platform is None or platform.capturing():
         return None
-    if (mask.shape[0], *mask.shape[2:]) != (query.shape[0], query.shape[2], key.shape[2]):
-        return None
-    return found if (found.causal, found.window) == (causal, window) else None
+    return found if (mask.shape[0], *mask.shape[2:]) == (query.shape[0], query.shape[2], key.shape[2]) else None
 
 
 def attention(
@@ -86,9 +91,25 @@ def attention(
     sinks: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor | None:
-    """`[batch, seqlen_q, heads, head_dim]`, or None where no kernel serves this. Under a causal mask what padding gets
-    is of other padding alone."""
+    """`[batch, seqlen_q, heads, head_dim]`, or None where no kernel serves this. Under a causal mask, and in a window,
+    what padding gets is of other padding alone."""
     try:
+        if padded.starts is None and padded.lengths is None:
+            plain = unpadded(
+                query,
+                key,
+                value,
+                is_causal=padded.causal,
+                scale=scale,
+                enable_gqa=True,
+                causal="lower_right",
+                strict=True,
+                window=padded.window,
+                softcap=softcap,
+                sinks=sinks,
+                bias=bias,
+            )
+            return plain.transpose(1, 2).contiguous()
         if padded.starts is None:
             variant = Variant(softcap=softcap, sinks=sinks, bias=bias, seqused=padded.lengths)
             answer = varied.attention(
@@ -109,8 +130,8 @@ def attention(
             seqlen,
             seqlen,
             softmax_scale=scale,
-            causal=True,
-            window_size=(-1, -1) if padded.window is None else (padded.window - 1, -1),
+            causal=padded.causal,
+            window_size=padded.window or (-1, -1),
             softcap=softcap,
             sinks=sinks,
             strict=True,

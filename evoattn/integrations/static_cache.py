@@ -37,16 +37,16 @@ def kernel_serves(
     lengths = len(range(queries)), len(range(places))
     index = -1 if device.type == "cpu" else device.index or 0  # as Tensor.get_device() says
     served = [
-        _serves(len(range(batch)), heads, kv_heads, *lengths, head_dim, DTYPES[dtype], device.type, index, padded)
-        for heads, kv_heads, head_dim in sizes
+        _serves(len(range(batch)), *heads, *lengths, *head_dims, DTYPES[dtype], device.type, index, padded)
+        for heads, head_dims in sizes
     ]
     return bool(served) and all(served)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _sizes(config: Any) -> list[tuple[int, int, int]]:
-    """(heads, K/V heads, head_dim) of the layers without a window, which share a mask; none where they are not known.
-    Those of Gemma 4 differ."""
+def _sizes(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """((heads, K/V heads), head_dims of K and of V) of the layers without a window, which share a mask; none where they
+    are not known. Those of Gemma 4 differ. Latent attention (DeepSeek) has keys of a rotated and another part."""
     layers = [config]
     if getattr(config, "is_heterogeneous", False):
         types = getattr(config, "layer_types", None) or []
@@ -58,7 +58,12 @@ def _sizes(config: Any) -> list[tuple[int, int, int]]:
         if not heads or not hidden:
             return []
         kv_heads = getattr(layer, "num_key_value_heads", None) or heads
-        found.append((heads, kv_heads, getattr(layer, "head_dim", None) or hidden // heads))
+        head_dim = getattr(layer, "head_dim", None) or hidden // heads
+        value_dim = head_dim
+        plain, rotated, value = (getattr(layer, f"{name}_head_dim", None) for name in ("qk_nope", "qk_rope", "v"))
+        if plain and rotated and value:
+            head_dim, value_dim = plain + rotated, value
+        found.append(((heads, kv_heads), (head_dim, value_dim)))
     return found
 
 
@@ -70,6 +75,7 @@ def _serves(
     queries: int,
     places: int,
     head_dim: int,
+    value_dim: int,
     dtype: str,
     kind: str,
     index: int,
@@ -80,13 +86,13 @@ def _serves(
     if runtime.platform is None or kind != runtime.device_type:
         return False
     shape = batch, heads, kv_heads, queries, places, head_dim
-    asked = *shape, dtype, index, padded
+    asked = *shape, value_dim, dtype, index, padded
     if (served := runtime.served.get(asked)) is None:
         gpu = runtime.platform.spec(index)
         mask = CAUSAL_LOWER_RIGHT if queries > 1 else FULL
         try:
             bias = ("bs" if batch > 1 else "s") if padded else ""
-            problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}", bias=bias)
+            problem = AttentionProblem(*shape, dtype, mask, seqused=f"0:{places}", bias=bias, value_dim=value_dim)
         except ProblemError:
             gpu = None
         choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("")

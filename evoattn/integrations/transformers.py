@@ -7,15 +7,15 @@ model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="evoattn")
 Layers without a mask tensor run `evoattn.attention`: prefill of causal decoders, also with sliding windows, sinks
 (gpt-oss) and soft-capped scores (Gemma 2), decoding with a growing cache, encoders and vision models, cross attention,
 position biases (T5); and steps over a static cache, with or without padding, in `generate` too, where a kernel serves
-keys in use. Where kernels serve them, texts of an encoder with padding behind them, and prompts with padding on one
-side, need no mask tensor either (`padded_batch.py`). Other mask tensors, dropout and gradients take what "sdpa" takes;
-with sinks and soft caps, which "sdpa" leaves out without a word, what "eager" computes.
+keys in use. Mask tensors of texts of an encoder with padding behind them, of prompts with padding on one side, and of
+what a causal mask or a window hides, say so to `attention_forward`, which runs a kernel where one serves that
+(`padded_batch.py`). Other mask tensors, dropout and gradients take what "sdpa" takes; with sinks and soft caps, which
+"sdpa" leaves out without a word, what "eager" computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from evoattn.integrations import by_hand, model_code, padded_batch, static_cache
+from evoattn.integrations import by_hand, mask_kinds, model_code, own_attention, padded_batch, static_cache
 from evoattn.integrations.static_cache import MOST_QUERIES, filled_places, kernel_serves, padded_places, places_of
 from evoattn.ops.attention import attention
 from evoattn.ops.runtime import NoKernel
@@ -40,10 +40,11 @@ NAME = "evoattn"
 
 def register() -> None:
     """Make the name known to transformers, as attention and as mask function; a model without the latter would get no
-    mask at all.
+    mask at all. Models that do not look a name up there get another one, with a warning (`own_attention.py`).
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, mask)
+    own_attention.look_after(NAME)
 
 
 def mask(
@@ -64,27 +65,29 @@ def mask(
     Without padding or a filled cache no tensor is needed there either: None then, and `attention_forward` masks by
     `is_causal`, and by the `sliding_window` that models hand to it, as FlashAttention in transformers does. The same
     for the last query alone, behind all keys of its cache, and where all keys are seen. An exported program keeps the
-    tensor of a causal mask, since it may be called with a single query. The tensor of a padded batch carries what
-    kernels take instead.
+    tensor of a causal mask, since it may be called with a single query. Other tensors carry what kernels take instead,
+    if there is such a thing.
     """
-    allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(others.get("config"))
+    config = others.get("config")
+    allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(config)
+    allow_is_causal_skip = allow_is_causal_skip and not model_code.wants_masks(config)
     asked: dict[str, Any] = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length)
     asked |= dict(q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask)
     asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)
     made: Tensor | None
-    if not model_code.takes_attention(others.get("config")):
-        if model_code.calls_interface(others.get("config")):  # and with no mask could not say that it is not causal
+    if not model_code.takes_attention(config):
+        if model_code.calls_interface(config):  # and with no mask could not say that it is not causal
             asked["allow_is_bidirectional_skip"] = False
         made = eager_mask(**asked)
         return made
     everything = attention_mask is None and bool(others.get("allow_is_bidirectional_skip")) and local_size is None
-    if everything and _is_same(mask_function, bidirectional_mask_function):
+    if everything and mask_kinds.is_same(mask_function, bidirectional_mask_function):
         return None
     known = attention_mask is None and isinstance(q_offset, int) and allow_is_causal_skip
     if known and local_size is not None and kv_length >= local_size:
-        known = _is_same(mask_function, sliding_window_causal_mask_function(local_size))
-        known = known and model_code.hands_on_windows(others.get("config"))
-    if isinstance(q_offset, Tensor) and kv_offset == 0 and _is_same(mask_function, causal_mask_function):
+        known = mask_kinds.is_same(mask_function, sliding_window_causal_mask_function(local_size))
+        known = known and model_code.hands_on_windows(config)
+    if isinstance(q_offset, Tensor) and kv_offset == 0 and mask_kinds.is_same(mask_function, causal_mask_function):
         places = _step_of_static_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
         if places is not None:
             return places
@@ -93,25 +96,9 @@ def mask(
     if (whole or last) and not torch.compiler.is_exporting():
         return None
     made = sdpa_mask(**asked)
-    if made is not None and attention_mask is not None and kv_offset == 0:
-        _mark(made, attention_mask, mask_function, isinstance(q_offset, int) and q_offset == 0, local_size)
+    if made is not None:
+        mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size)
     return made
-
-
-def _mark(
-    made: Tensor, padding: Tensor, mask_function: Callable[..., bool], from_first: bool, local_size: int | None
-) -> None:
-    """Say on a mask tensor what its padding is, of masks that layers know: all keys, those up to each query's own, and
-    the last of these."""
-    if padding.dtype != torch.bool or padding.shape != (made.shape[0], made.shape[3]):
-        return
-    if _is_same(mask_function, bidirectional_mask_function):
-        padded_batch.mark(made, padding, causal=False)
-    elif from_first and made.shape[2] == made.shape[3] > 1:
-        window = local_size if local_size is not None and local_size < made.shape[3] else None
-        narrow = local_size is not None and _is_same(mask_function, sliding_window_causal_mask_function(local_size))
-        if narrow or (window is None and _is_same(mask_function, causal_mask_function)):
-            padded_batch.mark(made, padding, causal=True, window=window)
 
 
 def _step_of_static_cache(
@@ -139,19 +126,6 @@ def _step_of_static_cache(
     return padded_places(batch, offset, padding, places, dtype)
 
 
-def _is_same(one: object, other: object) -> bool:
-    """Whether two functions are of the same code and have the same values bound."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)):
-        return type(one) is type(other) and bool(one == other)
-    try:
-        bound = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
-    except AttributeError:  # a trace cannot look into functions that are made within it
-        return False
-    return one.__code__ is other.__code__ and _is_same(*bound)
-
-
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -173,8 +147,8 @@ def attention_forward(
 
     query `[batch, heads, seqlen_q, head_dim]`, key and value with `kv_heads` instead; the answer is `[batch, seqlen_q,
     heads, head_dim]`, contiguous. `s_aux` holds a sink per head: one more score in every row's softmax, with no value.
-    `indices` `[batch, seqlen_q, count]` are the only keys that each query sees (DeepSeek V3.2). Raises `ValueError` for
-    `block_indices` (MiniMax M3).
+    `indices` `[batch, seqlen_q, count]` are the only keys that each query sees (DeepSeek V3.2), `block_indices`
+    `[batch, kv_heads, seqlen_q, count]` the only blocks of keys (MiniMax M3).
     """
     decoder = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     causal = query.shape[2] > 1 and decoder
@@ -189,10 +163,11 @@ def attention_forward(
     if window is not None and not model_code.hands_on_windows(getattr(module, "config", None)):
         window = None  # the mask tensor has it, or nobody: "sdpa" knows no windows
     if block_indices is not None:
-        raise ValueError('evoattn serves no attention over selected blocks of keys; load this model with "sdpa".')
+        positions: Any = others.get("position_ids")
+        attention_mask = by_hand.of_blocks(module, block_indices, attention_mask, query, key, positions)
     if indices is not None:
         attention_mask = by_hand.selected(indices, attention_mask, query, key, causal)
-    padded = padded_batch.padded_of(attention_mask, query, key, causal, window)
+    padded = padded_batch.padded_of(attention_mask, query, key)
     if padded is not None and not dropout:
         served = padded_batch.attention(query, key, value, padded, scaling, softcap or 0.0, s_aux, position_bias)
         if served is not None:

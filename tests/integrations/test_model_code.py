@@ -11,7 +11,6 @@ from fake_cache import CacheDevice, split_kv_pick
 from fake_device import fake_runtime
 
 from evoattn.integrations import model_code
-from evoattn.integrations.static_cache import filled_places
 from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops import current
 
@@ -73,6 +72,23 @@ def deepseek_v32():
     return transformers.DeepseekV32ForCausalLM, config
 
 
+def minimax_m3(blocks=1):
+    """An indexer of a layer selects blocks of 4 keys."""
+    sizes = LLAMA | dict(head_dim=32, rotary_dim=16, layer_types=["full_attention", "minimax_m3_sparse"])
+    sizes |= dict(mlp_layer_types=["dense", "dense"], dense_intermediate_size=32, num_local_experts=2)
+    sizes |= dict(
+        index_n_heads=2, index_head_dim=16, index_block_size=4, index_topk_blocks=blocks, index_local_blocks=1
+    )
+    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as code
+
+    return code.MiniMaxM3VLTextModel, transformers.MiniMaxM3VLTextConfig(**sizes)
+
+
+def doge():
+    """It adds to its masks, and has no causal mask where it is given none."""
+    return transformers.DogeForCausalLM, transformers.DogeConfig(**LLAMA)
+
+
 def of_both(make, tmp_path, call):
     """What `call` makes of the model with eager's and with evoattn's attention; parameters are large enough that
     attention matters."""
@@ -94,7 +110,7 @@ def same(answers):
     torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
 
 
-MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32]
+MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32, minimax_m3, doge]
 
 
 @pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
@@ -103,7 +119,7 @@ MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32]
 def test_logits_are_eagers(tmp_path, make, side):
     real = padded(side).bool() if side else torch.ones(2, 20, dtype=torch.bool)
     inputs = {"attention_mask": padded(side)} if side else {}
-    same(of_both(make, tmp_path, lambda model: model(input_ids=TOKENS, **inputs).logits[real]))
+    same(of_both(make, tmp_path, lambda model: model(input_ids=TOKENS, **inputs)[0][real]))
 
 
 @pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
@@ -151,18 +167,6 @@ def test_a_model_that_reads_its_masks_gets_them_over_a_static_cache_too(tmp_path
         torch.testing.assert_close(steps(NAME), steps("eager"), atol=0.1, rtol=0)
 
 
-def test_keys_are_selected_among_filled_places(tmp_path):
-    module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, 2
-    query, key = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 32, 16)
-    indices = torch.tensor([3, 7, 19]).expand(2, 1, 3)
-    with current.use(fake_runtime(None, tmp_path)):
-        places = filled_places(2, 1, torch.tensor(8))
-        found, _ = attention_forward(module, query, key, key, places, indices=indices)
-        expected, _ = attention_forward(module, query, key[:, :, [3, 7]], key[:, :, [3, 7]], None)
-    torch.testing.assert_close(found, expected)
-
-
 def test_windows_are_those_of_the_mask(tmp_path):
     """Else phimoe's window, or the lack of one in olmoe, would make no difference above."""
     for make, window in ((phimoe, 8), (olmoe, None)):
@@ -196,30 +200,6 @@ def test_position_biases_over_an_empty_static_cache(tmp_path):
         found, _ = attention_forward(module, query, key, key, None, position_bias=bias)
         expected, _ = attention_forward(module, query, key[:, :, :9], key[:, :, :9], None, position_bias=bias[..., :9])
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("kind", [None, torch.bool, torch.float32], ids=str)
-@pytest.mark.parametrize("sinks", [None, torch.zeros(4)], ids=["", "sinks"])
-def test_only_selected_keys_are_seen(tmp_path, kind, sinks):
-    """Of those that the mask shows."""
-    module = torch.nn.Module()
-    module.is_causal, module.num_key_value_groups = True, 2
-    query, key = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16)
-    indices = torch.stack([torch.randperm(9)[:5] for _ in range(18)]).view(2, 9, 5)
-    indices[:, :, 0] = torch.arange(9)  # each query sees its own key
-    causal = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
-    mask = {None: None, torch.bool: causal, torch.float32: torch.zeros(1, 1, 9, 9).masked_fill(~causal, -1e30)}[kind]
-    seen = causal & (indices[..., None] == torch.arange(9)).any(2)[:, None]
-    with current.use(fake_runtime(None, tmp_path)):
-        found, _ = attention_forward(module, query, key, key, mask, indices=indices, s_aux=sinks)
-        expected, _ = attention_forward(module, query, key, key, seen, s_aux=sinks)
-    torch.testing.assert_close(found, expected)
-
-
-def test_selected_blocks_are_refused():
-    query = torch.randn(1, 4, 9, 16)
-    with pytest.raises(ValueError, match='load this model with "sdpa"'):
-        attention_forward(torch.nn.Module(), query, query, query, None, block_indices=torch.zeros(1, 4, 9, 2))
 
 
 def test_code_that_is_not_known_keeps_its_mask_tensors():

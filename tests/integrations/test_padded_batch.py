@@ -85,21 +85,20 @@ def test_a_mask_that_was_written_to_is_only_a_mask(tmp_path):
     made = transformers.AttentionMaskInterface()[NAME]
     words = dict(batch_size=2, q_length=48, kv_length=48, attention_mask=LEFT.bool())
 
-    def of(mask, causal, window, batch=2, queries=48):
-        return padded_of(mask, torch.empty(batch, 4, queries, 64), torch.empty(batch, 2, 48, 64), causal, window)
+    def of(mask, batch=2, queries=48):
+        return padded_of(mask, torch.empty(batch, 4, queries, 64), torch.empty(batch, 2, 48, 64))
 
     device = FakeDevice()
     with current.use(fake_runtime(device, tmp_path)):
         mask = made(**words)
         device.is_capturing = True
-        assert of(mask, True, None) is None and not hasattr(made(**words), MARK), "a graph reads the mask when replayed"
+        assert of(mask) is None and not hasattr(made(**words), MARK), "a graph reads the mask when replayed"
         device.is_capturing = False
-        assert of(mask, True, None).starts.tolist() == [0, 48, 48, 57, 96]
-        assert of(mask, False, None) is None and of(mask, True, 16) is None, "of another layer"
-        assert of(mask, True, None, batch=4) is None and of(mask, True, None, queries=40) is None, "broadcast"
-        assert of(mask.clone(), True, None) is None and of(mask[:, :, :4], True, None) is None
+        assert of(mask).starts.tolist() == [0, 48, 48, 57, 96] and of(mask).causal and of(mask).window is None
+        assert of(mask, batch=4) is None and of(mask, queries=40) is None, "broadcast"
+        assert of(mask.clone()) is None and of(mask[:, :, :4]) is None
         mask[0, 0, 5, 3] = False
-        assert of(mask, True, None) is None
+        assert of(mask) is None
         with torch.inference_mode():
             assert not hasattr(made(**words), MARK), "who writes to it is not known"
         assert not hasattr(made(**words | dict(q_offset=3)), MARK), "queries that are not the first"

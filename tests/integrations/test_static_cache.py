@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from fake_cache import CacheDevice, split_kv_pick
 from fake_device import fake_runtime, wgmma_pick
-from test_transformers import TINY, TOKENS, close, llama, near, qwen3
+from test_transformers import TINY, TOKENS, close, deepseek, llama, near, qwen3
 
 from evoattn.integrations.static_cache import filled_places, kernel_serves, padded_places, places_of
 from evoattn.integrations.transformers import NAME, register
@@ -192,6 +192,17 @@ def test_under_autocast_padding_is_a_mask_tensor(tmp_path):
         with torch.autocast("cpu", torch.float16):
             mask = made(**sizes, config=config, dtype=torch.bfloat16)
     assert mask.dtype == torch.bool and mask.sum(-1).flatten().tolist() == [21, 14]
+
+
+def test_latent_attention_asks_for_its_own_head_dims(tmp_path):
+    """Of keys with 16 rotated columns and 48 others, and values of 32; head_dim in its config is the rotated part."""
+    asked, config = [], deepseek()[1]
+    pick = lambda problem, gpu: asked.append(problem)
+    with current.use(fake_runtime(CacheDevice(), tmp_path, pick)):
+        assert not kernel_serves(config, 2, 1, 64, torch.bfloat16, torch.device("cpu"))
+    (problem,) = asked
+    assert (problem.heads, problem.kv_heads, problem.head_dim, problem.head_dim_v) == (4, 4, 64, 32)
+    assert config.head_dim == 16
 
 
 def test_whether_a_kernel_serves_is_asked_again_where_that_may_have_changed(tmp_path):

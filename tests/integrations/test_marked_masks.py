@@ -1,0 +1,119 @@
+"""Mask tensors that hide what a causal mask or a window hides, and padding on one side, run a kernel; the logits are
+eager's."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+from fake_device import FakeDevice, fake_runtime
+from test_transformers import TINY, TOKENS, close, gemma3, llama, mistral
+
+from evoattn.integrations.padded_batch import MARK
+from evoattn.integrations.transformers import NAME, register
+from evoattn.ops import current
+
+TWO = torch.cat((TOKENS, TOKENS.flip(1)))
+
+
+def padding(*hidden):
+    mask = torch.ones(2, 48, dtype=torch.long)
+    mask[1, list(hidden)] = 0
+    return mask
+
+
+PADDINGS = {"none": None, "ones": padding(), "left": padding(*range(9)), "right": padding(*range(30, 48))}
+
+
+def modernbert():
+    """A layer that sees all keys, and two that see 8 on either side; they hand 9 to their attention."""
+    sizes = TINY | dict(num_hidden_layers=3)
+    config = transformers.ModernBertConfig(**sizes, local_attention=16, pad_token_id=0)
+    return transformers.ModernBertForMaskedLM, config
+
+
+def phimoe():
+    """Its masks have windows, of which its layers do not tell."""
+    sizes = TINY | dict(num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1, pad_token_id=0)
+    return transformers.PhimoeForCausalLM, transformers.PhimoeConfig(**sizes, sliding_window=8)
+
+
+def build(make, implementation):
+    kind, config, *_ = make()
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16).eval()
+    for name, weights in model.named_parameters():  # of large scores, so that what is seen matters
+        weights.mul_(4 if "q_proj" in name or "k_proj" in name or "Wqkv" in name else 1)
+    return model
+
+
+@pytest.fixture
+def device(tmp_path):
+    register()
+    fake = FakeDevice()
+    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
+        yield fake
+
+
+@pytest.mark.parametrize("make, layers", [(modernbert, 3), (phimoe, 2)], ids=["modernbert", "phimoe"])
+@pytest.mark.parametrize("name", PADDINGS)
+def test_windows_of_the_mask_run_the_kernel(device, make, layers, name):
+    """All but the layer that sees all keys where padding hides some in front of them, or behind: `CacheDevice` has keys
+    in use."""
+    mask = PADDINGS[name]
+    real = torch.ones(2, 48, dtype=torch.bool) if mask is None else mask == 1
+    expected = build(make, "eager")(input_ids=TWO, attention_mask=mask).logits
+    ours = build(make, NAME)
+    ours(input_ids=TWO, attention_mask=mask)  # loads and checks the kernels
+    before = len(device.launches)
+    found = ours(input_ids=TWO, attention_mask=mask).logits
+    assert len(device.launches) - before == layers - (make is modernbert and name in ("left", "right"))
+    assert close(found[real], expected[real])
+    ours.config.sliding_window = None if make is phimoe else 100
+    for one in ours.modules():
+        one.sliding_window = None
+    assert not close(ours(input_ids=TWO, attention_mask=mask).logits[real], expected[real]), "the window matters"
+
+
+@pytest.mark.parametrize("make", [llama, lambda: mistral(16), lambda: gemma3(16)], ids=["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_more_tokens_over_a_growing_cache_run_the_kernel(device, make, with_mask):
+    """As the next words of a chat, or drafts of several tokens that a model checks at once."""
+    steps = [(0, 20), (20, 27), (27, 28), (28, 47), (47, 48)]
+
+    def logits(implementation, count):
+        model, cache, found = build(make, implementation), transformers.DynamicCache(config=make()[1]), []
+        for begin, end in steps:
+            mask = torch.ones(2, end, dtype=torch.long) if with_mask else None
+            before = len(device.launches)
+            found.append(model(input_ids=TWO[:, begin:end], attention_mask=mask, past_key_values=cache).logits)
+            assert len(device.launches) - before == count
+        return torch.cat(found, dim=1)
+
+    expected = logits("eager", 0)
+    model = build(make, NAME)
+    model.generate(TWO[:, :20], max_new_tokens=3, pad_token_id=0)  # loads and checks the kernels
+    cache = transformers.DynamicCache(config=make()[1])
+    for begin, end in steps:
+        model(input_ids=TWO[:, begin:end], past_key_values=cache)
+    assert close(logits(NAME, 2), expected)
+
+
+def test_what_a_mask_says(device):
+    """Of one without padding nothing but the keys that each query sees; of one whose last query is not of the last key
+    nothing at all."""
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function as beside
+    from transformers.masking_utils import sliding_window_causal_mask_function as window
+
+    made = transformers.AttentionMaskInterface()[NAME]
+    ones = torch.ones(2, 48, dtype=torch.bool)
+    words = dict(batch_size=2, q_length=8, kv_length=48, q_offset=40, local_size=16)
+    for function, causal, sides in ((window(16), True, (15, -1)), (beside(16), False, (16, 16))):
+        for seen in (None, ones):
+            skip = dict(allow_is_causal_skip=causal, allow_is_bidirectional_skip=not causal)
+            said = getattr(made(**words, mask_function=function, attention_mask=seen, **skip), MARK)
+            assert (said.causal, said.window, said.starts, said.lengths) == (causal, sides, None, None)
+    assert not hasattr(made(**words, mask_function=window(15)), MARK)
+    assert not hasattr(made(**words | dict(q_offset=39), mask_function=window(16)), MARK)
+    some = ones.clone()
+    some[1, :9] = False
+    assert not hasattr(made(**words, mask_function=window(16), attention_mask=some), MARK)
