@@ -5,7 +5,7 @@
 
 Problems are drawn as for `portfolio_campaign.py --again --count --emphasis`. What is tried are each one's pick, the
 ends of climbs and what lies beside them (`evoattn/portfolio/plan.py`). FOLDER gets the plan and the machine code. A
-second run compiles what is missing.
+second run goes on with the plan that is there.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ def main() -> None:
     words = parser.parse_args()
     gpu, started = GPUS[words.card], time.monotonic()
     words.folder.mkdir(parents=True, exist_ok=True)
-    groups, _ = groups_again(drawn([PLAIN], words.draw, words.each), words.after, gpu, words.count, emphasis=True)
-    planned = plan.make(groups, gpu)
-    plan.save(words.folder / plan.PLAN, planned)
-    problems = sum(len(group.problems) for group in groups)
-    print(f"{time.monotonic() - started:.0f} s: {problems} problems, {len(planned)} kernels planned", flush=True)
+    path = words.folder / plan.PLAN
+    if path.exists():
+        _, planned = plan.load(path)
+    else:
+        problems = drawn([PLAIN], words.draw, words.each)
+        groups, _ = groups_again(problems, words.after, gpu, words.count, emphasis=True)
+        planned = plan.make(groups, gpu)
+        plan.save(path, planned)
+        print(f"{time.monotonic() - started:.0f} s: {len(planned)} kernels planned", flush=True)
     files = KernelFiles(words.folder / plan.KERNELS, version())
     count = 0
     for count, _ in enumerate(plan.compile_ahead(iter(planned), files, gpu, words.seconds, words.jobs), 1):
