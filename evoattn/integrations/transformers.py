@@ -76,9 +76,12 @@ def mask(
     asked |= dict(local_size=local_size, allow_is_causal_skip=allow_is_causal_skip)
     made: Tensor | None
     if not model_code.takes_attention(config):
-        if model_code.calls_interface(config):  # and with no mask could not say that it is not causal
+        calls = model_code.calls_interface(config)
+        if calls:  # and with no mask could not say that it is not causal
             asked["allow_is_bidirectional_skip"] = False
         made = eager_mask(**asked)
+        if calls and made is not None:
+            mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size)
         return made
     everything = attention_mask is None and bool(others.get("allow_is_bidirectional_skip")) and local_size is None
     if everything and mask_kinds.is_same(mask_function, bidirectional_mask_function):

@@ -37,12 +37,25 @@ def phimoe():
     return transformers.PhimoeForCausalLM, transformers.PhimoeConfig(**sizes, sliding_window=8)
 
 
+def splinter():
+    """An encoder for which transformers has no fused attention."""
+    return transformers.SplinterModel, transformers.SplinterConfig(**TINY)
+
+
+def switch():
+    """A decoder and cross attention of that kind, which add position biases; its encoder makes its masks itself."""
+    sizes = dict(vocab_size=99, d_model=256, d_kv=64, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4)
+    sizes |= dict(num_experts=2, num_sparse_encoder_layers=0, num_sparse_decoder_layers=0, pad_token_id=0)
+    config = transformers.SwitchTransformersConfig(**sizes, decoder_start_token_id=0)
+    return transformers.SwitchTransformersForConditionalGeneration, config
+
+
 def build(make, implementation):
     kind, config, *_ = make()
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16).eval()
     for name, weights in model.named_parameters():  # of large scores, so that what is seen matters
-        weights.mul_(4 if "q_proj" in name or "k_proj" in name or "Wqkv" in name else 1)
+        weights.mul_(4 if any(part in name for part in ("q_proj", "k_proj", "Wqkv", "query.w", "key.w")) else 1)
     return model
 
 
@@ -52,6 +65,20 @@ def device(tmp_path):
     fake = FakeDevice()
     with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
         yield fake
+
+
+@pytest.mark.parametrize("make, served", [(splinter, 2), (switch, 4)], ids=["splinter", "switch"])
+@pytest.mark.parametrize("name", ["none", "ones"])
+@pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
+def test_masks_of_eager_run_the_kernel(device, make, served, name):
+    words = dict(input_ids=TWO, attention_mask=PADDINGS[name])
+    words |= dict(decoder_input_ids=TWO[:, :20]) if make is switch else {}
+    expected = build(make, "eager")(**words)[0]
+    ours = build(make, NAME)
+    ours(**words)  # loads and checks the kernels
+    before = len(device.launches)
+    assert close(ours(**words)[0], expected)
+    assert len(device.launches) - before == served
 
 
 @pytest.mark.parametrize("make, layers", [(modernbert, 3), (phimoe, 2)], ids=["modernbert", "phimoe"])
