@@ -111,6 +111,14 @@ def bert(layers: int) -> Made:
     return _maker(transformers.BertModel, config), dict(input_ids=ids)
 
 
+def modernbert(layers: int) -> Made:
+    """ModernBERT large: every third layer sees all keys, the others 64 on either side."""
+    sizes = dict(hidden_size=1024, intermediate_size=2624, num_attention_heads=16)
+    config = transformers.ModernBertConfig(num_hidden_layers=layers, **sizes)
+    ids = torch.randint(3, 50000, (4, SEQLEN), generator=torch.Generator().manual_seed(1))
+    return _maker(transformers.ModernBertModel, config), dict(input_ids=ids)
+
+
 def t5(layers: int) -> Made:
     """T5 large: every layer but cross attention adds a position bias."""
     config = transformers.T5Config(d_model=1024, d_kv=64, d_ff=4096, num_layers=layers, num_heads=16)
@@ -141,5 +149,5 @@ def llama_padded(layers: int) -> Made:
 
 DECODERS = dict(llama=llama, qwen3=qwen3, mistral=mistral, gemma2=gemma2, gemma3=gemma3, gemma4=gemma4)
 DECODERS |= dict(gptoss=gptoss, deepseek=deepseek)
-MODELS = DECODERS | dict(vit=vit, whisper=whisper, bert=bert, t5=t5)
+MODELS = DECODERS | dict(vit=vit, whisper=whisper, bert=bert, modernbert=modernbert, t5=t5)
 MODELS |= dict(bert_padded=bert_padded, llama_padded=llama_padded)
