@@ -1,4 +1,5 @@
-"""Decoding with a static cache of transformers: how many of its places are filled is a tensor on the device."""
+"""Decoding with a static cache of transformers: how many of its places are filled is a tensor on the device. Steps
+over a growing cache are taken as such, if there is padding."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from evoattn.ops.variant import Variant
 
 MOST_QUERIES = 8
 """Of a step; more are a prompt, for which a mask tensor costs little."""
+PLACES_STEP = 256
+"""Whether a kernel serves a step is asked of so many places and more: once for many lengths of a growing cache."""
 FILLED_STEP = 4
 """Numbers of keys that `padded_places` has room for are a multiple of it: 16 bytes."""
 
@@ -34,7 +37,7 @@ def kernel_serves(
         return False
     sizes = _sizes(config)
     # A range makes numbers of symbols: a trace is of these sizes, and another one is made for others.
-    lengths = len(range(queries)), len(range(places))
+    lengths = len(range(queries)), _up_to(len(range(places)), PLACES_STEP)
     index = -1 if device.type == "cpu" else device.index or 0  # as Tensor.get_device() says
     served = [
         _serves(len(range(batch)), *heads, *lengths, *head_dims, DTYPES[dtype], device.type, index, padded)

@@ -90,8 +90,9 @@ def mask(
     if known and local_size is not None and kv_length >= local_size:
         known = mask_kinds.is_same(mask_function, sliding_window_causal_mask_function(local_size))
         known = known and model_code.hands_on_windows(config)
-    if isinstance(q_offset, Tensor) and kv_offset == 0 and mask_kinds.is_same(mask_function, causal_mask_function):
-        places = _step_of_static_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
+    causal = mask_function, causal_mask_function
+    if isinstance(q_offset, Tensor) and kv_offset == 0 and mask_kinds.is_same(*causal):
+        places = _step_of_cache(batch_size, q_length, kv_length, q_offset, attention_mask, others)
         if places is not None:
             return places
     whole = known and q_offset == 0 and kv_offset == 0 and q_length == kv_length
@@ -99,15 +100,23 @@ def mask(
     if (whole or last) and not torch.compiler.is_exporting():
         return None
     made = sdpa_mask(**asked)
-    if made is not None:
-        mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size)
+    if made is None:
+        return None
+    step = q_length == 1 and attention_mask is not None and kv_offset == 0 and not torch.compiler.is_compiling()
+    if step and isinstance(q_offset, int) and q_offset + 1 == kv_length and mask_kinds.is_same(*causal):
+        filled = torch.full((), q_offset, device=made.device)  # all places of a growing cache are
+        places = _step_of_cache(batch_size, q_length, kv_length, filled, attention_mask, others)
+        if places is not None:
+            return places
+    mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size)
     return made
 
 
-def _step_of_static_cache(
+def _step_of_cache(
     batch: int, queries: int, places: int, offset: Tensor, padding: Tensor | None, others: Mapping[str, object]
 ) -> Tensor | None:
-    """What takes the place of a mask tensor in a step over a static cache; None where a mask tensor is needed.
+    """What takes the place of a mask tensor in a step over a cache, static or with padding; None where a mask tensor is
+    needed.
 
     `generate` always gives a padding mask `[batch, keys so far]`, whose values are on the device. A step of one token
     hides by a bias what they say is padding, so that nothing is read back whether or not there is any.

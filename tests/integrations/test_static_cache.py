@@ -110,8 +110,8 @@ def test_padded_places_say_what_a_mask_does(places, dtype):
     assert torch.equal(seen.as_mask(1, places), expected[:, None, None])
 
 
-def generated(make, implementation, padding, steps=6, **others):
-    """Logits of `generate` over a static cache, two sequences at once."""
+def generated(make, implementation, padding, steps=6, cache="static", **others):
+    """Logits of `generate`, two sequences at once."""
     torch.manual_seed(0)
     kind, config, _ = make()
     model = kind._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16).eval()
@@ -119,7 +119,7 @@ def generated(make, implementation, padding, steps=6, **others):
         torch.cat((TOKENS, TOKENS.flip(1)))[:, :20],
         attention_mask=padding,
         **dict(max_new_tokens=steps, min_new_tokens=steps, do_sample=False, pad_token_id=0, eos_token_id=98),
-        **dict(cache_implementation="static", output_logits=True, return_dict_in_generate=True),
+        **dict(cache_implementation=cache, output_logits=True, return_dict_in_generate=True),
         **others,
     )
     return torch.stack(made.logits, dim=1)
@@ -139,6 +139,23 @@ def test_generate_takes_a_kernel_with_padding_and_without(tmp_path, make, padded
         assert close(ours, expected)
         assert fake.launches[before:].count("split_kv") >= 2 * 5  # of two layers; the prompt is no step
     assert padded == (not close(generated(make, "eager", torch.ones_like(padding)), expected))
+
+
+@pytest.mark.parametrize("make", [llama, gemma2])
+def test_padding_before_a_growing_cache_is_a_bias(tmp_path, make):
+    """As the prompts of a batch have it."""
+    register()
+    padding = torch.ones(2, 20, dtype=torch.long)
+    padding[1, :13] = 0
+    fake = CacheDevice()
+    with current.use(fake_runtime(fake, tmp_path, split_kv_pick)), torch.no_grad():
+        expected, before = generated(make, "eager", padding, cache=None), len(fake.launches)
+        assert close(generated(make, NAME, padding, cache=None), expected)
+        assert fake.launches[before:].count("split_kv") >= 2 * 5
+        before = len(fake.launches)
+        generated(make, NAME, torch.ones_like(padding), cache=None)
+        assert "split_kv" not in fake.launches[before:], "nothing is hidden"
+        assert not close(generated(make, "eager", torch.ones_like(padding), cache=None), expected)
 
 
 @pytest.mark.slow
