@@ -11,7 +11,7 @@ from evoattn.cost.cost import MOST_CORRECTION
 from evoattn.cost.fitted import Fitted, Weights
 from evoattn.cost.trees import Trees
 from evoattn.families import registry
-from scripts.cost.boosting import fit_trees
+from scripts.cost.boosting import MOST_ROWS, fit_trees
 from scripts.cost.measured import Row
 from scripts.cost.table import BUSY, Floats, Numbers, Table, columns, put_together
 
@@ -55,14 +55,24 @@ def fit_weights(table: Table, chosen: Numbers, seed: int = 0) -> dict[str, Weigh
     return {name: found.get(name, usual) for name in registry.FAMILIES}
 
 
-def near_best(rows: Sequence[Row]) -> Floats:
-    """Weights: 1.3 for the best of a problem, falling to 0.3 for those far behind."""
+WIDE, CLOSE = (0.3, 0.15), (0.1, 0.1)
+"""Weights of rows: of those far behind the best of their problem, and the part of its time behind it at which what is
+above that has fallen to 1/e. `CLOSE` is for families of `MOST_ROWS` rows."""
+
+
+def behind(rows: Sequence[Row]) -> Floats:
+    """The rows' times over the best of their problem on their card."""
     best: dict[object, float] = {}
     for row in rows:
         key = row.gpu.name, row.problem
         best[key] = min(best.get(key, math.inf), row.us)
-    factors = np.array([row.us / best[row.gpu.name, row.problem] for row in rows])
-    weights: Floats = 0.3 + np.exp(-(factors - 1) / 0.15)
+    return np.array([row.us / best[row.gpu.name, row.problem] for row in rows])
+
+
+def near_best(factors: Floats) -> Floats:
+    """Weights of a family's rows, of `behind`: those near the best of their problem weigh more."""
+    least, fall = CLOSE if len(factors) >= MOST_ROWS else WIDE
+    weights: Floats = least + np.exp(-(factors - 1) / fall)
     return weights
 
 
@@ -70,14 +80,14 @@ def fit(table: Table, chosen: Numbers) -> Fitted:
     """The whole model from these rows of the table."""
     weights = fit_weights(table, chosen)
     trees: dict[str, Trees] = {}
-    near = near_best([table.rows[i] for i in chosen])[table.fits[chosen]]
+    factors = behind([table.rows[i] for i in chosen])[table.fits[chosen]]
     chosen = chosen[table.fits[chosen]]
     us, parts = table.physical(chosen, weights)
     for family in sorted(set(table.family[chosen])):
         mine = np.flatnonzero(table.family[chosen] == family)
         if len(mine) >= LEAST_ROWS:
             names, asked = table.asked(family, chosen[mine], us[mine], parts[mine])
-            trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near[mine])
+            trees[str(family)] = fit_trees(names, asked, us[mine], table.us[chosen[mine]], near_best(factors[mine]))
     return Fitted(weights, trees, {})
 
 
