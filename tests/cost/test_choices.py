@@ -12,6 +12,7 @@ from evoattn.model.space import KernelConfig
 pytest.importorskip("sklearn")
 pytest.importorskip("scipy")
 
+from evoattn.portfolio.emphasis import kind_of
 from evoattn.portfolio.pick import class_kernels
 from evoattn.portfolio.refine import A_GENE
 from scripts.cost.choices import LEAST, choices, table
@@ -30,7 +31,7 @@ def test_the_kernel_of_least_score_is_chosen():
     assert found.lost == pytest.approx(1.1)
     lines = list(table({"t": [found]}))
     assert lines[0] == "| t, all | 1 | 1.100 | 1.100 | 1.100 |" and len(lines) == 4
-    assert "| t, brief decoding | 1 | 1.100 | 1.100 | 1.100 |" in lines
+    assert f"| t, {kind_of(PROBLEM)} | 1 | 1.100 | 1.100 | 1.100 |" in lines
 
 
 def test_a_gene_that_no_kernel_of_the_class_has_counts_against_a_kernel():
