@@ -69,7 +69,7 @@ class BenchRecords:
         families = tuple(
             name for name, family in FAMILIES.items() if family.why_unsupported(self.problem, self._gpu) is None
         )
-        taken = {study.name for study in self._storage.studies()}
+        taken = set(self._storage.study_names())
         stem = self._stem
         name = next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
         facts, options = collect(self._device), {"cache": self._cache}

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from evoattn.model.errors import WrongUse
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = _PACKAGE.parent
 """The folder that holds the package: the root of a checkout, or `site-packages`."""
@@ -50,6 +52,15 @@ def data_folder() -> Path:
 def default_database() -> str:
     """`EVOATTN_DB` (a SQLAlchemy URL or a path), or the path of `evoattn.sqlite` in the user's data folder."""
     return os.environ.get("EVOATTN_DB") or str(data_folder() / "evoattn.sqlite")
+
+
+def database_text(db: str | os.PathLike[str] | None) -> str | None:
+    """A database as a caller of Python names it, a URL or a path, as text. Raises `WrongUse` for anything else."""
+    if db is None or isinstance(db, str):
+        return db
+    if isinstance(db, os.PathLike):
+        return os.fspath(db)
+    raise WrongUse(f"db must be a path or a URL as text, not {db!r}.")
 
 
 def cubin_cache() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -11,9 +12,10 @@ import torch
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL
-from evoattn.model.paths import cubin_cache, default_database
+from evoattn.model.paths import cubin_cache, database_text, default_database
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.word_kinds import require_text
 from evoattn.ops import asked, current, variant_call
 from evoattn.ops.attention import run
 from evoattn.ops.autocast import autocast, has_autocast
@@ -148,9 +150,9 @@ def load(
     trial: int | str = "best",
     *,
     study: str | None = None,
-    shape: str | None = None,
+    shape: str | AttentionProblem | None = None,
     gpu: str | None = None,
-    db: str | None = None,
+    db: str | os.PathLike[str] | None = None,
 ) -> RecordedKernel:
     """The kernel of a recorded trial: by its number, or `best` of the study called `study`, of all studies of `shape`
     (on `gpu`, if several have it), or of the latest study. `db` is a path or URL, the usual database unless given.
@@ -164,9 +166,12 @@ def load(
 
     if study and shape:
         raise WrongUse("Give a study or a shape, not both.")
-    problem = None if shape is None else by_name_or_shape(shape)
+    require_text(study=study, gpu=gpu)
+    if not isinstance(shape, AttentionProblem):
+        require_text(shape=shape)
+    problem = by_name_or_shape(shape) if isinstance(shape, str) else shape
     spec = None if gpu is None else lookup(gpu)
-    storage = Storage.open(db or default_database(), create=False)
+    storage = Storage.open(database_text(db) or default_database(), create=False)
     try:
         found = chosen_trial(storage, str(trial), study, problem, spec)
         source = storage.source(found.source_hash) if found.source_hash else ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from evoattn.evaluation.main_file import require_startable, without_main_file
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.named_problems import by_name_or_shape
+from evoattn.model.paths import database_text
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import Trial
 from evoattn.model.space import KernelConfig
@@ -72,7 +74,7 @@ def search(
     sampler: str | None = None,
     study: str | None = None,
     seed: int | None = None,
-    db: str | None = None,
+    db: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     refresh: Callable[[Progress], None] = lambda progress: None,
     devices: str | None = None,
@@ -93,14 +95,16 @@ def search(
     if not isinstance(wanted, AttentionProblem):
         kind = type(problem).__name__
         raise WrongUse(f"A search is for an AttentionProblem, the name of one or a shape as text, not a {kind}.")
+    if gpu is None:
+        raise WrongUse('gpu is "auto" or the name of a GPU, not None.')
     words = SearchWords(
         gpu,
         budget,
-        families=(families,) if isinstance(families, str) else tuple(families),
+        families=_names(families),
         sampler=sampler,
         study=study,
         seed=seed,
-        db=db,
+        db=database_text(db),
         jobs=jobs,
         devices=devices,
         ray=ray,
@@ -109,6 +113,14 @@ def search(
     alone = without_main_file() if tools is None else nullcontext()
     with alone, nullcontext(machines) if machines else machines_of(words) as found:
         return _run(request, plan(words, wanted, found.devices), found, refresh, tools)
+
+
+def _names(families: Sequence[str] | str) -> tuple[str, ...]:
+    """Raises `WrongUse` for what are no names."""
+    names = (families,) if isinstance(families, str) or not isinstance(families, Iterable) else tuple(families)
+    if not all(isinstance(name, str) for name in names):
+        raise WrongUse(f"families must be names of `evoattn families`, not {families!r}.")
+    return names
 
 
 def _run(

@@ -15,6 +15,7 @@ from evoattn.model.paths import default_database
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
+from evoattn.model.word_kinds import require_text, require_whole
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
 from evoattn.search.starting import begin
@@ -85,7 +86,10 @@ class SearchPlan:
 
 
 def read_words(words: SearchWords) -> SearchRequest:
-    """Check every word by itself. Raises `BudgetError`, `ConfigError`, `GpuError`, `ProblemError` or `SamplerError`."""
+    """Check every word by itself. Raises `WrongUse` or one of its kinds."""
+    require_text(gpu=words.gpu, sampler=words.sampler, study=words.study, devices=words.devices, ray=words.ray)
+    require_whole(0, seed=words.seed)
+    require_whole(1, jobs=words.jobs)
     budget = parse_budget(words.budget)
     if words.gpu != "auto":
         gpus.lookup(words.gpu)

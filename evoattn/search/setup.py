@@ -155,5 +155,5 @@ def make_search(
 
 
 def _free_name(storage: Storage, stem: str) -> str:
-    taken = {s.name for s in storage.studies()}
+    taken = set(storage.study_names())
     return next(n for n in (stem, *(f"{stem}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)

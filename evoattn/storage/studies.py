@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Select, exists, select
@@ -16,7 +17,7 @@ from evoattn.model.records import SM_COUNT, Study
 from evoattn.storage import lock
 from evoattn.storage.database import Database, now
 from evoattn.storage.errors import AlreadyThere, StorageError, UnknownRecord
-from evoattn.storage.rows import study_from_row
+from evoattn.storage.rows import Row, plain_text, study_from_row
 from evoattn.storage.schema import studies, trials
 
 NAMED_STUDIES = 10
@@ -38,7 +39,7 @@ class Studies(Database):
         versions: dict[str, str],
         options: dict[str, Any],
     ) -> Study:
-        """Record a new study. Raises `StorageError` if the name is taken."""
+        """Record a new study. Raises `StorageError` if the name is taken, or a value is not of its kind."""
         row = {
             "name": name,
             "gpu": gpu.name,
@@ -52,17 +53,29 @@ class Studies(Database):
             "options": options | {SM_COUNT: gpu.sm_count} | ({} if gpu.name in GPUS else {GPU_ROW: asdict(gpu)}),
             "created_at": now(),
         }
+        study = study_from_row({"id": 0, **row})  # first: a row that cannot be read would stay there
         try:
             study_id = self._insert(studies, row)
         except AlreadyThere:
             raise StorageError(
                 f"The study {name!r} is there already; go on with it by --resume, or choose another --study."
             ) from None
-        return study_from_row({"id": study_id, **row})
+        return replace(study, id=study_id)
 
     def studies(self) -> list[Study]:
-        """All studies, oldest first."""
-        return self._select_studies(select(studies).order_by(studies.c.id))
+        """All studies, oldest first. One that is damaged is passed over with a warning, as the others are whole."""
+        found = []
+        for row in self._rows(select(studies).order_by(studies.c.id)):
+            try:
+                found.append(study_from_row(row))
+            except StorageError as error:
+                warnings.warn(f"Passed over: {error}", RuntimeWarning, stacklevel=2)
+        return found
+
+    def study_names(self) -> list[str]:
+        """Of all studies, oldest first, damaged ones too."""
+        names = self._read(lambda c: c.scalars(select(studies.c.name).order_by(studies.c.id)).all())
+        return [plain_text(name) for name in names]
 
     def study(self, study_id: int) -> Study:
         """The study with this id, as trials name it. Raises `UnknownRecord`."""
@@ -84,14 +97,17 @@ class Studies(Database):
         """The study called `name`, else the latest. Raises `UnknownRecord`, which names those that are there."""
         if study := self.find_study(name) if name else self.latest_study():
             return study
-        place, names = self.place, [study.name for study in self.studies()]
+        place, names = self.place, self.study_names()
         if not names:
             raise UnknownRecord(f"There is no study in {place} yet; start with `evoattn search`.")
         has = "it has" if len(names) <= NAMED_STUDIES else "its latest are"
         raise UnknownRecord(f"There is no study {name!r} in {place}; {has} {', '.join(names[-NAMED_STUDIES:])}.")
 
     def _select_studies(self, query: Select[Any]) -> list[Study]:
-        return [study_from_row(row) for row in self._read(lambda c: c.execute(query).mappings().all())]
+        return [study_from_row(row) for row in self._rows(query)]
+
+    def _rows(self, query: Select[Any]) -> Sequence[Row]:
+        return self._read(lambda c: c.execute(query).mappings().all())
 
     def lock_study(self, study: Study) -> AbstractContextManager[None]:
         """Hold the study for one search, until the context or the process ends.

@@ -84,7 +84,9 @@ def test_a_kernel_is_loaded_by_number_study_or_shape(storage, tmp_path):
     assert load(db=db).trial == load("best", db=db).trial == load(3, db=db).trial == 3
     assert load(2, db=db).trial == load(study="s1", db=db).trial == 2
     assert load(shape=SHAPE, db=db).trial == load(shape=SHAPE, gpu="h100", db=db).trial == 1
-    for words in (dict(trial=9), dict(study="x"), dict(shape="B=1"), dict(study="s1", shape=SHAPE)):
+    assert load(shape=parse_shape(SHAPE), db=tmp_path / "db.sqlite").trial == 1
+    wrong = (dict(study=1), dict(shape=1), dict(gpu=1, shape=SHAPE), dict(study="s1", shape=SHAPE))
+    for words in (dict(trial=9), dict(study="x"), dict(shape="B=1"), *wrong):
         with pytest.raises(WrongUse):
             load(**words, db=db)
 

@@ -11,7 +11,7 @@ from search_fakes import INFO, FakeCompiler, FakeDevice
 import evoattn
 from evoattn.evaluation.process import Handler
 from evoattn.model.errors import FailedRun, WrongUse
-from evoattn.model.gpu import DetectedDevice
+from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.records import CompiledKernel, Evaluation, TrialState
 from evoattn.search.machines import Machines
@@ -30,13 +30,13 @@ def tools(device=FakeDevice) -> Tools:
 
 def search(tmp_path, **words):
     words = dict(families="flash_mma", budget="12trials", jobs=1, machines=Machines(HERE), tools=tools()) | words
-    return evoattn.search(PROBLEM, db=str(tmp_path / "db.sqlite"), **words)
+    return evoattn.search(PROBLEM, **(dict(db=tmp_path / "db.sqlite") | words))
 
 
 def test_a_search_and_its_result(tmp_path):
     seen = []
     result = search(tmp_path, study="mine", refresh=lambda progress: seen.append(progress.recorded))
-    assert result.study == "mine"
+    assert result.study == "mine" and result.db == str(tmp_path / "db.sqlite")
     assert result.best.family == "flash_mma"
     assert result.best.state is TrialState.COMPLETE
     assert result.value == result.best.timing.median_us
@@ -144,7 +144,28 @@ def test_nothing_right_is_said_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [dict(budget="soon"), dict(families=["nothing"]), dict(gpu="nothing"), dict(sampler="nothing")]
+    "words",
+    [
+        dict(budget="soon"),
+        dict(families=["nothing"]),
+        dict(families=5),
+        dict(families=[5]),
+        dict(gpu="nothing"),
+        dict(gpu=None),
+        dict(gpu=GPUS["l4"]),
+        dict(sampler="nothing"),
+        dict(sampler=5),
+        dict(study=5),
+        dict(seed="x"),
+        dict(seed=-1),
+        dict(seed=1.5),
+        dict(seed=2**31),
+        dict(jobs=0),
+        dict(jobs="2"),
+        dict(devices=[0, 1]),
+        dict(db=3),
+    ],
+    ids=str,
 )
 def test_wrong_words_are_one_sentence(tmp_path, words):
     with pytest.raises(WrongUse) as error:

@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 from storage_records import PROBLEM, make_study, record, refusal, timing
 
 from evoattn.model.paths import MIGRATIONS, data_folder
-from evoattn.storage import Storage, StorageError
+from evoattn.storage import Storage, StorageError, UnknownRecord
 from evoattn.storage.engine import Migrations
 from evoattn.storage.schema import REVISION, VERSION_TABLE, metadata
 
@@ -147,6 +147,18 @@ def test_a_tampered_study_is_a_sentence(storage, path, change):
         plain.execute("UPDATE studies SET problem = ?", (json.dumps(PROBLEM.to_dict() | change),))
     with pytest.raises(StorageError, match="Study 'first' is damaged"):
         storage.latest_study()
+
+
+def test_a_damaged_study_does_not_lock_the_others_out(storage, path):
+    make_study(storage, "first")
+    second = make_study(storage, "second")
+    with sqlite3.connect(path) as plain:
+        plain.execute("UPDATE studies SET seed = 'x' WHERE name = 'first'")
+    with pytest.warns(RuntimeWarning, match="Passed over: Study 'first' is damaged"):
+        assert storage.studies() == [second]
+    assert storage.study_names() == ["first", "second"]
+    with pytest.raises(UnknownRecord, match="it has first, second"):
+        storage.chosen_study("third")
 
 
 @pytest.mark.parametrize("packed", [b"", b"text", None], ids=["empty", "not compressed", "another text"])

@@ -132,6 +132,15 @@ def test_baselines_keep_timings_and_refusals_apart(either):
     assert either.peers(other) == either.refusals(other) == {}
 
 
+@pytest.mark.parametrize("change", [{"seed": "x"}, {"options": {"cache": "hot"}}, {"families": (5,)}])
+def test_a_study_that_could_not_be_read_is_not_written(either, change):
+    words = dict(name="odd", problem=PROBLEM, gpu=gpu.GPUS["l4"], offline=True, sampler="genetic", seed=7)
+    words |= dict(families=("flash_mma",), versions={}, options={"cache": "warm"})
+    with pytest.raises(StorageError, match="Study 'odd' is damaged"):
+        either.create_study(**(words | change))
+    assert either.studies() == []
+
+
 def test_unknown_records_are_sentences(either):
     with pytest.raises(UnknownRecord, match=r"There is no trial 99 in .*/(evoattn\.sqlite|test\d+); "):
         either.trial(99)

@@ -1,0 +1,22 @@
+"""Words that come from Python instead of a command line: each may be of any type."""
+
+from __future__ import annotations
+
+from evoattn.model.errors import WrongUse
+
+MOST = 2**31 - 1
+"""NumPy's and scikit-learn's generators take seeds of 32 bits."""
+
+
+def require_text(**words: object) -> None:
+    """Raise `WrongUse` for what is neither text nor None."""
+    for name, value in words.items():
+        if value is not None and not isinstance(value, str):
+            raise WrongUse(f"{name} must be text, not {value!r}.")
+
+
+def require_whole(least: int, **words: object) -> None:
+    """Raise `WrongUse` for what is neither a whole number from `least` to MOST nor None."""
+    for name, value in words.items():
+        if value is not None and (type(value) is not int or not least <= value <= MOST):
+            raise WrongUse(f"{name} must be a whole number from {least} to {MOST}, not {value!r}.")
