@@ -119,6 +119,8 @@ class RecordedKernel:
             variant = replace(variant, starts=(cu_seqlens_q, cu_seqlens_k), longest=(max_seqlen_q, max_seqlen_k))
         if variant.plain:
             return run(self._runtime, query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, True)
+        if out is not None:
+            require_out(out, query, value)
         if block_table is not None:
             query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
             out = None if out is None else out.transpose(1, 2)
@@ -131,8 +133,6 @@ class RecordedKernel:
             query, key, value = autocast(query.device.type, query, key, value)
             variant = variant.on_all(lambda tensor: autocast(query.device.type, tensor)[0])
         variant.require(query, key)
-        if out is not None:
-            require_out(out, query, value)
         done = variant_call.by_kernel(
             self._runtime, query, key, value, variant, is_causal, scale, enable_gqa, causal, return_lse, out
         )

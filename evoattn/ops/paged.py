@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evoattn.ops import asked, varied
+from evoattn.ops.given_out import require_out
 from evoattn.ops.variant import Variant, closed
 
 
@@ -37,12 +38,15 @@ def attention_paged(
     and `strict` are those of `evoattn.attention`. The answer has query's shape, dtype and memory layout.
 
     The best known kernel runs where pages have 16, 32, 64, 128 or 256 keys; else torch gathers the pages and computes
-    the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, and `NoKernel` under
-    `strict` where no kernel serves the call.
+    the same. Nothing waits for the device. Raises `ValueError` for arguments that do not fit, `TypeError` for ones of
+    the wrong type, and `NoKernel` under `strict` where no kernel serves the call.
     """
     if not torch.compiler.is_compiling():
         scale = None if scale is None else asked.number("scale", scale)
+        asked.require_flags(causal=causal)
     softcap = asked.cap(softcap)
+    if block_table is None:
+        raise TypeError("block_table must be a tensor, not NoneType.")
     for name, tensor in (("query", query), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have four dimensions, not {list(tensor.shape)}.")
@@ -58,6 +62,8 @@ def attention_paged(
             f"query {list(query.shape)} and k_cache {list(k_cache.shape)} do not fit: the last dimension is one "
             "head_dim, and query's heads, its third dimension, are a multiple of the K/V heads, k_cache's third."
         )
+    if out is not None:
+        require_out(out, query, v_cache)
     answer = varied.attention(
         query.transpose(1, 2),
         k_cache.transpose(1, 2),

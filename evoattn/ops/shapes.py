@@ -58,9 +58,16 @@ Wanted = Iterable[AttentionProblem | str] | AttentionProblem | str
 
 
 def problems_of(wanted: Wanted) -> list[AttentionProblem]:
-    """The problems themselves. Raises `ProblemError` for an unknown name or shape."""
-    several = [wanted] if isinstance(wanted, str | AttentionProblem) else wanted
-    return [by_name_or_shape(one) if isinstance(one, str) else one for one in several]
+    """The problems themselves. Raises `ProblemError` for an unknown name or shape, and for what is neither."""
+    several = wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]
+    problems = [by_name_or_shape(one) if isinstance(one, str) else one for one in several]
+    for one in problems:
+        if not isinstance(one, AttentionProblem):
+            raise ProblemError(
+                "Shapes are what `evoattn.capture` recorded, or AttentionProblems, names or shapes as text, not "
+                f"{type(one).__name__}."
+            )
+    return problems
 
 
 class Shapes:

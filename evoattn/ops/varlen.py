@@ -49,10 +49,12 @@ def attention_varlen(
 
     The best known kernel runs; else torch's `varlen_attn`, or, where that lacks what is asked, SDPA over the sequences
     padded to their longest. Lengths are not read on the host, and nothing waits for the device. Raises `ValueError`
-    for arguments that do not fit, and `NoKernel` under `strict` where no kernel serves the call.
+    for arguments that do not fit, `TypeError` for ones of the wrong type, and `NoKernel` under `strict` where no kernel
+    serves the call.
     """
     if not torch.compiler.is_compiling():
         softmax_scale = None if softmax_scale is None else asked.number("softmax_scale", softmax_scale)
+        asked.require_flags(causal=causal)
     softcap = asked.cap(softcap)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 3:
@@ -67,6 +69,8 @@ def attention_varlen(
             f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit: key and value "
             "have as many rows and heads, key has query's head_dim, and query's heads are a multiple of theirs."
         )
+    if out is not None:
+        require_out(out, query, value)
     if has_autocast(query.device.type):
         query, key, value = autocast(query.device.type, query, key, value)
     variant = Variant(
@@ -80,8 +84,6 @@ def attention_varlen(
     if not return_lse and (torch.compiler.is_compiling() or not is_ordinary(query, key, value)):
         from evoattn.ops.varlen_op import traced  # imports torch._dynamo, which whoever traces has done already
 
-        if out is not None:
-            require_out(out, query, value)
         done = traced(query, key, value, variant, causal, softmax_scale, strict)
         if done is not None:
             return done if out is None else out.copy_(done)

@@ -184,6 +184,10 @@ def test_pages_of_any_size_are_answered_by_torch(cache_device):
         ({"seqused_k": None}, "block_table needs seqused_k"),
         ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "do not fit: the last dimension is one head_dim"),
         ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not fit"),
+        ({"out": torch.zeros(1)}, r"out must be a torch.float16 tensor of shape \[5, 3, 4, 64\]"),
+        ({"out": torch.zeros(5, 4, 3, 64, dtype=torch.float16)}, r"out must be .* of shape \[5, 3, 4, 64\]"),
+        ({"causal": "lower_right"}, "causal must be bool, not 'lower_right'"),
+        ({"block_table": None}, "block_table must be a tensor, not NoneType"),
     ],
     ids=str,
 )
@@ -191,7 +195,7 @@ def test_what_does_not_fit_raises_a_sentence(change, said):
     tensors = reference.make_inputs(USED.with_(page=16), 5, "cpu")
     q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
     given = dict(query=q, k_cache=k, v_cache=v, block_table=tensors["table"], seqused_k=tensors["seqused"]) | change
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises((ValueError, TypeError), match=said) as error:
         evoattn.attention_paged(**given)
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 

@@ -3,6 +3,7 @@ winners.
 """
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -226,8 +227,10 @@ def test_one_shape_needs_no_list(wins):
 def test_wrong_use():
     with pytest.raises(WrongUse, match="not '5trials'"):
         tune([SMALL], "5trials", gpu=H100)
-    with pytest.raises(WrongUse):
-        tune(["a shape"], "5m", gpu=H100)
+    for wrong in (["a shape"], None, 3, [3], [SMALL, None]):
+        for call in (partial(tune, gpu=H100), evoattn.warmup):
+            with pytest.raises(WrongUse):
+                call(wrong)
 
 
 @pytest.mark.skipif(bool(detect_devices()), reason="there is a CUDA device")

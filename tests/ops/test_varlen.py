@@ -145,13 +145,15 @@ def test_sequences_without_queries_or_keys_at_all():
         ({"max_seqlen_q": 4}, "max_seqlen_q=4 is too short"),
         ({"max_seqlen_k": -1}, "max_seqlen_k=-1 is too short"),
         ({"window_size": (3, -2)}, "window must be"),
-        ({"out": torch.zeros(9, 4, 8)}, "out must be"),
+        ({"out": torch.zeros(9, 4, 8)}, r"out must be .* of shape \[9, 4, 16\]"),
+        ({"out": torch.zeros(1)}, r"out must be .* of shape \[9, 4, 16\]"),
+        ({"causal": "lower_right"}, "causal must be bool"),
         ({"sinks": torch.zeros(3)}, "sinks must have one value"),
     ],
     ids=str,
 )
 def test_what_does_not_fit_is_one_sentence(changes, words):
-    with pytest.raises(ValueError, match=words) as error:
+    with pytest.raises((ValueError, TypeError), match=words) as error:
         evoattn.attention_varlen(**plain(**changes))
     assert "\n" not in str(error.value)
 
