@@ -20,6 +20,7 @@ from evoattn.search.crew import Crew
 from evoattn.search.errors import SearchError
 from evoattn.search.machines import Machines
 from evoattn.search.progress import Progress
+from evoattn.search.request import SearchWords
 from evoattn.search.setup import PreparedSearch, make_search
 from evoattn.search.tools import Tools
 from evoattn.storage.versions import collect, differences
@@ -59,10 +60,17 @@ def _say_earlier(prepared: PreparedSearch, earlier: Study, console: Console) -> 
     _print_resume(prepared, earlier, console)
 
 
+def resume_command(words: SearchWords, study: str) -> list[list[str]]:
+    """The command that goes on with a study as `words` asked for it, by groups of words: what the study itself does not
+    keep is said again."""
+    places = {"--devices": words.devices, "--ray": words.ray, "--jobs": words.jobs, "--db": unusual(words.db)}
+    again = [[name, str(value)] for name, value in places.items() if value is not None]
+    sanitize = [["--sanitize"]] if words.sanitize else []
+    return [["evoattn", "search"], ["--resume"], ["--study", study], *again, *sanitize]
+
+
 def _print_resume(prepared: PreparedSearch, study: Study, console: Console) -> None:
-    db = [["--db", place]] if (place := unusual(prepared.words.db)) else []
-    words = [["evoattn", "search"], ["--resume"], ["--study", study.name], *db]
-    print_lines(console, command(words, min(console.width, WIDEST)))
+    print_lines(console, command(resume_command(prepared.words, study.name), min(console.width, WIDEST)))
 
 
 def run_search(

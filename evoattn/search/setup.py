@@ -106,6 +106,8 @@ def resume_study(request: SearchRequest, devices: list[DetectedDevice]) -> Prepa
     problem = AttentionProblem(**study.problem)
     boards: tuple[DetectedDevice, ...] = ()
     if study.offline:
+        if words.devices is not None:
+            raise GpuError(f"Study {study.name} is offline, so that nothing is timed: leave --devices out.")
         spec, device = study.spec, None
     else:
         if not devices:

@@ -32,18 +32,33 @@ def chosen_trial(
     """The trial with the number `text`, or for `best` a leader: that of all studies of `problem` (see `best_trial`), of
     the study called `study`, or of the latest study.
 
-    Raises `UnknownRecord` where there is none, and `WrongUse` for a GPU without a problem.
+    Raises `UnknownRecord` where there is none, and `WrongUse` for a GPU without a problem, or where the other words are
+    of another trial than the one with that number.
     """
     if gpu and not problem:
         raise WrongUse(f"The GPU {gpu.name} chooses among the studies of one problem: give a shape or a problem too.")
     if text != BEST:
-        return storage.trial(trial_number(text))
+        trial = storage.trial(trial_number(text))
+        _require_of(storage.study(trial.study_id), trial, study, problem, gpu)
+        return trial
     if problem:
         return best_trial(storage, problem, gpu)
     chosen = storage.chosen_study(study)
     if leaders := storage.leaderboard(chosen, 1):
         return leaders[0]
     raise UnknownRecord(f"There is no best trial yet: study {chosen.name} has none that is right.")
+
+
+def _require_of(
+    found: Study, trial: Trial, study: str | None, problem: AttentionProblem | None, gpu: GpuSpec | None
+) -> None:
+    """A number is enough. Raise `WrongUse` where other words beside it are of another trial."""
+    words = f"Trial {trial.number} is of study {found.name}"
+    if study is not None and study != found.name:
+        raise WrongUse(f"{words}, not {study}: leave the study out, or say {BEST}.")
+    if problem and not is_alike(found, problem, gpu):
+        where = f"{AttentionProblem(**found.problem).with_().describe()} on {found.gpu}"
+        raise WrongUse(f"{words}, which is {where}: leave the shape and the GPU out, or say {BEST}.")
 
 
 def trial_number(text: str) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from terminal import SHAPE, refused, run
 
+from evoattn.cli.run import resume_command
 from evoattn.model.gpu import GPUS, DetectedDevice, GpuError
 from evoattn.model.named_problems import lookup
 from evoattn.model.records import CompileInfo, Evaluation, Timing, TrialState
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
+from evoattn.report.text import command
 from evoattn.search.request import SearchWords
 from evoattn.search.setup import prepare_search
 from evoattn.search.starting import starting_configs
@@ -113,6 +115,32 @@ def test_the_commands_take_the_best_of_a_shape(db):
     refused(run("export", "best", "--problem", "seed_h100", "--db", db), 2, "No right trial", "evoattn studies")
     refused(run("show", "best", "--shape", SHAPE, "--gpu", "gtx", "--db", db), 2, "gtx", "l4")
     refused(run("export", "best", "--gpu", "h100", "--db", db), 2, "h100", "give a shape or a problem too")
+
+
+def test_a_number_beside_words_of_another_trial_is_refused(db):
+    study = begin(db, gpu="l4", shape=SHAPE).study
+    number = add(db, study, cost=1.0)
+    begin(db, gpu="l4", problem="seed_s64")
+    for words in (("--study", study.name), ("--shape", SHAPE), ("--shape", SHAPE, "--gpu", "l4")):
+        assert f"{number} of study {study.name}" in run("show", number, *words, "--db", db).stdout
+    for words in (("--study", "seed_s64_l4_offline"), ("--study", "nothing")):
+        refused(run("export", number, *words, "--db", db), 2, f"Trial {number} is of study {study.name}, not")
+    for words in (("--problem", "seed_s64"), ("--shape", SHAPE, "--gpu", "h100")):
+        refused(run("show", number, *words, "--db", db), 2, f"is of study {study.name}, which is B=1 H=2 S=96 D=32")
+
+
+def test_an_offline_study_goes_on_without_devices(db):
+    name = begin(db, gpu="l4", shape=SHAPE).study.name
+    with pytest.raises(GpuError, match=f"Study {name} is offline, so that nothing is timed: leave --devices out"):
+        prepare_search(SearchWords(db=str(db), resume=True, devices="0"), [H100])
+
+
+def test_the_command_that_goes_on_says_again_what_the_study_does_not_keep(db):
+    words = SearchWords(db=str(db), devices="0,1", jobs=3, sanitize=True, seed=3, problem="seed_s64", gpu="h100")
+    said = "evoattn search --resume --study mine --devices 0,1 --jobs 3 --db {} --sanitize"
+    assert command(resume_command(words, "mine"), 200, "") == [said.format(db)]
+    on_ray = SearchWords(ray="10.0.0.1:6379", study="x")
+    assert command(resume_command(on_ray, "x"), 200, "") == ["evoattn search --resume --study x --ray 10.0.0.1:6379"]
 
 
 def test_studies_lists_what_is_there(db):
