@@ -181,9 +181,19 @@ def run_one(number: int, seed: int, families: tuple[str, ...]) -> Ran:
 
 
 def read(path: Path, seed: int, families: tuple[str, ...]) -> dict[int, Ran]:
-    """What a file has of a seed, by number. Raises `ValueError` on configs of other families than these in turn."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [Ran(**{k: v for k, v in row.items() if k != "seed"}) for row in rows if row["seed"] == seed]
+    """What a file has of a seed, by number. Raises `ValueError` on configs of other families than these in turn, and on
+    what this script of today does not write."""
+    found: list[Ran] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            if row.pop("seed") == seed:
+                found.append(Ran(**row))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {number}, is not as this script writes it today ({type(error).__name__}: {error}): give "
+                "another --out, or delete the file."
+            ) from None
     if wrong := next((one for one in found if families[one.number % len(families)] != one.family), None):
         raise ValueError(f"{path} has number {wrong.number} of seed {seed} as {wrong.family}: it is of other families.")
     return {one.number: one for one in found}
@@ -217,7 +227,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="what ran is added to this file, one JSON object per line")
     args = parser.parse_args()
     families, tally = tuple(args.family), Tally()
-    known = read(args.out, args.seed, families) if args.out and args.out.exists() else {}
+    try:
+        known = read(args.out, args.seed, families) if args.out and args.out.exists() else {}
+    except ValueError as error:
+        sys.exit(str(error))
     numbers = range(args.first, args.first + args.count)
     for number in filter(known.__contains__, numbers):
         count(known[number], tally)

@@ -28,7 +28,7 @@ ROOM: Sequence[dict[str, Value]] = (
 MOST_STAGES = 2
 """Of a start: more come with the climb."""
 
-FEW_QUERIES, FEW_KEYS = 16, 512
+WARP_QUERIES, WARP_KEYS = 16, 512
 """Queries of a head, or keys, up to which warp-level tiles (WARP_FAMILY) have been fastest."""
 WARP_FAMILY = "flash_mma"
 WARP_ROWS = 16
@@ -50,8 +50,8 @@ def warp_shapes(problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Seq
     many queries and many keys, and with few queries on less than half of the SMs, as its blocks do not share keys."""
     tiles = problem.batch * problem.heads
     able = {
-        "few queries": problem.seqlen_q <= FEW_QUERIES and 2 * tiles >= gpu.sm_count,
-        "few keys": problem.seqlen_q > FEW_QUERIES and problem.seqlen_k <= FEW_KEYS,
+        "few queries": problem.seqlen_q <= WARP_QUERIES and 2 * tiles >= gpu.sm_count,
+        "few keys": problem.seqlen_q > WARP_QUERIES and problem.seqlen_k <= WARP_KEYS,
     }
     if problem.group_size > 1 or "BLOCK_N" not in genes or not any(able.values()):
         return []

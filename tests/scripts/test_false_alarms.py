@@ -90,6 +90,18 @@ def test_a_run_goes_on_where_it_ended(tmp_path):
     assert "other families" in run(1, "--seed", 5, "--family", "flash_scalar", "--out", out).stderr
 
 
+OLD = '{"number": 0, "family": "flash_mma", "seconds": 1.0, "alarm": "", "seed": 0}'
+
+
+@pytest.mark.parametrize("line", [OLD.replace(', "seed": 0', ""), OLD, OLD[:-1], "3"])
+def test_a_file_that_an_older_script_wrote_is_one_sentence(tmp_path, line):
+    out = tmp_path / "ran.jsonl"
+    out.write_text(line + "\n")
+    done = run(1, "--out", out)
+    assert done.returncode == 1 and done.stderr.startswith(f"{out}, line 1, is not as this script writes it today")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_few_configs_raise_no_alarm():
     done = run(len(FAMILIES), "--seed", 5)
     assert done.returncode == 0 and f"0 false alarms in {len(FAMILIES)} configs" in done.stdout, (
