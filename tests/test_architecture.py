@@ -122,3 +122,12 @@ def test_python_files_are_short():
     assert len(texts) > 100
     assert not {name: len(lines) for name, lines in texts.items() if len(lines) > 250}
     assert not [f"{name}:{i}" for name, lines in texts.items() for i, line in enumerate(lines, 1) if len(line) > 120]
+
+
+def test_git_tracks_nothing_that_it_ignores():
+    """A tracked link `.venv`, as worktrees have one, deletes the environment of a checkout that it is merged into."""
+    words = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert listed.stdout == "", f"git rm --cached {listed.stdout}"
