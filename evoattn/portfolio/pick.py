@@ -11,13 +11,14 @@ from typing import Literal
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS, GpuSpec
 from evoattn.model.problem import AttentionProblem
-from evoattn.model.space import KernelConfig, load_space
+from evoattn.model.space import KernelConfig
 from evoattn.portfolio import shipped
 from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.known import visible
 from evoattn.portfolio.refine import Genes, refined
 from evoattn.portfolio.shipped import KernelClass, Portfolio
+from evoattn.portfolio.unmeasured import changed, known_genes, known_good, spaces_for
 
 REFINED_DIM = 256
 """The widest heads whose picks are refined. On 144 problems of wider ones, none of them in the cost model's fit, its
@@ -99,18 +100,21 @@ def pick(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs | None = None) 
     """The kernel for `problem` on `gpu`, or None where no portfolio has one that can serve it.
 
     A GPU that was never measured takes the portfolio of its architecture, else of the nearest older one, a head_dim
-    that was never measured that of the next one; such picks are `estimated`. So are those of families that serve
-    variants alone, of which the cost model chooses one. `climbs`: what earlier picks came to, those of this process
-    unless given.
+    that was never measured that of the next wider one; such picks are `estimated`. So are those by the cost model
+    alone: of plain attention of heads that are wider than all that were measured, and of families that serve variants
+    alone. `climbs`: what earlier picks came to, those of this process unless given.
     """
-    if (served := _served(problem, gpu)) is None:
+    served = _served(problem, gpu)
+    if not problem.variants and (served is None or served.narrower):
+        return _beyond(problem, gpu, served.configs if served else [], climbs)
+    if served is None:
         return _unmeasured(problem, gpu)
     config, why, regret = served.configs[0], served.why, served.regret
-    as_is = served.estimated or problem.variants or problem.head_dim > REFINED_DIM
+    as_is = not served.tried or problem.variants or problem.head_dim > REFINED_DIM
     better = None if as_is else refined(served.configs, problem, gpu, served.genes, climbs)
     if better and better.gain > 1:
         why += f"; by the cost model {1 - 1 / better.gain:.0%} less {_changed(config, better.config)}"
-        config, regret = better.config, CHECKED_REGRET
+        config, regret = better.config, None if served.estimated else CHECKED_REGRET
     return Pick(config.family, config, why, served.estimated, regret, "portfolio")
 
 
@@ -128,9 +132,13 @@ class _Served:
 
     configs: list[KernelConfig]
     why: str
+    tried: bool
+    """The card is one of those that the portfolio was judged on."""
     estimated: bool
     regret: float | None
     genes: Mapping[str, Genes]
+    narrower: bool
+    """The class is of a smaller head_dim."""
 
 
 def _served(problem: AttentionProblem, gpu: GpuSpec) -> _Served | None:
@@ -140,17 +148,19 @@ def _served(problem: AttentionProblem, gpu: GpuSpec) -> _Served | None:
             kernels = portfolio.kernel_class(name)
             if not (found := list(ranked(problem, gpu, kernels))):
                 continue
-            estimated = gpu.name not in portfolio.cards or name != own
+            tried = gpu.name in portfolio.cards
+            estimated = not tried or name != own
             why = (
                 f"of the kernels of class '{name}' it should take least time here, by times that were measured on "
                 f"{portfolio.measured_on}"
             )
-            if gpu.name not in portfolio.cards:
+            if not tried:
                 why += f"; nothing was tried on {gpu.name}"
             elif estimated:
                 same_mask = own.split()[2] == name.split()[2]
                 why += f"; {f'head_dim {problem.head_dim}' if same_mask else own} was not measured"
-            return _Served(found, why, estimated, None if estimated else kernels.regret, portfolio.genes)
+            regret, narrower = None if estimated else kernels.regret, int(name.split()[1][1:]) < problem.head_dim
+            return _Served(found, why, tried, estimated, regret, portfolio.genes, narrower)
     return None
 
 
@@ -162,16 +172,27 @@ def _changed(before: KernelConfig, after: KernelConfig) -> str:
     return f"with {KernelConfig(after.family, differ).describe()}"
 
 
+def _beyond(problem: AttentionProblem, gpu: GpuSpec, near: list[KernelConfig], climbs: Climbs | None) -> Pick | None:
+    """Where climbs by the cost model end that begin at known-good configs and at kernels of a narrower class; None on
+    a GPU of no portfolio."""
+    if not (portfolios := _portfolios(gpu)):
+        return None
+    spaces = spaces_for(problem, gpu, plain=True)
+    genes = known_genes(spaces, portfolios[0].genes)
+    configs = [*near, *known_good(problem, gpu, spaces)] or changed(problem, gpu, spaces, genes)
+    if not configs:
+        return None
+    found = refined(configs, problem, gpu, genes, climbs).config
+    why = (
+        "of the families' known-good configs and what changes of them come to it should take least time here by the "
+        f"cost model; there is no class '{class_of(problem)}', nor one of a wider head"
+    )
+    return Pick(found.family, found, why, True, None, "portfolio")
+
+
 def _unmeasured(problem: AttentionProblem, gpu: GpuSpec) -> Pick | None:
     """A starting config of the families that serve variants alone, which no portfolio has: the cost model's choice."""
-    able = [f for f in registry.FAMILIES.values() if not (f.plain or f.why_unsupported(problem, gpu))]
-    configs = [
-        config
-        for family in able
-        for config in load_space(family.name, gpu).starting_configs()
-        if not family.why_invalid(problem, config, gpu)
-    ]
-    if not configs:
+    if not (configs := known_good(problem, gpu, spaces_for(problem, gpu, plain=False))):
         return None
     from evoattn.cost.cost import scores  # here: few problems need it, and it imports NumPy and reads a file
 
@@ -190,7 +211,7 @@ def class_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]
 def portfolio_kernels(problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
     """The pick, then the kernels of its class (`class_kernels`): where a search of the problem begins."""
     found, picked = class_kernels(problem, gpu), pick(problem, gpu)
-    first = [picked.config] if picked and found else []
+    first = [picked.config] if picked else []
     return first + [config for config in found if config not in first]
 
 

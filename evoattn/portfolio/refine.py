@@ -17,7 +17,14 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.climbs import Climbs, Refined
 from evoattn.portfolio.rounding import rounded
-from evoattn.portfolio.starts import FAMILY, WARP_FAMILY, other_shapes, warp_shapes
+from evoattn.portfolio.starts import (
+    FAMILY,
+    TENSOR_FAMILY,
+    WARP_FAMILY,
+    other_shapes,
+    tensor_shapes,
+    warp_shapes,
+)
 
 Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
@@ -170,9 +177,10 @@ def _climbed(
     starts = beginnings(ranked, problem, gpu, genes, costs)
     if not starts:  # as the lengths are rounded
         return Refined(ranked[0], 1.0, 0)
-    first, steps = starts[0], []
+    first = starts[0]
+    steps: list[Scored] = []
     for start in sorted(starts, key=lambda one: one.score):
-        if len(costs) < ENOUGH:
+        if not steps or len(costs) < ENOUGH:
             steps += climb(start.config, problem, gpu, ROUNDS, genes.get(start.config.family, {}), costs)
 
     end = min(steps, key=lambda one: one.score * (1 + A_GENE * genes_from(ranked, one.config)))
@@ -195,15 +203,17 @@ def beginnings(
     genes: Mapping[str, Genes],
     costs: Costs,
 ) -> list[Scored]:
-    """The first of the `ranked` kernels that can run, and STARTS of the others, of other shapes of the best of them and
-    of tiles of single warps (`evoattn/portfolio/starts.py`): of each further family that of least cost, unless it is
-    FAR from the least of all, then those of least cost."""
+    """The first of the `ranked` kernels that can run, and STARTS of the others, of other shapes of the best of them, of
+    tiles of single warps and of fp32 on tensor cores (`evoattn/portfolio/starts.py`): of each further family that of
+    least cost, unless it is FAR from the least of all, then those of least cost."""
     able = costs.of([c for c in ranked if _can_run(c, problem, gpu)])
     others = able[1:]
     if shaped := [one for one in able if one.config.family == FAMILY]:
         best = min(shaped, key=lambda one: one.score)
         others += costs.of(other_shapes(best.config, problem, gpu, genes.get(FAMILY, {})))
-    others += costs.of(warp_shapes(problem, gpu, genes.get(WARP_FAMILY, {}))) if able else []
+    if able:
+        others += costs.of(warp_shapes(problem, gpu, genes.get(WARP_FAMILY, {})))
+        others += costs.of(tensor_shapes(problem, gpu, genes.get(TENSOR_FAMILY, {})))
     others.sort(key=lambda one: one.score)
     least = min((one.score for one in able + others), default=0.0)
     found = able[:1]

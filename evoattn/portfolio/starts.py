@@ -1,5 +1,5 @@
 """Configs to begin a climb at that no change of a gene or two leads to: other tiles of rows, keys shared out among the
-blocks that SMs have room for, and another family whose warps share a block's keys."""
+blocks that SMs have room for, another family whose warps share a block's keys, and in fp32 one on tensor cores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from evoattn.families import registry
+from evoattn.families.residency import WARP
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, Value
@@ -41,6 +42,48 @@ WARP_GENES: dict[str, Value] = {
 }  # fmt: skip
 """The other genes of such a start. Where this family was fastest with few queries, most of its kernels had most of
 them, or lay a step away."""
+
+TENSOR_FAMILY = "large_head"
+"""The one that has tensor cores in fp32. Portfolios have no kernel of it in many classes: their tables are older."""
+TENSOR_SHAPES = (
+    (16, 32, "tf32x3_spread", 4, 16, 16),
+    (16, 32, "tf32x3", 2, 16, 16),
+    (32, 32, "tf32x3", 2, 16, 16),
+    (32, 32, "tf32x3", 4, 16, 16),
+    (32, 64, "tf32x3", 4, 16, 32),
+    (64, 64, "tf32x3", 4, 16, 32),
+    (64, 64, "tf32x3", 4, 32, 32),
+    (64, 64, "tf32x3", 8, 32, 16),
+    (64, 128, "tf32x3", 8, 32, 32),
+)
+"""BLOCK_M, BLOCK_N, MATH, WARPS, SCORE_ROWS and SCORE_KEYS that were fastest most often, among the campaigns' 165
+problems on which the family was, or lie a step from those."""
+TENSOR_GENES: dict[str, Value] = {
+    "DIM_SPLIT": 1, "EXCHANGE": "none", "DEPENDENT_LAUNCH": False, "LANES": 32, "STAGES": 1, "UNROLL": 1,
+}  # fmt: skip
+TENSOR_OUTPUT = (16, 32)
+"""Rows of the answer that a warp has."""
+
+
+def tensor_shapes(problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Sequence[Value]]) -> list[KernelConfig]:
+    """Valid configs of TENSOR_FAMILY for an fp32 problem, each with most threads for a row of the answer. None in
+    16 bits, and where head_dim is no multiple of 32."""
+    if problem.dtype != "fp32" or "VALUE_THREADS" not in genes:
+        return []
+    why_invalid = registry.lookup(TENSOR_FAMILY).why_invalid
+    found = []
+    for rows, keys, math, warps, score_rows, score_keys in TENSOR_SHAPES:
+        for threads in sorted(genes["VALUE_THREADS"], key=int, reverse=True):
+            if rows * int(threads) / (WARP * warps) not in TENSOR_OUTPUT:
+                continue
+            shape: dict[str, Value] = {"BLOCK_M": rows, "BLOCK_N": keys, "MATH": math, "WARPS": warps,
+                                       "SCORE_ROWS": score_rows, "SCORE_KEYS": score_keys, "VALUE_THREADS": threads,
+                                       "Q_PLACE": "shared" if math == "tf32x3" else "global"}  # fmt: skip
+            made = KernelConfig(TENSOR_FAMILY, registry.completed(TENSOR_FAMILY, shape | TENSOR_GENES))
+            if not why_invalid(problem, made, gpu):
+                found.append(made)
+                break
+    return found
 
 
 def warp_shapes(problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Sequence[Value]]) -> list[KernelConfig]:

@@ -6,7 +6,7 @@ were timed there, the time of the one that it chooses over that of the fastest.
         docs/campaigns/h100-2026-11-22-r0.jsonl.gz
 
 With the same files in the repository as the fit had. A choice is made as at the end of climbs
-(`evoattn/portfolio/refine.py`), of the campaigns' plain problems in 16 bits.
+(`evoattn/portfolio/refine.py`), of the campaigns' plain problems in 16 bits, or with --bits 32 in fp32.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("scores", type=Path, help="what scripts/cost/fit.py --scores wrote")
     parser.add_argument("campaigns", type=Path, nargs="+")
     parser.add_argument("--judged", type=int, default=EACH, help="as the fit was told")
+    parser.add_argument("--bits", choices=("16", "32"), default="16", help="of the problems")
     options = parser.parse_args()
     rows, stored = thinned(launched_as_today(read(files())), options.judged), np.load(options.scores)
     scores = np.full(len(rows), np.nan)
@@ -102,7 +103,7 @@ def main() -> None:
         about, groups, _ = campaign.load(path)
         plain = {
             p for group in groups for p in group.problems
-            if p.dtype != "fp32" and not p.variants and p.head_dim <= REFINED_DIM
+            if (p.dtype == "fp32") == (options.bits == "32") and not p.variants and p.head_dim <= REFINED_DIM
         }  # fmt: skip
         found[path.name.removesuffix(".jsonl.gz")] = choices(rows, scores, plain, campaign.card(about["device"]))
     print(HEAD, *table(found), sep="\n")

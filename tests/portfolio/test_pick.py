@@ -145,11 +145,6 @@ def test_the_data_is_small():
     assert sum(f.stat().st_size for f in shipped.DATA.iterdir()) < 1_000_000
 
 
-def test_a_head_dim_that_was_not_measured_takes_the_next_and_says_so():
-    found = pick(parse_shape("B=2,H=8,S=2000,D=112,dtype=fp16,mask=full"), H100)
-    assert found and found.estimated and "head_dim 112 was not measured" in found.why
-
-
 def test_a_class_of_a_variant_that_nobody_draws_takes_the_plain_one():
     shape = "B=4,H=8,S=2000,D=64,dtype=bf16,mask="
     unusual, usual = pick(parse_shape(f"{shape}full,sink=1"), H100), pick(parse_shape(f"{shape}causal,sink=1"), H100)
@@ -183,8 +178,8 @@ def test_wide_heads_get_a_kernel_of_their_class_as_it_is():
     portfolio, served = shipped.load("sm_90a"), set()
     for problem in draw_wide(700, 150):
         found = pick(problem, H100)
-        if problem.dtype == "fp32" and not found:
-            continue  # PyTorch is faster there
+        if problem.dtype == "fp32" and found.estimated:
+            continue  # PyTorch may be faster there
         assert found and not found.estimated and found.expected_regret, problem.describe()
         assert registry.lookup(found.family).why_impossible(problem, found.config, H100) is None
         made = portfolio.kernel_class(class_of(problem))
@@ -195,7 +190,7 @@ def test_wide_heads_get_a_kernel_of_their_class_as_it_is():
     assert one_head.family == "large_head" and not one_head.estimated
     gemma = pick(lookup("gemma4_full"), H100)
     assert gemma.family == "large_head_mma" and not gemma.estimated
-    assert pick(parse_shape("B=4,H=32,S=1000,D=512,dtype=fp32,mask=full"), H100) is None
+    assert pick(parse_shape("B=4,H=32,S=1000,D=512,dtype=fp32,mask=full"), H100).estimated
 
 
 def test_the_nearest_class_has_no_variants_that_the_problem_lacks():

@@ -17,6 +17,7 @@ from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import class_kernels, pick, portfolio_kernels, ranked
 from evoattn.portfolio.refine import (
+    ENOUGH,
     LEAST_GAIN,
     OTHER_FAMILY,
     STARTS,
@@ -113,6 +114,26 @@ def test_a_family_that_is_not_far_behind_has_a_start() -> None:
     starts = beginnings(kernels, problem, H100, portfolio.genes, Costs(problem, H100))
     assert {"flash_mma", kernels[0].family} <= {one.config.family for one in starts} and len(starts) <= 1 + STARTS
     assert genes_from(kernels, next(one.config for one in starts if one.config.family == "flash_mma")) == OTHER_FAMILY
+
+
+def test_fp32_begins_on_tensor_cores_too() -> None:
+    """No kernel of the class is of large_head, by which three tf32 products take the place of one in fp32."""
+    portfolio, problem = shipped.load("sm_90a"), parse_shape("B=26,H=12,S=2051,D=128,dtype=fp32")
+    assert portfolio
+    kernels = [c for c in class_kernels(problem, H100) if c.family != "large_head"]
+    starts = beginnings(kernels, problem, H100, portfolio.genes, Costs(problem, H100))
+    assert "large_head" in {one.config.family for one in starts}
+
+
+def test_one_climb_is_made_however_many_kernels_there_are_to_begin_at() -> None:
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[0]
+    genes = all_genes(load_space(start.family, H100))
+    near = neighbours(start, problem, H100, genes)
+    kernels = list({c.id: c for one in near[:20] for c in neighbours(one, problem, H100, genes)}.values())
+    assert len(kernels) > ENOUGH
+    found = refined(kernels, problem, H100, {})
+    assert found.asked == len(kernels) and found.gain >= 1
 
 
 def test_the_cost_of_a_config_is_computed_once() -> None:

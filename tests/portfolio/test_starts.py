@@ -7,7 +7,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio.refine import all_genes
-from evoattn.portfolio.starts import other_shapes, warp_shapes
+from evoattn.portfolio.starts import other_shapes, tensor_shapes, warp_shapes
 
 H100 = GPUS["h100"]
 SPACE = load_space("flash_wgmma", H100)
@@ -16,6 +16,7 @@ LONG = parse_shape("B=1,H=20,Sq=256,Sk=11546,D=160,dtype=bf16,mask=causal_lower_
 MANY = parse_shape("B=33,H=64,Hkv=8,S=1280,D=64,dtype=fp16,mask=full")
 SHORT = parse_shape("B=7,H=16,Sq=1,Sk=448,D=80,dtype=fp16,mask=full")
 WARP_GENES = all_genes(load_space("flash_mma", H100))
+TENSOR_GENES = all_genes(load_space("large_head", H100))
 
 
 def started(problem):
@@ -61,3 +62,18 @@ def test_warp_shapes_are_not_asked_where_they_were_hardly_fastest():
     for changed in ({"kv_heads": 2}, {"batch": 1}, {"seqlen_q": 448, "seqlen_k": 2048}):
         assert warp_shapes(SHORT.with_(**changed), H100, WARP_GENES) == []
     assert warp_shapes(SHORT, H100, {}) == []
+
+
+def test_fp32_has_tiles_on_tensor_cores():
+    """A warp's columns of the answer are 32 or more, so that a head_dim of 72 or 80 has none."""
+    problem = parse_shape("B=2,H=12,S=551,D=128,dtype=fp32")
+    for dim in (32, 64, 96, 128, 160, 192, 256):
+        found = tensor_shapes(problem.with_(head_dim=dim), H100, TENSOR_GENES)
+        assert len({c["BLOCK_M"] for c in found}) >= 2 and len({c.id for c in found}) == len(found)
+        for config in found:
+            assert registry.lookup("large_head").why_invalid(problem.with_(head_dim=dim), config, H100) is None
+            assert tuple(config.params) == load_space("large_head", H100).names(), "by their order scores are kept"
+            assert all(value in TENSOR_GENES[name] for name, value in config.params.items())
+    for changed in ({"head_dim": 72}, {"head_dim": 80}, {"dtype": "bf16"}):
+        assert tensor_shapes(problem.with_(**changed), H100, TENSOR_GENES) == []
+    assert tensor_shapes(problem, H100, {}) == []
