@@ -1,4 +1,4 @@
-"""Which of transformers' mask functions a mask tensor was made by."""
+"""Which keys a mask tensor of transformers shows, by the function that made it, or by what it holds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from transformers.masking_utils import (
 )
 
 from evoattn.integrations import padded_batch
+
+Kind = tuple[bool, tuple[int, int] | None]
+"""Whether a mask is causal, and its window `(past, ahead)`, of `padded_batch.Padded`."""
+MOST_COMPARED = 1 << 28
+"""Elements of a mask whose content is looked at: it takes as much memory again."""
 
 
 def is_same(one: object, other: object) -> bool:
@@ -37,10 +42,12 @@ def mark(
     q_offset: object,
     kv_offset: int,
     local_size: int | None,
+    window: int | None,
 ) -> None:
     """Say on a mask tensor `[batch, 1, queries, keys]` which keys a query sees, if a kernel knows that: all, those
     up to its own, or those near it, before it or on both sides. But for the first, the last query must be of the last
-    key. `padding`, bool `[batch, all keys]`, is true at real tokens. Nothing is said in a trace."""
+    key. `padding`, bool `[batch, all keys]`, is true at real tokens; `window` is what the model's config calls so.
+    Nothing is said in a trace."""
     if torch.compiler.is_compiling():  # which cannot ask what follows, and would be of these lengths alone
         return
     queries, keys = made.shape[2:]
@@ -48,14 +55,48 @@ def mark(
         padding = padding[:, kv_offset : kv_offset + keys] if padding.dim() == 2 else padding
         if padding.dtype != torch.bool or padding.shape != (made.shape[0], keys):
             return
+    if not padded_batch.may_mark(made):
+        return
+    aligned = isinstance(q_offset, int) and q_offset + queries == kv_offset + keys
+    kind = _of_function(function, local_size, aligned) or _of_content(made, padding, window)
+    if kind is not None:
+        padded_batch.mark(made, padding, *kind)
+
+
+def _of_function(function: Callable[..., bool], local_size: int | None, aligned: bool) -> Kind | None:
+    """What a mask function shows, None where it is another one; `aligned`: the last query is of the last key."""
     if is_same(function, bidirectional_mask_function):
-        padded_batch.mark(made, padding, causal=False)
-    elif isinstance(q_offset, int) and q_offset + queries == kv_offset + keys:
-        if is_same(function, causal_mask_function):
-            padded_batch.mark(made, padding, causal=True)
-        elif local_size is None:
-            return
-        elif is_same(function, sliding_window_causal_mask_function(local_size)):
-            padded_batch.mark(made, padding, causal=True, window=(local_size - 1, -1))
-        elif is_same(function, sliding_window_bidirectional_mask_function(local_size)):
-            padded_batch.mark(made, padding, causal=False, window=(local_size, local_size))
+        return False, None
+    if not aligned:
+        return None
+    if is_same(function, causal_mask_function):
+        return True, None
+    if local_size is None:
+        return None
+    if is_same(function, sliding_window_causal_mask_function(local_size)):
+        return True, (local_size - 1, -1)
+    if is_same(function, sliding_window_bidirectional_mask_function(local_size)):
+        return False, (local_size, local_size)
+    return None
+
+
+def _of_content(made: Tensor, padding: Tensor | None, window: int | None) -> Kind | None:
+    """What a mask of a model's own function shows, by what it holds: functions of multimodal models show what a causal
+    mask does where there is no image. Waits for the device."""
+    _, heads, queries, keys = made.shape
+    if heads != 1 or made.numel() > MOST_COMPARED:
+        return None
+    seen = made if made.dtype == torch.bool else made == 0  # of "eager", which are added to scores
+    if padding is None and made.stride(0) == 0:
+        seen = seen[:1]
+    behind = (
+        torch.arange(queries, device=made.device)[:, None] + (keys - queries) - torch.arange(keys, device=made.device)
+    )
+    shown: dict[Kind, Tensor] = {(False, None): torch.ones_like(behind, dtype=torch.bool), (True, None): behind >= 0}
+    if window is not None and window > 1:
+        shown[True, (window - 1, -1)] = (behind >= 0) & (behind < window)
+        for side in (window, window - 1):
+            shown[False, (side, side)] = behind.abs() <= side
+    real = True if padding is None else padding[:, None, None]
+    same = torch.stack([(seen == (one & real)).all() for one in shown.values()]).tolist()
+    return next((kind for kind, holds in zip(shown, same, strict=True) if holds), None)

@@ -115,3 +115,12 @@ def wants_masks(config: Any) -> bool:
     as Doge does, so that it needs them and nothing else may take their place. False where the code is not known."""
     model = _model_of(config)
     return model is not None and WANTS_MASKS.search(_code(model)) is not None
+
+
+def window_of(config: Any) -> int | None:
+    """What a config calls its sliding window; None where it has none, or one for each layer."""
+    try:
+        window = getattr(config, "sliding_window", None)
+    except RuntimeError:  # a config of layers that differ
+        return None
+    return window if isinstance(window, int) else None

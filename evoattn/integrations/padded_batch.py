@@ -38,15 +38,20 @@ class Padded:
     """Of the tensor's contents: nobody has written to it since."""
 
 
+def may_mark(mask: Tensor) -> bool:
+    """Whether `mark` would say anything on this tensor: where kernels run, and not in a capture."""
+    runtime = current.runtime()
+    if runtime.platform is None or mask.device.type != runtime.device_type or mask.is_inference():
+        return False  # of inference tensors nobody knows whether they were written to
+    return is_ordinary(mask, mask, mask) and not runtime.platform.capturing()
+
+
 def mark(mask: Tensor, padding: Tensor | None, causal: bool, window: tuple[int, int] | None = None) -> None:
     """Have a mask tensor `[batch, 1, queries, keys]` carry a `Padded`, if its real tokens, bool `[batch, keys]`, come
     first in each row, or, as a causal mask or a window takes it, last. Waits for the device where there is such a
     tensor, as `sdpa_mask` does; not in a capture.
     """
-    runtime = current.runtime()
-    if runtime.platform is None or mask.device.type != runtime.device_type or mask.is_inference():
-        return  # of inference tensors nobody knows whether they were written to
-    if not is_ordinary(mask, mask if padding is None else padding, mask) or runtime.platform.capturing():
+    if not may_mark(mask if padding is None else padding) or not may_mark(mask):
         return
     lengths = starts = None
     if padding is not None:

@@ -69,6 +69,7 @@ def mask(
     if there is such a thing.
     """
     config = others.get("config")
+    window = model_code.window_of(config)
     allow_is_causal_skip = allow_is_causal_skip and model_code.says_causal(config)
     allow_is_causal_skip = allow_is_causal_skip and not model_code.wants_masks(config)
     asked: dict[str, Any] = dict(others, batch_size=batch_size, q_length=q_length, kv_length=kv_length)
@@ -81,7 +82,7 @@ def mask(
             asked["allow_is_bidirectional_skip"] = False
         made = eager_mask(**asked)
         if calls and made is not None:
-            mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size)
+            mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size, window)
         return made
     everything = attention_mask is None and bool(others.get("allow_is_bidirectional_skip")) and local_size is None
     if everything and mask_kinds.is_same(mask_function, bidirectional_mask_function):
@@ -108,7 +109,7 @@ def mask(
         places = _step_of_cache(batch_size, q_length, kv_length, filled, attention_mask, others)
         if places is not None:
             return places
-    mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size)
+    mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size, window)
     return made
 
 

@@ -8,6 +8,7 @@ transformers = pytest.importorskip("transformers")
 from fake_device import FakeDevice, fake_runtime
 from test_transformers import TINY, TOKENS, close, gemma3, llama, mistral
 
+from evoattn.integrations.mask_kinds import mark
 from evoattn.integrations.padded_batch import MARK
 from evoattn.integrations.transformers import NAME, register
 from evoattn.ops import current
@@ -48,6 +49,13 @@ def switch():
     sizes |= dict(num_experts=2, num_sparse_encoder_layers=0, num_sparse_decoder_layers=0, pad_token_id=0)
     config = transformers.SwitchTransformersConfig(**sizes, decoder_start_token_id=0)
     return transformers.SwitchTransformersForConditionalGeneration, config
+
+
+def embedding_gemma():
+    """Gemma 3 as an encoder: functions of its own make the masks, one with a window of 8 on either side."""
+    sizes = TINY | dict(num_key_value_heads=2, head_dim=64, use_bidirectional_attention=True, sliding_window=16)
+    layers = ["sliding_attention", "full_attention"]
+    return transformers.Gemma3TextModel, transformers.Gemma3TextConfig(**sizes, layer_types=layers)
 
 
 def build(make, implementation):
@@ -123,6 +131,45 @@ def test_more_tokens_over_a_growing_cache_run_the_kernel(device, make, with_mask
     for begin, end in steps:
         model(input_ids=TWO[:, begin:end], past_key_values=cache)
     assert close(logits(NAME, 2), expected)
+
+
+@pytest.mark.parametrize("name", ["none", "ones"])
+def test_masks_of_functions_of_a_model_s_own_run_the_kernel(device, name):
+    words = dict(input_ids=TWO, attention_mask=PADDINGS[name])
+    expected = build(embedding_gemma, "eager")(**words)[0]
+    ours = build(embedding_gemma, NAME)
+    ours(**words)  # loads and checks the kernels
+    before = len(device.launches)
+    assert close(ours(**words)[0], expected)
+    assert len(device.launches) - before == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+def test_what_a_mask_holds(device, dtype):
+    """Of any function, by every element."""
+    seen = {
+        (False, None): lambda q, k: q >= q,
+        (True, None): lambda q, k: k <= q,
+        (True, (15, -1)): lambda q, k: (k <= q) & (k > q - 16),
+        (False, (15, 15)): lambda q, k: abs(q - k) < 16,
+        (False, (16, 16)): lambda q, k: abs(q - k) <= 16,
+        None: lambda q, k: (k <= q) & (k > q - 15),
+    }
+    places = torch.arange(48)
+    hidden = torch.ones(2, 48, dtype=torch.bool)
+    hidden[1, 40:] = False
+    for expected, function in seen.items():
+        for padding, queries in ((None, 48), (hidden, 48), (None, 5)):
+            shown = function(places[-queries:, None], places[None]).expand(2, 1, -1, -1).expand(-1, -1, queries, 48)
+            shown = shown if padding is None else shown & padding[:, None, None]
+            made = shown if dtype == torch.bool else torch.zeros(shown.shape).masked_fill(~shown, -3e38)
+            mark(made, padding, lambda *_: True, 48 - queries, 0, None, 16)
+            said = getattr(made, MARK, None)
+            assert (said and (said.causal, said.window)) == expected
+            wrong = made.clone()
+            wrong[1, 0, -1, -9] = ~wrong[1, 0, -1, -9] if dtype == torch.bool else -1.0
+            mark(wrong, padding, lambda *_: True, 48 - queries, 0, None, 16)
+            assert not hasattr(wrong, MARK)
 
 
 def test_what_a_mask_says(device):

@@ -202,6 +202,14 @@ def test_position_biases_over_an_empty_static_cache(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
+def test_a_config_of_layers_that_differ_has_no_window():
+    config = transformers.AutoConfig.for_model("neomme")
+    with pytest.raises(RuntimeError, match="per-layer"):
+        _ = config.sliding_window
+    assert model_code.window_of(config) is None and model_code.window_of(None) is None
+    assert model_code.window_of(transformers.MistralConfig(sliding_window=8)) == 8
+
+
 def test_code_that_is_not_known_keeps_its_mask_tensors():
     assert model_code.takes_attention(None) and not model_code.hands_on_windows(None)
     config = transformers.MistralForCausalLM.config_class()
