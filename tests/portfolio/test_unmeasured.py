@@ -24,7 +24,7 @@ def test_what_the_next_head_dim_has_is_refined():
     """Kernels of a head_dim of 32 for long caches have tiles of 512 keys; here are 4."""
     found = pick(lookup("seed_s4_d4"), H100)
     assert found and found.estimated and found.expected_regret is None and "by the cost model" in found.why
-    assert found.config["BLOCK_N"] <= 32 and found.config["WARPS"] == 1
+    assert found.config["BLOCK_N"] <= 64 < class_kernels(lookup("seed_s4_d4"), H100)[0]["BLOCK_N"]
 
 
 def test_a_card_that_was_not_tried_takes_the_kernels_as_they_are():
@@ -54,5 +54,5 @@ def test_heads_wider_than_all_that_were_measured_get_a_pick_by_the_cost_model(sh
     assert family.why_impossible(problem, found.config, H100) is None
     known = [c for c in load_space(found.family, H100).starting_configs() if not family.why_invalid(problem, c, H100)]
     mine, *others = scores(problem, [found.config, *known], H100)
-    assert all(mine < 1.02 * other for other in others)
+    assert all(mine < 1.05 * other for other in others), "a climb may begin at any of them"
     assert portfolio_kernels(problem, H100)[0] == found.config, "a search begins there"
