@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,6 +70,26 @@ def problems_of(wanted: Wanted) -> list[AttentionProblem]:
                 f"{type(one).__name__}."
             )
     return problems
+
+
+def _entry(number: int, row: Any) -> tuple[AttentionProblem, int, float]:
+    """Problem, calls and µs of one entry of a file, which a person may have written. Raises `ValueError`."""
+    where = f"entry {number}"
+    if not isinstance(row, dict) or not isinstance(problem := row.get("problem"), dict | str):
+        raise ValueError(f"{where} has no `problem`, as fields or as the text of a name or a shape")
+    calls, us = row.get("calls", 1), row.get("us", 0)
+    if type(calls) is not int or calls < 1:
+        raise ValueError(f"{where} has calls={calls!r}, which is no whole number of at least 1")
+    if type(us) not in (int, float) or not 0 <= us < math.inf:
+        raise ValueError(f"{where} has us={us!r}, which is no time")
+    if isinstance(problem, str):
+        return by_name_or_shape(problem), calls, us
+    known = AttentionProblem.__dataclass_fields__
+    if unknown := [name for name in problem if name not in known]:
+        raise ValueError(f"{where} has a problem with {unknown[0]!r}, which no problem has")
+    if missing := [name for name, f in known.items() if f.default is MISSING and name not in problem]:
+        raise ValueError(f"{where} has a problem without {', '.join(missing)}")
+    return AttentionProblem(**problem), calls, us
 
 
 class Shapes:
@@ -143,11 +165,13 @@ class Shapes:
             text = json.loads(Path(path).read_text(encoding="utf-8"))
             if not isinstance(text, dict) or "shapes" not in text:
                 raise ValueError("it has no `shapes`; `evoattn.capture` in Python records them and `save` writes them")
-            for row in text["shapes"]:
-                shapes.add(AttentionProblem(**row["problem"]), int(row["calls"]), float(row.get("us", 0)))
+            if not isinstance(text["shapes"], list):
+                raise ValueError("its `shapes` are no list")
+            for number, row in enumerate(text["shapes"], 1):
+                shapes.add(*_entry(number, row))
             shapes.missed = {str(why): int(count) for why, count in text.get("missed", {}).items()}
         except OSError as error:
             raise ShapesError(f"The shapes in {path} cannot be read: {error.strerror}.") from None
         except (ValueError, TypeError, KeyError, AttributeError, ProblemError) as error:
-            raise ShapesError(f"The shapes in {path} cannot be read: {error}.") from None
+            raise ShapesError(f"The shapes in {path} cannot be read: {str(error).rstrip('.')}.") from None
         return shapes

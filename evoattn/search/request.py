@@ -225,13 +225,26 @@ def choose_spaces(
     if not spaces or (families and reasons):
         raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
     chosen = parse_choices(list(choices))
-    known = {name for space in spaces.values() for name in space.names()}
-    if others := sorted(set(chosen) - known):
+    if others := sorted(set(chosen) - (known := {name for space in spaces.values() for name in space.names()})):
         raise ConfigError(
             f"No searched family has a parameter {others[0]}; they have {', '.join(sorted(known))}."
             f"{meant(others[0], sorted(known))}"
         )
-    spaces = {name: space.restricted(chosen) for name, space in spaces.items()}
+    spaces = _restricted(spaces, chosen)
     if starting_configs:
         return begin(spaces, problem, gpu)
     return {name: replace(space, starting=()) for name, space in spaces.items()}
+
+
+def _restricted(spaces: dict[str, SearchSpace], chosen: dict[str, tuple[str, ...]]) -> dict[str, SearchSpace]:
+    """Raises `ConfigError` on a value that a family does not have; it names the families that have all of them."""
+    able, wrong = {}, []
+    for name, space in spaces.items():
+        try:
+            able[name] = space.restricted(chosen)
+        except ConfigError as error:
+            wrong.append(str(error))
+    if not wrong:
+        return able
+    others = "".join(f" --family {name}" for name, space in able.items() if set(chosen) <= set(space.names()))
+    raise ConfigError(wrong[0] + (f" Other families have it: say{others}." if others else ""))

@@ -175,6 +175,7 @@ def test_gpus_and_families():
         (("--gpu", "l4", "--set", "BLOCK_M=32", "--set", "BLOCK_M=64"), "twice"),
         (("--gpu", "l4", "--set", "BLOCK_Q=32"), "BLOCK_Q"),
         (("--gpu", "l4", "--family", "flash_mma", "--set", "BLOCK_M=32,33"), "BLOCK_M=33"),
+        (("--gpu", "l4", "--set", "BLOCK_M=48"), "Other families have it: say --family flash_wmma --family flash_mma."),
         (("--gpu", "l4", "--resume", "--set", "BLOCK_M=32"), "--set"),
         (("--gpu", "l4", "--resume", "--sampler", "tpe"), "--sampler"),
         (("--gpu", "l4", "--resume", "--seed", "0"), "--seed"),

@@ -101,11 +101,9 @@ def test_the_answer_has_the_queries_layout(cache_device):
     tensors = reference.make_inputs(problem, 5, "cpu")
     q, k, v = (tensors[t].transpose(1, 2) for t in "qkv")
     arguments = (q, k, v, tensors["table"], tensors["seqused"])
-    answer = evoattn.attention_paged(*arguments)
+    answer, out = evoattn.attention_paged(*arguments), torch.empty_like(q)
     assert answer.shape == q.shape == (5, 3, 4, 64) and answer.is_contiguous()
-    out = torch.empty_like(q)
-    assert evoattn.attention_paged(*arguments, out=out) is out
-    assert torch.equal(out, answer)
+    assert evoattn.attention_paged(*arguments, out=out) is out and torch.equal(out, answer)
 
 
 @pytest.mark.slow
@@ -183,6 +181,7 @@ def test_pages_of_any_size_are_answered_by_torch(cache_device):
         ({n: torch.zeros(0, 16, 2, 64, dtype=torch.float16) for n in ("k_cache", "v_cache")}, "must not be empty"),
         ({"seqused_k": None}, "block_table needs seqused_k"),
         ({"query": torch.zeros(5, 3, 4, 32, dtype=torch.float16)}, "do not fit: the last dimension is one head_dim"),
+        ({"query": torch.zeros(5, 3, 3, 64, dtype=torch.float16)}, "do not fit"),
         ({"out": torch.zeros(1)}, r"out must be a torch.float16 tensor of shape \[5, 3, 4, 64\]"),
         ({"causal": "lower_right"}, "causal must be bool, not 'lower_right'"),
         ({"block_table": None}, "block_table must be a tensor, not NoneType"),

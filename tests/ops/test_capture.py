@@ -131,15 +131,35 @@ def test_a_block_without_a_call_of_attention_says_so():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"shapes": [{}]}', '{"shapes": [{"problem": {"batch": 0}, "calls": 1}]}', None]
+    "text, said",
+    [
+        ("", "Expecting value"),
+        ("[]", "has no `shapes`"),
+        ('{"shapes": {}}', "are no list"),
+        ('{"shapes": [{}]}', "entry 1 has no `problem`"),
+        ('{"shapes": [{"problem": "seed_s64"}, {"problem": 3}]}', "entry 2 has no `problem`"),
+        ('{"shapes": [{"problem": {"batch": 1}}]}', "a problem without heads, kv_heads, seqlen_q, seqlen_k, head_dim"),
+        ('{"shapes": [{"problem": {"B": 1}}]}', "a problem with 'B', which no problem has"),
+        ('{"shapes": [{"problem": "seed_s64", "calls": "x"}]}', "entry 1 has calls='x'"),
+        ('{"shapes": [{"problem": "seed_s64", "calls": -1}]}', "entry 1 has calls=-1"),
+        ('{"shapes": [{"problem": "seed_s64", "us": -1}]}', "entry 1 has us=-1"),
+        ('{"shapes": [{"problem": "seed_s46"}]}', "Unknown problem 'seed_s46'"),
+        (None, "No such file"),
+    ],
 )
-def test_a_damaged_file_is_one_sentence(tmp_path, text):
+def test_a_damaged_file_is_one_sentence(tmp_path, text, said):
     path = tmp_path / "SHAPES.json"
     if text is not None:
         path.write_text(text)
     with pytest.raises(ShapesError, match=r"^The shapes in .* cannot be read: ") as error:
         Shapes.load(path)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and said in str(error.value)
+
+
+def test_a_file_by_hand_needs_no_more_than_a_shape(tmp_path):
+    path = tmp_path / "SHAPES.json"
+    path.write_text('{"shapes": [{"problem": "seed_s64", "calls": 3}, {"problem": "B=1,H=2,S=96,D=32"}]}')
+    assert [(e.problem.head_dim, e.count) for e in Shapes.load(path).entries] == [(64, 3), (32, 1)]
 
 
 def test_the_file_is_plain(tmp_path):
