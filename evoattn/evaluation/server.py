@@ -20,6 +20,7 @@ from threading import Event
 from typing import Any
 
 from evoattn.evaluation import main_file
+from evoattn.model.errors import WrongUse
 
 PRELOADED, LIGHT = "evoattn.evaluation.preloaded", "evoattn.evaluation.preloaded_light"
 
@@ -46,12 +47,21 @@ def without_interrupts() -> Iterator[None]:
 
 def start(light: bool = False) -> None:
     """Start the process that workers are forked from, unless it runs; returns at once. The first worker would start it
-    too: who calls this has the imports run beside its own. `light`: it leaves out torch."""
+    too: who calls this has the imports run beside its own. `light`: it leaves out torch.
+
+    Raises `WrongUse` in a process that was forked from one with such a server: it can neither use that nor see whether
+    it runs."""
     if not _imports:
         _imports.append(LIGHT if light else PRELOADED)
         CONTEXT.set_forkserver_preload(_imports)
-    with without_interrupts():
-        forkserver.ensure_running()
+    try:
+        with without_interrupts():
+            forkserver.ensure_running()
+    except ChildProcessError:
+        raise WrongUse(
+            "A process that was forked from one that has searched can start no workers: begin it by the method spawn "
+            "of multiprocessing."
+        ) from None
 
 
 def is_light() -> bool:

@@ -111,6 +111,32 @@ def test_a_daemonic_process_begins_no_study(call):
         assert "forbids in a daemonic one" in pool.apply(_sentence_of, (call,))
 
 
+IN_A_FORK = """
+import os
+import evoattn
+from evoattn.model.errors import WrongUse
+search = lambda: evoattn.search("B=1,H=2,S=96,D=32", "1trials", gpu="l4", db={db!r}, jobs=1)
+search()
+child = os.fork()
+if not child:
+    try:
+        search()
+    except WrongUse as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+search()
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_process_that_has_searched_says_what_to_do(tmp_path):
+    script = IN_A_FORK.format(db=str(tmp_path / "db.sqlite"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("A process that was forked from one that has searched can start no workers")
+
+
 def test_what_is_no_problem_is_one_sentence(tmp_path):
     with pytest.raises(WrongUse, match=r"a shape as text, not a tuple\.$"):
         evoattn.search((1, 16, 1024, 64), gpu="l4", db=str(tmp_path / "db.sqlite"))
