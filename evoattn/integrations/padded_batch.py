@@ -51,7 +51,7 @@ def mark(mask: Tensor, padding: Tensor | None, causal: bool, window: tuple[int, 
     first in each row, or, as a causal mask or a window takes it, last. Waits for the device where there is such a
     tensor, as `sdpa_mask` does; not in a capture.
     """
-    if not may_mark(mask if padding is None else padding) or not may_mark(mask):
+    if not may_mark(mask) or not is_ordinary(mask, mask if padding is None else padding, mask):
         return
     lengths = starts = None
     if padding is not None:

@@ -80,7 +80,7 @@ def mask(
         calls = model_code.calls_interface(config)
         if calls:  # and with no mask could not say that it is not causal
             asked["allow_is_bidirectional_skip"] = False
-        made = eager_mask(**asked)
+        made = _with_versions(eager_mask, asked)
         if calls and made is not None:
             mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size, window)
         return made
@@ -100,7 +100,7 @@ def mask(
     last = known and local_size is not None and q_length == 1 and kv_offset + kv_length == int(q_offset) + 1
     if (whole or last) and not torch.compiler.is_exporting():
         return None
-    made = sdpa_mask(**asked)
+    made = _with_versions(sdpa_mask, asked)
     if made is None:
         return None
     step = q_length == 1 and attention_mask is not None and kv_offset == 0 and not torch.compiler.is_compiling()
@@ -111,6 +111,14 @@ def mask(
             return places
     mask_kinds.mark(made, attention_mask, mask_function, q_offset, kv_offset, local_size, window)
     return made
+
+
+def _with_versions(make: Callable[..., Tensor | None], asked: dict[str, Any]) -> Tensor | None:
+    """A mask tensor that counts how often it was written to, which tensors that are made in inference mode do not."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return make(**asked)
+    with torch.inference_mode(False), torch.no_grad():
+        return make(**asked)
 
 
 def _step_of_cache(
