@@ -104,7 +104,10 @@ def hands_on_windows(config: Any) -> bool:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def says_causal(config: Any) -> bool:
     """Whether a layer of a model of this config says that it is causal where it is. Those of UMT5's decoder and of some
-    others do not: they need a mask tensor, which "sdpa" does not give them. True where the code is not known."""
+    others do not, nor PaliGemma's, whose prefixes see all of themselves: they need a mask tensor, which "sdpa" does not
+    give them. True where the code is not known."""
+    if _attribute(config, "use_bidirectional_attention") is True:
+        return False
     model = _model_of(config)
     return model is None or NOT_CAUSAL not in (code := _code(model)) or CAUSAL.search(code) is not None
 
@@ -119,8 +122,13 @@ def wants_masks(config: Any) -> bool:
 
 def window_of(config: Any) -> int | None:
     """What a config calls its sliding window; None where it has none, or one for each layer."""
-    try:
-        window = getattr(config, "sliding_window", None)
-    except RuntimeError:  # a config of layers that differ
-        return None
+    window = _attribute(config, "sliding_window")
     return window if isinstance(window, int) else None
+
+
+def _attribute(config: Any, name: str) -> Any:
+    """None where there is no such thing, or one for each of layers that differ."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None

@@ -89,6 +89,11 @@ def doge():
     return transformers.DogeForCausalLM, transformers.DogeConfig(**LLAMA)
 
 
+def gemma():
+    """PaliGemma's decoder, whose layers say that they are not causal, as its prefixes are not."""
+    return transformers.GemmaForCausalLM, transformers.GemmaConfig(**LLAMA, use_bidirectional_attention=True)
+
+
 def of_both(make, tmp_path, call):
     """What `call` makes of the model with eager's and with evoattn's attention; parameters are large enough that
     attention matters."""
@@ -110,7 +115,7 @@ def same(answers):
     torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
 
 
-MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32, minimax_m3, doge]
+MODELS = [bloom, megatron_bert, phimoe, olmoe, gemma2, deepseek_v32, minimax_m3, doge, gemma]
 
 
 @pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
