@@ -27,11 +27,12 @@ from model_kinds import DECODERS, MODELS
 import evoattn.integrations.transformers as integration
 from evoattn.ops import current
 
-TOKENS = 16
-"""Steps that a static cache has room for behind the prompt."""
-ROUNDS = 8
+ROUNDS, WARM_UP = 8, 2
 REPLAYS = 5
 """Of a graph, one after another: the launch of the first is not hidden."""
+TOKENS = 1 + (ROUNDS + WARM_UP) * REPLAYS
+"""Steps that a static cache has room for behind the prompt: it counts every replay of a graph of a step, and the one
+call before the graph."""
 
 
 class Clock:
@@ -98,10 +99,10 @@ def once_cpu_ms(call: Callable[[], Any]) -> float:
 def medians(calls: dict[str, Callable[[], Any]], once: Callable[[Callable[[], Any]], float]) -> dict[str, float]:
     """Of each call, all in turns, so that they meet the same clocks and the same load of the host."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS + 2):
+    for _ in range(ROUNDS + WARM_UP):
         for name, call in calls.items():
             times[name].append(once(call))
-    return {name: statistics.median(found[2:]) for name, found in times.items()}
+    return {name: statistics.median(found[WARM_UP:]) for name, found in times.items()}
 
 
 def median_ms(call: Callable[[], Any]) -> float:
