@@ -17,12 +17,14 @@ from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.pick import class_kernels, pick, portfolio_kernels, ranked
 from evoattn.portfolio.refine import (
+    AT_ONCE,
     ENOUGH,
     LEAST_GAIN,
     OTHER_FAMILY,
     STARTS,
     Costs,
     all_genes,
+    at_once,
     beginnings,
     climb,
     genes_from,
@@ -202,3 +204,22 @@ def test_few_tiles_of_rows_share_their_keys() -> None:
     problem = parse_shape("B=1,H=20,Sq=256,Sk=11546,D=160,dtype=bf16,mask=causal_lower_right")
     found = pick(problem, H100)
     assert found and found.config["BLOCK_M"] == 128 and found.config["KEY_SPLIT"] == 3
+
+
+def test_a_step_makes_several_changes_that_save_time_each() -> None:
+    """Each config has one change more than the one before, of other genes; none that costs more is among them."""
+    problem = SHAPES["prefill"]
+    start = portfolio_kernels(problem, H100)[-1]
+    portfolio = shipped.load("sm_90a")
+    assert portfolio
+    costs = Costs(problem, H100)
+    (first,) = costs.of([start])
+    near = costs.of(neighbours(start, problem, H100, portfolio.genes[start.family]))
+    made = at_once(first, near, problem, H100)
+    saving = [one.config.params.items() - start.params.items() for one in near if one.score < first.score]
+    assert 1 <= len(made) < AT_ONCE
+    for fewer, more in pairwise([min(near, key=lambda one: one.score).config, *made]):
+        added = more.params.items() - fewer.params.items()
+        assert any(added == change for change in saving)
+        assert not registry.lookup(more.family).why_invalid(problem, more, H100)
+    assert at_once(first, [one for one in near if one.score >= first.score], problem, H100) == []
