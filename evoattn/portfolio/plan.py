@@ -77,12 +77,12 @@ def save(path: Path, planned: Iterable[Planned]) -> None:
     planned = list(planned)
     groups = {one.group.name: [problem.to_dict() for problem in one.group.problems] for one in planned}
     kernels = [[one.group.name, one.family, one.params, one.target, one.origin] for one in planned]
-    path.write_text(json.dumps({"groups": groups, "kernels": kernels}))
+    path.write_text(json.dumps({"groups": groups, "kernels": kernels}), encoding="utf-8")
 
 
 def load(path: Path) -> tuple[list[Group], list[Planned]]:
     """What `save` wrote. A group has a share of the time by its number of problems. Raises `OSError`."""
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     groups = {}
     for name, rows in found["groups"].items():
         problems = [AttentionProblem(**row) for row in rows]
