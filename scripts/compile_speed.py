@@ -33,7 +33,7 @@ from evoattn.model.gpu import GPUS
 from evoattn.model.named_problems import lookup
 from evoattn.model.space import KernelConfig
 from evoattn.samplers.pool import ConfigPool
-from evoattn.search.request import choose_spaces
+from evoattn.search.spaces import choose_spaces
 
 LOOK_SECONDS = 1.0
 """Between two looks at whether a process has failed."""

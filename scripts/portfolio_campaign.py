@@ -143,6 +143,13 @@ def make_groups(words: argparse.Namespace, gpu: GpuSpec) -> tuple[list[Group], d
     return campaign.shares([g for g in groups if g.name.startswith(words.only)], parts)[part], best
 
 
+def breeder_of(words: argparse.Namespace) -> type[Breeder]:
+    """What proposes kernels."""
+    if words.again or words.ahead:
+        return ClimbingBreeder
+    return Breeder if words.variants == PLAIN else AimedBreeder
+
+
 class Progress:
     """Says what the search has done, each SAY_SECONDS at most, and saves it, each SAVE_SECONDS."""
 
@@ -200,8 +207,7 @@ def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[.
     else:
         groups, best = make_groups(words, gpu)
     say(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems")
-    climbing = words.again or ahead
-    breeder = ClimbingBreeder if climbing else AimedBreeder if words.variants != PLAIN else Breeder
+    breeder = breeder_of(words)
     with Engine(groups, gpu, words.jobs, most=words.near, stage=stage, breeder=breeder, ahead=ahead) as engine:
 
         def save(table: dict[str, Any]) -> None:
@@ -219,7 +225,7 @@ def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[.
         progress = Progress(engine, groups, started, lambda: save({}))
         engine.run(words.seconds if searched else 0, progress, searched)
         save({})
-        left = f", {len(ahead)} ahead were not timed" if ahead else ""
+        left = "" if ahead is None else f", {len(ahead)} ahead were not timed"
         say(f"searched; {engine.measured} times, {engine.compiled} compiled{left}")
         table = timed_at_last(words, engine, best, save)
         say("final tables")

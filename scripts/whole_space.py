@@ -45,7 +45,7 @@ from evoattn.samplers.registry import make_sampler
 from evoattn.samplers.replay import Line
 from evoattn.samplers.thoughts import Encoder
 from evoattn.search.ahead import AHEAD
-from evoattn.search.request import choose_spaces
+from evoattn.search.spaces import choose_spaces
 
 TREES = 60
 OWN = 0.01

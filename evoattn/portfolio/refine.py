@@ -138,7 +138,7 @@ def climb(
 
 
 def at_once(start: Scored, near: Sequence[Scored], problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """Valid configs with several changes of `start` that each lower the cost: the best, and one more of other genes."""
+    """Valid configs that make several of the changes which lower the cost each: the best two, three and so on."""
     best: dict[frozenset[str], tuple[float, dict[str, Value]]] = {}
     for one in near:
         change = {name: value for name, value in one.config.params.items() if value != start.config[name]}

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from evoattn.families import registry
 from evoattn.model import gpu as gpus
 from evoattn.model import named_problems as problems
 from evoattn.model.gpu import DetectedDevice, GpuError, GpuSpec
-from evoattn.model.meant import meant
 from evoattn.model.paths import default_database
 from evoattn.model.problem import AttentionProblem, ProblemError
 from evoattn.model.shape_text import parse_shape
-from evoattn.model.space import ConfigError, SearchSpace, load_space, parse_choices
+from evoattn.model.space import ConfigError, SearchSpace, parse_choices
 from evoattn.model.word_kinds import require_text, require_whole
 from evoattn.samplers.registry import require_sampler
 from evoattn.search.budget import Budget, parse_budget
-from evoattn.search.starting import begin
+from evoattn.search.spaces import choose_spaces
 
 DEFAULT_PROBLEM, DEFAULT_SAMPLER, DEFAULT_CACHE = "seed_h100", "guided", "warm"
 
@@ -205,46 +204,3 @@ def choose_device(
         f"The device here is a {devices[0].product}, not {spec.name}: use --gpu auto to search on it, "
         "or --offline to search without timing."
     )
-
-
-def choose_spaces(
-    families: Sequence[str], choices: Sequence[str], starting_configs: bool, problem: AttentionProblem, gpu: GpuSpec
-) -> dict[str, SearchSpace]:
-    """The spaces of the named families, or of all that can serve the problem, as `--set NAME=V1,V2` words leave them,
-    with the configs that the search begins with; none of those without `starting_configs`.
-
-    Raises `FamilyError` on an unknown family, `ProblemError` where a named family, or every one, cannot serve the
-    problem, `ConfigError` on a name or a value that no searched family has.
-    """
-    spaces, reasons = {}, []
-    for name in dict.fromkeys(families or registry.FAMILIES):
-        if reason := registry.lookup(name).why_unsupported(problem, gpu):
-            reasons.append(reason)
-        else:
-            spaces[name] = load_space(name, gpu)
-    if not spaces or (families and reasons):
-        raise ProblemError(f"No kernel for this problem: {' '.join(reasons)}")
-    chosen = parse_choices(list(choices))
-    if others := sorted(set(chosen) - (known := {name for space in spaces.values() for name in space.names()})):
-        raise ConfigError(
-            f"No searched family has a parameter {others[0]}; they have {', '.join(sorted(known))}."
-            f"{meant(others[0], sorted(known))}"
-        )
-    spaces = _restricted(spaces, chosen)
-    if starting_configs:
-        return begin(spaces, problem, gpu)
-    return {name: replace(space, starting=()) for name, space in spaces.items()}
-
-
-def _restricted(spaces: dict[str, SearchSpace], chosen: dict[str, tuple[str, ...]]) -> dict[str, SearchSpace]:
-    """Raises `ConfigError` on a value that a family does not have; it names the families that have all of them."""
-    able, wrong = {}, []
-    for name, space in spaces.items():
-        try:
-            able[name] = space.restricted(chosen)
-        except ConfigError as error:
-            wrong.append(str(error))
-    if not wrong:
-        return able
-    others = "".join(f" --family {name}" for name, space in able.items() if set(chosen) <= set(space.names()))
-    raise ConfigError(wrong[0] + (f" Other families have it: say{others}." if others else ""))

@@ -27,10 +27,10 @@ from evoattn.search.request import (
     SearchWords,
     choose_boards,
     choose_device,
-    choose_spaces,
     plan,
     read_words,
 )
+from evoattn.search.spaces import choose_spaces
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 from evoattn.storage.chosen import is_alike

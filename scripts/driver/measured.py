@@ -23,7 +23,7 @@ from evoattn.search import ahead
 from evoattn.search.ahead import AheadSampler
 from evoattn.search.budget import Budget
 from evoattn.search.loop import Search
-from evoattn.search.request import choose_spaces
+from evoattn.search.spaces import choose_spaces
 from evoattn.search.tools import Tools
 from evoattn.storage import Storage
 

@@ -9,7 +9,7 @@ from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import load_space
 from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.wins import Win, Wins
-from evoattn.search.request import choose_spaces
+from evoattn.search.spaces import choose_spaces
 from evoattn.search.starting import MOST, begin
 
 SHAPE = "B=1,H=32,Hkv=8,S=4096,D=128,dtype=bf16,mask=causal"

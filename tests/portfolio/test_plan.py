@@ -12,6 +12,8 @@ from evoattn.model.gpu import GPUS, DetectedDevice
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign, plan
 from evoattn.portfolio.engine.ahead import Ahead
+from evoattn.portfolio.engine.aimed import AimedBreeder
+from evoattn.portfolio.engine.breeding import Breeder
 from evoattn.portfolio.engine.climbing import ClimbingBreeder
 from evoattn.portfolio.engine.kernel import Group
 
@@ -62,6 +64,19 @@ def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
     breeder._target = 1
     steps = [breeder._next_step() for _ in range(3)]
     assert [(one.kernel().config, one.origin) for one in planned[3:] if one.target == 1][:3] == steps
+
+
+@pytest.mark.parametrize(
+    "words, breeder",
+    [
+        ([], Breeder),
+        (["--variants", "paged"], AimedBreeder),
+        (["--again"], ClimbingBreeder),
+        (["--ahead", "folder"], ClimbingBreeder),  # though nothing in it may be compiled
+    ],
+)
+def test_breeder_of_a_campaign(words, breeder):
+    assert portfolio_campaign.breeder_of(portfolio_campaign.parse(["out.jsonl.gz", *words])) is breeder
 
 
 class FakeStage(Handler):
