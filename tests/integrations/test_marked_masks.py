@@ -5,22 +5,11 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from fake_device import FakeDevice, fake_runtime
-from test_transformers import TINY, TOKENS, close, gemma3, llama, mistral
+from test_transformers import TINY, TWO, close, gemma3, llama, mistral, padding
 
 from evoattn.integrations.mask_kinds import mark
 from evoattn.integrations.padded_batch import MARK
-from evoattn.integrations.transformers import NAME, register
-from evoattn.ops import current
-
-TWO = torch.cat((TOKENS, TOKENS.flip(1)))
-
-
-def padding(*hidden):
-    mask = torch.ones(2, 48, dtype=torch.long)
-    mask[1, list(hidden)] = 0
-    return mask
-
+from evoattn.integrations.transformers import NAME
 
 PADDINGS = {"none": None, "ones": padding(), "left": padding(*range(9)), "right": padding(*range(30, 48))}
 
@@ -67,31 +56,23 @@ def build(make, implementation):
     return model
 
 
-@pytest.fixture
-def device(tmp_path):
-    register()
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
-        yield fake
-
-
 @pytest.mark.parametrize("make, served", [(splinter, 2), (switch, 4)], ids=["splinter", "switch"])
 @pytest.mark.parametrize("name", ["none", "ones"])
 @pytest.mark.filterwarnings("ignore:evoattn. transformers has no fused:RuntimeWarning")
-def test_masks_of_eager_run_the_kernel(device, make, served, name):
+def test_masks_of_eager_run_the_kernel(model_device, make, served, name):
     words = dict(input_ids=TWO, attention_mask=PADDINGS[name])
     words |= dict(decoder_input_ids=TWO[:, :20]) if make is switch else {}
     expected = build(make, "eager")(**words)[0]
     ours = build(make, NAME)
     ours(**words)  # loads and checks the kernels
-    before = len(device.launches)
+    before = len(model_device.launches)
     assert close(ours(**words)[0], expected)
-    assert len(device.launches) - before == served
+    assert len(model_device.launches) - before == served
 
 
 @pytest.mark.parametrize("make, layers", [(modernbert, 3), (phimoe, 2)], ids=["modernbert", "phimoe"])
 @pytest.mark.parametrize("name", PADDINGS)
-def test_windows_of_the_mask_run_the_kernel(device, make, layers, name):
+def test_windows_of_the_mask_run_the_kernel(model_device, make, layers, name):
     """All but the layer that sees all keys where padding hides some in front of them, or behind: `CacheDevice` has keys
     in use."""
     mask = PADDINGS[name]
@@ -99,10 +80,10 @@ def test_windows_of_the_mask_run_the_kernel(device, make, layers, name):
     expected = build(make, "eager")(input_ids=TWO, attention_mask=mask).logits
     ours = build(make, NAME)
     ours(input_ids=TWO, attention_mask=mask)  # loads and checks the kernels
-    before = len(device.launches)
+    before = len(model_device.launches)
     with torch.inference_mode():
         found = ours(input_ids=TWO, attention_mask=mask).logits
-    assert len(device.launches) - before == layers - (make is modernbert and name in ("left", "right"))
+    assert len(model_device.launches) - before == layers - (make is modernbert and name in ("left", "right"))
     assert close(found[real], expected[real])
     ours.config.sliding_window = None if make is phimoe else 100
     for one in ours.modules():
@@ -112,7 +93,7 @@ def test_windows_of_the_mask_run_the_kernel(device, make, layers, name):
 
 @pytest.mark.parametrize("make", [llama, lambda: mistral(16), lambda: gemma3(16)], ids=["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize("with_mask", [False, True])
-def test_more_tokens_over_a_growing_cache_run_the_kernel(device, make, with_mask):
+def test_more_tokens_over_a_growing_cache_run_the_kernel(model_device, make, with_mask):
     """As the next words of a chat, or drafts of several tokens that a model checks at once."""
     steps = [(0, 20), (20, 27), (27, 28), (28, 47), (47, 48)]
 
@@ -120,9 +101,9 @@ def test_more_tokens_over_a_growing_cache_run_the_kernel(device, make, with_mask
         model, cache, found = build(make, implementation), transformers.DynamicCache(config=make()[1]), []
         for begin, end in steps:
             mask = torch.ones(2, end, dtype=torch.long) if with_mask else None
-            before = len(device.launches)
+            before = len(model_device.launches)
             found.append(model(input_ids=TWO[:, begin:end], attention_mask=mask, past_key_values=cache).logits)
-            assert len(device.launches) - before == count
+            assert len(model_device.launches) - before == count
         return torch.cat(found, dim=1)
 
     expected = logits("eager", 0)
@@ -135,18 +116,18 @@ def test_more_tokens_over_a_growing_cache_run_the_kernel(device, make, with_mask
 
 
 @pytest.mark.parametrize("name", ["none", "ones"])
-def test_masks_of_functions_of_a_model_s_own_run_the_kernel(device, name):
+def test_masks_of_functions_of_a_model_s_own_run_the_kernel(model_device, name):
     words = dict(input_ids=TWO, attention_mask=PADDINGS[name])
     expected = build(embedding_gemma, "eager")(**words)[0]
     ours = build(embedding_gemma, NAME)
     ours(**words)  # loads and checks the kernels
-    before = len(device.launches)
+    before = len(model_device.launches)
     assert close(ours(**words)[0], expected)
-    assert len(device.launches) - before == 2
+    assert len(model_device.launches) - before == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
-def test_what_a_mask_holds(device, dtype):
+def test_what_a_mask_holds(model_device, dtype):
     """Of any function, by every element."""
     seen = {
         (False, None): lambda q, k: q >= q,
@@ -160,20 +141,20 @@ def test_what_a_mask_holds(device, dtype):
     hidden = torch.ones(2, 48, dtype=torch.bool)
     hidden[1, 40:] = False
     for expected, function in seen.items():
-        for padding, queries in ((None, 48), (hidden, 48), (None, 5)):
+        for shown_keys, queries in ((None, 48), (hidden, 48), (None, 5)):
             shown = function(places[-queries:, None], places[None]).expand(2, 1, -1, -1).expand(-1, -1, queries, 48)
-            shown = shown if padding is None else shown & padding[:, None, None]
+            shown = shown if shown_keys is None else shown & shown_keys[:, None, None]
             made = shown if dtype == torch.bool else torch.zeros(shown.shape).masked_fill(~shown, -3e38)
-            mark(made, padding, lambda *_: True, 48 - queries, 0, None, 16)
+            mark(made, shown_keys, lambda *_: True, 48 - queries, 0, None, 16)
             said = getattr(made, MARK, None)
             assert (said and (said.causal, said.window)) == expected
             wrong = made.clone()
             wrong[1, 0, -1, -9] = ~wrong[1, 0, -1, -9] if dtype == torch.bool else -1.0
-            mark(wrong, padding, lambda *_: True, 48 - queries, 0, None, 16)
+            mark(wrong, shown_keys, lambda *_: True, 48 - queries, 0, None, 16)
             assert not hasattr(wrong, MARK)
 
 
-def test_what_a_mask_says(device):
+def test_what_a_mask_says(model_device):
     """Of one without padding nothing but the keys that each query sees; of one whose last query is not of the last key
     nothing at all."""
     from transformers.masking_utils import sliding_window_bidirectional_mask_function as beside

@@ -6,26 +6,15 @@ import pickle
 
 import pytest
 import torch
-from fake_device import FakeDevice, fake_runtime
-
-from evoattn.ops import current
 
 transformers = pytest.importorskip("transformers")
-from evoattn.integrations.transformers import NAME, register
+from evoattn.integrations.transformers import NAME
 
 IDS = torch.arange(3, 51).reshape(1, 48)
 
 
 @pytest.fixture
-def device(tmp_path):
-    register()
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
-        yield fake
-
-
-@pytest.fixture
-def model(device):
+def model(model_device):
     sizes = dict(hidden_size=256, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=128)
@@ -33,11 +22,11 @@ def model(device):
     return made.eval()
 
 
-def launched(device, model):
+def launched(model_device, model):
     """(launches of a forward pass, its logits)."""
-    before = len(device.launches)
+    before = len(model_device.launches)
     logits = model(IDS).logits
-    return len(device.launches) - before, logits
+    return len(model_device.launches) - before, logits
 
 
 def pickled(model):
@@ -52,47 +41,47 @@ def through_a_file_of_torch(model):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled, through_a_file_of_torch])
-def test_copies_run_the_kernel_too(device, model, copied):
-    launched(device, model)  # loads and checks it
-    count, logits = launched(device, model)
+def test_copies_run_the_kernel_too(model_device, model, copied):
+    launched(model_device, model)  # loads and checks it
+    count, logits = launched(model_device, model)
     assert count == 2
-    again, same = launched(device, copied(model))
+    again, same = launched(model_device, copied(model))
     assert again == 2 and torch.equal(logits, same)
 
 
-def test_a_saved_model_is_loaded_with_any_attention(device, model, tmp_path):
+def test_a_saved_model_is_loaded_with_any_attention(model_device, model, tmp_path):
     """Its config names no attention: who loads it chooses."""
     model.save_pretrained(tmp_path)
     assert NAME not in (tmp_path / "config.json").read_text()
-    launched(device, model)
-    _, logits = launched(device, model)
+    launched(model_device, model)
+    _, logits = launched(model_device, model)
     words = {"dtype": torch.bfloat16, "local_files_only": True}
     for name, count in ((NAME, 2), ("sdpa", 0)):
         loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation=name, **words).eval()
-        before = len(device.launches)
+        before = len(model_device.launches)
         torch.testing.assert_close(loaded(IDS).logits, logits, atol=0.06, rtol=0.03)
-        assert len(device.launches) == before + count
+        assert len(model_device.launches) == before + count
 
 
-def test_a_model_is_switched_there_and_back(device, model):
-    launched(device, model)
+def test_a_model_is_switched_there_and_back(model_device, model):
+    launched(model_device, model)
     for name, count in (("sdpa", 0), (NAME, 2), ("eager", 0), (NAME, 2)):
         model.set_attn_implementation(name)
-        assert launched(device, model)[0] == count
+        assert launched(model_device, model)[0] == count
 
 
-def test_modes_and_wrappers(device, model):
-    launched(device, model)
-    _, logits = launched(device, model)
+def test_modes_and_wrappers(model_device, model):
+    launched(model_device, model)
+    _, logits = launched(model_device, model)
     with torch.inference_mode():
-        count, inside = launched(device, model)
+        count, inside = launched(model_device, model)
     assert count == 2 and torch.equal(inside, logits)
-    count, parallel = launched(device, torch.nn.DataParallel(model))  # without a GPU the module itself
+    count, parallel = launched(model_device, torch.nn.DataParallel(model))  # without a GPU the module itself
     assert count == 2 and torch.equal(parallel, logits)
 
 
-def test_two_models_of_a_process_keep_their_own_attention(device, model):
-    launched(device, model)
+def test_two_models_of_a_process_keep_their_own_attention(model_device, model):
+    launched(model_device, model)
     other = copy.deepcopy(model)
     other.set_attn_implementation("sdpa")
-    assert launched(device, other)[0] == 0 and launched(device, model)[0] == 2
+    assert launched(model_device, other)[0] == 0 and launched(model_device, model)[0] == 2

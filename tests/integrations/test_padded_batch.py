@@ -7,21 +7,11 @@ import torch
 transformers = pytest.importorskip("transformers")
 from fake_cache import CacheDevice, split_kv_pick
 from fake_device import FakeDevice, fake_runtime
-from test_transformers import TOKENS, bert, build, close, gemma3, llama, mistral, t5
+from test_transformers import TWO, bert, build, close, gemma3, llama, mistral, padding, t5
 
 from evoattn.integrations.padded_batch import MARK, padded_of
 from evoattn.integrations.transformers import NAME, attention_forward, register
 from evoattn.ops import current
-
-TWO = torch.cat((TOKENS, TOKENS.flip(1)))
-
-
-def padding(*hidden):
-    """Two texts of 48 tokens of which the second has hidden ones."""
-    mask = torch.ones(2, 48, dtype=torch.long)
-    mask[1, list(hidden)] = 0
-    return mask
-
 
 LEFT, RIGHT, MIDDLE, BOTH = padding(*range(9)), padding(*range(30, 48)), padding(20, 21), padding(0, 47)
 
@@ -38,29 +28,21 @@ def logits(make, implementation, mask, wrapped=lambda model: model):
 
 @pytest.mark.parametrize("make", [llama, lambda: mistral(16), lambda: gemma3(16)], ids=["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
-def test_prompts_are_packed_sequences(tmp_path, make, mask):
-    register()
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
-        expected = logits(make, "sdpa", mask)
-        logits(make, NAME, mask)  # loads and checks the kernels
-        before = len(fake.launches)
-        ours = logits(make, NAME, mask)
-        assert len(fake.launches) - before == 2
-        assert close(ours[mask == 1], expected[mask == 1])
-        plain = logits(make, "sdpa", None)
-        assert mask is RIGHT or not torch.allclose(expected[1, 9:], plain[1, 9:], atol=0.1), (
-            "the mask is of consequence"
-        )
+def test_prompts_are_packed_sequences(model_device, make, mask):
+    expected = logits(make, "sdpa", mask)
+    logits(make, NAME, mask)  # loads and checks the kernels
+    before = len(model_device.launches)
+    ours = logits(make, NAME, mask)
+    assert len(model_device.launches) - before == 2
+    assert close(ours[mask == 1], expected[mask == 1])
+    plain = logits(make, "sdpa", None)
+    assert mask is RIGHT or not torch.allclose(expected[1, 9:], plain[1, 9:], atol=0.1), "the mask is of consequence"
 
 
 @pytest.mark.parametrize("mask", [MIDDLE, BOTH], ids=["middle", "both"])
-def test_other_padding_is_sdpa_s(tmp_path, mask):
-    register()
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
-        assert torch.equal(logits(llama, NAME, mask), logits(llama, "sdpa", mask))
-    assert not fake.launches
+def test_other_padding_is_sdpa_s(model_device, mask):
+    assert torch.equal(logits(llama, NAME, mask), logits(llama, "sdpa", mask))
+    assert not model_device.launches
 
 
 @pytest.mark.parametrize("make, served", [(bert, 2), (t5, 4)], ids=["bert", "t5"])
@@ -112,38 +94,32 @@ def test_a_mask_that_was_written_to_is_only_a_mask(tmp_path):
         assert not hasattr(made(**words), MARK), "nobody reads it"
 
 
-@pytest.mark.parametrize("padding", [LEFT, RIGHT], ids=["left", "right"])
-def test_a_layer_that_is_compiled_alone_takes_the_mask_as_any_other(tmp_path, padding):
+@pytest.mark.parametrize("seen", [LEFT, RIGHT], ids=["left", "right"])
+def test_a_layer_that_is_compiled_alone_takes_the_mask_as_any_other(model_device, seen):
     """Its mask is made outside of compiled code, and says there what it stands for."""
-    register()
     module = torch.nn.Module()
     module.is_causal, module.num_key_value_groups = True, 1
     query = torch.randn(2, 4, 48, 64, generator=torch.Generator().manual_seed(0))
-    words = dict(batch_size=2, q_length=48, kv_length=48, attention_mask=padding.bool())
-    with current.use(fake_runtime(FakeDevice(), tmp_path)), torch.no_grad():
-        mask = transformers.AttentionMaskInterface()[NAME](**words)
-        assert hasattr(mask, MARK)
-        layer = torch.compile(lambda q: attention_forward(module, q, q, q, mask)[0], backend="eager", fullgraph=True)
-        expected = torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).transpose(1, 2)
-        torch.testing.assert_close(layer(query), expected)
+    words = dict(batch_size=2, q_length=48, kv_length=48, attention_mask=seen.bool())
+    mask = transformers.AttentionMaskInterface()[NAME](**words)
+    assert hasattr(mask, MARK)
+    layer = torch.compile(lambda q: attention_forward(module, q, q, q, mask)[0], backend="eager", fullgraph=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).transpose(1, 2)
+    torch.testing.assert_close(layer(query), expected)
 
 
 @pytest.mark.parametrize("make", [llama, bert], ids=["llama", "bert"])
-def test_a_whole_model_compiles_with_padding(tmp_path, make):
+def test_a_whole_model_compiles_with_padding(model_device, make):
     """Within compiled code a mask cannot say what it stands for."""
-    register()
     torch.compiler.reset()
-    with current.use(fake_runtime(FakeDevice(), tmp_path)), torch.no_grad():
-        expected = logits(make, "sdpa", RIGHT)
-        ours = logits(make, NAME, RIGHT, lambda model: torch.compile(model, backend="eager", fullgraph=True))
+    expected = logits(make, "sdpa", RIGHT)
+    ours = logits(make, NAME, RIGHT, lambda model: torch.compile(model, backend="eager", fullgraph=True))
     assert close(ours[RIGHT == 1], expected[RIGHT == 1])
 
 
-def test_training_with_padding_goes_through_sdpa(tmp_path):
-    register()
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)):
-        model, _ = build(llama, NAME)
+def test_training_with_padding_goes_through_sdpa(model_device):
+    model, _ = build(llama, NAME)
+    with torch.enable_grad():
         model.train()(input_ids=TWO, attention_mask=LEFT, labels=TWO).loss.backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
-    assert not fake.launches
+    assert not model_device.launches

@@ -4,22 +4,14 @@ are, and `evoattn.capture` sees what they ask for.
 
 import pytest
 import torch
-from fake_device import FakeDevice, fake_runtime
 
 import evoattn
-from evoattn.ops import current
 
 NEAR = dict(atol=0.05, rtol=0.03)
 """What bf16 rounding of the attention outputs can do to such a model."""
 
 
-@pytest.fixture
-def device(tmp_path):
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
-        yield fake
-
-
+@torch.no_grad()
 def require_served(device, model, inputs, calls):
     """The same answers as torch's, by `calls` launches; returns what was recorded."""
     with evoattn.capture() as shapes:

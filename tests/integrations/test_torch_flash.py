@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from fake_device import FakeDevice, fake_runtime, near, reference, tensors
+from fake_device import near, reference, tensors
 
 from evoattn.integrations.torch_flash import NAME, Replaced, register
-from evoattn.ops import current
 
 OP = torch.ops.aten._scaled_dot_product_flash_attention
 
@@ -20,13 +19,6 @@ class Original:
         self.asked.append((dropout_p, is_causal, scale))
         lse, state = torch.zeros(query.shape[:3]), torch.zeros(2, dtype=torch.uint64)
         return query, lse, None, None, query.shape[2], key.shape[2], state, state[0], torch.empty(0)
-
-
-@pytest.fixture
-def device(tmp_path):
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)):
-        yield fake
 
 
 @pytest.fixture

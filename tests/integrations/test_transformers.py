@@ -4,7 +4,7 @@ by torch elsewhere.
 
 import pytest
 import torch
-from fake_device import FakeDevice, fake_runtime
+from fake_device import fake_runtime
 
 from evoattn.ops import current
 
@@ -20,16 +20,16 @@ TINY = dict(
     max_position_embeddings=128,
 )
 TOKENS = torch.arange(3, 3 + 48).reshape(1, 48) % 99
+TWO = torch.cat((TOKENS, TOKENS.flip(1)))
 PIXELS = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 SPEECH = torch.randn(1, 80, 120, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture
-def device(tmp_path):
-    register()
-    fake = FakeDevice()
-    with current.use(fake_runtime(fake, tmp_path)), torch.no_grad():
-        yield fake
+def padding(*hidden):
+    """The mask of TWO texts of which the second has hidden tokens."""
+    mask = torch.ones(2, 48, dtype=torch.long)
+    mask[1, list(hidden)] = 0
+    return mask
 
 
 def llama(**others):
@@ -139,13 +139,13 @@ def near(ours, theirs):
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_logits_are_those_of_sdpa(device, name):
+def test_the_logits_are_those_of_sdpa(model_device, name):
     make, served = MODELS[name]
     theirs = logits(make, "sdpa")
     logits(make, NAME)  # loads and checks the kernels
-    before = len(device.launches)
+    before = len(model_device.launches)
     ours = logits(make, NAME)
-    assert len(device.launches) - before == served
+    assert len(model_device.launches) - before == served
     assert close(ours, theirs)
 
 
@@ -159,20 +159,20 @@ def test_without_a_device_they_are_the_same_bits(tmp_path, name):
         assert torch.equal(logits(make, NAME), logits(make, "sdpa"))
 
 
-def test_padding_beside_a_position_bias(device):
+def test_padding_beside_a_position_bias(model_device):
     """Of T5 the encoder and the cross attention have a mask; the decoder has none."""
     mask = torch.ones(1, 48, dtype=torch.long)
     mask[:, -5:] = 0
     theirs = logits(t5, "sdpa", attention_mask=mask)
     logits(t5, NAME, attention_mask=mask)  # loads and checks the kernel
-    before = len(device.launches)
+    before = len(model_device.launches)
     assert close(logits(t5, NAME, attention_mask=mask), theirs)
-    assert len(device.launches) - before == 2
+    assert len(model_device.launches) - before == 2
     assert not torch.allclose(theirs, logits(t5, "sdpa"), atol=0.1), "the mask is of consequence"
 
 
 @pytest.mark.parametrize("make, cache", [(llama, "dynamic"), (llama, "static"), (t5, "dynamic")])
-def test_generation(device, make, cache):
+def test_generation(model_device, make, cache):
     answers = {}
     for name in ("sdpa", NAME):
         model, inputs = build(make, name)
@@ -182,19 +182,19 @@ def test_generation(device, make, cache):
             words["cache_implementation"] = "static"
         answers[name] = model.generate(**inputs, **words)
     assert torch.equal(answers["sdpa"], answers[NAME])
-    assert device.launches
+    assert model_device.launches
 
 
-def test_training_goes_through_sdpa(device):
+def test_training_goes_through_sdpa(model_device):
     model, inputs = build(llama, NAME)
     with torch.enable_grad():
         model.train()(**inputs, labels=TOKENS).loss.backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
-    assert not device.launches
+    assert not model_device.launches
 
 
 @pytest.mark.slow
-def test_a_compiled_model(device):
+def test_a_compiled_model(model_device):
     """With a cache to fill: without one transformers suspects packed sequences, which a trace cannot rule out, and
     makes a mask.
     """
@@ -207,16 +207,16 @@ def test_a_compiled_model(device):
             backend="eager",
             fullgraph=True,
         )
-        before = len(device.launches)
+        before = len(model_device.launches)
         assert close(compiled(inputs["input_ids"]), expected)
-        assert len(device.launches) - before == served
+        assert len(model_device.launches) - before == served
 
 
 class Layer(torch.nn.Module):
     is_causal = True
 
 
-def test_sinks_and_soft_caps_are_those_of_eager(device):
+def test_sinks_and_soft_caps_are_those_of_eager(model_device):
     """Of gpt-oss and Gemma 2; "sdpa" would leave them out."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as with_cap
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as with_sinks
