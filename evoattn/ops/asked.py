@@ -103,6 +103,8 @@ def why_not_shapes(
         return "key and value are not of as many batches, heads and rows, with query's batch and head_dim"
     if key.shape[1] != query.shape[1] and not enable_gqa:
         return f"{key.shape[1]} K/V heads for {query.shape[1]} query heads need enable_gqa=True"
+    if key.shape[1] and query.shape[1] % key.shape[1]:
+        return f"{query.shape[1]} query heads are no multiple of {key.shape[1]} K/V heads"
     return None
 
 

@@ -139,6 +139,8 @@ def attention(
         beyond = others or return_lse or causal != "upper_left"
         if not beyond and (reason := attn_masks.why_only_torch(attn_mask, query, key, is_causal, enable_gqa)):
             return attn_masks.masked(query, key, value, attn_mask, is_causal, scale, enable_gqa, out, strict, reason)
+        if not _is_compiling():  # what stands for no causal mask beside another one would pass unseen
+            asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
         is_causal, causal, bias = attn_masks.said_by(attn_mask, query, key, is_causal, causal, bias)
         others = others or bias is not None
     if others:
@@ -153,6 +155,7 @@ def attention(
 
         return traced(query, key, value, is_causal, scale, enable_gqa, causal, return_lse, out, strict)
     if not is_ordinary(query, key, value):
+        asked.require_flags(is_causal=is_causal, enable_gqa=enable_gqa)
         if is_fake(query):
             from evoattn.ops.traced import traced
 

@@ -49,6 +49,7 @@ def attention(
         mask = variant.bias if hidden is None else ~hidden
         if variant.bias is not None and hidden is not None:
             mask = variant.bias.masked_fill(hidden, -math.inf)
+        mask = mask if mask is None else torch.atleast_2d(mask)  # SDPA takes no fewer dimensions
         answer = sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
         return answer if mask is None else without_unseen(answer, mask), None
     keys, values = (t.repeat_interleave(groups, dim=-3) for t in (key.float(), value))

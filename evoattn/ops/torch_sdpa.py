@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.variant import ALIGNMENT
 
 SDPA = torch._C._nn.scaled_dot_product_attention
@@ -35,6 +36,9 @@ def sdpa(
     tensors = query, key, value
     if not _watched() and all(map(_is_plain, tensors)):
         if 0 in (*query.shape, *key.shape, *value.shape) or not _fit(query, key, value):
+            if has_autocast(query.device.type):  # which knows SDPA, not its formula
+                query, key, value = autocast(query.device.type, query, key, value)
+                attn_mask = autocast(query.device.type, attn_mask)[0] if isinstance(attn_mask, Tensor) else attn_mask
             grouped = enable_gqa and all(tensor.shape[-3] for tensor in tensors)  # it divides by the heads then
             return MATH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)[0]
         if all(tensor.is_cuda for tensor in tensors):

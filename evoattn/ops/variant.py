@@ -22,9 +22,17 @@ TENSORS = ("sinks", "alibi_slopes", "bias", "seqused_k", "block_table", "cu_seql
 """The arguments that are tensors, by the names that callers give them."""
 
 
+LONGEST = 1 << 31
+"""No sequence has so many keys."""
+
+
 def closed(window: Any) -> Any:
-    """The window, or None where both of its sides are open, as in flash-attention's default."""
-    return None if isinstance(window, tuple | list) and tuple(window) == (-1, -1) else window
+    """The window, or None where both of its sides are open, as in flash-attention's default. Sides that are wider than
+    any sequence are open, too: int64 does not hold the sum of `sys.maxsize` and a place."""
+    if not isinstance(window, tuple | list):
+        return window
+    sides = tuple(-1 if isinstance(side, int) and side >= LONGEST else side for side in window)
+    return None if sides == (-1, -1) else sides
 
 
 @dataclass(frozen=True)

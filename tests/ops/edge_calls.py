@@ -124,6 +124,8 @@ class Calls:
         calls["mask float16 beside float32"] = wide, {"attn_mask": r(9, 13)}
         calls["mask float32 beside bfloat16"] = tuple(t.bfloat16() for t in wide), {"attn_mask": r(9, 13).float()}
         calls["mask and is_causal"] = (q, k, v), {"attn_mask": r(9, 13), "is_causal": True}
+        for flag in (0, None):
+            calls[f"mask, is_causal {flag}"] = (q, k, v), {"attn_mask": r(9, 13), "is_causal": flag}
         calls["mask, grouped"] = (q, k[:, :2], v[:, :2]), {"attn_mask": r(9, 13), "enable_gqa": True}
         calls["mask, grouped without asking"] = (q, k[:, :2], v[:, :2]), {"attn_mask": r(9, 13)}
         for name, part in {"3": (0,), "2": (0, 0), "5": (None,)}.items():

@@ -104,3 +104,13 @@ def test_a_negated_out_reads_as_the_answer(device, words):
     assert evoattn.attention(q, k, v, out=out, **words) is out
     assert difference(out.resolve_neg(), evoattn.attention(q, k, v, **words)) == ""
     assert device.launches
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (13,)], ids=str)
+def test_a_bias_of_few_dimensions_is_broadcast(device, tmp_path, shape):
+    q, k, v = Calls("cpu").qkv()
+    bias = torch.arange(13.0).half()[: shape[0] if shape else 1].view(shape)
+    expected = outcome(F.scaled_dot_product_attention, ((q, k, v, bias.expand(9, 13)), {}))
+    assert difference(evoattn.attention(q, k, v, bias=bias, strict=True), expected) == ""
+    with current.use(Runtime(None, current.best_known, tmp_path)):
+        assert difference(evoattn.attention(q, k, v, bias=bias), expected) == ""

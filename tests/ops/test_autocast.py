@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fake_device import tensors
 
 from evoattn.ops import current
@@ -44,3 +45,15 @@ def test_autocast_does_not_round_scores(device, words):
         answer, lse = attention(q, k, v, return_lse=True, **words)
     assert lse.dtype == torch.float32 and torch.equal(lse, expected[1])
     assert torch.equal(answer, expected[0])
+
+
+@pytest.mark.parametrize("words", [{}, {"attn_mask": torch.zeros(37, 45)}], ids=["plain", "a mask"])
+@pytest.mark.parametrize("empty", ["queries", "columns of value"])
+def test_an_empty_answer_has_autocasts_dtype(tmp_path, empty, words):
+    """Its formula, which torch's autocast does not know, gives it."""
+    q, k, v = (tensor.float() for tensor in tensors(kv_heads=4))
+    q, v = (q[:, :, :0], v) if empty == "queries" else (q, v[..., :0])
+    words = {name: mask[: q.shape[2]] for name, mask in words.items()}
+    with current.use(Runtime(None, current.best_known, tmp_path)), torch.autocast("cpu", dtype=torch.bfloat16):
+        answer, expected = attention(q, k, v, **words), F.scaled_dot_product_attention(q, k, v, **words)
+    assert answer.dtype == expected.dtype == torch.bfloat16 and answer.shape == expected.shape

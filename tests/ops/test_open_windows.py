@@ -1,5 +1,7 @@
 """Windows that hide no key run the kernels of calls without one, and windows that hide one do not."""
 
+import sys
+
 import pytest
 import torch
 from fake_cache import CacheDevice, split_kv_pick
@@ -7,6 +9,7 @@ from fake_device import fake_runtime, near, reference, tensors
 
 import evoattn
 from evoattn.ops import current
+from evoattn.ops.runtime import Runtime
 
 
 @pytest.mark.parametrize("lengths", [(37, 45), (45, 37), (37, 37)], ids=str)
@@ -35,6 +38,18 @@ def test_a_window_that_may_hide_a_key(device, lengths, window):
     seen = (keys >= middle - past) & (keys <= middle + ahead)
     expected = reference(q, k, v, attn_mask=seen).masked_fill(~seen.any(1)[:, None], 0)
     assert near(answer, expected)
+
+
+@pytest.mark.parametrize("words", [{}, {"softcap": 3.0}], ids=["plain", "a soft cap"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_side_that_no_number_of_keys_reaches_is_open(tmp_path, is_causal, words):
+    """Where torch answers as well: places plus such a side are beyond int64."""
+    q, k, v = tensors(kv_heads=4)
+    words = dict(words, is_causal=is_causal)
+    with current.use(Runtime(None, current.best_known, tmp_path)):
+        expected = evoattn.attention(q, k, v, **words)
+        for window in ((sys.maxsize, sys.maxsize), (-1, sys.maxsize), (2**70, 2**70)):
+            assert near(evoattn.attention(q, k, v, window=window, **words), expected)
 
 
 def test_the_last_side_counts_under_a_causal_mask_no_more(device):

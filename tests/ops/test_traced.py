@@ -155,6 +155,17 @@ def test_fake_tensors(device):
     assert not device.launches
 
 
+@pytest.mark.parametrize(
+    ("heads", "words", "error"), [(3, {}, RuntimeError), (2, {"is_causal": 1}, TypeError)], ids=["heads", "flags"]
+)
+def test_fake_tensors_raise_what_real_ones_do(device, heads, words, error):
+    q, k, v = tensors(kv_heads=heads)
+    with pytest.raises(error):
+        attention(q, k, v, enable_gqa=True, **words)
+    with FakeTensorMode() as mode, pytest.raises(error):
+        attention(*(mode.from_tensor(t) for t in (q, k, v)), enable_gqa=True, **words)
+
+
 def test_export(device):
     class Module(torch.nn.Module):
         def forward(self, q, k, v):
