@@ -17,9 +17,9 @@ from transformers.masking_utils import (
 from evoattn.integrations import padded_batch
 
 Kind = tuple[bool, tuple[int, int] | None]
-"""Whether a mask is causal, and its window `(past, ahead)`, of `padded_batch.Padded`."""
+"""Whether a mask is causal, and its window `(past, ahead)`, as in `padded_batch.Padded`."""
 MOST_COMPARED = 1 << 28
-"""Elements of a mask whose content is looked at: it takes as much memory again."""
+"""Elements of the largest mask whose content is compared, which takes as much memory again."""
 
 
 def is_same(one: object, other: object) -> bool:
@@ -44,11 +44,11 @@ def mark(
     local_size: int | None,
     window: int | None,
 ) -> None:
-    """Say on a mask tensor `[batch, 1, queries, keys]` which keys a query sees, if a kernel knows that: all, those
-    up to its own, or those near it, before it or on both sides. But for the first, the last query must be of the last
-    key. `padding`, bool `[batch, all keys]`, is true at real tokens; `window` is what the model's config calls so.
+    """Say on a mask tensor `[batch, 1, queries, keys]` which keys a query sees, if a kernel can show the same: all,
+    those up to its own, or those near it, before it or on both sides. Unless it sees all, the last query must be of the
+    last key. `padding`, bool `[batch, all keys]`, is true at real tokens; `window` is the model's `sliding_window`.
     Nothing is said in a trace."""
-    if torch.compiler.is_compiling():  # which cannot ask what follows, and would be of these lengths alone
+    if torch.compiler.is_compiling():  # a trace cannot ask what follows, and would be of these lengths alone
         return
     queries, keys = made.shape[2:]
     if padding is not None:

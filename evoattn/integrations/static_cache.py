@@ -21,11 +21,12 @@ from evoattn.ops.plan import Refusal
 from evoattn.ops.variant import Variant
 
 MOST_QUERIES = 8
-"""Of a step; more are a prompt, for which a mask tensor costs little."""
+"""The most queries of a step; more are a prompt, for which a mask tensor costs little."""
 PLACES_STEP = 256
-"""Whether a kernel serves a step is asked of so many places and more: once for many lengths of a growing cache."""
+"""Places are rounded up to a multiple of it before it is asked whether a kernel serves a step: one answer is for many
+lengths of a growing cache."""
 FILLED_STEP = 4
-"""Numbers of keys that `padded_places` has room for are a multiple of it: 16 bytes."""
+"""`padded_places` has room for a multiple of it of numbers, int32: the bias behind them begins at 16 bytes."""
 
 
 def kernel_serves(
@@ -49,7 +50,7 @@ def kernel_serves(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _sizes(config: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """((heads, K/V heads), head_dims of K and of V) of the layers without a window, which share a mask; none where they
-    are not known. Those of Gemma 4 differ. Latent attention (DeepSeek) has keys of a rotated and another part."""
+    are not known. Those of Gemma 4 differ. A key of latent attention (DeepSeek) has a rotated and a plain part."""
     layers = [config]
     if getattr(config, "is_heterogeneous", False):
         types = getattr(config, "layer_types", None) or []

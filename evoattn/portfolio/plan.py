@@ -44,8 +44,8 @@ def make(groups: Iterable[Group], gpu: GpuSpec, seed: int = 0) -> list[Planned]:
 def compile_ahead(
     planned: Iterator[Planned], files: KernelFiles, gpu: GpuSpec, seconds: float, jobs: int
 ) -> Iterator[Planned]:
-    """Compile what is planned into `files`, in its order, until `seconds` are over and the processes have ended what
-    they had begun. Those that compile are marked so, and come as they are ready."""
+    """Compile what is planned into `files`, in its order, until `seconds` are over and `jobs` processes have ended what
+    they had begun. Yields what has machine code, as it is ready; what does not compile is left out."""
     end = time.monotonic() + seconds
     running: dict[Future[CompiledKernel | None], tuple[Planned, Candidate]] = {}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:

@@ -17,14 +17,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, SearchSpace, Value
 from evoattn.portfolio.climbs import Climbs, Refined
 from evoattn.portfolio.rounding import rounded
-from evoattn.portfolio.starts import (
-    FAMILY,
-    TENSOR_FAMILY,
-    WARP_FAMILY,
-    other_shapes,
-    tensor_shapes,
-    warp_shapes,
-)
+from evoattn.portfolio.starts import FAMILY, TENSOR_FAMILY, WARP_FAMILY, other_shapes, tensor_shapes, warp_shapes
 
 Genes = Mapping[str, Sequence[Value]]
 """Values that each parameter of a family may have."""
@@ -138,18 +131,22 @@ def climb(
 
 
 def at_once(start: Scored, near: Sequence[Scored], problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-    """Valid configs that make several of the changes which lower the cost each: the best two, three and so on."""
+    """Valid configs that make several of the changes which lower the cost each: the best two, three and so on. `near`:
+    neighbours of `start`, of which only the best change of the same genes counts."""
     best: dict[frozenset[str], tuple[float, dict[str, Value]]] = {}
     for one in near:
         change = {name: value for name, value in one.config.params.items() if value != start.config[name]}
-        if one.score < best.setdefault(frozenset(change), (start.score, {}))[0]:
-            best[frozenset(change)] = one.score, change
-    changes = [change for _, change in sorted(best.values(), key=lambda scored: scored[0]) if change][:AT_ONCE]
-    family, found, made = registry.lookup(start.config.family), [], dict(changes[0]) if changes else {}
+        genes = frozenset(change)
+        if one.score < (best[genes][0] if genes in best else start.score):
+            best[genes] = one.score, change
+    changes = [change for _, change in sorted(best.values(), key=lambda scored: scored[0])][:AT_ONCE]
+    if not changes:
+        return []
+    family, made, found = registry.lookup(start.config.family), changes[0], []
     for change in changes[1:]:
         config = KernelConfig(start.config.family, start.config.params | made | change)
         if made.keys().isdisjoint(change) and not family.why_invalid(problem, config, gpu):
-            made |= change
+            made = made | change
             found.append(config)
     return found
 

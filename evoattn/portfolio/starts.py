@@ -44,7 +44,8 @@ WARP_GENES: dict[str, Value] = {
 them, or lay a step away."""
 
 TENSOR_FAMILY = "large_head"
-"""The one that has tensor cores in fp32. Portfolios have no kernel of it in many classes: their tables are older."""
+"""The one that has tensor cores in fp32. Many classes of portfolios are older than its kernels for their
+head_dims, and have none."""
 TENSOR_SHAPES = (
     (16, 32, "tf32x3_spread", 4, 16, 16),
     (16, 32, "tf32x3", 2, 16, 16),
@@ -62,7 +63,7 @@ TENSOR_GENES: dict[str, Value] = {
     "DIM_SPLIT": 1, "EXCHANGE": "none", "DEPENDENT_LAUNCH": False, "LANES": 32, "STAGES": 1, "UNROLL": 1,
 }  # fmt: skip
 TENSOR_OUTPUT = (16, 32)
-"""Rows of the answer that a warp has."""
+"""Rows of the answer that each warp works on, alone or with others."""
 
 
 def tensor_shapes(problem: AttentionProblem, gpu: GpuSpec, genes: Mapping[str, Sequence[Value]]) -> list[KernelConfig]:

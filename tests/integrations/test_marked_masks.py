@@ -138,10 +138,10 @@ def test_what_a_mask_holds(model_device, dtype):
         None: lambda q, k: (k <= q) & (k > q - 15),
     }
     places = torch.arange(48)
-    hidden = torch.ones(2, 48, dtype=torch.bool)
-    hidden[1, 40:] = False
+    some = torch.ones(2, 48, dtype=torch.bool)
+    some[1, 40:] = False
     for expected, function in seen.items():
-        for shown_keys, queries in ((None, 48), (hidden, 48), (None, 5)):
+        for shown_keys, queries in ((None, 48), (some, 48), (None, 5)):
             shown = function(places[-queries:, None], places[None]).expand(2, 1, -1, -1).expand(-1, -1, queries, 48)
             shown = shown if shown_keys is None else shown & shown_keys[:, None, None]
             made = shown if dtype == torch.bool else torch.zeros(shown.shape).masked_fill(~shown, -3e38)

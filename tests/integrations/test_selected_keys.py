@@ -24,6 +24,26 @@ def test_keys_are_selected_among_filled_places(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
+class Indexer:
+    """Selects blocks of 4 keys."""
+
+    def build_block_mask(self, blocks, mask, keys, dtype, device, positions):
+        return mask & (blocks[..., None] == torch.arange(keys) // 4).any(-2)
+
+
+def test_blocks_are_selected_among_filled_places(tmp_path):
+    module = torch.nn.Module()
+    module.is_causal, module.num_key_value_groups, module.indexer = True, 1, Indexer()
+    query, key = torch.randn(2, 2, 1, 16), torch.randn(2, 2, 32, 16)
+    blocks = torch.tensor([0, 2]).expand(2, 2, 1, 2)
+    with current.use(fake_runtime(None, tmp_path)):
+        places = filled_places(2, 1, torch.tensor(9))
+        found, _ = attention_forward(module, query, key, key, places, block_indices=blocks)
+        seen = key[:, :, [0, 1, 2, 3, 8, 9]]
+        expected, _ = attention_forward(module, query, seen, seen, None)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("kind", [None, torch.bool, torch.float32], ids=str)
 @pytest.mark.parametrize("sinks", [None, torch.zeros(4)], ids=["", "sinks"])
 def test_only_selected_keys_are_seen(tmp_path, kind, sinks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import portfolio_campaign
 import pytest
 
@@ -26,15 +28,20 @@ def made():
     return plan.make([group], H100)
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
     """A plan of two problems whose first kernels are compiled."""
-    folder = tmp_path / "ahead"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("ahead")
     planned, files = made(), KernelFiles(folder / plan.KERNELS, version())
     assert len(list(plan.compile_ahead(iter(planned[:3]), files, H100, 60, 2))) == 3
     plan.save(folder / plan.PLAN, planned)
     return folder
+
+
+@pytest.fixture
+def folder(made_once, tmp_path):
+    """A copy of the plan, which a test may change."""
+    return shutil.copytree(made_once, tmp_path / "ahead")
 
 
 def test_a_plan_begins_with_the_pick_of_every_problem():

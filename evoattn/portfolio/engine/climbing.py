@@ -22,23 +22,23 @@ from evoattn.portfolio.refine import Costs, Scored, all_genes, beginnings, climb
 CLIMBED_SHARE = 0.7
 """Of the proposals; the others are aimed and bred."""
 STEPS, KEPT = 8, 12
-"""Of each climb; of a problem so many are proposed: the pick, the ends, those of least cost first, then rivals, some
-behind them, and steps."""
+"""Steps of a climb, and configs that are proposed for a problem: the pick, the ends of climbs, those of least cost
+first, then rivals, some behind them, and steps."""
 RIVALS, RIVAL = 3, 1.03
-"""So many that cost at most so many times the least of all that were scored: scores err by more, so that the one of
-least cost is often one whose score errs most."""
+"""Rivals, and their most cost over the least of all that were scored: scores err by more, so that the one of least
+cost is often one whose score errs most."""
 BEHINDS, BEHIND = 2, (1.05, 1.15)
-"""So many that cost so many times the least: of the 51 problems of a check where a search found a faster kernel than
-the pick, the cost model scored 43 at the pick's cost or behind it. Where nothing is timed but what has low scores, no
-score is found to be too high."""
+"""Configs somewhat behind, and their cost over that of the best end. Of the 51 problems of a check where a search
+found a faster kernel than the pick, the cost model scored 43 at the pick's cost or behind it. Where nothing is timed
+but what has low scores, no score is found to be too high."""
 ALSO_FAR = 1.6
 """Times the least cost of all ends: the end of a climb from another family's best kernel is tried, too. Scores of
 families err by up to 1.4 times against one another."""
 LEADERS, BEST_OF = 3, 3
 """Of so many fastest kernels one is a parent, and of so many neighbours of least cost one is proposed."""
 BESIDE_SHARE = 0.5
-"""Of the proposals that are not bred, once LEADERS kernels are timed on the problem: neighbours of these. Before, and
-else, what climbs came to."""
+"""Of the proposals that are not bred, once LEADERS kernels are timed on the problem: neighbours of these. The others,
+and all before, are what climbs came to."""
 ANY_GENE_SHARE = 0.5
 """Of the neighbours: the best value of a gene that is drawn, however much the model expects it to cost. What the model
 thinks too slow would never be timed else."""

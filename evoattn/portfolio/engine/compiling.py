@@ -26,8 +26,8 @@ class SourceHandler(Handler):
 
 
 def compile_all(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, CompiledKernel]:
-    """By the hash of the source what compiled, each once. What processes of the pool still do comes first, and is
-    lost."""
+    """What compiled, by the hash of its source; equal sources once. Tasks that the pool's processes still have end
+    first, and what they come to is lost."""
     waiting, running = list({c.source_hash: c for c in candidates}.values()), 0
     found: dict[str, CompiledKernel] = {}
     while waiting or running:
