@@ -73,8 +73,8 @@ def test_masks_of_eager_run_the_kernel(model_device, make, served, name):
 @pytest.mark.parametrize("make, layers", [(modernbert, 3), (phimoe, 2)], ids=["modernbert", "phimoe"])
 @pytest.mark.parametrize("name", PADDINGS)
 def test_windows_of_the_mask_run_the_kernel(model_device, make, layers, name):
-    """All but the layer that sees all keys where padding hides some in front of them, or behind: `CacheDevice` has keys
-    in use."""
+    """In all layers but ModernBERT's first where there is padding. That one sees all keys: padding behind them makes
+    keys in use, which only `CacheDevice` has, and padding in front takes a mask."""
     mask = PADDINGS[name]
     real = torch.ones(2, 48, dtype=torch.bool) if mask is None else mask == 1
     expected = build(make, "eager")(input_ids=TWO, attention_mask=mask).logits

@@ -63,7 +63,7 @@ def test_only_selected_keys_are_seen(tmp_path, kind, sinks):
 
 
 def test_blocks_are_selected_over_a_growing_cache(tmp_path):
-    """Of which a step says by its positions where it is; with more blocks the logits are others."""
+    """Each step says by its positions where in the cache it is. With more blocks the logits are others."""
 
     def steps(model):
         cache = transformers.DynamicCache(config=model.config)
