@@ -203,7 +203,7 @@ def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[.
         groups, planned = plan.load(words.ahead / plan.PLAN)
         best: dict[str, list[Kernel]] = {}
         ahead = Ahead(planned, KernelFiles(words.ahead / plan.KERNELS, version()), gpu)
-        say(f"{len(ahead)} of {len(planned)} planned kernels are compiled")
+        say(f"{ahead.left} of {len(planned)} planned kernels are compiled")
     else:
         groups, best = make_groups(words, gpu)
     say(f"{len(groups)} classes, {sum(len(g.problems) for g in groups)} problems")
@@ -225,7 +225,7 @@ def measure(words: argparse.Namespace, device: DetectedDevice, stage: Callable[.
         progress = Progress(engine, groups, started, lambda: save({}))
         engine.run(words.seconds if searched else 0, progress, searched)
         save({})
-        left = "" if ahead is None else f", {len(ahead)} ahead were not timed"
+        left = f", {ahead.left} ahead were not timed" if ahead else ""
         say(f"searched; {engine.measured} times, {engine.compiled} compiled{left}")
         table = timed_at_last(words, engine, best, save)
         say("final tables")

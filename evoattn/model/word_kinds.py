@@ -5,7 +5,7 @@ from __future__ import annotations
 from evoattn.model.errors import WrongUse
 
 MOST = 2**31 - 1
-"""NumPy's and scikit-learn's generators take seeds of 32 bits."""
+"""Within the seeds of NumPy's and scikit-learn's generators, which have 32 bits."""
 
 
 def require_text(**words: object) -> None:

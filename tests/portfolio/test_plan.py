@@ -62,7 +62,7 @@ def test_what_has_no_machine_code_is_what_a_breeder_proposes_first(folder):
     (group,), planned = plan.load(folder / plan.PLAN)
     files = KernelFiles(folder / plan.KERNELS, version())
     ahead = Ahead(planned, files, H100)
-    assert list(group.kernels) == [one.kernel().id for one in planned[:3]] and len(ahead) == 3
+    assert list(group.kernels) == [one.kernel().id for one in planned[:3]] and ahead.left == 3
     found, kernel, candidate, compiled = ahead.next()
     assert found is planned[0] and kernel is group.kernels[kernel.id] and files.get(candidate) == compiled
     files._path(planned[1].candidate(H100)).write_bytes(b"damaged")

@@ -53,8 +53,9 @@ class Ahead:
             else:
                 first.append((kernel.config, kernel.origin))
 
-    def __len__(self) -> int:
-        """Kernels that nobody took."""
+    @property
+    def left(self) -> int:
+        """Kernels that nobody took yet."""
         return len(self._waiting)
 
     def next(self) -> tuple[Planned, Kernel, Candidate, CompiledKernel] | None:

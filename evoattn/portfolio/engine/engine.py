@@ -146,7 +146,7 @@ class Engine:
         return _Ready(group, kernel, None, [target, *others[: self.sample]], others[self.sample : self.most - 1])
 
     def _take_ahead(self) -> bool:
-        """Whether a kernel that was compiled ahead is ready now."""
+        """Make the next kernel that was compiled ahead ready; whether there was one."""
         if self._ahead is None or not (found := self._ahead.next()):
             return False
         planned, kernel, candidate, compiled = found
