@@ -126,7 +126,8 @@ class Maker:
     def _used(self) -> Tensor:
         call = self.call
         lengths = self._ints(0, call.seqlen_k, call.batch)
-        return torch.tensor([call.seqlen_k, *lengths[1:]], dtype=torch.int32, device=self.device)
+        longest = [call.seqlen_k, *lengths[1:]][: call.batch]
+        return torch.tensor(longest, dtype=torch.int32, device=self.device)
 
     def _plain(self) -> Made:
         made = Made(*self._qkv(self.call.batch, self.call.seqlen_q, self.call.seqlen_k))

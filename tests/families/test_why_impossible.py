@@ -74,3 +74,12 @@ def test_no_family_takes_sequences_that_an_int32_does_not_count_to_the_end_of_th
         assert "int32" in family.why_unsupported(problem, gpu)
         fewer = dict.fromkeys(sizes, MOST_ROWS)
         assert "int32" not in (family.why_unsupported(problem.with_(**fewer), gpu) or "")
+
+
+def test_a_cluster_of_one_block_is_impossible():
+    """Few keys come to one split: where that was merely redundant, the op took kernels that do not compile."""
+    family, gpu, problem = FAMILIES["split_kv"], GPUS["h100"], parse_shape("B=1,H=6,Hkv=1,Sq=1,Sk=13,D=64,dtype=bf16")
+    genes = {"BLOCK_M": 8, "BLOCK_N": 64, "WARPS": 2, "STAGES": 1, "MERGE": "cluster", "DEPENDENT_LAUNCH": "none"}
+    base = load_space("split_kv", gpu).starting[0] | genes
+    said = [family.why_impossible(problem, KernelConfig("split_kv", base | {"SPLITS": n}), gpu) for n in (1, 2)]
+    assert "SPLITS=1 makes none" in said[0] and said[1] is None

@@ -49,7 +49,7 @@ def why_too_long(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
 
 
 def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | None:
-    """Tiles that are not whole for each warp, vectors that no row divides into."""
+    """Tiles that are not whole for each warp, vectors that no row divides into, a cluster of one block."""
     block_m, block_n, warps, lanes, vector = (
         genes.BLOCK_M,
         genes.BLOCK_N,
@@ -57,6 +57,8 @@ def why_wrong_shape(problem: AttentionProblem, genes: SplitKvGenes) -> str | Non
         genes.DOT_LANES,
         genes.VECTOR_BYTES,
     )
+    if genes.MERGE == "cluster" and genes.SPLITS == 1:
+        return "MERGE=cluster: the splits are the blocks of a cluster, and SPLITS=1 makes none."
     if problem.head_dim * problem.element_bytes % vector:
         return f"VECTOR_BYTES={vector} does not divide the {problem.head_dim * problem.element_bytes} bytes of a row."
     if genes.COMPUTE == "mma":
