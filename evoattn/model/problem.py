@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from evoattn.model import least_work
@@ -15,7 +16,7 @@ from evoattn.model.mask import FULL, MASKS, Mask, MaskKind
 from evoattn.model.sequences import Sequences, parse_sequences
 from evoattn.model.size_fault import size_fault
 from evoattn.model.term_shapes import bias_strides, term_shapes
-from evoattn.model.variant import VARIANTS, parse_window, variant_fault
+from evoattn.model.variant import VARIANTS, variant_fault, windowed
 
 LAYOUTS = ("bhsd", "bshd")
 MAX_TENSOR_BYTES = 1 << 36
@@ -131,10 +132,9 @@ class AttentionProblem:
     @property
     def masking(self) -> Mask:
         """The row of the table of masks, with the window if there is one."""
-        mask = MASKS[self.mask]
-        return mask.windowed(*parse_window(self.window)) if self.window else mask
+        return windowed(self.mask, self.window) if self.window else MASKS[self.mask]
 
-    @property
+    @cached_property
     def variants(self) -> tuple[str, ...]:
         """Names of the fields by which this is more than plain attention; `scale` is none, as every kernel takes it."""
         return tuple(name for name in VARIANTS if getattr(self, name))

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from evoattn.model.errors import WrongUse
@@ -35,7 +35,7 @@ class KernelConfig:
     def __getitem__(self, name: str) -> Value:
         return self.params[name]
 
-    @property
+    @cached_property
     def id(self) -> str:
         return config_id(self.family, self.params)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import Protocol
 
 from evoattn.model.lengths import parse_lengths
-from evoattn.model.mask import MASKS
+from evoattn.model.mask import MASKS, Mask
 from evoattn.model.sequences import parse_sequences
 
 SCORE_VARIANTS = ("window", "softcap", "sink", "alibi", "bias")
@@ -71,6 +72,12 @@ def parse_window(text: str) -> tuple[int, int]:
     if match := _WINDOW.fullmatch(text):
         return int(match[1]), int(match[2])
     raise ValueError(f"{text!r} is no window of two whole numbers, past:ahead.")
+
+
+@lru_cache(1024)
+def windowed(mask: str, window: str) -> Mask:
+    """The mask of this name, of a window `past:ahead`."""
+    return MASKS[mask].windowed(*parse_window(window))
 
 
 def variant_fault(problem: Varied) -> str:

@@ -19,6 +19,7 @@ PLAIN: Mapping[str, Any] = {}
 """Fields of a call that asks for no variant."""
 SEVERAL_DEVICES = "the tensors are on several devices"
 SIZE_NAMES = ("batch", "head", "row")
+_FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class StridedProblem(AttentionProblem):
     @property
     def packed(self) -> AttentionProblem:
         """The same problem in a memory layout of its own: what a search or a portfolio speaks of."""
-        return AttentionProblem(**{name: getattr(self, name) for name in AttentionProblem.__dataclass_fields__})
+        fields = self.__dict__
+        made = object.__new__(AttentionProblem)  # without the checks, which its fields have passed
+        made.__dict__.update({name: fields[name] for name in _FIELDS})
+        return made
 
 
 def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -35,8 +35,11 @@ class Kernels:
 
     def failure(self, choice: Choice, index: int) -> str:
         """Why the chosen kernel, if it was loaded, is not used any more; empty if nothing is known against it."""
-        kernel = self._loaded.get((index, choice.key))
-        return kernel.failure if kernel else self._failures.get((index, choice.key), "")
+        return self._failure((index, choice.key))
+
+    def _failure(self, key: tuple[int, KernelKey]) -> str:
+        kernel = self._loaded.get(key)
+        return kernel.failure if kernel else self._failures.get(key, "")
 
     def fail(self, kernel: LoadedKernel, reason: str) -> str:
         """Take a kernel out of use for the rest of the process; the reason."""
@@ -49,15 +52,15 @@ class Kernels:
     def prepare(self, choice: Choice, index: int, scale: float | None = None) -> CallPlan | Refusal:
         """The plan of a chosen kernel on a device: compiles, loads and checks it at first use, never in a capture."""
         with self._lock:
-            problem, launches = choice.problem, choice.launches(scale)
-            kernel = self._loaded.get((index, choice.key))
+            problem, launches, key = choice.problem, choice.launches(scale), (index, choice.key)
+            kernel = self._loaded.get(key)
             if (kernel is None or not kernel.holds(launches)) and self._platform.capturing():
                 self._say(f"SDPA was captured for {problem.packed.describe()}: {COLD}")
                 return Refusal(COLD)
-            if failure := self.failure(choice, index):
+            if failure := self._failure(key):
                 return Refusal(failure)
             try:
-                kernel = kernel or self._load(choice, index)
+                kernel = kernel or self._load(choice, key)
                 if kernel.failure:
                     return Refusal(kernel.failure)
                 workspace = choice.family.workspace(problem, choice.config, choice.gpu)
@@ -67,21 +70,21 @@ class Kernels:
             except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
-                self._failures[index, choice.key] = reason
+                self._failures[key] = reason
                 self._lost()
                 self._say(f"{reason}; SDPA runs")
                 return Refusal(reason)
             memory = scratch_bytes, zeroed_bytes, self._scratch
             return CallPlan(choice.words, kernel, packed, problem, *memory, self._platform)
 
-    def _load(self, choice: Choice, index: int) -> LoadedKernel:
+    def _load(self, choice: Choice, key: tuple[int, KernelKey]) -> LoadedKernel:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
         cubin = self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self._folder)
-        kernel = checked.load(choice, cubin, index, self._platform, self._folder)
+        kernel = checked.load(choice, cubin, key[0], self._platform, self._folder)
         if kernel.failure:
             self._lost()
             self._say(f"{kernel.failure}; it is never used here, SDPA runs")
-        self._loaded[index, choice.key] = kernel
+        self._loaded[key] = kernel
         return kernel
 
     def _say(self, what: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 
 from evoattn.backends import tensor_map
 from evoattn.backends.driver_launch import PROGRAMMATIC_STREAM_SERIALIZATION, LaunchAttribute, LaunchConfig
-from evoattn.model.launch import Buffer, KernelLaunch, Scalar, TensorMap
+from evoattn.model.launch import KernelLaunch, Scalar, TensorMap
 from evoattn.ops.platform import Platform
 
-SCALARS: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "float32": ctypes.c_float,
-}
+SCALARS = {"int32": "i4x", "int64": "q", "float32": "f4x"}
+"""Of `struct`: an argument in a slot."""
 SLOT = 8
 """Bytes of an argument that is no tensor map: the widest is an address or an int64."""
 
@@ -21,8 +19,8 @@ Place = tuple[int, int]
 """Where a buffer lies: its index among the addresses of a call, and bytes behind that address."""
 
 
-_Users = tuple[list[tuple[int, int]], list[tuple[ctypes.c_uint64, int]]]
-"""Of one address: the tensor maps (address in host memory, offset) and the arguments that hold it."""
+_Users = tuple[list[tuple[int, int]], list[tuple[int, int]]]
+"""Of one address: the tensor maps (address in host memory, offset) and the slots (number, offset) that hold it."""
 
 
 class PackedLaunch:
@@ -36,27 +34,32 @@ class PackedLaunch:
         """`places` has every buffer that the launch names."""
         self.kernel = launch.kernel
         self._platform = platform
-        maps = sum(isinstance(argument, TensorMap) for argument in launch.args)
-        size = maps * tensor_map.BYTES + (len(launch.args) - maps) * SLOT
-        self._memory = ctypes.create_string_buffer(size + tensor_map.ALIGNMENT)
+        maps = sum(argument.__class__ is TensorMap for argument in launch.args)
+        slots = len(launch.args) - maps
+        self._memory = ctypes.create_string_buffer(maps * tensor_map.BYTES + slots * SLOT + tensor_map.ALIGNMENT)
         begin = -(-ctypes.addressof(self._memory) // tensor_map.ALIGNMENT) * tensor_map.ALIGNMENT
-        next_map, next_slot = begin, begin + maps * tensor_map.BYTES
+        next_map, first_slot = begin, begin + maps * tensor_map.BYTES
         self._maps: list[tuple[TensorMap, int, Place]] = []
-        self._slots: list[tuple[ctypes.c_uint64, Place]] = []
+        self._slots: list[tuple[int, Place]] = []
         self._users: dict[int, _Users] = {}
-        addresses = []
+        addresses, kinds = [], ["<"]
+        values: list[int | float] = []
         for argument in launch.args:
             if isinstance(argument, TensorMap):
                 self._maps.append((argument, next_map, places[argument.buffer]))
                 addresses.append(next_map)
                 next_map += tensor_map.BYTES
                 continue
-            if isinstance(argument, Scalar):
-                SCALARS[argument.ctype].from_address(next_slot).value = argument.value
-            elif isinstance(argument, Buffer):
-                self._slots.append((ctypes.c_uint64.from_address(next_slot), places[argument.name]))
-            addresses.append(next_slot)
-            next_slot += SLOT
+            addresses.append(first_slot + len(values) * SLOT)
+            if argument.__class__ is Scalar:
+                kinds.append(SCALARS[argument.ctype])
+                values.append(argument.value)
+            else:
+                self._slots.append((len(values), places[argument.name]))
+                kinds.append("Q")
+                values.append(0)
+        struct.pack_into("".join(kinds), self._memory, first_slot - ctypes.addressof(self._memory), *values)
+        self._words = (ctypes.c_uint64 * slots).from_address(first_slot)
         self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         self._attribute = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION)
         self._attribute.value.programmatic_stream_serialization_allowed = 1
@@ -83,7 +86,7 @@ class PackedLaunch:
             for tensor, memory, (index, offset) in self._maps:
                 self._platform.encode_map(tensor, addresses[index] + offset, memory)
             for slot, (index, offset) in self._slots:
-                slot.value = addresses[index] + offset
+                self._words[slot] = addresses[index] + offset
         else:
             for index, (maps, slots) in self._users.items():
                 address = addresses[index]
@@ -91,5 +94,5 @@ class PackedLaunch:
                     for memory, offset in maps:
                         self._platform.move_map(memory, address + offset)
                     for slot, offset in slots:
-                        slot.value = address + offset
+                        self._words[slot] = address + offset
         self._bound = addresses
