@@ -169,8 +169,9 @@ class Variant:
         if self.window is not None:
             everything = query.shape[2] + seqlen_k
             past, ahead = (everything if side < 0 else min(side, everything) for side in self.window)
-            if min(past, everything if is_causal else ahead) < max(query.shape[2], seqlen_k) - 1:  # else it hides none
-                fields["window"] = f"{past}:{0 if is_causal else ahead}"
+            none_ahead = is_causal or query.shape[2] == 1  # a query alone is that of the last key
+            if min(past, everything if none_ahead else ahead) < max(query.shape[2], seqlen_k) - 1:  # else it hides none
+                fields["window"] = f"{past}:{0 if none_ahead else ahead}"
         if self.bias is not None:
             over = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"
