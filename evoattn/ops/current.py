@@ -16,7 +16,7 @@ from evoattn.ops.choice import Picked
 from evoattn.ops.platform import CudaPlatform, Platform
 from evoattn.ops.runtime import Runtime
 from evoattn.portfolio.climbs import Climbs
-from evoattn.portfolio.pick import next_picks, pick
+from evoattn.portfolio.pick import lasting_pick, next_picks
 from evoattn.portfolio.wins import Wins
 
 _runtime: Runtime | None = None
@@ -46,7 +46,7 @@ def climbs() -> Climbs:
 def best_known(problem: AttentionProblem, gpu: GpuSpec) -> Picked | None:
     """The user's own find for exactly this problem, else the portfolio's pick."""
     with collector.paused():
-        return wins().find(problem, gpu) or pick(problem, gpu, climbs())
+        return wins().find(problem, gpu) or lasting_pick(problem, gpu, climbs())
 
 
 def find_platform(make: Callable[[], Platform] = CudaPlatform) -> Platform | None:

@@ -15,7 +15,8 @@ from evoattn.portfolio.cover import MOST_KERNELS
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.kind_workload import KINDS, draw_kind
 from evoattn.portfolio.known import known
-from evoattn.portfolio.pick import _classes_for, pick, portfolio_kernels
+from evoattn.portfolio.nearest import classes_for
+from evoattn.portfolio.pick import pick, portfolio_kernels
 from evoattn.portfolio.variant_workload import draw_variants
 from evoattn.portfolio.wide_workload import draw_wide
 from evoattn.portfolio.workload import draw
@@ -195,11 +196,11 @@ def test_wide_heads_get_a_kernel_of_their_class_as_it_is():
 
 def test_the_nearest_class_has_no_variants_that_the_problem_lacks():
     names = ("16 d64 full few", "16 d128 full few", "16 d64 full+seqused few", "16 d64 full+seqused+page few")
-    near = _classes_for("16 d64 full+sink+seqused+page few", names)
+    near = classes_for("16 d64 full+sink+seqused+page few", names)
     assert near == [names[3], names[2], names[0], names[1]]
-    assert _classes_for("16 d96 full+seqused few", names) == [names[1], names[2], names[0]]
-    assert _classes_for("16 d64 full few", names) == [names[0], names[1]]
-    assert not _classes_for("16 d64 causal few", names) and not _classes_for("16 d64 full many", names)
+    assert classes_for("16 d96 full+seqused few", names) == [names[1], names[2], names[0]]
+    assert classes_for("16 d64 full few", names) == [names[0], names[1]]
+    assert not classes_for("16 d64 causal few", names) and not classes_for("16 d64 full many", names)
 
 
 def test_what_no_kernel_serves_has_no_pick():

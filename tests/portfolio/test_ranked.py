@@ -7,13 +7,13 @@ from evoattn.model.gpu import GPUS
 from evoattn.portfolio.features import class_of
 from evoattn.portfolio.kind_workload import draw_kind
 from evoattn.portfolio.known import visible
-from evoattn.portfolio.pick import _portfolios, ranked
+from evoattn.portfolio.nearest import portfolios, ranked
 
 H100 = GPUS["h100"]
 
 
 def test_packed_sequences_and_keys_in_use_are_ranked_by_the_cost_model_too():
-    (portfolio, *_) = _portfolios(H100)
+    (portfolio, *_) = portfolios(H100)
     changed = 0
     for kind in ("packed", "paged", "cached", "latent_paged", "biased"):
         for problem in draw_kind(kind, 4714, 12):

@@ -9,13 +9,14 @@ import pytest
 from evoattn.cost.cost import scores
 from evoattn.families import registry
 from evoattn.model.gpu import GPUS
-from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
+from evoattn.model.problem import AttentionProblem
 from evoattn.model.shape_text import parse_shape
 from evoattn.model.space import KernelConfig, load_space
 from evoattn.portfolio import shipped
 from evoattn.portfolio.climbs import Climbs
 from evoattn.portfolio.features import class_of
-from evoattn.portfolio.pick import class_kernels, pick, portfolio_kernels, ranked
+from evoattn.portfolio.nearest import ranked
+from evoattn.portfolio.pick import class_kernels, pick, portfolio_kernels
 from evoattn.portfolio.refine import (
     AT_ONCE,
     ENOUGH,
@@ -156,21 +157,6 @@ def test_a_sequence_that_grows_keeps_its_kernel_for_a_while() -> None:
     one = SHAPES["decode"]
     kernels = {pick(one.with_(seqlen_k=n), H100).config.id for n in range(4097, 4225)}
     assert len(kernels) == 1
-
-
-def test_lengths_are_rounded_up_by_little() -> None:
-    for queries, keys in ((1, 1), (3, 17), (16, 256), (17, 257), (1000, 1025), (65537, 131071)):
-        problem = SHAPES["decode"].with_(seqlen_q=queries, seqlen_k=keys, mask="causal_lower_right")
-        about = rounded(problem)
-        assert queries <= about.seqlen_q <= queries * 1.04 + 15 and keys <= about.seqlen_k <= keys * 1.04 + 15
-        assert queries > 16 or about.seqlen_q == queries
-        assert rounded(about) == about
-
-
-def test_a_length_that_cannot_be_rounded_stays() -> None:
-    keys = MAX_TENSOR_BYTES // (96 * 2)
-    problem = AttentionProblem(batch=1, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=keys, head_dim=96)
-    assert rounded(problem) == problem
 
 
 def test_values_that_the_portfolio_does_not_name_are_not_tried() -> None:

@@ -1,0 +1,85 @@
+"""Picks for a token over a cache that grows: few climbs, kernels that serve each length, scores near a climb's own."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from evoattn.cost.cost import scores
+from evoattn.families import registry
+from evoattn.model.gpu import GPUS
+from evoattn.model.problem import AttentionProblem
+from evoattn.portfolio.climbs import Climbs, Key, Refined
+from evoattn.portfolio.nearest import nearest
+from evoattn.portfolio.pick import lasting_pick, pick
+from evoattn.portfolio.refine import refined
+
+H100 = GPUS["h100"]
+GROUPED = AttentionProblem(1, 32, 8, 1, 1024, 128, "bf16")
+HEADS = AttentionProblem(1, 32, 32, 1, 1024, 128)
+LATENT = AttentionProblem(1, 128, 128, 1, 1024, 192, "bf16", value_dim=128)
+WIDE = AttentionProblem(1, 8, 8, 1, 1024, 520, "bf16")
+
+
+class Counted(Climbs):
+    """What climbs came to, and how many were made; a choice between two ends is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def add(self, key: Key, climbed: Refined) -> None:
+        self.count += key[4][:1] != ("between",)
+        super().add(key, climbed)
+
+
+@pytest.mark.parametrize("token", [GROUPED, LATENT], ids=["grouped", "latent"])
+def test_an_octave_of_lengths_takes_eight_climbs(token: AttentionProblem) -> None:
+    climbs = Counted()
+    kernels = [pick(token.with_(seqlen_k=keys), H100, climbs).config.id for keys in range(1025, 2049)]
+    assert climbs.count <= 9
+    assert sum(a != b for a, b in pairwise(kernels)) < 16
+
+
+def test_a_pick_is_the_same_whatever_came_before() -> None:
+    grown, lengths = Climbs(), (1500, 1100, 700, 701, 1024, 1025)
+    for keys in range(690, 1510, 30):
+        pick(HEADS.with_(seqlen_k=keys), H100, grown)
+    for keys in lengths:
+        assert pick(HEADS.with_(seqlen_k=keys), H100, grown) == pick(HEADS.with_(seqlen_k=keys), H100, Climbs())
+
+
+def test_the_next_process_asks_the_cost_model_nothing(tmp_path) -> None:
+    class Told(Climbs):
+        def add(self, key: Key, climbed: Refined) -> None:
+            raise AssertionError("this was known")
+
+    token = HEADS.with_(seqlen_k=1333)
+    assert pick(token, H100, Climbs(tmp_path)) == pick(token, H100, Told(tmp_path))
+
+
+@pytest.mark.parametrize("token", [GROUPED, HEADS], ids=["grouped", "heads"])
+@pytest.mark.parametrize("keys", [600, 1300, 5000])
+def test_it_costs_little_more_than_the_end_of_a_climb_of_its_own(token: AttentionProblem, keys: int) -> None:
+    """Little less than 1.1 is the most of 200 drawn problems."""
+    problem = token.with_(seqlen_k=keys)
+    served = nearest(problem, H100)
+    assert served
+    own = refined(served.configs, problem, H100, served.genes, Climbs()).config
+    mine, its = scores(problem, [pick(problem, H100).config, own], H100)
+    assert mine < 1.1 * its
+
+
+@pytest.mark.parametrize("token", [GROUPED, HEADS, LATENT, WIDE], ids=["grouped", "heads", "latent", "wide"])
+def test_each_length_has_a_kernel_that_serves_it(token: AttentionProblem) -> None:
+    for keys in (*range(1, 70), *range(990, 1100, 7)):
+        problem = token.with_(seqlen_k=keys)
+        for found in (pick(problem, H100), lasting_pick(problem, H100)):
+            assert found and registry.lookup(found.family).why_impossible(problem, found.config, H100) is None
+
+
+def test_a_token_of_latent_attention_is_refined_and_estimated() -> None:
+    """Its class is plain attention's of 192 columns, whose kernels were never timed with values of 128."""
+    found = pick(LATENT.with_(seqlen_k=600), H100)
+    assert found and found.estimated and found.expected_regret is None and "by the cost model" in found.why
