@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from evoattn.ops.plan import CallPlan, Refusal
 from evoattn.ops.platform import Platform
 
 PLANS_KEPT = 4096
+"""Each takes some 9 kB, and a sequence that grows makes one for each of its lengths: the oldest go first."""
 GRADIENTS = "gradients are wanted, and kernels compute the forward pass only"
 
 
@@ -130,7 +132,8 @@ class Runtime:
         """Keep a decision until `forget`."""
         with self._lock:
             if len(self._plans) >= PLANS_KEPT:
-                self._plans.clear()
+                for old in list(islice(self._plans, PLANS_KEPT // 4)):
+                    self._plans.pop(old, None)
             self._plans[call] = plan
 
     def fail(self, kernel: LoadedKernel, reason: str) -> str:
