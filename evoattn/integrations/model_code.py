@@ -78,6 +78,17 @@ def _hands_on_windows(model: Any) -> bool:
     return bool(HANDS_ON.search(code) and MAKES_WINDOWS.search(code))
 
 
+@functools.cache
+def _says_causal(model: Any) -> bool:
+    code = _code(model)
+    return NOT_CAUSAL not in code or CAUSAL.search(code) is not None
+
+
+@functools.cache
+def _wants_masks(model: Any) -> bool:
+    return WANTS_MASKS.search(_code(model)) is not None
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def takes_attention(config: Any) -> bool:
     """Whether the layers of a model of this config call the attention that they are asked for, and say what they need
@@ -109,7 +120,7 @@ def says_causal(config: Any) -> bool:
     if _attribute(config, "use_bidirectional_attention") is True:
         return False
     model = _model_of(config)
-    return model is None or NOT_CAUSAL not in (code := _code(model)) or CAUSAL.search(code) is not None
+    return model is None or _says_causal(model)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -117,7 +128,7 @@ def wants_masks(config: Any) -> bool:
     """Whether a model of this config reads mask tensors itself, as an indexer does that selects keys, or adds to them,
     as Doge does, so that it needs them and nothing else may take their place. False where the code is not known."""
     model = _model_of(config)
-    return model is not None and WANTS_MASKS.search(_code(model)) is not None
+    return model is not None and _wants_masks(model)
 
 
 def window_of(config: Any) -> int | None:
