@@ -13,9 +13,9 @@ from functools import cache
 import test_flash_mma
 import test_flash_scalar
 import test_flash_wgmma
+from kept_compiles import compile_kept
 from source_edits import replaced
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -56,7 +56,7 @@ def outcome(
     for old, new, *places in edits:
         source = replaced(source, old, new, *places)
     case = make_case(kind, problem, 1, "cpu", kind, double=True)
-    kernel = BuiltKernel(module.FAMILY, config, gpu, compile_source(source, candidate.arch))
+    kernel = BuiltKernel(module.FAMILY, config, gpu, compile_kept(source, candidate.arch))
     return check(InterpreterBackend(), kernel, case)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from kept_compiles import compile_kept
 from on_interpreter import judged
 
 from evoattn.backends.compiler import compile_source
@@ -47,7 +48,7 @@ def config(**genes) -> KernelConfig:
 
 def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4):
     candidate = render(FAMILY, p, c, gpu)
-    return compile_source(candidate.source, candidate.arch)
+    return compile_kept(candidate.source, candidate.arch)
 
 
 RIGHT = [

@@ -1,8 +1,8 @@
 """flash_scalar: right on the interpreter, every refusal explained, known-good configs known good."""
 
 import pytest
+from kept_compiles import compile_kept
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -43,7 +43,7 @@ def problem(heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype="fp16", mask="f
 
 def outcome(problem, config, kind="plain", gpu=L4):
     candidate = render(FAMILY, problem, config, gpu)
-    compiled = compile_source(candidate.source, gpu.arch)
+    compiled = compile_kept(candidate.source, gpu.arch)
     assert compiled.info.spill_bytes == 0
     return check(
         InterpreterBackend(),

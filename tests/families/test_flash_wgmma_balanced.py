@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kept_compiles import compile_kept
 from test_flash_wgmma import FAMILY, config
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -110,7 +110,7 @@ extern "C" __global__ void k(int2* out, const int2* sizes, int pairs, int rounds
     out[round] = make_int2(share.index, share.range.word);
 }"""
     )
-    ptx = compile_source(source, "sm_90a").ptx
+    ptx = compile_kept(source, "sm_90a").ptx
     for blocks, group in itertools.groupby(LAUNCHES, lambda launch: launch[2]):
         group = list(group)
         taken = [shares(*launch) if launch[1] < 1000 else None for launch in group]
@@ -197,7 +197,7 @@ def test_blocks_hand_their_results_over(sizes, kind, sm_count, genes):
     assert cut and FAMILY.why_invalid(p, c, gpu) is None
     candidate = render(FAMILY, p, c, gpu)
     case = make_case(kind, p, 3, "cpu", kind, double=True)
-    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_source(candidate.source, candidate.arch))
+    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_kept(candidate.source, candidate.arch))
     result = check(InterpreterBackend(), kernel, case)
     assert result.passed, result.reason
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from kept_compiles import compile_kept
 from source_edits import replaced
 from test_flash_wgmma import FAMILY, H100, TWO, config
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -60,7 +60,7 @@ def fault(
     source = candidate.source
     for old, new in edits:
         source = replaced(source, old, new, None)
-    kernel = BuiltKernel(FAMILY, c, gpu, compile_source(source, candidate.arch))
+    kernel = BuiltKernel(FAMILY, c, gpu, compile_kept(source, candidate.arch))
     case = make_case("plain", p, 1, "cpu", "plain", double=True)
     return check(backend or InterpreterBackend(), kernel, case).reason
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kept_compiles import compile_kept
 from test_flash_wgmma import FAMILY, config
 from test_flash_wgmma_balanced import SMALL, Twice, shares
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -92,7 +92,7 @@ extern "C" __global__ void k(int2* out, int tiles, int key_tiles, int rounds) {
     out[round] = make_int2(share.index, share.range.word);
 }"""
     )
-    ptx = compile_source(source, "sm_90a").ptx
+    ptx = compile_kept(source, "sm_90a").ptx
     for gang, gangs, units, key_tiles in ((2, 5, 7, 3), (3, 4, 5, 7), (4, 3, 11, 2), (7, 1, 3, 5)):
         expected, rounds = shares(units, key_tiles, gangs), 3 + units // gangs
         out = np.full((gang, gangs, rounds, 2), -1, np.int32)
@@ -130,6 +130,6 @@ def test_blocks_of_gangs_hand_their_results_over(sizes, sm_count, gangs, genes):
     assert sorted(FAMILY.workspace(p, c, gpu).values()) == [4 * results, results * result_bytes(p)]
     candidate = render(FAMILY, p, c, gpu)
     case = make_case("plain", p, 3, "cpu", "plain", double=True)
-    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_source(candidate.source, candidate.arch))
+    kernel = BuiltKernel(Twice(FAMILY), c, gpu, compile_kept(candidate.source, candidate.arch))
     result = check(InterpreterBackend(), kernel, case)
     assert result.passed, result.reason

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from kept_compiles import compile_kept
 from on_interpreter import judged
 from source_edits import line_edit
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -61,7 +61,7 @@ def config(**genes) -> KernelConfig:
 
 
 def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, edit=lambda source: source):
-    kernel = compile_source(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
+    kernel = compile_kept(edit(render(FAMILY, p, c, gpu).source), gpu.arch)
     assert kernel.info.spill_bytes == kernel.info.stack_bytes == 0
     return judged(BuiltKernel(FAMILY, c, gpu, kernel), p, kind)
 
@@ -173,7 +173,7 @@ def test_fp32_keeps_one_part_in_a_hundred_thousand(genes):
     p = problem(4, 17, 8192)
     c = config(**genes)
     case = make_case("plain", p, 1, "cpu", double=True)
-    kernel = compile_source(render(FAMILY, p, c, L4).source, L4.arch)
+    kernel = compile_kept(render(FAMILY, p, c, L4).source, L4.arch)
     assert (
         check(InterpreterBackend(), BuiltKernel(FAMILY, c, H100, kernel), case).max_error
         <= 1e-6 * case.answer.exact.abs().max().item()

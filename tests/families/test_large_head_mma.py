@@ -7,6 +7,7 @@ import math
 import random
 
 import pytest
+from kept_compiles import compile_kept
 from on_interpreter import judged
 from source_edits import replaced
 
@@ -56,7 +57,7 @@ def outcome(p: AttentionProblem, c: KernelConfig, kind: str = "plain", gpu=L4, e
     source = render(FAMILY, p, c, gpu).source
     for old, new in edits:
         source = replaced(source, old, new)
-    return judged(BuiltKernel(FAMILY, c, gpu, compile_source(source, gpu.arch)), p, kind)
+    return judged(BuiltKernel(FAMILY, c, gpu, compile_kept(source, gpu.arch)), p, kind)
 
 
 SHARED = {"Q_PLACE": "shared", "STAGES": 3, "DIM_CHUNK": 32, "KEY_CHUNK": 16}

@@ -2,9 +2,9 @@
 refusals that know the problem."""
 
 import pytest
+from kept_compiles import compile_kept
 from source_edits import replaced
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel
@@ -70,7 +70,7 @@ def faults(name: str, edits: tuple[tuple[str, str], ...] = ()) -> list[str]:
     source = candidate.source
     for old, new in edits:
         source = replaced(source, old, new)
-    kernel = BuiltKernel(FAMILY, config, H100, compile_source(source, candidate.arch))
+    kernel = BuiltKernel(FAMILY, config, H100, compile_kept(source, candidate.arch))
     assert not kernel.compiled.info.spill_bytes and not kernel.compiled.info.static_smem_bytes
     results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
     return [result.reason for result in results if not result.passed]

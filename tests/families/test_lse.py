@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kept_compiles import compile_kept
 from source_edits import replaced
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness import reference
 from evoattn.correctness.cases import make_case
@@ -94,6 +94,6 @@ def test_a_wrong_one_is_found(right, wrong, word):
     candidate = render(FAMILY, PROBLEM, config, H100)
     source = replaced(candidate.source, right, wrong, None)
     case = make_case("masked rows", PROBLEM, 1, "cpu", double=True)
-    kernel = compile_source(source, candidate.arch)
+    kernel = compile_kept(source, candidate.arch)
     result = check(InterpreterBackend(), BuiltKernel(FAMILY, config, H100, kernel), case)
     assert not result.passed and word in result.reason

@@ -4,10 +4,10 @@ kernels as they are)."""
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kept_compiles import compile_kept
 from test_split_kv import config
 from test_variants import H100, PLAIN, faults
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -112,7 +112,7 @@ def test_a_merge_without_rows_ends_after_the_launch_before_it():
     candidate = render(family, problem, early, H100)
     case = make_case("no sequence", problem, 1, "cpu", double=True)
     case.tensors["cu_seqlens_q"].zero_()
-    kernel = BuiltKernel(family, early, H100, compile_source(candidate.source, candidate.arch))
+    kernel = BuiltKernel(family, early, H100, compile_kept(candidate.source, candidate.arch))
     assert "griddepcontrol" not in check(InterpreterBackend(), kernel, case).reason
 
 

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from kept_compiles import compile_kept
 from on_interpreter import judged
 from source_edits import line_edit
 
@@ -55,7 +56,7 @@ def config(**genes) -> KernelConfig:
 
 def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
     candidate = render(FAMILY, p, c, gpu)
-    return compile_source(edit(candidate.source), candidate.arch)
+    return compile_kept(edit(candidate.source), candidate.arch)
 
 
 def drawing(space: SearchSpace, p: AttentionProblem, gpu: GpuSpec, seed: int) -> ConfigPool:

@@ -8,10 +8,10 @@ import math
 import random
 
 import pytest
+from kept_compiles import compile_kept
 from on_interpreter import judged
 from source_edits import replaced
 
-from evoattn.backends.compiler import compile_source
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
 from evoattn.families.split_kv.family import SplitKv
@@ -54,7 +54,7 @@ def outcome(
     p: AttentionProblem, c: KernelConfig, kind: str = "plain", edit=lambda source: source, repeat=False
 ) -> CheckResult:
     candidate = render(FAMILY, p, c, H100)
-    compiled = compile_source(edit(candidate.source), candidate.arch)
+    compiled = compile_kept(edit(candidate.source), candidate.arch)
     return judged(BuiltKernel(FAMILY, c, H100, compiled), p, kind, repeat=repeat)
 
 

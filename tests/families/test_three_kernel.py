@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from kept_compiles import compile_kept
 from on_interpreter import judged
 from source_edits import line_edit
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.cases import make_case
 from evoattn.correctness.validate import check
@@ -60,7 +60,7 @@ def config(**genes) -> KernelConfig:
 
 def compiled(p: AttentionProblem, c: KernelConfig, gpu=L4, edit=lambda source: source):
     candidate = render(FAMILY, p, c, H100 if c["PRODUCT"] == "wgmma" or c["DEPENDENT_LAUNCH"] != "none" else gpu)
-    return compile_source(edit(candidate.source), candidate.arch)
+    return compile_kept(edit(candidate.source), candidate.arch)
 
 
 RIGHT = [

@@ -9,9 +9,9 @@ import pytest
 import test_flash_mma
 import test_flash_wgmma
 import test_split_kv
+from kept_compiles import compile_kept
 from source_edits import replaced
 
-from evoattn.backends.compiler import compile_source
 from evoattn.backends.interpreter import InterpreterBackend
 from evoattn.correctness.validate import check_small_cases
 from evoattn.families.built import BuiltKernel
@@ -112,7 +112,7 @@ def faults(
     source = candidate.source
     for old, new in edits:
         source = replaced(source, old, new)
-    kernel = BuiltKernel(module.FAMILY, config, H100, compile_source(source, candidate.arch))
+    kernel = BuiltKernel(module.FAMILY, config, H100, compile_kept(source, candidate.arch))
     results = check_small_cases(InterpreterBackend(), kernel, problem, 1)
     return [result.reason for result in results if not result.passed]
 
