@@ -206,8 +206,8 @@ WRONG = {
     ),
     "a maximum of half of a lane's keys behind the first K/V head": (
         "one split",
-        "maximum[row] = fmaxf(maximum[row], other[row]);",
-        "if (blockIdx.y == 0) maximum[row] = fmaxf(maximum[row], other[row]);",
+        "both = greater<KEEP_NAN>(both, other[row]);",
+        "if (blockIdx.y == 0) both = greater<KEEP_NAN>(both, other[row]);",
     ),
     "sums are not handed over": ("one split", "named_barrier_sync<CONSUMERS>(ROWS_DONE);", ";"),
 }

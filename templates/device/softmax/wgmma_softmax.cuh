@@ -2,6 +2,7 @@
 // % 2) of its warp's 16 rows, key i / 4 * 8 + lane % 4 * 2 + i % 2 of the tile (PTX ISA, wgmma m64nNk16, D).
 #include "device/ptx/element.cuh"
 #include "device/ptx/exp2.cuh"
+#include "device/ptx/max_nan.cuh"
 #include "device/ptx/warp.cuh"
 #include "device/mask.cuh"
 #include "device/softmax/exp2_polynomial.cuh"
@@ -73,45 +74,67 @@ __device__ __forceinline__ void change_tile(float (&s)[FLOATS], const Pair (&bia
     terms.of_pair(s[i], s[i + 1], i & 2 ? high : low, i / 4 * 8, bias[PAIRS > 1 ? i / 2 : 0]);
 }
 
+// Where some exponentials are polynomials, which are numbers whatever their exponents are, KEEP_NAN has the shift of a
+// row hold NaN as soon as a score is NaN or infinite: all of its exponents, and its answer, are NaN then.
+template <bool KEEP_NAN> __device__ __forceinline__ float greater(float a, float b) {
+  if constexpr (KEEP_NAN) return max_nan(a, b);
+  return fmaxf(a, b);
+}
+template <bool KEEP_NAN> __device__ __forceinline__ bool exceeds(float a, float b) {
+  if constexpr (KEEP_NAN) return !(a <= b);
+  return a > b;
+}
+template <bool KEEP_NAN> __device__ __forceinline__ float finite_or_nan(float x) {
+  if constexpr (KEEP_NAN) return fmaf(x, 0.f, x);
+  return x;
+}
+
 // Maxima of rows g and g + 8: the four lanes of a row hold different keys. Two chains per row hide the latency.
-template <int FLOATS> __device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
+template <bool KEEP_NAN, int FLOATS>
+__device__ __forceinline__ void row_max(const float (&s)[FLOATS], float (&maximum)[2]) {
   float other[2];
 #pragma unroll
-  for (int row = 0; row < 2; ++row)
-    maximum[row] = fmaxf(s[2 * row], s[2 * row + 1]), other[row] = fmaxf(s[4 + 2 * row], s[5 + 2 * row]);
+  for (int row = 0; row < 2; ++row) {
+    maximum[row] = greater<KEEP_NAN>(s[2 * row], s[2 * row + 1]);
+    other[row] = greater<KEEP_NAN>(s[4 + 2 * row], s[5 + 2 * row]);
+  }
 #pragma unroll
   for (int i = 8; i < FLOATS; i += 8)
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      maximum[row] = fmaxf(maximum[row], fmaxf(s[i + 2 * row], s[i + 2 * row + 1]));
-      other[row] = fmaxf(other[row], fmaxf(s[i + 4 + 2 * row], s[i + 5 + 2 * row]));
+      const float *low = s + i + 2 * row, *high = low + 4;
+      maximum[row] = greater<KEEP_NAN>(maximum[row], greater<KEEP_NAN>(low[0], low[1]));
+      other[row] = greater<KEEP_NAN>(other[row], greater<KEEP_NAN>(high[0], high[1]));
     }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    maximum[row] = fmaxf(maximum[row], other[row]);
-    maximum[row] = fmaxf(maximum[row], __shfl_xor_sync(ALL_LANES, maximum[row], 1));
-    maximum[row] = fmaxf(maximum[row], __shfl_xor_sync(ALL_LANES, maximum[row], 2));
+    float& both = maximum[row];
+    both = greater<KEEP_NAN>(both, other[row]);
+    both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 1));
+    both = greater<KEEP_NAN>(both, __shfl_xor_sync(ALL_LANES, both, 2));
   }
 }
 
 // s = s · scale - shift, with shift and sums of the rows raised so that it is at most 0; not raised by LAZY_AFTER
 // unless FIRST or MASKED. Returns whether O must be multiplied by `factor`, the same for all lanes of the warp. FIRST:
 // the first tile, O is still 0. MASKED: some row may see none or the first of its keys in this tile.
-template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, int FLOATS>
+template <Rescale RESCALE, int LAZY_OCTAVES, bool FIRST, bool MASKED, bool KEEP_NAN, int FLOATS>
 __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2]) {
   constexpr bool LAZY = RESCALE != Rescale::ALWAYS, TESTED = RESCALE == Rescale::LAZY && !FIRST && !MASKED;
   bool rescale = false;
   if constexpr (FIRST || MASKED || !LAZY) {  // shift = max(shift, max_j s_j · scale + room)
     float maximum[2];
-    row_max(s, maximum);
+    row_max<KEEP_NAN>(s, maximum);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float old_shift = state.shift[row], scaled = maximum[row] * scale;
-      state.shift[row] = !LAZY ? fmaxf(scaled, old_shift) : scaled > old_shift ? scaled + LAZY_OCTAVES : old_shift;
+      const bool higher = exceeds<KEEP_NAN>(scaled, old_shift);
+      state.shift[row] = !LAZY ? greater<KEEP_NAN>(scaled, old_shift) : higher ? scaled + LAZY_OCTAVES : old_shift;
+      state.shift[row] = finite_or_nan<KEEP_NAN>(state.shift[row]);
       if constexpr (!FIRST) {
         factor[row] = exp2_approx(old_shift - state.shift[row]);
         state.sum[row] *= factor[row];
-        rescale |= scaled > old_shift;
+        rescale |= higher;
       }
     }
     if constexpr (!FIRST) rescale = !LAZY || __any_sync(ALL_LANES, rescale);
@@ -126,10 +149,11 @@ __device__ __forceinline__ bool shift_scores(RowState& state, float (&s)[FLOATS]
     rescale = __any_sync(ALL_LANES, all_negative >= 0);
     if (rescale) {
       float rise[2];
-      row_max(s, rise);
+      row_max<KEEP_NAN>(s, rise);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        rise[row] = rise[row] >= 0.f ? rise[row] + LAZY_OCTAVES : 0.f;
+        rise[row] = (KEEP_NAN ? !(rise[row] < 0.f) : rise[row] >= 0.f) ? rise[row] + LAZY_OCTAVES : 0.f;
+        rise[row] = finite_or_nan<KEEP_NAN>(rise[row]);
         state.shift[row] += rise[row];
         factor[row] = exp2_approx(-rise[row]);
         state.sum[row] *= factor[row];
@@ -164,14 +188,14 @@ __device__ __forceinline__ bool too_high(const float (&sum)[2]) {
 template <Rescale RESCALE, int LAZY_OCTAVES, int EIGHTHS, bool FIRST, bool MASKED, typename ScoresAgain, int FLOATS>
 __device__ __forceinline__ bool softmax_tile(RowState& state, float (&s)[FLOATS], float scale, float (&factor)[2],
                                              ScoresAgain scores_again) {
-  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED>(state, s, scale, factor);
+  bool rescale = shift_scores<RESCALE, LAZY_OCTAVES, FIRST, MASKED, (EIGHTHS > 0)>(state, s, scale, factor);
   if constexpr (RESCALE == Rescale::LAZY_AFTER && !FIRST && !MASKED) {
     float sum[2] = {0.f, 0.f};
     exponentiate<EIGHTHS>(s, sum);
     rescale = too_high(sum);
     if (rescale) {
       scores_again();
-      shift_scores<Rescale::ALWAYS, 0, false, false>(state, s, scale, factor);
+      shift_scores<Rescale::ALWAYS, 0, false, false, (EIGHTHS > 0)>(state, s, scale, factor);
       sum[0] = sum[1] = 0.f;
       exponentiate<EIGHTHS>(s, sum);
     }
