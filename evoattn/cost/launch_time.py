@@ -170,8 +170,8 @@ def _dram_bytes(work: LaunchWork, gpu: GpuSpec, slots: int) -> tuple[float, floa
 
 
 def _apart_bytes(order: TilesInOrder, sweepers: float, gpu: GpuSpec, slots: int) -> float:
-    """Bytes of K and V that cut tiles of rows read again, as others of the same keys read them at other times; a gang
-    reads them once. `slots`: blocks that run at once."""
+    """Bytes of K and V that are read again for the tiles of rows that are cut (`TilesInOrder.cut`): tiles of the same
+    keys are read at other times, but for those of one gang. `slots`: blocks that run at once."""
     blocks, again = min(slots, max(1, order.count - 1)), sweepers / order.gang(slots, gpu.l2_bytes) - 1
     cut = order.key_bytes * order.cut(blocks) / order.count
     between = order.bytes_between(blocks) if order.sharing >= sweepers else cut  # or the tiles lie far apart

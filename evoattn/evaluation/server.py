@@ -47,7 +47,7 @@ def without_interrupts() -> Iterator[None]:
 
 def start(light: bool = False) -> None:
     """Start the process that workers are forked from, unless it runs; returns at once. The first worker would start it
-    too: who calls this has the imports run beside its own. `light`: it leaves out torch.
+    too; started before, it imports while the caller does other things. `light`: it leaves out torch.
 
     Raises `WrongUse` in a process that was forked from one with such a server: it can neither use that nor see whether
     it runs."""

@@ -1,5 +1,5 @@
 """Decoding with a static cache of transformers: how many of its places are filled is a tensor on the device. Steps
-over a growing cache are taken as such, if there is padding."""
+over a growing cache with padding are taken as steps over a static one whose places are all filled."""
 
 from __future__ import annotations
 
