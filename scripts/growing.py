@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,14 @@ def call_of(kind: dict[str, Any], keys: int, memory: torch.Tensor) -> tuple[tupl
     return (query, key, value), words | dict(enable_gqa=heads != kv_heads)
 
 
+def sdpa(grouped: bool, *tensors: torch.Tensor, **words: Any) -> torch.Tensor | None:
+    """Torch's answer; None where the backend that is pinned gives none."""
+    try:
+        return F.scaled_dot_product_attention(*tensors, enable_gqa=grouped)
+    except RuntimeError:
+        return None
+
+
 def backends_of(kind: dict[str, Any], no_device: str) -> list[str]:
     """Those of SDPA that take a call."""
     if no_device or any(name in kind for name in ("window", "softcap", "sinks")):
@@ -133,22 +142,19 @@ def measure(kind: dict[str, Any], keys: int, tokens: int, no_device: str, estima
             return {"climbs": op.climbs.count, "loads": 0, "loading_s": 0.0, "runs": said}
         for length in range(keys, keys + tokens):
             tensors, words = call_of(kind, length, memory)
-            for name in [n for n in names if n in times]:
-                pinned = contextlib.nullcontext() if not BACKENDS.get(name) else sdpa_kernel(BACKENDS[name])
+            for name in list(times):
                 for what in ("new", "known"):
+                    pinned = sdpa_kernel(backend) if (backend := BACKENDS.get(name)) else contextlib.nullcontext()
+                    call = evoattn.attention if name == "evoattn" else partial(sdpa, words["enable_gqa"])
                     loads = op.loads
                     with pinned:
                         wait()
                         begun = clock()
-                        try:
-                            if name == "evoattn":
-                                evoattn.attention(*tensors, **words)
-                            else:
-                                F.scaled_dot_product_attention(*tensors, enable_gqa=words["enable_gqa"])
-                        except RuntimeError:  # this backend does not serve it
-                            times.pop(name)
-                            break
+                        served = call(*tensors, **words)
                         took = clock() - begun
+                    if served is None:
+                        del times[name]
+                        break
                     if op.loads > loads:
                         loading.append(took)
                     else:

@@ -1,11 +1,11 @@
 """Transformers models at real widths, few layers, random weights, bf16: "evoattn" beside "sdpa" and, where installed,
 FlashAttention 3.
 
-    python scripts/models_table.py [--layers 6] [--only llama,vit] [--batch 8] [--json FILE]
+    python scripts/models_table.py [--layers 6] [--only llama,vit] [--batch 8] [--growing] [--json FILE]
 
 For each model: how far the logits are from "eager"; of a forward pass the time that a user sees, its device time and
 that of the attention in it, both by CUDA graphs, and its CPU time and that of a call of attention; and for decoders the
-time of a token: with a growing cache, and with a static cache under a CUDA graph. Prints a table in Markdown.
+time of a token: with a growing cache (`--growing`: alone), and with a static one under a CUDA graph. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -129,8 +129,10 @@ def output(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return value.float() if "attention_mask" not in inputs else value[inputs["attention_mask"] == 1].float()
 
 
-def growing_cache_ms(model: Any, ids: torch.Tensor) -> float:
-    """A token after a prompt, in ms: the keys grow by one each time, CPU time included."""
+def growing_cache_ms(model: Any, ids: torch.Tensor, number: int) -> float:
+    """A token after a prompt, in ms: the keys grow by one each time, CPU time included. By the `number` of a row its
+    prompt is shorter, so that none meets lengths for which another implementation has made something ready."""
+    ids = ids[:, : ids.shape[1] - number * (ROUNDS + WARM_UP)]
     cache = transformers.DynamicCache(config=model.config)
     model(input_ids=ids, past_key_values=cache)
     return median_ms(lambda: model(input_ids=ids[:, :1], past_key_values=cache))
@@ -153,14 +155,13 @@ def static_cache_ms(model: Any, ids: torch.Tensor, padded: bool = False) -> floa
 
 
 TOKEN_TIMES: dict[str, Callable[[Any, torch.Tensor], float]] = {
-    "growing_ms": growing_cache_ms,
     "static_ms": static_cache_ms,
     "masked_ms": partial(static_cache_ms, padded=True),
 }
 
 
-def measure(name: str, layers: int, names: list[str], batch: int | None) -> list[dict[str, Any]]:
-    """A row for each implementation."""
+def measure(name: str, layers: int, names: list[str], batch: int | None, growing: bool) -> list[dict[str, Any]]:
+    """A row for each implementation; with `growing` of a token over a growing cache alone."""
     make, inputs = MODELS[name](layers)
     inputs = {n: (t.bfloat16() if t.is_floating_point() else t)[:batch].cuda() for n, t in inputs.items()}
     expected, rows, models = None, [], {}
@@ -178,17 +179,18 @@ def measure(name: str, layers: int, names: list[str], batch: int | None) -> list
         rows.append(dict(model=name, implementation=implementation, error=(found - expected).abs().max().item()))
         models[implementation] = model, clock
     forwards = {implementation: partial(model, **inputs) for implementation, (model, _) in models.items()}
-    whole, cpu = medians(forwards, once_ms), medians(forwards, once_cpu_ms)
-    for row in rows:
-        model, clock = models[row["implementation"]]
-        forward = forwards[row["implementation"]]
-        row["forward_ms"], row["forward_cpu_ms"] = whole[row["implementation"]], cpu[row["implementation"]]
-        times = {"forward_graph_ms": partial(graph_ms, forward)}
-        if clock:
+    passes = {} if growing else {"forward_ms": once_ms, "forward_cpu_ms": once_cpu_ms}
+    whole = {what: medians(forwards, once) for what, once in passes.items()}
+    for number, row in enumerate(rows):
+        forward, (model, clock) = forwards[row["implementation"]], models[row["implementation"]]
+        times = {} if growing else {"forward_graph_ms": partial(graph_ms, forward)}
+        row |= {what: found[row["implementation"]] for what, found in whole.items()}
+        if clock and not growing:
             row["call_cpu_us"] = clock.cpu_us(forward)
             times["attention_ms"] = partial(clock.device_ms, forward)
         if name in DECODERS:
-            times |= {what: partial(token_ms, model, inputs["input_ids"]) for what, token_ms in TOKEN_TIMES.items()}
+            of_tokens = {"growing_ms": partial(growing_cache_ms, number=number)} | ({} if growing else TOKEN_TIMES)
+            times |= {what: partial(token_ms, model, inputs["input_ids"]) for what, token_ms in of_tokens.items()}
         for what, measure_ms in times.items():
             try:
                 row[what] = measure_ms()
@@ -217,8 +219,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--only", default=",".join(MODELS))
     parser.add_argument("--batch", type=int, help="take so many sequences or images of those that there are")
+    parser.add_argument("--growing", action="store_true", help="a token over a growing cache alone")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--estimated", action="store_true", help="also kernels that were measured on no GPU like this")
+    parser.add_argument("--estimated", action="store_true", help="also kernels that were measured on no such GPU")
     arguments = parser.parse_args()
     current.runtime().estimated = arguments.estimated
     integration.register()
@@ -227,7 +230,7 @@ def main() -> None:
     with torch.no_grad():
         for name in arguments.only.split(","):
             try:
-                made = measure(name, arguments.layers, names, arguments.batch)
+                made = measure(name, arguments.layers, names, arguments.batch, arguments.growing)
             except Exception as error:  # one model costs no other
                 print(f"{name}: {' '.join(str(error).split())[:200]}", flush=True)
                 continue

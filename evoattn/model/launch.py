@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A kernel argument passed by value. `name` is given where a caller may put another value in its place."""
 
     ctype: Literal["int32", "int64", "float32"]
@@ -15,8 +14,7 @@ class Scalar:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A kernel argument that is the device address of a buffer: `q`, `k`, `v`, `o`, or a name of the family's
     `workspace`."""
 

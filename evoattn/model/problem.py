@@ -175,7 +175,7 @@ class AttentionProblem:
 
     @property
     def element_bytes(self) -> int:
-        return self.element.bytes
+        return DTYPES[self.dtype].bytes
 
     @property
     def softmax_scale(self) -> float:

@@ -41,6 +41,10 @@ class KernelConfig:
 
     def describe(self) -> str:
         """Short text for tables: `BLOCK_M=64 BLOCK_N=64 …`, in the space's order."""
+        return self._words
+
+    @cached_property
+    def _words(self) -> str:
         return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in self.params.items())
 
 

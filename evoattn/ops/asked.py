@@ -52,9 +52,9 @@ def _plain_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     """`strides` with those of dimensions of one element, which mean nothing, replaced by what the other dimensions
     span.
     """
-    span = max(stride * size for stride, size in zip(strides, shape, strict=True) if size > 1 or stride == 1)
+    span = max([stride * size for stride, size in zip(strides, shape, strict=True) if size > 1 or stride == 1])
     span = -(-span // ALIGNMENT) * ALIGNMENT
-    batch, head, row = (strides[dim] if shape[dim] > 1 else span for dim in range(3))
+    batch, head, row = [strides[dim] if shape[dim] > 1 else span for dim in range(3)]
     return batch, head, row, strides[3]
 
 
@@ -150,7 +150,7 @@ def problem_of(
             lse=lse,
             **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},
             pages=key.shape[0] if paged else 0,
-            strides_of=tuple(_plain_strides(tuple(s), t) for s, t in zip(shapes, strides, strict=True)),
+            strides_of=tuple([_plain_strides(s, t) for s, t in zip(shapes, strides, strict=True)]),
         )
     except ProblemError as error:
         return str(error).rstrip(".")

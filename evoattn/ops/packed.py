@@ -34,7 +34,7 @@ class PackedLaunch:
         """`places` has every buffer that the launch names."""
         self.kernel = launch.kernel
         self._platform = platform
-        maps = sum(argument.__class__ is TensorMap for argument in launch.args)
+        maps = len([argument for argument in launch.args if argument.__class__ is TensorMap])
         slots = len(launch.args) - maps
         self._memory = ctypes.create_string_buffer(maps * tensor_map.BYTES + slots * SLOT + tensor_map.ALIGNMENT)
         begin = -(-ctypes.addressof(self._memory) // tensor_map.ALIGNMENT) * tensor_map.ALIGNMENT
