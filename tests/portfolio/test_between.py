@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -83,3 +84,11 @@ def test_a_token_of_latent_attention_is_refined_and_estimated() -> None:
     """Its class is plain attention's of 192 columns, whose kernels were never timed with values of 128."""
     found = pick(LATENT.with_(seqlen_k=600), H100)
     assert found and found.estimated and found.expected_regret is None and "by the cost model" in found.why
+
+
+def test_threads_get_the_same_picks() -> None:
+    shared, lengths = Climbs(), [*range(800, 1000, 9), *range(1000, 800, -9)]
+    alone = Climbs()
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda keys: pick(GROUPED.with_(seqlen_k=keys), H100, shared), lengths)
+        assert list(found) == [pick(GROUPED.with_(seqlen_k=keys), H100, alone) for keys in lengths]
