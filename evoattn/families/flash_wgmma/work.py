@@ -135,6 +135,8 @@ def _numbers(
 ) -> dict[str, float]:
     """What else may matter: `LaunchWork.genes`."""
     rows = genes.BLOCK_M
+    key_tiles = math.ceil(problem.seqlen_k / genes.BLOCK_N)
+    most_tiles = math.ceil(key_tiles / genes.KEY_SPLIT)
     have = moved_registers(genes)[1] or registers_at_launch(genes)
     return {
         "warpgroups": groups,
@@ -145,6 +147,11 @@ def _numbers(
         "ping pong": genes.PING_PONG,
         "rescale": ("always", "lazy_5", "lazy_8", "lazy_after").index(genes.RESCALE),
         "key split": genes.KEY_SPLIT,
+        "cluster": cluster_blocks(problem, genes),
+        "merges in memory": merges_in_memory(problem, genes),
+        "key tiles": key_tiles,
+        "most key tiles": most_tiles,
+        "idle key tiles": genes.KEY_SPLIT * most_tiles - key_tiles,
         "schedule": ("single", "fixed", "claimed", "balanced").index(genes.SCHEDULE),
         "heads in turn": HEADS_IN_TURN[genes.TILE_ORDER] or 64,
         "causal skip": genes.CAUSAL_SKIP,
