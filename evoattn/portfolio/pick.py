@@ -11,9 +11,9 @@ from evoattn.families import registry
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig
-from evoattn.portfolio.between import climbs_end
 from evoattn.portfolio.climbs import MOST_KEPT, Climbs
 from evoattn.portfolio.features import class_of
+from evoattn.portfolio.growing import climbs_end
 from evoattn.portfolio.nearest import nearest, portfolios
 from evoattn.portfolio.refine import IN_MEMORY, Genes
 from evoattn.portfolio.rounding import lasting
@@ -114,7 +114,7 @@ def _beyond(problem: AttentionProblem, gpu: GpuSpec, climbs: Climbs) -> Pick | N
 
 
 def _known(problem: AttentionProblem, gpu: GpuSpec) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
-    """What `_beyond` begins at: see `between.Begin`."""
+    """What `_beyond` begins at: see `growing.Begin`."""
     if not (found := portfolios(gpu)):
         return [], {}
     served, spaces = nearest(problem, gpu), spaces_for(problem, gpu, plain=True)
@@ -124,7 +124,7 @@ def _known(problem: AttentionProblem, gpu: GpuSpec) -> tuple[list[KernelConfig],
 
 
 def _of_class(problem: AttentionProblem, gpu: GpuSpec) -> tuple[list[KernelConfig], Mapping[str, Genes]]:
-    """What the climbs of a class begin at: see `between.Begin`."""
+    """What the climbs of a class begin at: see `growing.Begin`."""
     served = nearest(problem, gpu)
     return (served.configs, served.genes) if served else ([], {})
 
