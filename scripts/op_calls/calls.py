@@ -25,6 +25,8 @@ BIAS_PLACES = ("", "", "expanded", "turned", "odd start", "fewer dimensions")
 PAGES = (16, 32, 64, 128, 256, 24)
 VARIANTS = ("window", "softcap", "sink", "alibi", "bias", "mask", "seqused")
 MOST_BATCH, MOST_BIASES = 70, 1 << 26
+MOST_ELEMENTS = 1 << 28
+"""Of query and key together: without keys a call has no operations, however many queries there are."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Call:
         return 2.0 * pairs * (self.head_dim + self.value_dim)
 
     @property
+    def elements(self) -> int:
+        """Of query and key."""
+        return self.batch * self.head_dim * (self.heads * self.seqlen_q + self.kv_heads * self.seqlen_k)
+
+    @property
     def biases(self) -> int:
         """Elements of the bias or mask, or of what it is expanded to."""
         sizes = {"b": self.batch, "h": self.heads, "q": self.seqlen_q, "k": self.seqlen_k}
@@ -107,7 +114,7 @@ def drawn(seed: int, count: int, most_flops: float) -> list[Call]:
     while len(found) < count:
         own = _shape(rng) if rng.random() < 0.5 else _of(next(problems))
         call = _with_arguments(rng, replace(own, seed=1000 * seed + len(found)))
-        if call.flops <= most_flops and call.biases <= MOST_BIASES:
+        if call.flops <= most_flops and call.biases <= MOST_BIASES and call.elements <= MOST_ELEMENTS:
             found.append(call)
     return found
 

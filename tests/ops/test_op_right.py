@@ -34,6 +34,10 @@ def test_the_same_seed_draws_the_same_calls_of_every_kind():
         assert sum(bool(getattr(call, field)) for call in calls) > 5, field
 
 
+def test_no_call_fills_the_memory():
+    assert max(call.elements for call in drawn(779, 60, 4e6)) <= 1 << 28, "one without keys had 4e9"
+
+
 @pytest.mark.parametrize("seed", [11, 12])
 def test_what_pytorch_answers_is_right(seed):
     wrong = [row for number, call in enumerate(drawn(seed, 25, 2e6)) if (row := judged(number, call, "cpu")).wrong]
