@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from evoattn.storage.database import Database
 from evoattn.storage.errors import StorageError, explain
 from evoattn.storage.patience import is_away, is_postgresql
-from evoattn.storage.schema import metadata
+from evoattn.storage.schema import metadata, writes
 
 ROWS = 500
 """Rows that are read and written at a time."""
@@ -59,7 +59,7 @@ def _copy(
     at_a_time: int,
     count: Callable[[Connection, Table], int],
 ) -> dict[str, int]:
-    tables = metadata.sorted_tables  # those that others refer to come first
+    tables = [table for table in metadata.sorted_tables if table is not writes]  # those that others refer to come first
     for table in tables:
         if held := count(writer, table):
             raise StorageError(

@@ -86,7 +86,7 @@ class Database:
                     f"The database {where} is empty; run `evoattn search` first, or choose another with --db."
                 )
             if current != cls.migrations.revision:
-                storage._patience.write(storage._migrate)
+                storage._patience.write_again(storage._migrate)
         return storage
 
     def close(self) -> None:

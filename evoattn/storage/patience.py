@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+
+from evoattn.storage.schema import writes
 
 _T = TypeVar("_T")
 Work = Callable[[Connection], _T]
@@ -43,6 +48,9 @@ class Patience:
     tell: Callable[[str], None] = say
     guards: list[Callable[[], None]] = field(default_factory=list)
     """Called before each write. What they raise ends the call."""
+    _writer: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _turn: Lock = field(default_factory=Lock)
 
     def read(self, work: Work[_T]) -> _T:
         """The answer of `work`, in a transaction that writes nothing."""
@@ -54,8 +62,21 @@ class Patience:
         return self.until_there(once)
 
     def write(self, work: Work[_T]) -> _T:
-        """The answer of `work`, in a transaction that is kept whole or not at all."""
-        return self.until_there(_Write(self.engine.execution_options(writes=True), self.guards, work))
+        """The answer of `work`, in a transaction that is kept once and whole, or not at all. Threads take turns."""
+        with self._turn:
+            return self.until_there(_Write(self._writing(), self.guards, work, self._writer, next(self._numbers)))
+
+    def write_again(self, work: Work[_T]) -> _T:
+        """The answer of `work`, in a transaction that does no harm if it is kept twice: it needs none of our tables."""
+
+        def once() -> _T:
+            with self._writing().begin() as connection:
+                return work(connection)
+
+        return self.until_there(once)
+
+    def _writing(self) -> Engine:
+        return self.engine.execution_options(writes=True)
 
     def until_there(self, once: Callable[[], _T]) -> _T:
         """The answer of `once`, called again while the server is away."""
@@ -80,33 +101,39 @@ class Patience:
 
 
 class _Write(Generic[_T]):
-    """One transaction. Where the connection is lost while it commits, nobody here knows whether it was kept: the server
-    is asked by the transaction's number before it runs again."""
+    """One transaction. Where the connection is lost while it commits, nobody here knows whether it was kept, so it
+    leaves its number in the row of its writer: where that is there, it is not done again.
 
-    def __init__(self, engine: Engine, guards: list[Callable[[], None]], work: Work[_T]) -> None:
+    PostgreSQL's own numbers of transactions do not tell: after a crash of the server, another transaction may have the
+    number of one that was lost.
+    """
+
+    def __init__(
+        self, engine: Engine, guards: list[Callable[[], None]], work: Work[_T], writer: str, number: int
+    ) -> None:
         self._engine, self._guards, self._work = engine, guards, work
-        self._uncertain: tuple[int, _T] | None = None
-        """A transaction that may have been kept: its number and its answer."""
+        self._writer, self._number = writer, number
+        self._answers: list[_T] = []
+        """Of each time that `work` came to its end."""
 
     def __call__(self) -> _T:
-        if self._uncertain and self._was_kept(self._uncertain[0]):
-            return self._uncertain[1]
-        self._uncertain = None
         for guard in self._guards:
             guard()
         with self._engine.begin() as connection:
-            answer = self._work(connection)
-            if is_postgresql(connection):
-                self._uncertain = int(connection.scalar(text("SELECT txid_current()")) or 0), answer
-        return answer
+            if not is_postgresql(connection) or self._is_first(connection):
+                self._answers.append(self._work(connection))
+        return self._answers[-1]
 
-    def _was_kept(self, number: int) -> bool:
-        while True:
-            with self._engine.connect() as connection:
-                status = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
-            if status != "in progress":  # as it is while the server has not noticed that the connection is lost
-                return bool(status == "committed")
-            time.sleep(PAUSE_S)
+    def _is_first(self, connection: Connection) -> bool:
+        """Whether no transaction with this number was kept. Waits for one that a server has not ended yet, as where it
+        has not noticed that the connection is lost."""
+        from sqlalchemy.dialects.postgresql import insert  # imports all of its drivers' dialects
+
+        row = insert(writes).values(writer=self._writer, number=self._number)
+        changed = row.on_conflict_do_update(
+            index_elements=[writes.c.writer], set_={"number": self._number}, where=writes.c.number != self._number
+        )
+        return connection.scalar(changed.returning(writes.c.number)) is not None
 
 
 def is_postgresql(connection: Connection) -> bool:

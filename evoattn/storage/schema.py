@@ -1,4 +1,4 @@
-"""The tables. Rows are only ever added: nothing here is updated or deleted."""
+"""The tables. Of results, rows are only ever added: none is updated or deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest revision under `db/versions`: what this program reads and writes."""
 VERSION_TABLE = "evoattn_version"
 """Where Alembic keeps the revision; its name also tells our databases from foreign ones."""
@@ -144,6 +144,15 @@ profiles = Table(
     Index("profiles_by_trial", "study_id", "trial_number"),
 )
 """Hardware counters of one call of a trial's kernel, or (`trial_number` NULL) of a peer on the study's problem."""
+
+writes = Table(
+    "writes",
+    metadata,
+    Column("writer", String(32), primary_key=True),
+    Column("number", BigInteger, nullable=False),
+)
+"""The last transaction of each program that writes to a PostgreSQL server (`evoattn/storage/patience.py`): after a crash
+its row tells whether the server kept it. No result, so it is not copied with them; empty in SQLite."""
 
 STAGES = ("screen", "repeat", "final")
 """`Timing.protocol["stage"]`, the least trusted first."""

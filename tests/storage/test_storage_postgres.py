@@ -137,6 +137,28 @@ def test_a_transaction_whose_commit_was_cut_off_is_done_once(postgres_url, kept)
     storage.close()
 
 
+def test_a_transaction_that_a_crash_undid_is_not_taken_for_another_one(server, postgres_url):
+    """A server that crashes gives numbers of transactions, of which it kept nothing, to others."""
+    storage, said = patient(postgres_url)
+    rival, _ = patient(postgres_url)
+    study, others = make_study(storage), make_study(rival, "other")
+    crashes = []
+
+    def crash(connection):
+        if connection.get_execution_options().get("writes") and not crashes:
+            server.stop(signal.SIGQUIT)
+            server.start()
+            crashes.extend(record(rival, others, n) for n in range(3))
+
+    event.listen(storage._engine, "commit", crash)
+    trial = record(storage, study, 1, timings=(timing("screen", 1.0),))
+    assert len(crashes) == 3 and said == []
+    assert [t.number for t in storage.iter_trials(study)] == [trial.number]
+    assert len(list(rival.iter_trials(others))) == 3
+    for opened in (storage, rival):
+        opened.close()
+
+
 def test_a_study_stays_locked_over_a_restart_unless_another_search_took_it(server, postgres_url):
     storage, _ = patient(postgres_url)
     rival, _ = patient(postgres_url)
