@@ -151,7 +151,7 @@ writes = Table(
     Column("writer", String(32), primary_key=True),
     Column("number", BigInteger, nullable=False),
 )
-"""The last transaction of each program that writes to a PostgreSQL server (`evoattn/storage/patience.py`): after a crash
+"""The last write of each program to a PostgreSQL server (`evoattn/storage/patience.py`): after a crash
 its row tells whether the server kept it. No result, so it is not copied with them; empty in SQLite."""
 
 STAGES = ("screen", "repeat", "final")
