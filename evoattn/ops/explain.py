@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from evoattn.model.errors import WrongUse
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import asked, current, dropout
 from evoattn.ops import attn_mask as attn_masks
@@ -16,10 +18,11 @@ from evoattn.ops.autocast import autocast, has_autocast
 from evoattn.ops.choice import choose
 from evoattn.ops.ordinary import WATCHED, is_ordinary
 from evoattn.ops.plan import ADDRESS_BITS, UNALIGNED, Refusal
-from evoattn.ops.runtime import GRADIENTS
+from evoattn.ops.runtime import GRADIENTS, Runtime
 from evoattn.ops.shapes import Wanted, problems_of
 from evoattn.ops.variant import Variant, closed
 from evoattn.ops.variant_call import why_not_tensors
+from evoattn.portfolio.rounding import grown
 
 
 def explain(
@@ -120,23 +123,37 @@ def strided(problem: AttentionProblem) -> StridedProblem:
     return StridedProblem(**problem.to_dict(), strides_of=strides)
 
 
-def warmup(shapes: Wanted, device: torch.device | int | None = None) -> list[str]:
-    """Compile, load and check the kernels of these problems, so that a CUDA graph can capture them; say of each what
-    will run.
+def warmup(shapes: Wanted, device: torch.device | int | None = None, *, up_to_keys: int = 0) -> list[str]:
+    """Compile, load and check the kernels of these problems, so that no call waits for a compiler and a CUDA graph can
+    capture them; say of each what will run.
 
     `shapes` are problems, their names or shapes as on the command line
     (`B=1,H=16,S=1024,D=64,dtype=bf16,mask=causal`), or one of these, or what `evoattn.capture` recorded. `device` is
-    torch's current CUDA device unless given. Raises `ProblemError` on an unknown shape.
+    torch's current CUDA device unless given. With `up_to_keys` the kernels are made ready, too, that each problem comes
+    to while its keys grow to so many, as those of a cache do; each that is new has a sentence of its own. Raises
+    `ProblemError` on an unknown shape, or where a problem cannot have so many keys.
     """
     runtime = current.runtime()
+    if not isinstance(up_to_keys, int):
+        raise WrongUse(f"up_to_keys is a number of keys, not {up_to_keys!r}.")
     problems = problems_of(shapes)
+    several = [list(grown(problem, up_to_keys)) for problem in problems]
     if runtime.platform is None:
         return ["SDPA runs: there is no CUDA device."] * len(problems)
     index = runtime.platform.current_device() if device is None else torch.device(device).index or 0
-    gpu = runtime.platform.spec(index)
-    said = []
+    return [sentence for growing in several for sentence in _made_ready(runtime, growing, index)]
+
+
+def _made_ready(runtime: Runtime, problems: Sequence[AttentionProblem], index: int) -> Iterator[str]:
+    """What will run for the first of these problems, and for each later one that another kernel serves."""
+    gpu = runtime.platform and runtime.platform.spec(index)
+    last: object = None
     for problem in problems:
         choice = choose(strided(problem), gpu, runtime.pick, runtime.estimated) if gpu else Refusal("unknown GPU")
+        kernel = choice.reason if isinstance(choice, Refusal) else choice.key
+        if kernel == last:
+            continue
+        last = kernel
         plan = choice if isinstance(choice, Refusal) else runtime.prepare(choice, index)
-        said.append(f"SDPA runs: {plan.reason}." if isinstance(plan, Refusal) else f"{plan.words}.")
-    return said
+        since = "" if problem is problems[0] else f"From {problem.seqlen_k} keys on "
+        yield f"{since}SDPA runs: {plan.reason}." if isinstance(plan, Refusal) else f"{since}{plan.words}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from evoattn.model.problem import AttentionProblem, ProblemError
 
 FEW_QUERIES = 16
@@ -48,6 +50,17 @@ def climbed(problem: AttentionProblem) -> AttentionProblem:
         return rounded(problem)
     step = _step(problem.seqlen_k)
     return _with_lengths(problem, problem.seqlen_q, -(-problem.seqlen_k // step) * step)
+
+
+def grown(problem: AttentionProblem, most_keys: int) -> Iterator[AttentionProblem]:
+    """The problem, and those with more keys, up to `most_keys`, at which a pick for it may change: one for each number
+    that keys are rounded to. Raises `ProblemError` where a problem cannot have so many."""
+    yield problem
+    last = rounded(problem).seqlen_k
+    while last < most_keys:
+        problem = problem.with_(seqlen_k=last + 1)
+        yield problem
+        last = max(last + 1, rounded(problem).seqlen_k)
 
 
 def _with_lengths(problem: AttentionProblem, queries: int, keys: int) -> AttentionProblem:

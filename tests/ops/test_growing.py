@@ -10,6 +10,7 @@ import torch
 from fake_device import FakeDevice, Pick, build, near
 
 import evoattn
+from evoattn.model.errors import WrongUse
 from evoattn.model.launch import Scalar, TensorMap
 from evoattn.model.space import KernelConfig
 from evoattn.ops import current, runtime
@@ -146,6 +147,27 @@ def test_what_lies_ahead_of_a_single_query_is_not_said(op):
     with evoattn.capture() as shapes:
         evoattn.attention(query, key, value, **words, window=(-1, 3), strict=True)
     assert not shapes.entries[0].problem.window
+
+
+def test_what_is_made_ready_up_to_a_length_waits_for_no_compiler(tmp_path):
+    compiled = []
+
+    def noted(family, problem, config, gpu, folder):
+        compiled.append(config.describe())
+        return right(family, problem, config, gpu, folder)
+
+    with current.use(Runtime(Idle(), lasting_pick, tmp_path, noted, next_picks)), torch.no_grad():
+        shape = "B=1,H=32,Hkv=8,Sq=1,Sk=100,D=128,dtype=fp16"
+        said = evoattn.warmup(shape, up_to_keys=1500)
+        assert len(said) == 1 + sum(sentence.startswith("From ") for sentence in said) >= len(compiled) > 1
+        assert said[0] == evoattn.warmup(shape)[0]
+        del compiled[:]
+        for keys in (*range(100, 1500, 41), 1500):
+            tensors, words = token(keys, **KINDS["grouped"])
+            evoattn.attention(*tensors, **words, strict=True)
+        assert not compiled
+        with pytest.raises(WrongUse, match="a number of keys, not '8k'"):
+            evoattn.warmup(shape, up_to_keys="8k")
 
 
 def test_plans_of_the_oldest_lengths_go_first(op):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evoattn.model.problem import MAX_TENSOR_BYTES, AttentionProblem
-from evoattn.portfolio.rounding import climbed, lasting, rounded
+from evoattn.portfolio.rounding import climbed, grown, lasting, rounded
 
 TOKEN = AttentionProblem(batch=34, heads=1, kv_heads=1, seqlen_q=1, seqlen_k=4160, head_dim=64)
 
@@ -36,6 +36,14 @@ def test_climbs_are_made_for_a_little_more_keys(queries: int) -> None:
 def test_climbs_are_made_for_few_numbers_of_keys() -> None:
     lengths = {climbed(TOKEN.with_(seqlen_k=keys)).seqlen_k for keys in range(1, 8193)}
     assert len(lengths) == 3 + 15 + 3 * 8 and all(climbed(TOKEN.with_(seqlen_k=n)).seqlen_k == n for n in lengths)
+
+
+def test_a_growing_problem_comes_by_every_pick() -> None:
+    begin, most = TOKEN.with_(seqlen_k=100), 9000
+    found = list(grown(begin, most))
+    picks = {lasting(begin.with_(seqlen_k=keys)): keys for keys in range(most, 99, -1)}
+    assert [problem.seqlen_k for problem in found] == sorted(picks.values())
+    assert list(grown(begin, 0)) == list(grown(begin, 112)) == [begin]
 
 
 def test_prompts_are_picked_for_as_they_are() -> None:
