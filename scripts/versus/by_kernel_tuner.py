@@ -3,9 +3,10 @@
     python -m scripts.versus.by_kernel_tuner PROBLEM --seconds 60 -o FOUND.json            its genetic algorithm
     python -m scripts.versus.by_kernel_tuner PROBLEM --given EVOATTN.json -o FOUND.json    the very configs of evoattn
 
-Two things that it does not do are done for it, as it would fail otherwise: the limit of dynamic shared memory is raised
-for each kernel, and a wrong answer is counted rather than ends the tuning. Answers are compared on the device, or with
-`--answers host` as its manual shows, by `numpy.allclose`. Needs `kernel-tuner` (1.5.0 was used) and a CUDA device.
+Three things that it does not do are done for it, as it would fail otherwise: the limit of dynamic shared memory is
+raised for each kernel, a wrong answer is counted rather than ends the tuning, and a GPU's UUID may hold zero bytes.
+Answers are compared on the device, or with `--answers host` as its manual shows, by `numpy.allclose`. Needs
+`kernel-tuner` (1.5.0 was used) and a CUDA device.
 """
 
 from __future__ import annotations
@@ -88,6 +89,18 @@ def as_array(tensor: torch.Tensor, host: bool) -> Any:
     return cupy.asarray(flat)
 
 
+def with_whole_uuids(runtime: Any) -> None:
+    """Let CuPy's runtime give UUIDs of 16 bytes, as Kernel Tuner takes them: it cuts them at the first zero byte, which
+    some GPUs have."""
+    ask = runtime.getDeviceProperties
+
+    def properties(device: int) -> dict[str, Any]:
+        found: dict[str, Any] = ask(device)
+        return found | {"uuid": found["uuid"].ljust(16, b"\0")}
+
+    runtime.getDeviceProperties = properties
+
+
 def tune(
     bench: Bench,
     space: dict[str, list[Any]],
@@ -98,8 +111,11 @@ def tune(
     device: str = "cuda",
 ) -> list[dict[str, Any]]:
     """Kernel Tuner's results. `seconds` None: every config of the space, else its genetic algorithm for so long."""
+    import cupy
     import kernel_tuner
     from kernel_tuner.observers import BenchmarkObserver
+
+    with_whole_uuids(cupy.cuda.runtime)
 
     class Device(BenchmarkObserver):
         """Gives the backend away."""

@@ -4,6 +4,7 @@ import ast
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,13 @@ def test_kernel_tuner_gets_our_source_grid_and_arguments():
     given = bench.arguments(params, dict(q="Q", k="K", v="V", o="O"))
     assert given[:4] == ["Q", "K", "V", "O"] and len(given) == len(launch.args)
     assert [type(value).__name__ for value in given[4:8]] == ["int32"] * 4
+
+
+def test_kernel_tuner_gets_uuids_of_16_bytes():
+    runtime = SimpleNamespace(getDeviceProperties=lambda device: {"uuid": b"\x01" * device, "name": b"GPU"})
+    by_kernel_tuner.with_whole_uuids(runtime)
+    assert runtime.getDeviceProperties(16) == {"uuid": b"\x01" * 16, "name": b"GPU"}
+    assert runtime.getDeviceProperties(3)["uuid"] == b"\x01\x01\x01" + b"\0" * 13
 
 
 def test_kernel_tuners_results_are_times_in_us_or_failures():
