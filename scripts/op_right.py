@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,10 @@ from evoattn.portfolio.pick import next_picks
 
 BROKEN = 3
 """How a process ends after which the device can only be used by another one."""
+ENDED = "the process ended in this call"
+"""Of a call that has begun."""
+STOPPED = 130
+"""The exit code after Ctrl-C or SIGTERM, as a shell has it."""
 
 
 def main() -> int:
@@ -65,8 +70,14 @@ def main() -> int:
         rows_at, folder = words.json or Path(temporary) / "rows", words.folder or Path(temporary)
         rows_at.unlink(missing_ok=True)
         own = [*sys.argv[1:], "--until", str(until), "--json", str(rows_at), "--folder", str(folder)]
-        code = started_anew(lambda: subprocess.run([sys.executable, __file__, *own]).returncode, rows_at)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was judged until then is said, too
+        try:
+            code = started_anew(lambda: subprocess.run([sys.executable, __file__, *own]).returncode, rows_at)
+        except KeyboardInterrupt:
+            code = STOPPED
         rows = rows_of(rows_at)
+    if code == STOPPED:
+        rows = {number: row for number, row in rows.items() if row.wrong != ENDED}
     print(summary(list(rows.values()), time.time() - started))
     return code or int(any(row.wrong for row in rows.values()))
 
@@ -111,7 +122,7 @@ def run_calls(words: argparse.Namespace) -> int:
             if time.time() > words.until:
                 break
             begun = f"{way_of[number]}: {call.describe()}"
-            write(file, Judged(number, begun, False, "", 0.0, "the process ended in this call"))
+            write(file, Judged(number, begun, False, "", 0.0, ENDED))
             row = judged(number, call, "cuda" if platform else "cpu", way=way_of[number])
             write(file, row)
             if row.wrong:

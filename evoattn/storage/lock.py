@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -82,7 +82,7 @@ def lock_on_server(patience: Patience, study: Study) -> Iterator[None]:
         yield
     finally:
         patience.guards.remove(lock.keep)
-        lock.connection.close()
+        lock.give_back()
 
 
 class _ServerLock:
@@ -107,3 +107,10 @@ class _ServerLock:
             except DBAPIError:
                 self.connection.close()
         self.connection = self._take()
+
+    def give_back(self) -> None:
+        """Close the connection. The server notices that some time later, so it is told before."""
+        if not self.connection.closed:
+            with suppress(DBAPIError):  # a server that is away has forgotten the lock
+                self.connection.scalar(select(func.pg_advisory_unlock(STUDIES, self._study.id)))
+            self.connection.close()
