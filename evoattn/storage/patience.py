@@ -49,8 +49,10 @@ class Patience:
     guards: list[Callable[[], None]] = field(default_factory=list)
     """Called before each write. What they raise ends the call."""
     _writer: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The key of this program's row in `writes`."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _turn: Lock = field(default_factory=Lock)
+    """Held while a write may be in doubt: the row has room for one number."""
 
     def read(self, work: Work[_T]) -> _T:
         """The answer of `work`, in a transaction that writes nothing."""

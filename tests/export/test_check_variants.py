@@ -20,6 +20,7 @@ from evoattn.model.paths import TEMPLATES
 from evoattn.model.shape_text import parse_shape
 from evoattn.storage import StorageError
 
+pytestmark = pytest.mark.slow
 MAIN = """
 template <typename T> void put(const T& values) {
   std::fwrite(values.data(), sizeof(values[0]), values.size(), stdout);

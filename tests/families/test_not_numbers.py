@@ -18,6 +18,7 @@ from evoattn.model.problem import AttentionProblem
 from evoattn.model.space import KernelConfig, load_space
 
 H100 = GPUS["h100"]
+pytestmark = pytest.mark.slow
 GENES = dict(
     BLOCK_M=64, BLOCK_N=64, STAGES=1, BLOCKS_PER_SM=1, PRODUCER="warp", OVERLAP=False, PING_PONG=False,
     RESCALE="always", KEY_SPLIT=1, SCHEDULE="single", TILE_ORDER="by_head", CAUSAL_SKIP=False, POLYNOMIAL_EIGHTHS=2,

@@ -116,6 +116,7 @@ def test_a_launch_is_of_the_very_length(op, kind):
         assert keys in numbers and all(keys in one.shape for one in maps)
 
 
+@pytest.mark.slow
 def test_each_length_gets_its_own_answer(tmp_path):
     """Windows and sinks of a layer of gpt-oss, whose kernels read keys by tensor maps; keys are rounded to 4352."""
     generator = torch.Generator().manual_seed(3)

@@ -148,6 +148,7 @@ def test_the_same_seed_draws_the_same_ways():
     assert set(ways(3, 400)) == set(WAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, {"is_causal": True, "lse": True, "out": "given"}, {"window": (9, 0)}], ids=str)
 def test_every_way_is_right(tmp_path, way, changes):
@@ -230,3 +231,17 @@ def test_the_script_goes_on_where_a_process_ended(tmp_path):
     assert found == {0: "", 1: "the process ended", 2: "", 3: ""}
     said = subprocess.run(script, capture_output=True, text=True)
     assert said.returncode == 0 and said.stdout.startswith("4 calls in ")
+
+
+def test_what_was_judged_before_it_is_stopped_is_said(tmp_path, monkeypatch, capsys):
+    def stopped(command):
+        with (tmp_path / "rows").open("w") as file:
+            op_right.write(file, op_right.Judged(0, "a call", True, "flash_mma", 0.2, ""))
+            op_right.write(file, op_right.Judged(1, "the next", False, "", 0.0, op_right.ENDED))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    monkeypatch.setattr(op_right.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["op_right.py", "--json", str(tmp_path / "rows")])
+    assert op_right.main() == op_right.STOPPED
+    assert "1 calls in 0 s, 0 wrong; by kernels: 1" in capsys.readouterr().out

@@ -11,6 +11,8 @@ import evoattn
 from evoattn.ops import current
 from evoattn.ops.runtime import Runtime
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("lengths", [(37, 45), (45, 37), (37, 37)], ids=str)
 @pytest.mark.parametrize("causal", [None, "upper_left", "lower_right"])

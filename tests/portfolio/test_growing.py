@@ -17,6 +17,7 @@ from evoattn.portfolio.pick import lasting_pick, pick
 from evoattn.portfolio.refine import refined
 
 H100 = GPUS["h100"]
+pytestmark = pytest.mark.slow
 GROUPED = AttentionProblem(1, 32, 8, 1, 1024, 128, "bf16")
 HEADS = AttentionProblem(1, 32, 32, 1, 1024, 128)
 LATENT = AttentionProblem(1, 128, 128, 1, 1024, 192, "bf16", value_dim=128)

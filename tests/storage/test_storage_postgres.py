@@ -183,11 +183,22 @@ def test_one_search_a_study_in_one_process_too(postgres_url):
     refused = pytest.raises(StorageError, match="Another search is running on study 'first'")
     with storage.lock_study(study), storage.lock_study(other), refused, storage.lock_study(study):
         pass
-    for _ in range(30):  # the server does not notice at once that a connection is closed
-        with storage.lock_study(study):
-            pass
     with storage.lock_study(study):
         storage.close()
+
+
+def test_a_lock_is_free_though_the_server_has_not_noticed_that_its_connection_is_closed(postgres_url, monkeypatch):
+    storage, rival = Storage.open(postgres_url), Storage.open(postgres_url)
+    study = make_study(storage)
+    with storage.lock_study(study):
+        connection = storage._patience.guards[-1].__self__.connection
+        monkeypatch.setattr(connection, "close", lambda: None)
+    with rival.lock_study(study):
+        pass
+    monkeypatch.undo()
+    connection.close()
+    for opened in (storage, rival):
+        opened.close()
 
 
 def test_many_open_an_empty_database_at_once(postgres_url, server):
