@@ -47,7 +47,7 @@ from evoattn.portfolio.workload import draw
 from evoattn.search.budget import RESERVE_LEAST
 from evoattn.timing.protocol import Protocol
 
-SEEDS = range(600, 700)
+SEEDS = range(2000, 2100)
 BEGUN = ("portfolio", "random")
 NEAR = 1.02
 LEAST_FLOPS, MOST_FLOPS = 1e8, 2e11
