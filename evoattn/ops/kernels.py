@@ -70,7 +70,10 @@ class Kernels:
             except Exception as error:  # no compiler, no memory, a driver that refuses …: a model must go on
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 reason = f"{choice.family.name} {choice.config.describe()} failed: {words[0].rstrip('.')}"
-                self._failures[key] = reason
+                if kernel is None:
+                    self._failures[key] = reason
+                else:
+                    kernel.failure = reason
                 self._lost()
                 self._say(f"{reason}; SDPA runs")
                 return Refusal(reason)
@@ -81,10 +84,10 @@ class Kernels:
         """The kernel, loaded on the device and checked there. Raises what compiling, loading and checking raise."""
         cubin = self._build(choice.family, choice.problem.packed, choice.config, choice.gpu, self._folder)
         kernel = checked.load(choice, cubin, key[0], self._platform, self._folder)
+        self._loaded[key] = kernel
         if kernel.failure:
             self._lost()
             self._say(f"{kernel.failure}; it is never used here, SDPA runs")
-        self._loaded[key] = kernel
         return kernel
 
     def _say(self, what: str) -> None:

@@ -133,6 +133,33 @@ def test_a_check_that_breaks_off_leaves_no_kernel_in_use(device):
     assert len(device.launches) == before, "a kernel that was never proved answers nobody"
 
 
+def test_a_loaded_kernel_that_the_driver_refuses_is_tried_once_for_all_shapes(device):
+    q, k, v = tensors()
+    attention(q, k, v, enable_gqa=True, strict=True)
+    tries = []
+
+    def refuse(config, function, arguments, extra):
+        raise AssertionError("a kernel that is out of use was launched")
+
+    def pack(launches, places):
+        tries.append(launches)
+        raise LaunchError("The driver could not give a block 200000 bytes of shared memory.")
+
+    (kernel,) = current.runtime()._kernels._loaded.values()
+    kernel.pack, device.launch = pack, refuse
+    with pytest.warns(RuntimeWarning, match="200000 bytes of shared memory; SDPA runs"):
+        attention(q[:, :, :9], k, v, enable_gqa=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in range(10, 15):
+            attention(q[:, :, :rows], k, v, enable_gqa=True)
+        assert len(tries) == 1
+        attention(q, k, v, enable_gqa=True)  # a plan of before
+        assert "200000 bytes" in explain(q, k, v, enable_gqa=True)
+        with pytest.raises(NoKernel, match="200000 bytes"):
+            attention(q, k, v, enable_gqa=True, strict=True)
+
+
 @pytest.mark.parametrize("damage", ["", "[]", '{"cubin": "other", "machine": "a fake GPU, driver 1.0", "wrong": ""}'])
 def test_a_damaged_record_of_a_check_is_made_again(device, tmp_path, damage):
     attention(*tensors(), enable_gqa=True)
