@@ -2,13 +2,19 @@
 
 import hashlib
 import os
+import signal
+from functools import partial
 
 import pytest
 
+from evoattn.evaluation.pool import Pool, processes
 from evoattn.evaluation.process import Handler
+from evoattn.evaluation.workers import WorkerFailed
 from evoattn.model.gpu import GPUS
+from evoattn.model.records import Candidate
 from evoattn.model.shape_text import parse_shape
 from evoattn.portfolio import campaign
+from evoattn.portfolio.engine.compiling import compile_all
 from evoattn.portfolio.engine.engine import Engine
 from evoattn.portfolio.engine.kernel import Group
 from evoattn.portfolio.final_table import final_tables, in_turn, timed_problems, with_peers
@@ -45,6 +51,77 @@ class FakeStage(Handler):
         if self._jobs == 3:
             os._exit(1)
         return {i: (fake_us(job.kernel.config), False) for i in job.indexes}
+
+
+class CannotStart(Handler):
+    """A process that fails before its first task, as one does that lacks a library."""
+
+    def __init__(self, *args):
+        raise OSError("libnvrtc.so: cannot open shared object file")
+
+    def __call__(self, task):
+        return None
+
+
+class DiesOnce(FakeStage):
+    """A GPU process that a kernel ends, after which no other can start: the file says that one has."""
+
+    def __init__(self, file, gpu):
+        if file.exists():
+            raise RuntimeError("no device")
+        super().__init__(gpu)
+        self._file = file
+
+    def __call__(self, task):
+        if task[0] == "job":
+            self._file.touch()
+            os._exit(1)
+        return super().__call__(task)
+
+
+CANNOT = "A worker process failed to start 3 times; the last time: OSError: libnvrtc.so: cannot open shared object file"
+
+
+@pytest.fixture
+def soon():
+    """Fails the test after 20 s: what is tested here is that a wait ends."""
+
+    def give_up(*_):
+        pytest.fail("it waits for workers that cannot start")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_compiling_gives_up_where_no_worker_can_start(soon):
+    pool = Pool(processes(1, CannotStart))
+    try:
+        with pytest.raises(WorkerFailed) as error:
+            compile_all(pool, [Candidate("split_kv", {}, "id", "source", "sm_90")])
+    finally:
+        pool.stop()
+    assert str(error.value) == CANNOT
+
+
+def test_a_run_gives_up_where_no_compile_worker_can_start(soon):
+    group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], ("split_kv",))
+    with (
+        Engine([group], GPU, jobs=1, stage=FakeStage, compiler=CannotStart) as engine,
+        pytest.raises(WorkerFailed) as error,
+    ):
+        engine.run(60)
+    assert str(error.value) == CANNOT
+
+
+@pytest.mark.slow
+def test_a_run_gives_up_where_no_gpu_process_can_start_any_more(soon, tmp_path):
+    group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], ("split_kv",))
+    stage = partial(DiesOnce, tmp_path / "died")
+    with Engine([group], GPU, jobs=1, stage=stage) as engine, pytest.raises(WorkerFailed, match="no device"):
+        engine.run(60)
 
 
 @pytest.mark.slow

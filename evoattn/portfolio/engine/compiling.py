@@ -27,7 +27,7 @@ class SourceHandler(Handler):
 
 def compile_all(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, CompiledKernel]:
     """What compiled, by the hash of its source; equal sources once. Tasks that the pool's processes still have end
-    first, and what they come to is lost."""
+    first, and what they come to is lost. Raises `WorkerFailed`."""
     waiting, running = list({c.source_hash: c for c in candidates}.values()), 0
     found: dict[str, CompiledKernel] = {}
     while waiting or running:
@@ -42,4 +42,5 @@ def compile_all(pool: Pool, candidates: Iterable[Candidate]) -> dict[str, Compil
                 running -= 1
                 if outcome.ending is Ending.RESULT and not isinstance(outcome.value, str):
                     found[outcome.tag] = outcome.value
+        pool.check()
     return found

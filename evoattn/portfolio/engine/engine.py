@@ -11,7 +11,7 @@ from typing import Any
 
 from evoattn.evaluation.pool import Pool, processes
 from evoattn.evaluation.process import Ending, Handler
-from evoattn.evaluation.workers import BaseWorker, Outcome, Worker, wait_for_any
+from evoattn.evaluation.workers import BaseWorker, Outcome, Worker, check_all, wait_for_any
 from evoattn.families import registry
 from evoattn.families.built import BuiltKernel
 from evoattn.families.render import render
@@ -58,12 +58,13 @@ class Engine:
         breeder: Callable[[Group, GpuSpec, int], Breeder] = Breeder,
         sources: dict[str, CompiledKernel] | None = None,  # compiled already, by the hash of the source
         ahead: Ahead | None = None,  # to be timed while no other kernel waits for the GPU
+        compiler: Callable[..., Handler] = SourceHandler,
     ) -> None:
         self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
         self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
         self._near = {g.name: g.near(gpu) for g in groups}
         self._searched: Sequence[Group] = groups
-        self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), SourceHandler))
+        self._pool = Pool(processes(jobs or max(1, (os.cpu_count() or 2) - 1), compiler))
         self._stage = Worker(stage, (gpu,))
         self._ready: deque[_Ready] = deque()
         self._sources, self._ahead = dict(sources or {}), ahead
@@ -78,17 +79,16 @@ class Engine:
         self._pool.stop()
         self._stage.stop()
 
-    # ---- the search
-
     def run(self, seconds: float, refresh: Callable[[], None] = lambda: None, among: Sequence[Group] = ()) -> None:
-        """Search the groups `among` them, or all, for `seconds` from the moment that the GPU process is up."""
+        """Search `among`, or all groups, for `seconds` from when the GPU process is up. Raises `WorkerFailed`."""
         self._searched = among or self.groups
         self._register_all()
-        end = time.monotonic() + seconds
+        end, workers = time.monotonic() + seconds, [*self._pool.workers, self._stage]
         while time.monotonic() < end:
             self._feed()
-            wait_for_any([*self._pool.workers, self._stage], 0.05)
+            wait_for_any(workers, 0.05)
             self._collect()
+            check_all(workers)
             refresh()
         while self._stage.busy:
             wait_for_any([self._stage], 0.1)
@@ -125,9 +125,7 @@ class Engine:
         for _ in range(4):
             group = min(self._searched, key=lambda g: g.spent / g.weight)
             group.spent += 1
-            breeder = self._breeders[group.name]
-            proposal = breeder.propose()
-            if proposal is None:
+            if (proposal := self._breeders[group.name].propose()) is None:
                 group.spent += 3
                 continue
             kernel, target = proposal
@@ -241,7 +239,7 @@ class Engine:
         return self._built(kernel, compiled) if compiled else None
 
     def compile_all(self, wanted: list[tuple[Group, Kernel]]) -> None:
-        """Compile the kernels that are not compiled yet, on all processes."""
+        """Compile the kernels that are not compiled yet, on all processes. Raises `WorkerFailed`."""
         found = [render(registry.lookup(k.family), g.problems[0], k.config, self.gpu) for g, k in wanted]
         self._sources |= compile_all(self._pool, (c for c in found if c.source_hash not in self._sources))
         for (_, kernel), candidate in zip(wanted, found, strict=True):
