@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from evoattn.model.as_called import called_mask
 from evoattn.model.problem import AttentionProblem, ProblemError
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -88,11 +89,6 @@ def mask_name(is_causal: bool, causal: str) -> str:
     return f"causal_{causal}" if is_causal else "full"
 
 
-def _mask_of(seqlen_q: int, is_causal: bool, causal: str) -> str:
-    """As `mask_name`; a last query alone sees every key, and kernels without a mask are the faster ones."""
-    return "full" if seqlen_q == 1 and causal == "lower_right" else mask_name(is_causal, causal)
-
-
 def why_not_shapes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool, paged: bool = False
 ) -> str | None:
@@ -145,7 +141,7 @@ def problem_of(
             value_dim=value.shape[3],
             shared_kv=may_share(key, value) and key.data_ptr() == value.data_ptr() != 0,
             dtype=DTYPES[query.dtype],
-            mask=_mask_of(fields.get("seqlen_q", query.shape[2]), is_causal, causal),
+            mask=called_mask(mask_name(is_causal, causal), fields.get("seqlen_q", query.shape[2])),
             layout="bshd" if query.stride(1) < query.stride(2) else "bhsd",
             lse=lse,
             **{"batch": query.shape[0], "seqlen_q": query.shape[2], "seqlen_k": key.shape[2], **fields},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from evoattn.model.as_called import said_in
 from evoattn.model.errors import WrongUse
 from evoattn.model.gpu import GpuSpec
 from evoattn.model.mask import FULL
@@ -72,14 +73,14 @@ class RecordedKernel:
 
     def _pick(self, problem: AttentionProblem, gpu: GpuSpec) -> _Recorded | None:
         ours = self.problem
-        if ours.variants != problem.variants:
+        mask, window = said_in(problem, ours.mask, ours.window)
+        if tuple(v for v in ours.variants if v != "window" or window) != problem.variants:
             return None
         # With as many queries as keys the two causal masks are one.
         both_causal = FULL not in (ours.mask, problem.mask) and problem.seqlen_q == problem.seqlen_k
         if (ours.head_dim, ours.value_dim, ours.dtype) != (problem.head_dim, problem.value_dim, problem.dtype):
             return None
-        last_query = ours.mask == "causal_lower_right" and problem.seqlen_q == 1  # which sees every key
-        if ours.mask != problem.mask and not both_causal and not last_query:
+        if mask != problem.mask and not both_causal:
             return None
         return _Recorded(self.family, self.config, f"it is trial {self.trial}")
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evoattn.evaluation.main_file import require_startable, without_main_file
-from evoattn.families import registry
+from evoattn.model.as_called import as_called
 from evoattn.model.errors import FailedRun, WrongUse
 from evoattn.model.gpu import GpuSpec, detect_devices
 from evoattn.model.problem import AttentionProblem
 from evoattn.ops import current
 from evoattn.ops.choice import Picked
 from evoattn.ops.shapes import Asked, Shapes, Wanted, problems_of
+from evoattn.ops.tune_groups import groups_of
 from evoattn.portfolio.engine.kernel import Group, Kernel
-from evoattn.portfolio.pick import Pick, portfolio_kernels
 from evoattn.portfolio.wins import Win
 from evoattn.search.budget import parse_budget
 
@@ -30,11 +30,6 @@ FINAL_SHARE = 0.2
 """Of the budget, left for comparing the best with what runs today."""
 CLEARLY = 0.985
 """A kernel replaces what runs today if it takes at most this part of its time in one interleaved run."""
-ELSEWHERE = frozenset(("flash_wmma", "three_kernel"))
-"""Families that have won no measured problem: the time is better spent on the others."""
-UNKNOWN_GAIN, LEAST_GAIN = 0.3, 0.01
-"""Part of a call's time that a search may save: where nothing that was measured for it runs today, and where a search
-has been."""
 
 
 class Searches(Protocol):
@@ -106,38 +101,6 @@ class TuneResult:
         return "\n".join([*lines, f"All attention: {self.speedup:.2f}×."])
 
 
-def _gain(today: Picked | None) -> float:
-    """Part of a call's time that a search should save: what the class of a portfolio's pick loses to the best known."""
-    if today is None or today.estimated:
-        return UNKNOWN_GAIN
-    regret = today.expected_regret if isinstance(today, Pick) else None
-    return max(LEAST_GAIN, 1 - 1 / regret) if regret else LEAST_GAIN
-
-
-def _groups(entries: list[Asked], gpu: GpuSpec) -> list[Group]:
-    """The problems by what one kernel serves, each group due its share of calls × time × expected gain."""
-    groups: dict[tuple[object, ...], Group] = {}
-    for entry in entries:
-        p = entry.problem
-        able = [f for f in registry.FAMILIES if not registry.FAMILIES[f].why_unsupported(p, gpu) and f not in ELSEWHERE]
-        if not able or p.lse:
-            continue
-        key = p.dtype, p.head_dim, p.value_dim, p.mask, p.variants
-        group = groups.setdefault(key, Group(f"{p.dtype} d{p.head_dim} {p.mask}", [], tuple(able), 0.0))
-        group.problems.append(p)
-        group.families = tuple(dict.fromkeys((*group.families, *able)))
-        given = [(c.family, c.params) for c in portfolio_kernels(p, gpu)]
-        picked = current.best_known(p, gpu)
-        if picked:
-            given.insert(0, (picked.family, picked.config.params))
-        group.weight += entry.count * (entry.us or 1.0) * _gain(picked)
-        group.given += [one for one in given if one not in group.given]
-    total = sum(group.weight for group in groups.values())
-    for group in groups.values():
-        group.weight = max(group.weight / total, 0.02)
-    return list(groups.values())
-
-
 def _compare(
     engine: Searches, group: Group, index: int, entry: Asked, today: Picked | None, gpu: GpuSpec
 ) -> tuple[Tuned, Win | None]:
@@ -159,6 +122,12 @@ def _compare(
             win = Win(gpu.name, gpu.sm_count, problem, kernel.family, kernel.params, us, before_us or us)
             return Tuned(problem, entry.count, before, before_us, _name(kernel), us), win
     return Tuned(problem, entry.count, before, before_us, before, before_us), None
+
+
+def _untouched(entry: Asked) -> Tuned:
+    """The row of a problem that was not searched."""
+    why = "not searched: it asks for a log-sum-exp" if entry.problem.lse else "SDPA: no family serves it"
+    return Tuned(entry.problem, entry.count, why, None, why, None)
 
 
 @contextmanager
@@ -197,18 +166,19 @@ def tune(
     `shapes` are what `evoattn.capture` recorded, or problems, names and shapes, or one of these. The time goes to where
     calls × time × expected gain is greatest; problems that one kernel can serve are searched as one. A fifth of the
     budget is for comparisons, the problems that take the most time first; what they do not reach stays as it is. A
-    winner was right on the device and clearly ahead of what runs today and of SDPA in one interleaved run. It is kept
-    in the user's data folder (`wins.json`): this process and later ones take it. An interrupt keeps the winners of the
-    problems that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU.
+    winner was right on the device and clearly ahead of what runs today and of SDPA in one interleaved run, as far as
+    these can be timed (SDPA refuses sinks and soft caps). It is kept in the user's data folder (`wins.json`): this
+    process and later ones take it. Problems that ask for a log-sum-exp are not searched. An interrupt keeps the winners
+    of the problems that were compared. Raises `WrongUse` for a wrong budget or shape, `FailedRun` without a known GPU.
     """
     require_startable()
     seconds = parse_budget(budget).seconds
     if seconds is None:
         raise WrongUse(f"tune takes a time such as 90s or 5m, not {budget!r}.")
-    if not isinstance(shapes, Shapes):
-        listed, shapes = problems_of(shapes), Shapes()
-        for problem in listed:
-            shapes.add(problem)
+    given = shapes.entries if isinstance(shapes, Shapes) else [Asked(problem, 1) for problem in problems_of(shapes)]
+    called = Shapes()  # as calls ask for them: a win is found for no other text
+    for one in given:
+        called.add(as_called(one.problem), one.count, one.us)
     if gpu is None:
         devices = detect_devices()
         gpu = devices[0].spec if devices else None
@@ -216,8 +186,8 @@ def tune(
         raise FailedRun(
             "There is no CUDA device here that evoattn knows (see `evoattn gpus`); tune times kernels on one."
         )
-    entries = shapes.entries
-    groups = _groups(entries, gpu)
+    entries = called.entries
+    groups = groups_of(entries, gpu)
     tuned: dict[int, Tuned] = {}
     if groups:
         started = time.monotonic()
@@ -240,7 +210,4 @@ def tune(
                     today = current.best_known(entry.problem, gpu)
                     tuned[id(entry)], win = _compare(engine, *place, entry, today, gpu)
                     wins += [win] if win else []
-    untouched = "SDPA: no family serves it"
-    return TuneResult(
-        tuple(tuned.get(id(e)) or Tuned(e.problem, e.count, untouched, None, untouched, None) for e in entries)
-    )
+    return TuneResult(tuple(tuned.get(id(entry)) or _untouched(entry) for entry in entries))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evoattn.model.as_called import called_window
 from evoattn.model.term_shapes import BIAS_ROW_STEP
 
 INTEGERS = (torch.int32, torch.int64)
@@ -167,11 +168,7 @@ class Variant:
             fields |= {"batch": len(self.starts[0]) - 1, "seqlen_q": self.longest[0], "seqlen_k": self.longest[1]}
             fields["varlen"] = f"sum:{query.shape[2]}/sum:{key.shape[2]}"
         if self.window is not None:
-            everything = query.shape[2] + seqlen_k
-            past, ahead = (everything if side < 0 else min(side, everything) for side in self.window)
-            none_ahead = is_causal or query.shape[2] == 1  # a query alone is that of the last key
-            if min(past, everything if none_ahead else ahead) < max(query.shape[2], seqlen_k) - 1:  # else it hides none
-                fields["window"] = f"{past}:{0 if none_ahead else ahead}"
+            fields["window"] = called_window(*self.window, query.shape[2], seqlen_k, is_causal)
         if self.bias is not None:
             over = (1,) * (4 - self.bias.dim()) + tuple(self.bias.shape)
             fields["bias"] = "b" * (over[0] > 1) + "h" * (over[1] > 1) + "s"

@@ -31,6 +31,20 @@ def test_a_users_own_search_comes_first(monkeypatch, tmp_path):
     assert "flash_mma" in said.output and "your search measured 10.00 µs" in " ".join(said.output.split())
 
 
+def test_the_pick_of_a_shape_is_that_of_its_calls(monkeypatch, tmp_path):
+    """Which say no mask for a last query, no window that hides nothing, and not how many keys are in use."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    one = "B=4,H=32,Hkv=8,Sq=1,Sk=2048,D=128,dtype=bf16"
+    for said, called in (
+        ("mask=causal_lower_right", "mask=full"),
+        ("mask=causal_lower_right,window=4095:0", "mask=full"),
+        ("mask=full,window=127:127", "mask=full,window=127:0"),
+        ("mask=full,seqused=17:80", "mask=full,seqused=0:2048"),
+    ):
+        found = [run("pick", "--gpu", "h100", "--shape", f"{one},{words}").output for words in (said, called)]
+        assert found[0].splitlines()[1:] == found[1].splitlines()[1:], said
+
+
 def test_what_was_never_measured_is_said():
     said = run("pick", "--gpu", "h100", "--shape", SHAPE.replace("128", "112"))
     assert "Estimated" in said.output and "head_dim 112 was not measured" in " ".join(said.output.split())

@@ -171,6 +171,27 @@ def test_what_is_made_ready_up_to_a_length_waits_for_no_compiler(tmp_path):
             evoattn.warmup(shape, up_to_keys="8k")
 
 
+@pytest.mark.parametrize("kind", ["grouped", "window"])
+def test_what_is_made_ready_for_a_causal_shape_serves_its_calls(tmp_path, kind):
+    """A call of one query says no mask, and no window while that hides nothing."""
+    compiled = []
+
+    def noted(family, problem, config, gpu, folder):
+        compiled.append(config.describe())
+        return right(family, problem, config, gpu, folder)
+
+    with current.use(Runtime(Idle(), lasting_pick, tmp_path, noted, next_picks)), torch.no_grad():
+        window = ",window=300:0" if kind == "window" else ""
+        shape = f"B=1,H=32,Hkv=8,Sq=1,Sk=100,D=128,dtype=fp16,mask=causal_lower_right{window}"
+        evoattn.warmup(shape, up_to_keys=900)
+        assert compiled
+        del compiled[:]
+        for keys in (100, 290, 302, 340, 900):
+            tensors, words = token(keys, **KINDS["grouped"] | {"words": dict(window=(300, -1)) if window else {}})
+            evoattn.attention(*tensors, **words, is_causal=True, causal="lower_right", strict=True)
+        assert not compiled
+
+
 def test_plans_of_the_oldest_lengths_go_first(op):
     plans = [object() for _ in range(runtime.PLANS_KEPT + 1)]
     for number, plan in enumerate(plans):

@@ -75,6 +75,18 @@ def test_a_recorded_variant_answers_as_the_op_does(storage, tmp_path):
         kernel(q, k, v, **(words | {"sinks": sinks[:2]}))
 
 
+def test_a_windowed_kernel_serves_calls_that_the_window_hides_nothing_of(storage, tmp_path):
+    """Of fewer keys than the window has, and of one query, such a call says neither window nor mask."""
+    shape = "B=1,H=4,S=128,D=64,mask=causal_lower_right,window=40:0"
+    kernel = RecordedKernel(*record(storage, shape=shape), lambda pick: fake_runtime(FakeDevice(), tmp_path, pick))
+    words = dict(is_causal=True, causal="lower_right", enable_gqa=True, window=(40, 0))
+    for lengths in (dict(seqlen_q=37, seqlen_k=37), dict(seqlen_q=1, seqlen_k=30), dict(seqlen_q=1, seqlen_k=99)):
+        q, k, v = tensors(**lengths)
+        assert near(kernel(q, k, v, **words), evoattn.attention(q, k, v, **words)), lengths
+    with pytest.raises(NoKernel):
+        kernel(*tensors(seqlen_q=50, seqlen_k=50), **(words | {"window": None}))
+
+
 def test_a_kernel_is_loaded_by_number_study_or_shape(storage, tmp_path):
     record(storage, cost=2.0)
     record(storage, cost=3.0)

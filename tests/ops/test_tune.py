@@ -24,7 +24,7 @@ H100 = GPUS["h100"]
 SMALL = AttentionProblem(2, 4, 2, 37, 45, 64)
 LARGE = SMALL.with_(batch=8, seqlen_q=2048, seqlen_k=2048)
 OTHER = AttentionProblem(1, 8, 8, 512, 512, 128, "bf16", "causal_upper_left")
-NOBODY = AttentionProblem(1, 8, 8, 512, 512, 64, lse=True)
+NOBODY = AttentionProblem(1, 8, 8, 512, 512, 512, window="9:0")
 
 
 class FakeEngine:
@@ -150,6 +150,39 @@ def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
             evoattn.explain(queries, pages, pages, scale=scale, **cache),
         ]
     assert all("your search measured 5.00 µs" in sentence for sentence in said), said
+
+
+def test_layers_of_several_kinds_are_searched_apart(wins):
+    """As gpt-oss, Gemma and DeepSeek have them: one kernel serves no two of these."""
+    window, sinks = OTHER.with_(window="127:0"), OTHER.with_(sink=True)
+    kinds = [OTHER, window, sinks, window.with_(sink=True), OTHER.with_(value_dim=64)]
+    tune([*kinds, window.with_(batch=3)], "10s", gpu=H100, make_engine=FakeEngine)
+    groups = FakeEngine.last.groups
+    assert len({group.name for group in groups}) == len(groups) == len(kinds)
+    assert sorted(len(group.problems) for group in groups) == [1, 1, 1, 1, 2]
+
+
+ONE_QUERY = SMALL.with_(seqlen_q=1, mask="causal_lower_right")
+
+
+def test_a_win_for_a_shape_is_found_by_its_calls(wins):
+    """A last query sees every key, and a window of more keys than there are hides none: calls say neither."""
+    said = [ONE_QUERY, SMALL.with_(mask="causal_lower_right", window="99:0"), ONE_QUERY.with_(window="9:0")]
+    result = tune(said, "10s", gpu=H100, make_engine=FakeEngine)
+    assert [(row.problem.mask, row.problem.window) for row in result.rows] == [
+        ("full", ""),
+        ("causal_lower_right", ""),
+        ("full", "9:0"),
+    ]
+    q, k, v = tensors()
+    words = dict(enable_gqa=True, is_causal=True, causal="lower_right")
+    for query, window in ((q[:, :, :1], None), (q, (99, -1)), (q[:, :, :1], (9, -1))):
+        assert "your search measured" in evoattn.explain(query, k, v, **words, window=window), window
+
+
+def test_a_log_sum_exp_is_not_searched_and_said_so(wins):
+    [row] = tune([SMALL.with_(lse=True)], "10s", gpu=H100, make_engine=FakeEngine).rows
+    assert row.after == "not searched: it asks for a log-sum-exp"
 
 
 def test_the_time_goes_where_the_calls_are(wins):

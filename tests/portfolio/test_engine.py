@@ -124,6 +124,11 @@ def test_a_run_gives_up_where_no_gpu_process_can_start_any_more(soon, tmp_path):
         engine.run(60)
 
 
+def test_groups_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="Two groups have one name: 16 d64, 16 d64"):
+        Engine([Group("16 d64", [parse_shape(SHAPES[0])], ("split_kv",)) for _ in range(2)], GPU)
+
+
 @pytest.mark.slow
 def test_the_engine_finds_times_and_survives_a_dead_gpu_process(tmp_path):
     group = Group("16 d64 full", [parse_shape(s) for s in SHAPES], ("split_kv",))

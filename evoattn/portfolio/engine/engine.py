@@ -60,6 +60,8 @@ class Engine:
         ahead: Ahead | None = None,  # to be timed while no other kernel waits for the GPU
         compiler: Callable[..., Handler] = SourceHandler,
     ) -> None:
+        if len({g.name for g in groups}) < len(groups):  # breeders, and problems in the GPU process, go by name
+            raise ValueError(f"Two groups have one name: {', '.join(g.name for g in groups)}.")
         self.groups, self.gpu, self.most, self.sample = groups, gpu, most, sample
         self._breeders = {g.name: breeder(g, gpu, seed) for g in groups}
         self._near = {g.name: g.near(gpu) for g in groups}

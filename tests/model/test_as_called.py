@@ -1,0 +1,86 @@
+"""What a shape says and what the op makes of a call of that shape are one problem."""
+
+import pytest
+import torch
+
+from evoattn.model.as_called import as_called, as_picked
+from evoattn.model.shape_text import parse_shape
+from evoattn.ops.asked import DTYPES, StridedProblem, out_like, problem_of
+from evoattn.ops.variant import Variant
+from evoattn.portfolio.draws import DRAWS, drawn
+
+TORCH = {name: dtype for dtype, name in DTYPES.items()}
+ONE = "B=2,H=4,Sq=1,Sk=300,D=64"
+
+
+def called(problem):
+    """The problem of a call of these lengths, as the op reads it off tensors without data."""
+    dtype, batch, rows = TORCH[problem.dtype], problem.batch, problem.shape("q")[2]
+    q, k = (torch.empty(problem.shape(name), dtype=dtype, device="meta") for name in "qk")
+    v = torch.empty(*problem.shape("k")[:3], problem.head_dim_v, dtype=dtype, device="meta")
+    if problem.layout == "bshd":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    integers = torch.zeros(batch + 1, dtype=torch.int32)
+    past, ahead = map(int, problem.window.split(":")) if problem.window else (-1, -1)
+    variant = Variant(
+        (past, ahead) if problem.window else None,
+        problem.softcap,
+        torch.zeros(problem.heads) if problem.sink else None,
+        torch.zeros(problem.heads) if problem.alibi else None,
+        torch.zeros(problem.term_shapes["bias"], device="meta") if problem.bias else None,
+        integers[1:] if problem.seqused else None,
+        torch.zeros(batch, problem.table_pages, dtype=torch.int32) if problem.page else None,
+        starts=(integers, integers) if problem.varlen else None,
+        longest=(problem.seqlen_q, problem.seqlen_k) if problem.varlen else (0, 0),
+    )
+    causal = problem.mask != "full"
+    fields = {} if variant.plain else variant.fields(causal, q, k)
+    corner = problem.mask.removeprefix("causal_") if causal else "upper_left"
+    flags = dict(is_causal=causal, causal=corner, enable_gqa=True, lse=problem.lse)
+    asked = problem_of(q, k, v, out_like(q, v).stride(), fields, **flags)
+    assert isinstance(asked, StridedProblem), asked
+    assert asked.seqlen_q == problem.seqlen_q and asked.shape("q")[2] == rows
+    return asked.packed
+
+
+@pytest.mark.parametrize("kind", sorted(DRAWS))
+def test_drawn_problems_are_those_of_their_calls(kind):
+    for problem in drawn([kind], range(930, 934), 10):
+        whole = problem.with_(seqlen_k=problem.table_pages * problem.page) if problem.page else problem
+        # Tensors without data do not show that V lies within K; the scale is no part of plain calls.
+        # The order of dimensions in memory does not show where one of them has one row.
+        picked = as_picked(whole).with_(shared_kv=False, scale=None)
+        assert called(whole).with_(layout="bhsd") == picked.with_(layout="bhsd"), problem.describe()
+        assert as_called(as_called(problem)) == as_called(problem)
+
+
+@pytest.mark.parametrize(
+    "said, mask, window",
+    [
+        ("mask=causal_lower_right", "full", ""),
+        ("mask=causal_lower_right,window=127:0", "full", "127:0"),
+        ("mask=causal_lower_right,window=299:0", "full", ""),
+        ("mask=full,window=127:127", "full", "127:0"),
+        ("mask=causal_upper_left", "causal_upper_left", ""),
+        ("mask=causal_upper_left,window=9:0", "causal_upper_left", "9:0"),
+    ],
+)
+def test_one_query(said, mask, window):
+    problem = parse_shape(f"{ONE},{said}")
+    asked = as_called(problem)
+    assert (asked.mask, asked.window) == (mask, window)
+    assert called(problem) == asked
+
+
+def test_a_window_that_hides_nothing_is_none():
+    problem = parse_shape("B=1,H=4,S=100,D=64,mask=causal_upper_left,window=127:0")
+    assert as_called(problem) == problem.with_(window="")
+    longer = problem.with_(seqlen_q=200, seqlen_k=200)
+    assert as_called(longer) is longer
+
+
+def test_lengths_that_only_the_device_knows_stay_open():
+    cache = parse_shape("B=3,H=4,Sq=1,Sk=512,D=64,mask=causal_lower_right,seqused=17:400")
+    assert as_called(cache).seqused == "17:400" and as_picked(cache) == cache.with_(mask="full", seqused="0:512")
+    packed = parse_shape("B=3,H=4,S=512,D=64,varlen=3+512+17")
+    assert as_called(packed) is packed and as_picked(packed) == packed.with_(varlen="sum:532/sum:532")
