@@ -17,7 +17,6 @@ from evoattn.ops import current
 from evoattn.ops.shapes import Shapes
 from evoattn.ops.tune import tune
 from evoattn.portfolio.engine.kernel import Kernel
-from evoattn.portfolio.pick import pick
 from evoattn.portfolio.wins import Wins
 
 H100 = GPUS["h100"]
@@ -81,6 +80,7 @@ def test_winners_are_kept_and_taken(wins):
     assert [row.problem for row in result.rows] == [SMALL, LARGE, OTHER, NOBODY]
     assert [row.after_us for row in result.rows] == [5.0, 5.0, 5.0, None]
     assert result.speedup > 1.7
+    assert FakeEngine.last.ended and FakeEngine.last.seconds == pytest.approx(8.0), "a fifth is for comparisons"
     assert "no family serves it" in str(result)
     assert wins.find(LARGE, H100).config.params == WGMMA
     assert "your search measured 5.00 µs" in evoattn.explain(*tensors(), enable_gqa=True)
@@ -152,16 +152,6 @@ def test_winners_of_packed_sequences_and_pages_are_taken(tmp_path, scale):
     assert all("your search measured 5.00 µs" in sentence for sentence in said), said
 
 
-def test_layers_of_several_kinds_are_searched_apart(wins):
-    """As gpt-oss, Gemma and DeepSeek have them: one kernel serves no two of these."""
-    window, sinks = OTHER.with_(window="127:0"), OTHER.with_(sink=True)
-    kinds = [OTHER, window, sinks, window.with_(sink=True), OTHER.with_(value_dim=64)]
-    tune([*kinds, window.with_(batch=3)], "10s", gpu=H100, make_engine=FakeEngine)
-    groups = FakeEngine.last.groups
-    assert len({group.name for group in groups}) == len(groups) == len(kinds)
-    assert sorted(len(group.problems) for group in groups) == [1, 1, 1, 1, 2]
-
-
 ONE_QUERY = SMALL.with_(seqlen_q=1, mask="causal_lower_right")
 
 
@@ -183,28 +173,6 @@ def test_a_win_for_a_shape_is_found_by_its_calls(wins):
 def test_a_log_sum_exp_is_not_searched_and_said_so(wins):
     [row] = tune([SMALL.with_(lse=True)], "10s", gpu=H100, make_engine=FakeEngine).rows
     assert row.after == "not searched: it asks for a log-sum-exp"
-
-
-def test_the_time_goes_where_the_calls_are(wins):
-    tune(shapes(), "10s", gpu=H100, make_engine=FakeEngine)
-    engine = FakeEngine.last
-    groups = {group.name: group for group in engine.groups}
-    assert engine.ended
-    assert engine.seconds == pytest.approx(8.0)
-    assert groups["fp16 d64 full"].problems == [SMALL, LARGE], "one kernel can serve both"
-    gains = [1 - 1 / pick(p, H100).expected_regret for p in (SMALL, LARGE, OTHER)]
-    due = [calls * us * gain for calls, us, gain in zip((100, 3, 10), (4.0, 100.0, 20.0), gains)]
-    assert groups["fp16 d64 full"].weight == pytest.approx(sum(due[:2]) / sum(due))
-    assert groups["bf16 d128 causal_upper_left"].weight == pytest.approx(due[2] / sum(due))
-    assert "flash_wgmma" in groups["fp16 d64 full"].families
-    assert "three_kernel" not in groups["fp16 d64 full"].families
-
-
-def test_little_time_goes_where_a_search_has_been(wins):
-    tune([SMALL], "10s", gpu=H100, make_engine=FakeEngine)
-    tune([SMALL, OTHER, OTHER.with_(head_dim=112)], "10s", gpu=H100, make_engine=FakeEngine)
-    weights = {group.name: group.weight for group in FakeEngine.last.groups}
-    assert weights["fp16 d64 full"] < weights["bf16 d128 causal_upper_left"] < weights["bf16 d112 causal_upper_left"]
 
 
 def test_the_progress_is_told(wins):
