@@ -56,7 +56,8 @@ class Timer:
         stream.synchronize()
 
     def capture(self, calls: list[Enqueue]) -> Enqueue:
-        """A call that replays `calls` as one graph; only on a `side_stream`. Raises what `calls` raise."""
+        """A call that replays `calls` as one graph, and keeps the graph; only on a `side_stream`, or another stream
+        than the default one. Raises what `calls` raise."""
         graph = self._make_graph()
         with collector.paused():  # garbage may be modules, which cannot be unloaded during a capture
             graph.capture_begin()  # torch.cuda.graph() would collect garbage first, which costs more than the timing

@@ -1,5 +1,6 @@
 """What the engine's GPU process does around a launch: memory for every problem, repeated calls, finals in turns."""
 
+import gc
 from contextlib import contextmanager
 
 import pytest
@@ -95,9 +96,30 @@ def test_scratch_that_must_start_as_zeros_does(memory):
 @pytest.mark.parametrize(("first_us", "calls"), [(GRAPH_UNDER_US, 4), (400.0, 3), (1e6, DIRECT_CALLS[0])])
 def test_a_long_call_is_repeated_for_about_a_millisecond(first_us, calls):
     made = []
-    repeated = repeat(lambda: made.append(1), first_us)
+    repeated = repeat(lambda: made.append(1), first_us, StopwatchTimer())
     repeated.work()
     assert repeated.calls == len(made) == calls
+
+
+class Graph:
+    """Knows whether garbage may be collected while it is captured."""
+
+    def capture_begin(self):
+        self.collects = gc.isenabled()
+
+    def capture_end(self):
+        self.collects = self.collects or gc.isenabled()
+
+    def replay(self):
+        assert not self.collects, "garbage may be modules, which cannot be unloaded during a capture"
+        return "replayed"
+
+
+def test_short_calls_become_a_graph_and_no_garbage_is_collected_meanwhile():
+    seen = []
+    repeated = repeat(lambda: seen.append(gc.isenabled()), 20.0, Timer(make_graph=Graph))
+    assert repeated.calls == len(seen) == 60 and not any(seen)
+    assert repeated.work() == "replayed" and gc.isenabled()
 
 
 def test_a_call_is_the_mean_over_the_work():

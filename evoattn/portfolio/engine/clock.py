@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from evoattn.timing.timer import Enqueue, Timer
+
 GRAPH_UNDER_US = 300.0
 """Calls shorter than this are timed in a graph: the CPU cannot launch them one by one as fast as the GPU runs them."""
 FIRST_CALLS, LATE_UNDER_US = 3, 10_000.0
@@ -20,9 +22,9 @@ Call = Callable[[], None]
 
 @dataclass(frozen=True)
 class Repeated:
-    """Work that makes `calls` calls; `kept` is what its graph needs to stay alive."""
+    """Work that makes `calls` calls; `kept` is the call, as a graph does not keep loaded the module of its kernels."""
 
-    work: Call
+    work: Enqueue
     calls: int
     kept: object = None
 
@@ -34,7 +36,7 @@ class Clock:
         make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
         self._events = [make_event(enable_timing=True) for _ in range(2)]
 
-    def elapsed(self, work: Call) -> float:
+    def elapsed(self, work: Enqueue) -> float:
         """µs that the GPU takes for the work; waits for it."""
         start, end = self._events
         start.record()
@@ -55,8 +57,9 @@ class Clock:
         return self.elapsed(repeated.work) / repeated.calls
 
 
-def repeat(enqueue: Call, first_us: float) -> Repeated:
-    """Calls enough to be timed, by what the first one took: a graph of short calls, a plain loop over long ones."""
+def repeat(enqueue: Call, first_us: float, timer: Timer) -> Repeated:
+    """Calls enough to be timed, by what the first one took: a graph of short calls, a plain loop over long ones. Not on
+    the default stream, where no graph can be captured."""
     if first_us >= GRAPH_UNDER_US:
         low, high = DIRECT_CALLS
         calls = max(low, min(high, int(DIRECT_US / first_us)))
@@ -68,12 +71,6 @@ def repeat(enqueue: Call, first_us: float) -> Repeated:
         return Repeated(loop, calls)
     low, high = GRAPH_CALLS
     calls = max(low, min(high, int(GRAPH_US / max(first_us / 2, 3.0))))
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin()
-    try:
-        for _ in range(calls):
-            enqueue()
-    finally:
-        graph.capture_end()
-    graph.replay()
-    return Repeated(graph.replay, calls, (graph, enqueue))
+    replay = timer.capture([enqueue] * calls)
+    replay()
+    return Repeated(replay, calls, enqueue)

@@ -112,7 +112,7 @@ class Stage(Handler):
         first = self._clock.first(enqueue)
         if first > ROUGH * best and first > GRAPH_UNDER_US:
             return first, True
-        repeated = repeat(enqueue, first)
+        repeated = repeat(enqueue, first, self._timer)
         return min(self._clock.a_call(repeated) for _ in range(2)), False
 
     def _prove(self, group: str, index: int, kernel: BuiltKernel) -> str:
